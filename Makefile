@@ -1,0 +1,86 @@
+# One environment in .venv, made on first use; stamp files in it make the second call quick.
+#   make demo       train the first tutorial on two processes, live in the terminal
+#   make test       format, lint, types, every test that needs no GPU, and the notebooks on Colab's old stack
+#   make bench      our times side by side with Accelerate's and plain torch's
+#   make test-gpu   tests/gpu; skips with a reason where there is no CUDA
+# PYTHON chooses the interpreter that .venv is made with, and the one that runs test-gpu.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+BASE_PYTHON := $(or $(PYTHON),$(shell command -v python3.11 || command -v python3))
+VENV := .venv
+COLAB := .venv-colab
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+SPEC := pyproject.toml constraints.txt
+
+.PHONY: help demo test test-unit test-colab test-gpu bench lint format clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+$(VENV)/torch.stamp: constraints.txt
+	@echo "== making $(VENV) with $(BASE_PYTHON), then torch"
+	$(BASE_PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
+	$(PIP) torch
+	touch $@
+
+$(VENV)/tutorial.stamp: $(VENV)/torch.stamp $(SPEC)
+	@echo "== installing notebook_accel for the tutorials"
+	$(PIP) --editable '.[tutorial]'
+	touch $@
+
+$(VENV)/dev.stamp: $(VENV)/torch.stamp $(SPEC)
+	@echo "== installing notebook_accel and the tools of its tests"
+	$(PIP) --editable '.[dev]'
+	touch $@ $(VENV)/tutorial.stamp $(VENV)/bench.stamp
+
+$(VENV)/bench.stamp: $(VENV)/torch.stamp $(SPEC)
+	@echo "== installing notebook_accel and what it is compared with"
+	$(PIP) --editable '.[bench]'
+	touch $@
+
+# Colab's packages come first on the path, everything else (torch, pytest, our own code) from $(VENV).
+$(COLAB)/stamp: $(VENV)/dev.stamp constraints-colab.txt
+	@echo "== making $(COLAB) with Colab's notebook stack"
+	$(BASE_PYTHON) -m venv --clear $(COLAB)
+	$(COLAB)/bin/python -m pip install --quiet --disable-pip-version-check --requirement constraints-colab.txt
+	site=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	into=$$($(COLAB)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	echo "import site; site.addsitedir('$$site')" > "$$into/layer.pth"
+	touch $@
+
+demo: $(VENV)/tutorial.stamp
+	$(PY) tutorials/run.py tutorials/01_first_launch.ipynb --output build/01_first_launch.ipynb --show accuracy
+
+lint: $(VENV)/dev.stamp
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy notebook_accel widgets
+
+format: $(VENV)/dev.stamp
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+test: lint test-unit test-colab
+
+test-unit: $(VENV)/dev.stamp
+	$(PY) -m pytest tests --ignore=tests/benchmarks --ignore=tests/gpu --durations=10
+
+test-colab: $(COLAB)/stamp
+	$(COLAB)/bin/python -m pytest tests/notebooks
+
+# A GPU machine brings its own torch, so PYTHON is used as it is and nothing is installed into it.
+test-gpu: $(if $(PYTHON),,$(VENV)/dev.stamp)
+	$(or $(PYTHON),$(PY)) -m pytest tests/gpu
+
+bench: $(VENV)/bench.stamp
+	$(PY) -m tests.benchmarks
+
+clean:
+	rm -rf $(VENV) $(COLAB) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

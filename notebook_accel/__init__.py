@@ -1,0 +1,1 @@
+"""Distributed PyTorch from a notebook cell."""

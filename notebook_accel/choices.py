@@ -1,0 +1,27 @@
+"""Choice: an enumeration of words that compares equal to its text."""
+
+from __future__ import annotations
+
+from enum import Enum, EnumMeta
+from typing import Any
+
+
+class _Meta(EnumMeta):
+    def __contains__(cls, value: object) -> bool:
+        try:
+            cls(value)
+        except ValueError:
+            return False
+        return True
+
+
+class Choice(str, Enum, metaclass=_Meta):
+    """Base of enumerations such as `PrecisionType`; members are strings and `"bf16" in PrecisionType` works."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @classmethod
+    def list(cls) -> list[Any]:
+        """Return the legal values in the order of definition."""
+        return [member.value for member in cls]

@@ -1,0 +1,225 @@
+"""Collectives over nested data, given a `Comm`: few messages, however many tensors there are."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import torch
+
+from .. import nested
+from .base import Comm
+from .check import compare_inputs
+
+REDUCTIONS: Final = ("sum", "mean", "max", "none")
+
+
+class CannotPadNestedTensorWarning(UserWarning):
+    """A `torch.nested` tensor was left as it is, because its lengths say nothing about padding."""
+
+
+def gather(comm: Comm, tensor: Any) -> Any:
+    """Concatenate every leaf over all ranks on dim 0: [n, ...] gives [world * n, ...], [] gives [world].
+
+    All leaves travel as one flat buffer, so a tree costs one collective. In a single process the input itself is
+    returned. TypeError if a leaf is no tensor; ranks must agree about shapes and dtypes.
+    """
+    if comm.world_size == 1:
+        return tensor
+    flat = nested.flatten(tensor)
+    if comm.debug:
+        compare_inputs(comm, "gather", flat)
+    with torch.no_grad():
+        return flat.rebuild(_gather_leaves(comm, _tensors(flat.leaves, "gather", comm.device)))
+
+
+def _gather_leaves(comm: Comm, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    if not leaves:
+        return []
+    if len(leaves) == 1:
+        leaf = leaves[0]
+        return [comm.all_gather(leaf if leaf.ndim else leaf.reshape(1))]
+    mixed = any(leaf.dtype != leaves[0].dtype for leaf in leaves)
+    buffer, sizes = _pack(leaves, as_bytes=mixed)
+    pieces = comm.all_gather(buffer).view(comm.world_size, -1).split(sizes, dim=1)
+    return [_unpack(piece, leaf, mixed) for piece, leaf in zip(pieces, leaves, strict=True)]
+
+
+def _unpack(piece: torch.Tensor, leaf: torch.Tensor, as_bytes: bool) -> torch.Tensor:
+    shape = leaf.shape
+    if as_bytes:
+        # a clone is contiguous and aligned for the dtype, which a view into the buffer need not be
+        piece = piece.clone(memory_format=torch.contiguous_format).view(leaf.dtype)
+    if not shape:
+        return piece.reshape(piece.shape[0])
+    return piece.reshape(piece.shape[0] * shape[0], *shape[1:])
+
+
+def _pack(leaves: list[torch.Tensor], *, as_bytes: bool) -> tuple[torch.Tensor, list[int]]:
+    """Concatenate the leaves into one fresh flat buffer; with `as_bytes` leaves may differ in dtype."""
+    rows = [leaf.reshape(-1) for leaf in leaves]
+    if as_bytes:
+        rows = [row.resolve_conj().resolve_neg().view(torch.uint8) for row in rows]
+    return torch.cat(rows), [row.shape[0] for row in rows]
+
+
+def _tensors(leaves: list[Any], operation: str, device: torch.device) -> list[torch.Tensor]:
+    """Return the leaves on the device of the collectives; TypeError if one is no tensor."""
+    placed = []
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            raise TypeError(
+                f"{operation} takes nested tuples, lists, dicts and dataclasses of tensors, but found "
+                f"{type(leaf).__name__}; use gather_object for other objects"
+            )
+        placed.append(leaf if leaf.device.type == device.type else leaf.to(device))
+    return placed
+
+
+def gather_object(comm: Comm, object: Any) -> Any:  # noqa: A002 - the public parameter name
+    """Join the lists of all ranks into one, in rank order; in a single process the input itself is returned.
+
+    The items must be picklable. TypeError on every rank if one of them passed no list.
+    """
+    if comm.world_size == 1:
+        return object
+    parts = comm.all_gather_object(object)
+    for rank, part in enumerate(parts):
+        if not isinstance(part, Iterable) or isinstance(part, (str, bytes, Mapping)):
+            raise TypeError(
+                f"gather_object takes a list on every rank, but rank {rank} passed {type(part).__name__}: "
+                "wrap a single object as [object]"
+            )
+    return [item for part in parts for item in part]
+
+
+def broadcast(comm: Comm, tensor: Any, from_process: int = 0) -> Any:
+    """Overwrite every leaf in place with that of one rank, in one message, and return the tree.
+
+    TypeError if a leaf is no tensor; ranks must agree about shapes and dtypes.
+    """
+    _check_rank(comm, from_process)
+    if comm.world_size == 1:
+        return tensor
+    flat = nested.flatten(tensor)
+    if comm.debug:
+        compare_inputs(comm, "broadcast", flat)
+    leaves = _tensors(flat.leaves, "broadcast", comm.device)
+    if not leaves:
+        return tensor
+    with torch.no_grad():
+        buffer, sizes = _pack(leaves, as_bytes=True)
+        comm.broadcast(buffer, from_process)
+        if comm.rank != from_process:
+            for piece, leaf in zip(buffer.split(sizes), leaves, strict=True):
+                leaf.copy_(piece.clone().view(leaf.dtype).view(leaf.shape))
+    return flat.rebuild(leaves)
+
+
+def broadcast_object_list(comm: Comm, object_list: list[Any], from_process: int = 0) -> list[Any]:
+    """Overwrite the list in place with that of one rank and return it; the items must be picklable."""
+    _check_rank(comm, from_process)
+    if comm.world_size > 1:
+        object_list[:] = comm.broadcast_object(object_list, from_process)
+    return object_list
+
+
+def reduce(comm: Comm, tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
+    """Combine every leaf over all ranks into a new tensor and multiply it with `scale`.
+
+    `none` copies the leaves without a collective. The leaves of one dtype travel as one buffer. The mean of integers
+    is a float tensor. ValueError for another reduction, TypeError if a leaf is no tensor or is bool.
+    """
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction {reduction!r} is unknown, choose among {', '.join(REDUCTIONS)}")
+    flat = nested.flatten(tensor)
+    if comm.debug and comm.world_size > 1:
+        compare_inputs(comm, "reduce", flat)
+    with torch.no_grad():
+        leaves = _tensors(flat.leaves, "reduce", comm.device)
+        if reduction == "mean":
+            leaves = [leaf if _is_inexact(leaf) else leaf.to(torch.get_default_dtype()) for leaf in leaves]
+        if reduction == "none" or comm.world_size == 1:
+            reduced = [leaf.clone() for leaf in leaves]
+        else:
+            reduced = _reduce_leaves(comm, leaves, "max" if reduction == "max" else "sum")
+            if reduction == "mean":
+                scale = scale / comm.world_size
+        return flat.rebuild(reduced if scale == 1.0 else [leaf * scale for leaf in reduced])
+
+
+def _reduce_leaves(comm: Comm, leaves: list[torch.Tensor], op: Any) -> list[torch.Tensor]:
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    for index, leaf in enumerate(leaves):
+        by_dtype.setdefault(leaf.dtype, []).append(index)
+    if torch.bool in by_dtype:
+        raise TypeError("bool tensors cannot be reduced: convert them to an integer dtype, which counts")
+    reduced: list[torch.Tensor] = list(leaves)
+    for indices in by_dtype.values():
+        buffer, sizes = _pack([leaves[index] for index in indices], as_bytes=False)
+        comm.all_reduce(buffer, op)
+        for index, piece in zip(indices, buffer.split(sizes), strict=True):
+            reduced[index] = piece.view(leaves[index].shape)
+    return reduced
+
+
+def pad_across_processes(
+    comm: Comm,
+    tensor: Any,
+    dim: int = 0,
+    pad_index: float | torch.Tensor = 0,
+    pad_first: bool = False,
+) -> Any:
+    """Pad every leaf along `dim` with `pad_index` to the longest of all ranks, at the end or at the beginning.
+
+    All lengths travel in one collective. A leaf without that dimension, or of torch.nested, stays as it is.
+    TypeError if a leaf is no tensor.
+    """
+    if comm.world_size == 1:
+        return nested.recursively_apply(lambda leaf: leaf, tensor, error_on_other_type=True)
+    flat = nested.flatten(tensor)
+    if comm.debug:
+        compare_inputs(comm, "pad_across_processes", flat, free_dim=dim)
+    leaves = _tensors(flat.leaves, "pad_across_processes", comm.device)
+    lengths = torch.tensor([_length(leaf, dim) for leaf in leaves], device=comm.device)
+    if not leaves or bool((lengths < 0).all()):
+        return tensor
+    longest = comm.all_gather(lengths).view(comm.world_size, -1).amax(0).tolist()
+    padded = [
+        _pad(leaf, dim, length, pad_index, pad_first) for leaf, length in zip(leaves, longest, strict=True)
+    ]
+    return flat.rebuild(padded)
+
+
+def _length(leaf: torch.Tensor, dim: int) -> int:
+    """Return the length along `dim`, -1 where it cannot be padded."""
+    if leaf.is_nested:
+        warnings.warn(
+            "a nested tensor cannot be padded and stays as it is", CannotPadNestedTensorWarning, stacklevel=4
+        )
+        return -1
+    return leaf.shape[dim] if -leaf.ndim <= dim < leaf.ndim else -1
+
+
+def _pad(
+    leaf: torch.Tensor, dim: int, length: int, pad_index: float | torch.Tensor, pad_first: bool
+) -> torch.Tensor:
+    if length < 0 or leaf.shape[dim] == length:
+        return leaf
+    shape = list(leaf.shape)
+    shape[dim] = length - leaf.shape[dim]
+    if isinstance(pad_index, torch.Tensor):
+        filler = pad_index.to(leaf).expand(shape)
+    else:
+        filler = leaf.new_full(shape, pad_index)
+    return torch.cat([filler, leaf] if pad_first else [leaf, filler], dim=dim)
+
+
+def _is_inexact(leaf: torch.Tensor) -> bool:
+    return leaf.is_floating_point() or leaf.is_complex()
+
+
+def _check_rank(comm: Comm, rank: int) -> None:
+    if not 0 <= rank < comm.world_size:
+        raise ValueError(f"from_process {rank} is no rank of a run with {comm.world_size} processes")

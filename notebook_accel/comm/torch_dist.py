@@ -1,0 +1,130 @@
+"""The collectives of torch.distributed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from .. import environ
+from ..topology import Topology
+from .base import Comm, ReduceOp
+
+_OPS: Final = {
+    "sum": dist.ReduceOp.SUM,
+    "mean": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+
+
+class TorchComm(Comm):
+    """The default process group, which exists already; `owned` says that this package opened it."""
+
+    def __init__(self, device: torch.device, *, debug: bool = False, owned: bool = False) -> None:
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.device = device
+        self.debug = debug
+        self.owned = owned
+        self._barrier_ids = [device.index] if device.type == "cuda" and device.index is not None else None
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        shape = (self.world_size * tensor.shape[0], *tensor.shape[1:])
+        gathered = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+        dist.all_gather_into_tensor(gathered, tensor.contiguous())
+        return gathered
+
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
+        dist.all_reduce(tensor, _OPS[op])
+        if op == "mean":
+            tensor.div_(self.world_size)
+        return tensor
+
+    def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
+        dist.broadcast(tensor, src=src)
+        return tensor
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, obj)
+        return gathered
+
+    def broadcast_object(self, obj: Any, src: int = 0) -> Any:
+        holder = [obj]
+        dist.broadcast_object_list(holder, src=src)
+        return holder[0]
+
+    def barrier(self) -> None:
+        dist.barrier(device_ids=self._barrier_ids)
+
+    def close(self) -> None:
+        if self.owned and dist.is_initialized():
+            dist.destroy_process_group()
+        self.owned = False
+
+
+def group_exists() -> bool:
+    """Return True if this process is in a process group already."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def group_backend() -> str:
+    """Return the backends of the default group as torch writes them: `gloo`, or `cpu:gloo,cuda:nccl`."""
+    return str(dist.get_backend_config())
+
+
+def group_place() -> tuple[int, int]:
+    """Return rank and world size in the default group."""
+    return dist.get_rank(), dist.get_world_size()
+
+
+def open_group(
+    topology: Topology,
+    backend: str,
+    *,
+    device: torch.device,
+    timeout: timedelta | None = None,
+    init_method: str | None = None,
+) -> None:
+    """Open the default process group; it meets at MASTER_ADDR:MASTER_PORT unless `init_method` names a place.
+
+    On one node the address defaults to 127.0.0.1:29500; on several, ValueError if MASTER_ADDR is missing.
+    """
+    if not dist.is_available():
+        raise ValueError(f"WORLD_SIZE is {topology.world_size}, but this torch was built without torch.distributed")
+    if init_method is None or init_method == "env://":
+        _default_rendezvous(topology)
+    options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    if "nccl" in backend and device.type == "cuda":
+        options["device_id"] = device
+    dist.init_process_group(
+        backend,
+        init_method=init_method,
+        rank=topology.rank,
+        world_size=topology.world_size,
+        **options,
+    )
+
+
+def close_group(group: Any = None) -> None:
+    """Destroy the group, the default one without an argument; nothing happens where there is none."""
+    if group_exists():
+        dist.destroy_process_group(group)
+
+
+def _default_rendezvous(topology: Topology) -> None:
+    missing = {}
+    if not environ.get("MASTER_ADDR"):
+        if topology.num_nodes > 1:
+            raise ValueError(
+                f"the run has {topology.num_nodes} nodes and MASTER_ADDR is not set: "
+                "set it on every node to the address of the node with rank 0"
+            )
+        missing["MASTER_ADDR"] = "127.0.0.1"
+    if not environ.get("MASTER_PORT"):
+        missing["MASTER_PORT"] = "29500"
+    if missing:
+        environ.put(missing)

@@ -1,0 +1,248 @@
+"""Samplers: a random one that its epoch seeds, and one process's share of a batch sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+from .indices import Indices, RandomIndices, SequentialIndices
+
+
+class SeedableRandomSampler(RandomSampler):
+    """A `RandomSampler` whose order depends on a seed and on the epoch alone.
+
+    Each iteration seeds the generator with `initial_seed + epoch`, and its end moves on to the next epoch.
+    `data_seed` is the initial seed, by default that of torch's global generator.
+    """
+
+    def __init__(self, *args: Any, data_seed: int | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.initial_seed: int = torch.random.initial_seed() if data_seed is None else data_seed
+        self.epoch = 0
+
+    def seed_epoch(self) -> None:
+        """Seed the generator for the current epoch."""
+        if self.generator is None:
+            self.generator = torch.Generator(device=torch.get_default_device())
+        self.generator.manual_seed(self.epoch + self.initial_seed)
+
+    def __iter__(self) -> Iterator[int]:
+        self.seed_epoch()
+        yield from super().__iter__()
+        self.end_epoch()
+
+    def end_epoch(self) -> None:
+        """Move on to the next epoch."""
+        self.set_epoch(self.epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration."""
+        self.epoch = epoch
+
+
+class BatchSamplerShard(BatchSampler):
+    """The share of a batch sampler's batches that process `process_index` of `num_processes` gets.
+
+    Of the batches `[[0, 1, 2, 3], [4, 5, 6, 7]]` the first of two processes gets `[[0, 1, 2, 3]]`, or with
+    `split_batches` `[[0, 1], [4, 5]]`. `even_batches` completes the last round from the first indices, so that
+    all processes get as many batches of one size; without it the last ones may be short or missing. Where the batch sampler drops an incomplete batch, an incomplete round is dropped too.
+
+    Batches of varying size, from a batch sampler without `batch_size`, are handed out whole.
+
+    For torch's `BatchSampler` over a sequential or random sampler each process computes its own share; other
+    samplers are iterated, and what belongs to others is skipped.
+
+    Raises:
+        ValueError: `split_batches` with a batch size that is unknown or no multiple of `num_processes`.
+    """
+
+    def __init__(
+        self,
+        batch_sampler: BatchSampler | Iterable[Any],
+        num_processes: int = 1,
+        process_index: int = 0,
+        split_batches: bool = False,
+        even_batches: bool = True,
+    ) -> None:
+        self.batch_sampler: Any = batch_sampler
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.split_batches = split_batches
+        self.even_batches = even_batches
+        self.batch_size: Any = getattr(batch_sampler, "batch_size", None)
+        self.drop_last: bool = getattr(batch_sampler, "drop_last", False)
+        if split_batches:
+            check_split(self.batch_size, num_processes)
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler under the batch sampler; AttributeError where it has none."""
+        return self.batch_sampler.sampler
+
+    @sampler.setter
+    def sampler(self, sampler: Any) -> None:
+        self.batch_sampler.sampler = sampler
+
+    @property
+    def total_length(self) -> int:
+        """Number of batches of the whole batch sampler."""
+        return len(self.batch_sampler)
+
+    @property
+    def span(self) -> int:
+        """Samples of all processes in one round."""
+        size: int = self.batch_size
+        return size if self.split_batches else size * self.num_processes
+
+    def __len__(self) -> int:
+        batches = len(self.batch_sampler)
+        if self.split_batches:
+            return batches - self._misses_last_split()
+        rounds, extra = divmod(batches, self.num_processes)
+        if self.drop_last or extra == 0:
+            return rounds
+        if self.even_batches:
+            return rounds + 1
+        return rounds + (self.process_index < extra)
+
+    def _misses_last_split(self) -> bool:
+        """Return True if the last batch to split is so short that this process gets nothing of it."""
+        if self.even_batches or self.drop_last or not _is_plain(self.batch_sampler):
+            return False
+        short: int = len(self.batch_sampler.sampler) % self.batch_size
+        return 0 < short <= self._offset
+
+    @property
+    def _share(self) -> int:
+        return self.span // self.num_processes
+
+    @property
+    def _offset(self) -> int:
+        return self.process_index * self._share
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if not _is_plain(self.batch_sampler):
+            yield from self._walk_splits() if self.split_batches else self._walk_batches()
+            return
+        # A single process has no share to compute: it walks, exactly as torch does.
+        indices = _indices_of(self.sampler) if self.num_processes > 1 else None
+        yield from self._walk_samples() if indices is None else self._take_shares(indices)
+
+    def _take_shares(self, indices: Indices) -> Iterator[list[int]]:
+        length, span, share = indices.length, self.span, self._share
+        whole = length - length % span
+        start = self._offset
+        for reach in range(span, whole + 1, span):
+            yield indices.take(start, start + share, reach)
+            start += span
+        indices.finish()
+        if whole == length or self.drop_last:
+            return
+        stop = start + share if self.even_batches else min(start + share, length)
+        batch: list[int] = []
+        while start < stop:
+            at = start % length
+            piece = indices.take(at, min(length, at + stop - start), length)
+            batch += piece
+            start += len(piece)
+        if batch:
+            yield batch
+
+    def _walk_samples(self) -> Iterator[list[int]]:
+        span, start = self.span, self._offset
+        stop = start + self._share
+        head: list[int] = []
+        for group in _chunks(self.sampler, span):
+            head = head or group[:]
+            if len(group) == span:
+                yield group[start:stop]
+            elif not self.drop_last:
+                yield from self._share_of_short(group, head, start, stop)
+
+    def _walk_splits(self) -> Iterator[list[int]]:
+        start, stop = self._offset, self._offset + self._share
+        head: list[int] = []
+        for batch in self.batch_sampler:
+            head = head or list(batch)
+            if len(batch) == self.batch_size:
+                yield batch[start:stop]
+            elif len(batch) > self.batch_size:
+                raise ValueError(
+                    f"the batch sampler gave a batch of {len(batch)} indices, more than its batch_size "
+                    f"{self.batch_size}: give it the size of its largest batch, or use split_batches=False"
+                )
+            elif not self.drop_last:
+                yield from self._share_of_short(list(batch), head, start, stop)
+
+    def _share_of_short(
+        self, group: list[int], head: Sequence[int], start: int, stop: int
+    ) -> Iterator[list[int]]:
+        if self.even_batches:
+            group = group + list(islice(cycle(head), max(0, stop - len(group))))
+        if start < len(group):
+            yield group[start:stop]
+
+    def _walk_batches(self) -> Iterator[list[int]]:
+        head: list[Any] = []
+        for group in _chunks(self.batch_sampler, self.num_processes):
+            head = head or group
+            full = self.batch_size is None or len(group[-1]) == self.batch_size
+            if full and len(group) == self.num_processes:
+                yield group[self.process_index]
+            elif self.drop_last:
+                continue
+            elif self.even_batches:
+                yield self._completed(group, head)[self.process_index]
+            elif self.process_index < len(group):
+                yield group[self.process_index]
+
+    def _completed(self, group: list[Any], head: list[Any]) -> list[Any]:
+        missing = self.num_processes - len(group)
+        if self.batch_size is None:
+            return group + list(islice(cycle(head), missing))
+        filler = cycle([index for batch in head for index in batch])
+        batches = group + [[]] * missing
+        return [list(batch) + list(islice(filler, max(0, self.batch_size - len(batch)))) for batch in batches]
+
+
+def check_split(batch_size: int | None, num_processes: int) -> None:
+    """Raise ValueError unless batches of this size can be split into equal shares."""
+    if batch_size is None:
+        raise ValueError(
+            "split_batches=True needs a batch size: give the batch sampler a batch_size attribute, "
+            "or use split_batches=False"
+        )
+    if batch_size % num_processes != 0:
+        raise ValueError(
+            f"split_batches=True needs a batch size that is a multiple of the number of processes: "
+            f"{batch_size} % {num_processes} = {batch_size % num_processes}"
+        )
+
+
+def _is_plain(batch_sampler: object) -> bool:
+    """Return True if the batches are those that torch's BatchSampler makes of its sampler."""
+    return isinstance(batch_sampler, BatchSampler) and type(batch_sampler).__iter__ is BatchSampler.__iter__
+
+
+def _indices_of(sampler: object) -> Indices | None:
+    """Return the indices of the sampler's next epoch, None for a sampler that must be iterated."""
+    iterate = getattr(type(sampler), "__iter__", None)
+    if isinstance(sampler, SequentialSampler) and iterate is SequentialSampler.__iter__:
+        return SequentialIndices(len(sampler))
+    if isinstance(sampler, SeedableRandomSampler) and iterate is SeedableRandomSampler.__iter__:
+        sampler.seed_epoch()
+        return RandomIndices(sampler, on_end=sampler.end_epoch)
+    if isinstance(sampler, RandomSampler) and iterate is RandomSampler.__iter__:
+        return RandomIndices(sampler)
+    return None
+
+
+def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """Yield lists of `size` consecutive items; the last one may be shorter."""
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk

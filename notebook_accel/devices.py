@@ -1,0 +1,174 @@
+"""A row per kind of device, and questions that are answered without initialising one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from . import environ
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceKind:
+    """What differs between kinds of device.
+
+    Attributes:
+        name: torch's device type.
+        label: for messages to people.
+        plural: the label for several.
+        backend: collective backend of torch.distributed, None where the kind has none.
+        autocast: device type for `torch.autocast`.
+        indexed: True where devices of one machine are numbered.
+        counter: returns how many there are without initialising them.
+    """
+
+    name: str
+    label: str
+    plural: str
+    backend: str | None
+    autocast: str
+    indexed: bool
+    counter: Callable[[], int]
+
+
+def _num_cuda() -> int:
+    # device_count() asks NVML, but falls back to the CUDA runtime where NVML fails; neither makes a context
+    return torch.cuda.device_count() if torch.backends.cuda.is_built() else 0
+
+
+def _num_xpu() -> int:
+    return torch.xpu.device_count() if hasattr(torch, "xpu") and torch.xpu._is_compiled() else 0
+
+
+def _num_mps() -> int:
+    return int(torch.backends.mps.is_available())
+
+
+def _num_cpu() -> int:
+    return 1
+
+
+CPU: Final = DeviceKind(
+    name="cpu",
+    label="CPU",
+    plural="CPU processes",
+    backend="gloo",
+    autocast="cpu",
+    indexed=False,
+    counter=_num_cpu,
+)
+CUDA: Final = DeviceKind(
+    name="cuda",
+    label="CUDA GPU",
+    plural="CUDA GPUs",
+    backend="nccl",
+    autocast="cuda",
+    indexed=True,
+    counter=_num_cuda,
+)
+XPU: Final = DeviceKind(
+    name="xpu",
+    label="Intel GPU",
+    plural="Intel GPUs",
+    backend="xccl",
+    autocast="xpu",
+    indexed=True,
+    counter=_num_xpu,
+)
+MPS: Final = DeviceKind(
+    name="mps",
+    label="Apple GPU",
+    plural="Apple GPUs",
+    backend=None,
+    autocast="mps",
+    indexed=False,
+    counter=_num_mps,
+)
+
+KINDS: Final = (CUDA, XPU, MPS, CPU)
+"""All kinds, the one to prefer first."""
+
+
+def kind_of(name: str) -> DeviceKind:
+    """Return the row of a torch device type; ValueError lists the known ones."""
+    for kind in KINDS:
+        if kind.name == name:
+            return kind
+    raise ValueError(
+        f"device type {name!r} is not supported, choose among {', '.join(row.name for row in KINDS)}"
+    )
+
+
+def requested() -> torch.device | None:
+    """Return the device of ACCELERATE_TORCH_DEVICE, None without; ValueError where torch does not know it."""
+    text = environ.get("ACCELERATE_TORCH_DEVICE")
+    if not text:
+        return None
+    try:
+        return torch.device(text)
+    except RuntimeError as error:
+        raise ValueError(f"environment variable ACCELERATE_TORCH_DEVICE={text!r} is no device: {error}") from None
+
+
+def best() -> DeviceKind:
+    """Return the kind this process is to use: as the environment asks, else the first in `KINDS` with a device.
+
+    ACCELERATE_USE_CPU decides before ACCELERATE_TORCH_DEVICE.
+    """
+    if environ.flag("ACCELERATE_USE_CPU"):
+        return CPU
+    wanted = requested()
+    if wanted is not None:
+        return kind_of(wanted.type)
+    return next(kind for kind in KINDS if kind.counter() > 0)
+
+
+def count(kind: DeviceKind | str) -> int:
+    """Return how many devices of the kind this machine has, without initialising them; 1 for the CPU."""
+    return (kind_of(kind) if isinstance(kind, str) else kind).counter()
+
+
+def device_for(kind: DeviceKind, local_rank: int) -> torch.device:
+    """Return the device of the process with this local rank.
+
+    ACCELERATE_TORCH_DEVICE with an index wins. Processes that each see fewer devices than there are processes share
+    out the visible ones, as with one CUDA_VISIBLE_DEVICES per process.
+    """
+    wanted = requested()
+    if wanted is not None and wanted.type == kind.name and wanted.index is not None:
+        return wanted
+    if not kind.indexed:
+        return torch.device(kind.name)
+    available = kind.counter()
+    if available == 0:
+        raise ValueError(f"no {kind.label} was found on this machine")
+    return torch.device(kind.name, local_rank % available)
+
+
+def use(device: torch.device) -> None:
+    """Make an indexed device the current one of its runtime, which initialises it."""
+    if device.index is not None and kind_of(device.type).indexed:
+        getattr(torch, device.type).set_device(device)
+
+
+def is_initialized() -> list[str]:
+    """Return the kinds whose torch runtime this process has initialised; a fork cannot use these any more."""
+    found = [name for name in ("cuda", "xpu") if _runtime_is_initialized(getattr(torch, name, None))]
+    mps: Any = sys.modules.get("torch.mps")
+    if mps is not None and getattr(mps, "_default_mps_generator", None) is not None:
+        found.append("mps")
+    return found
+
+
+def empty_cache(device: torch.device) -> None:
+    """Give cached device memory back to the system."""
+    if device.type != "cpu":
+        getattr(torch, device.type).empty_cache()
+
+
+def _runtime_is_initialized(module: Any) -> bool:
+    return module is not None and bool(module.is_initialized())

@@ -1,0 +1,135 @@
+"""Every environment variable that is read or written, in one table, and the only code that touches `os.environ`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+TABLE: Final[Mapping[str, str]] = {
+    # set by torchrun, torch elastic and our launcher; read to find the topology
+    "RANK": "global rank of this process",
+    "LOCAL_RANK": "rank among the processes of this node",
+    "WORLD_SIZE": "number of processes in the run",
+    "LOCAL_WORLD_SIZE": "number of processes on this node",
+    "GROUP_RANK": "rank of this node",
+    "GROUP_WORLD_SIZE": "number of nodes in the run",
+    "MASTER_ADDR": "address of the rendezvous store",
+    "MASTER_PORT": "port of the rendezvous store",
+    "TORCHELASTIC_USE_AGENT_STORE": "'True' where the launcher hosts the rendezvous store",
+    "TORCHELASTIC_RESTART_COUNT": "how often the run was restarted",
+    "TORCHELASTIC_MAX_RESTARTS": "how often the run may be restarted",
+    "TORCHELASTIC_RUN_ID": "name of the run",
+    "TORCHELASTIC_ERROR_FILE": "file a worker of torch elastic writes its error to",
+    # as Accelerate names them; read, so that its users' settings keep working
+    "ACCELERATE_MIXED_PRECISION": "no, fp16, bf16 or fp8",
+    "ACCELERATE_USE_CPU": "true: do not use an accelerator device",
+    "ACCELERATE_TORCH_DEVICE": "device to use, for example cuda:1",
+    "ACCELERATE_DEBUG_MODE": "true: make a dry launch first, and check every collective's inputs",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "batches per optimizer step",
+    "FORK_LAUNCHED": "true in a worker that a notebook launched",
+    # torch and its libraries
+    "OMP_NUM_THREADS": "threads of one process's CPU kernels",
+    "CUDA_VISIBLE_DEVICES": "CUDA devices this process may use",
+    "CUBLAS_WORKSPACE_CONFIG": "needed by deterministic CUDA algorithms",
+    "GLOO_SOCKET_IFNAME": "network interface for gloo",
+    "NCCL_SOCKET_IFNAME": "network interface for nccl",
+    "NCCL_P2P_DISABLE": "1: no direct copies between GPUs",
+    "NCCL_IB_DISABLE": "1: no InfiniBand",
+    "PYTORCH_ENABLE_MPS_FALLBACK": "1: run on the CPU what MPS lacks",
+    "MPLBACKEND": "matplotlib's backend",
+}
+
+_TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
+_FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off", ""})
+
+
+def parse_bool(text: str) -> bool:
+    """Return the truth of 1/true/t/yes/y/on and 0/false/f/no/n/off/empty in any case; ValueError otherwise."""
+    word = text.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise ValueError(
+        f"{text!r} is neither true (1, true, t, yes, y, on) nor false (0, false, f, no, n, off)"
+    )
+
+
+def get(name: str, default: str | None = None) -> str | None:
+    """Return the variable's text."""
+    return os.environ.get(_known(name), default)
+
+
+def flag(name: str, default: bool = False) -> bool:
+    """Return the variable as a truth value; ValueError names the variable where it is no truth word."""
+    text = os.environ.get(_known(name))
+    if text is None:
+        return default
+    try:
+        return parse_bool(text)
+    except ValueError as error:
+        raise ValueError(f"environment variable {name}: {error}") from None
+
+
+def integer(name: str, default: int | None = None) -> int | None:
+    """Return the variable as an int; ValueError names the variable where it is none."""
+    text = os.environ.get(_known(name))
+    if text is None or not text.strip():
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"environment variable {name}={text!r} is not an integer") from None
+
+
+def put(values: Mapping[str, str]) -> None:
+    """Set variables of this process."""
+    os.environ.update(values)
+
+
+def snapshot() -> dict[str, str]:
+    """Return a copy of the whole environment."""
+    return dict(os.environ)
+
+
+def restore(saved: Mapping[str, str]) -> None:
+    """Make the environment what `snapshot` returned."""
+    for name in os.environ.keys() - saved.keys():
+        del os.environ[name]
+    for name, text in saved.items():
+        if os.environ.get(name) != text:
+            os.environ[name] = text
+
+
+@contextmanager
+def clear_environment() -> Iterator[None]:
+    """Run the block with an empty environment, then restore it as it was."""
+    saved = snapshot()
+    os.environ.clear()
+    try:
+        yield
+    finally:
+        restore(saved)
+
+
+@contextmanager
+def patch_environment(**values: object) -> Iterator[None]:
+    """Run the block with variables set (names upper-cased, values as text), then restore those variables."""
+    texts = {name.upper(): str(value) for name, value in values.items() if value is not None}
+    before = {name: os.environ.get(name) for name in texts}
+    os.environ.update(texts)
+    try:
+        yield
+    finally:
+        for name, text in before.items():
+            if text is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = text
+
+
+def _known(name: str) -> str:
+    assert name in TABLE, f"{name} is missing from environ.TABLE"
+    return name

@@ -1,0 +1,80 @@
+"""The exception family: what a launch, a worker or a collective can raise.
+
+::
+
+    NotebookAccelError
+    +-- LaunchError            a launch could not start
+    |   +-- ShipError          an object could not be sent to a worker (also a TypeError)
+    |   +-- DeviceGuardError   the dry launch of ACCELERATE_DEBUG_MODE failed
+    +-- WorkerError            a worker ended without an exception of its own
+    |   +-- WorkerKilledError  by a signal
+    |   +-- WorkerExitedError  by an exit code, or without returning
+    +-- CollectiveError        ranks disagree about the input of a collective
+
+Wrong arguments raise ValueError or TypeError. An exception raised inside a worker is raised in the notebook
+with its own type, see `notebook_accel.launch.failures`.
+"""
+
+from __future__ import annotations
+
+
+class NotebookAccelError(RuntimeError):
+    """Base of every error that is this package's own."""
+
+
+class LaunchError(NotebookAccelError):
+    """A launch could not start; nothing was started or changed."""
+
+
+class ShipError(LaunchError, TypeError):
+    """An object that a worker needs cannot be pickled; the message names the path that leads to it."""
+
+
+class DeviceGuardError(LaunchError):
+    """The dry launch that ACCELERATE_DEBUG_MODE asks for failed."""
+
+
+class WorkerError(NotebookAccelError):
+    """A worker ended without an exception of its own.
+
+    Attributes:
+        rank: the worker's rank.
+        pid: its process id.
+    """
+
+    def __init__(self, message: str, *, rank: int, pid: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.pid = pid
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class WorkerKilledError(WorkerError):
+    """A worker was ended by a signal; `signum` is its number."""
+
+    def __init__(self, message: str, *, rank: int, signum: int, pid: int | None = None) -> None:
+        super().__init__(message, rank=rank, pid=pid)
+        self.signum = signum
+
+
+class WorkerExitedError(WorkerError):
+    """A worker left with an exit code, or with code 0 before its function returned; `exitcode` is the code."""
+
+    def __init__(self, message: str, *, rank: int, exitcode: int, pid: int | None = None) -> None:
+        super().__init__(message, rank=rank, pid=pid)
+        self.exitcode = exitcode
+
+
+class CollectiveError(NotebookAccelError):
+    """Ranks passed inputs of different structure, shape or dtype to one collective."""
+
+
+def _rebuild(
+    cls: type[WorkerError], args: tuple[object, ...], state: dict[str, object]
+) -> WorkerError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error

@@ -1,0 +1,134 @@
+"""What a worker can tell the notebook, as frozen values, and the bytes of one of them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer
+Stream = Literal["stdout", "stderr"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """Something that happened on `rank` at `time` (seconds since the epoch, the worker's clock)."""
+
+    rank: int
+    time: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line(Event):
+    """One whole line of output, without its newline."""
+
+    stream: Stream
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress(Event):
+    """The state of a progress bar; `total` is None where it is unknown, `text` is the bar as tqdm draws it."""
+
+    bar: int
+    description: str
+    count: float
+    total: float | None
+    text: str
+    finished: bool = False
+    leave: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric(Event):
+    """Named numbers of one step."""
+
+    values: Mapping[str, float]
+    step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Display(Event):
+    """A MIME bundle for the cell; `update` changes the display with the same `transient['display_id']`."""
+
+    data: Mapping[str, Any]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    transient: Mapping[str, Any] = field(default_factory=dict)
+    update: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClearOutput(Event):
+    """A request to clear the cell's output, at once or (`wait`) when the next output comes."""
+
+    wait: bool = False
+
+
+PhaseName = Literal["starting", "running", "done", "failed", "restarting"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase(Event):
+    """A rank reached a phase of its life; `rank` -1 speaks of the whole run."""
+
+    name: PhaseName
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frame:
+    """One frame of a worker's traceback; `source` is the line's text as the worker knows it, or empty."""
+
+    filename: str
+    lineno: int
+    name: str
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RaisedError:
+    """An exception in transit: how to make it again, or its name and text where it cannot be made again."""
+
+    type_name: str
+    message: str
+    pickled: bytes | None
+    frames: Sequence[Frame]
+    notes: Sequence[str] = ()
+    cause: RaisedError | None = None
+    context: RaisedError | None = None
+    suppress_context: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure(Event):
+    """The rank's function raised, or its process ended without a word: then `error` is None.
+
+    `exitcode` is the process's, negative for a signal, as in `multiprocessing`.
+    """
+
+    pid: int
+    error: RaisedError | None = None
+    exitcode: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result(Event):
+    """The rank's function returned; `value` is the pickled value with its out-of-band buffers."""
+
+    value: bytes
+    buffers: Sequence[Buffer] = ()
+
+
+def encode(event: Event) -> list[Buffer]:
+    """Return the event's bytes: its pickle, then the out-of-band buffers (not copied)."""
+    buffers: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(event, protocol=5, buffer_callback=buffers.append)
+    return [head, *buffers]
+
+
+def decode(parts: Sequence[Buffer]) -> Event:
+    """Make an event again from the parts that `encode` returned; only for bytes of our own workers."""
+    event = pickle.loads(parts[0], buffers=parts[1:])
+    assert isinstance(event, Event)
+    return event

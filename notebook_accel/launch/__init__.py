@@ -1,0 +1,1 @@
+"""From a function and its arguments to running workers and their outcome."""

@@ -1,0 +1,223 @@
+"""The worker processes of one attempt on this node: started, watched, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+
+from ..events import Event, Failure
+from ..stream.inbox import CHANNELS, Channel, Inbox
+from ..stream.record import RunRecord
+from . import signals
+from .job import Job
+from .randomness import RandomStates
+from .worker import Seat, main
+
+State = Literal["running", "done", "failed"]
+
+_PRELOAD = ["torch", "torch.distributed", "cloudpickle", "tqdm.std", "notebook_accel.launch.worker"]
+_LAST_WORDS = 0.1
+
+
+@dataclass(kw_only=True)
+class _Member:
+    rank: int
+    process: multiprocessing.process.BaseProcess
+    lifeline: Connection
+    ended: bool = False
+
+
+class Crew:
+    """The processes of one attempt.
+
+    Args:
+        job: what to run, its start method resolved.
+        payload: function and arguments, or the segment that holds them.
+        record: says which ranks sent a result or failure.
+        deliver: takes the events as they come: it applies them to the record and shows them.
+    """
+
+    def __init__(
+        self, job: Job, payload: Any, record: RunRecord, deliver: Callable[[Sequence[Event]], None]
+    ) -> None:
+        self._job = job
+        self._payload = payload
+        self._record = record
+        self._deliver = deliver
+        self._inbox = Inbox()
+        self._members: list[_Member] = []
+        self._context = multiprocessing.get_context(job.start_method)
+        self.stopped_ranks: set[int] = set()
+
+    def start(self, environments: Mapping[int, Mapping[str, str]], threads: int | None) -> None:
+        """Start a process per rank with its environment; all are stopped where one cannot start."""
+        forked = self._job.start_method == "fork"
+        states = None if forked else RandomStates.capture()
+        if self._job.start_method == "forkserver":
+            _preload_fork_server()
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            with contextlib.suppress(Exception):
+                stream.flush()  # type: ignore[union-attr]
+        first = min(environments)
+        for rank, environment in environments.items():
+            sends_value = self._job.returns == "all" or (self._job.returns == "first" and rank == first)
+            self._start_one(rank, environment, threads, sends_value, states)
+
+    def _start_one(
+        self,
+        rank: int,
+        environment: Mapping[str, str],
+        threads: int | None,
+        sends_value: bool,
+        states: RandomStates | None,
+    ) -> None:
+        forked = self._job.start_method == "fork"
+        ours: dict[Channel, socket.socket] = {}
+        theirs: dict[Channel, socket.socket] = {}
+        for channel in CHANNELS:
+            ours[channel], theirs[channel] = socket.socketpair()
+        read_end, write_end = self._context.Pipe(duplex=False)
+        held = [member.lifeline.fileno() for member in self._members]
+        foreign = [*self._inbox.filenos(), *held, write_end.fileno(), *(s.fileno() for s in ours.values())]
+        seat = Seat(
+            rank=rank,
+            environment=environment,
+            stdout=theirs["stdout"],
+            stderr=theirs["stderr"],
+            events=theirs["events"],
+            lifeline=read_end,
+            payload=self._payload,
+            sends_value=sends_value,
+            forked=forked,
+            with_ipython="IPython" in sys.modules,
+            threads=threads,
+            directory=os.getcwd(),
+            random_states=states,
+            foreign_fds=foreign if forked else (),
+        )
+        process = self._context.Process(target=main, args=(seat,), name=f"notebook_accel rank {rank}")  # type: ignore[attr-defined]
+        try:
+            with _without_main_module(forked):
+                process.start()
+        except BaseException:
+            for sock in ours.values():
+                sock.close()
+            write_end.close()
+            self.stop(0.0)
+            raise
+        finally:
+            for sock in theirs.values():
+                sock.close()
+            read_end.close()
+        self._inbox.add(rank, ours)
+        self._inbox.watch(process.sentinel)
+        self._members.append(_Member(rank=rank, process=process, lifeline=write_end))
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Return the process ids by rank."""
+        return {member.rank: member.process.pid or 0 for member in self._members}
+
+    def watch(self, timeout: float) -> State:
+        """Wait up to `timeout` seconds for news, deliver it, and say how the attempt stands."""
+        self._poll(timeout)
+        if self._record.failures:
+            return "failed"
+        return "done" if all(member.ended for member in self._members) else "running"
+
+    def settle(self) -> None:
+        """After a failure: hear the last words of ranks that end of themselves, then end the others."""
+        deadline = time.monotonic() + _LAST_WORDS
+        while self._running() and time.monotonic() < deadline:
+            self._poll(_LAST_WORDS / 5)
+        self.stop(1.0, signal.SIGTERM)
+
+    def stop(self, grace: float, signum: int = signal.SIGINT) -> None:
+        """End every worker and all that they started.
+
+        Args:
+            grace: seconds that workers have to end after `signum`, before they are killed.
+        """
+        running = self._running()
+        pids = [member.process.pid for member in running if member.process.pid]
+        below = signals.descendants(pids)
+        self.stopped_ranks.update(member.rank for member in running)
+        if grace > 0:
+            for pid in pids:
+                signals.send(pid, signum)
+        deadline = time.monotonic() + grace
+        while self._running() and time.monotonic() < deadline:
+            self._poll(0.02)
+        signals.kill_groups(pids, below)
+        while self._running():
+            self._poll(0.05)
+        signals.wait_gone(below, 1.0)
+
+    def close(self) -> None:
+        """Give back what the processes held; they must have ended."""
+        self._inbox.close()
+        for member in self._members:
+            member.lifeline.close()
+            member.process.join()
+            member.process.close()
+        self._members.clear()
+
+    def _running(self) -> list[_Member]:
+        return [member for member in self._members if not member.ended]
+
+    def _poll(self, timeout: float) -> None:
+        events = self._inbox.poll(timeout)
+        if events:
+            self._deliver(events)
+        for member in self._running():
+            if member.process.exitcode is not None:
+                self._end(member)
+
+    def _end(self, member: _Member) -> None:
+        """Read what an ended process left, and note where it ended without a word."""
+        now = time.time()
+        member.ended = True
+        self._inbox.unwatch(member.process.sentinel)
+        self._deliver(self._inbox.finish(member.rank))
+        record = self._record
+        spoke = member.rank in record.results or any(f.rank == member.rank for f in record.failures)
+        if not spoke and member.rank not in self.stopped_ranks:
+            failure = Failure(
+                rank=member.rank, time=now, pid=member.process.pid or 0, exitcode=member.process.exitcode
+            )
+            self._deliver([failure])
+
+
+def _preload_fork_server() -> None:
+    """Have the fork server, when it starts, import what every worker needs."""
+    modules = list(_PRELOAD)
+    if "IPython" in sys.modules:
+        modules.append("IPython.core.interactiveshell")
+    multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
+
+
+@contextlib.contextmanager
+def _without_main_module(forked: bool) -> Iterator[None]:
+    """Keep a fresh process from running the script that launched it again: functions travel by value."""
+    if forked:
+        yield
+        return
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
+
+

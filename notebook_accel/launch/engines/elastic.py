@@ -1,0 +1,234 @@
+"""Several processes on this node, managed by torch elastic: rendezvous, ranks and restarts are elastic's.
+
+How processes start and are watched is ours: events instead of polling, and no signal handlers, files or waits.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from ... import environ
+from ...errors import LaunchError
+from ...events import Phase
+from ...stream.record import RunRecord
+from .. import failures, signals
+from ..crew import Crew
+from ..culprit import pack_job
+from ..job import Job, Rendezvous
+from ..segment import Segment
+from .base import Deliver, Engine, Outcome
+
+_INTERRUPT_GRACE = 1.5
+_AGENT_SLEEP = 1e-6  # elastic sleeps before each look at the workers; ours wait inside the look
+
+
+class ElasticEngine(Engine):
+    """Starts a process per rank under a torch elastic agent in this process."""
+
+    def run(self, job: Job, record: RunRecord, deliver: Deliver) -> Outcome:
+        """Run the job; ShipError or LaunchError where it cannot start."""
+        payload: Any = (job.function, job.args)
+        if job.start_method != "fork":
+            payload = Segment(pack_job(job.function, job.args, job.name))
+        handler = _rendezvous(job.rendezvous)
+        agent = _Agent(job, payload, handler, record, deliver)
+        try:
+            agent.run()
+        finally:
+            agent.close()
+            handler.shutdown()
+            if isinstance(payload, Segment):
+                payload.close()
+        return agent.outcome()
+
+
+class _Agent(SimpleElasticAgent):
+    """Torch elastic's agent, with our workers."""
+
+    def __init__(
+        self, job: Job, payload: Any, handler: RendezvousHandler, record: RunRecord, deliver: Deliver
+    ) -> None:
+        spec = WorkerSpec(
+            role="worker",
+            local_world_size=job.local_world_size,
+            entrypoint=job.function if hasattr(job.function, "__name__") else "function",
+            rdzv_handler=handler,
+            max_restarts=job.max_restarts,
+            monitor_interval=_AGENT_SLEEP,
+            master_addr=None,
+            local_addr=None,
+        )
+        super().__init__(spec)
+        self._job = job
+        self._payload = payload
+        self._record = record
+        self._deliver = deliver
+        self._crew: Crew | None = None
+        self._stopped: frozenset[int] = frozenset()
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        if self._remaining_restarts < self._job.max_restarts:
+            self._tell_restart()
+        environments = {
+            worker.global_rank: self._environment(worker, worker_group) for worker in worker_group.workers
+        }
+        self._crew = Crew(self._job, self._payload, self._record, self._deliver)
+        self._crew.start(environments, _threads(self._job.local_world_size))
+        return {worker.local_rank: self._crew.pids[worker.global_rank] for worker in worker_group.workers}
+
+    def _environment(self, worker: Any, group: WorkerGroup) -> Mapping[str, str]:
+        attempt = self._job.max_restarts - self._remaining_restarts
+        values = {
+            "RANK": worker.global_rank,
+            "LOCAL_RANK": worker.local_rank,
+            "WORLD_SIZE": worker.world_size,
+            "LOCAL_WORLD_SIZE": group.spec.local_world_size,
+            "GROUP_RANK": group.group_rank,
+            "GROUP_WORLD_SIZE": group.group_world_size,
+            "MASTER_ADDR": group.master_addr,
+            "MASTER_PORT": group.master_port,
+            "TORCHELASTIC_USE_AGENT_STORE": group.spec.rdzv_handler.use_agent_store,
+            "TORCHELASTIC_RESTART_COUNT": attempt,
+            "TORCHELASTIC_MAX_RESTARTS": self._job.max_restarts,
+            "TORCHELASTIC_RUN_ID": group.spec.rdzv_handler.get_run_id(),
+            "FORK_LAUNCHED": 1,
+        }
+        texts = {name: str(value) for name, value in values.items()}
+        return {**environ.snapshot(), **self._job.environment, **texts}
+
+    def _tell_restart(self) -> None:
+        restart = self._job.max_restarts - self._remaining_restarts
+        cause = failures.one_line(failures.first(self._record.failures))
+        detail = f"{cause}; restart {restart} of {self._job.max_restarts}"
+        self._deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=detail)])
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        assert self._crew is not None
+        state = self._crew.watch(self._job.monitor_interval)
+        if state == "running":
+            return RunResult(state=WorkerState.HEALTHY)
+        if state == "failed":
+            self._crew.settle()
+            self._stopped = frozenset(self._crew.stopped_ranks)
+            return RunResult(state=WorkerState.FAILED)
+        values = dict.fromkeys((worker.global_rank for worker in worker_group.workers), None)
+        return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self.close()
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all workers that still run; a second interrupt waits until they are gone."""
+        if self._crew is not None:
+            with signals.interrupt_held():
+                self._crew.stop(_INTERRUPT_GRACE)
+                self._crew.close()
+                self._crew = None
+
+    def outcome(self) -> Outcome:
+        """Return how the run ended."""
+        if self._record.failures:
+            return Outcome(failures=tuple(self._record.failures), stopped=self._stopped)
+        return Outcome(values=self._record.values())
+
+
+class _SingleNode(RendezvousHandler):
+    """The rendezvous of a run on one node: a store on a free port, at once.
+
+    Torch's own backends take a tenth of a second to agree with nobody.
+    """
+
+    def __init__(self, place: Rendezvous) -> None:
+        self._place = place
+        self._store: TCPStore | None = None
+        self._round = 0
+
+    use_agent_store = True  # type: ignore[assignment]
+
+    def get_backend(self) -> str:
+        return "single-node"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        if self._store is None:
+            self._store = _open_store(self._place)
+        self._round += 1
+        store: Store = PrefixStore(f"round_{self._round}", self._store)
+        where = RendezvousStoreInfo(master_addr=self._place.address, master_port=self._store.port)
+        return RendezvousInfo(store, 0, 1, where)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._place.run_id
+
+    def shutdown(self) -> bool:
+        self._store = None
+        return True
+
+
+def _open_store(place: Rendezvous) -> TCPStore:
+    try:
+        return TCPStore(place.address, int(place.port or 0), is_master=True, wait_for_workers=False)
+    except RuntimeError as error:
+        raise LaunchError(f"cannot open a store at {place.address}:{place.port}: {error}") from None
+
+
+def _rendezvous(place: Rendezvous) -> RendezvousHandler:
+    if place.num_nodes == 1 and not place.endpoint:
+        return _SingleNode(place)
+    settings = dict(place.settings or {})
+    endpoint = place.endpoint or f"{place.address}:{place.port}"
+    if place.backend == "static":
+        settings.setdefault("rank", place.node_rank)
+        settings.setdefault("timeout", 900)
+    elif place.node_rank == 0:
+        settings.setdefault("is_host", True)
+    parameters = RendezvousParameters(
+        backend=place.backend,
+        endpoint=endpoint,
+        run_id=place.run_id,
+        min_nodes=place.num_nodes,
+        max_nodes=place.num_nodes,
+        **settings,
+    )
+    return get_rendezvous_handler(parameters)
+
+
+def _threads(num_processes: int) -> int | None:
+    """Return the threads for each worker's CPU kernels: its share of the cores, unless the user decided."""
+    if environ.integer("OMP_NUM_THREADS") is not None:
+        return environ.integer("OMP_NUM_THREADS")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // num_processes)
+
+

@@ -1,0 +1,25 @@
+"""One process: the function runs here."""
+
+from __future__ import annotations
+
+from ... import environ, runtime
+from ...stream.record import RunRecord
+from ..job import Job
+from .base import Deliver, Engine, Outcome
+
+
+class InProcessEngine(Engine):
+    """Calls the function in this process; its output, displays and errors are the cell's own."""
+
+    def run(self, job: Job, record: RunRecord, deliver: Deliver) -> Outcome:
+        """Run the job; an exception of the function passes through."""
+        before = runtime.current()
+        runtime.reset()
+        try:
+            with environ.patch_environment(**job.environment):
+                value = job.function(*job.args)
+        finally:
+            runtime.reset()
+            if before is not None:
+                runtime.install(before)
+        return Outcome(values={0: value})

@@ -1,0 +1,236 @@
+"""A worker's exception, from the worker to the cell.
+
+It is raised in the notebook with its own type, its causes, and a traceback whose frames are the worker's: IPython
+shows the lines of the cell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import sys
+import types
+from collections.abc import Sequence
+
+from ..errors import WorkerError, WorkerExitedError, WorkerKilledError
+from ..events import Failure, Frame, RaisedError
+from ..stream.emit import Emitter
+from .ship import pack, unpack
+from .signals import likely_cause, name_of
+
+_MAX_CHAIN = 8
+
+
+def describe(error: BaseException, depth: int = 0) -> RaisedError:
+    """In the worker: make an exception, its notes and its causes ready to travel."""
+    more = depth < _MAX_CHAIN
+    cause, context = error.__cause__, error.__context__
+    return RaisedError(
+        type_name=type(error).__qualname__,
+        message=_text(error),
+        pickled=_pickle(error),
+        frames=_frames(error.__traceback__),
+        notes=tuple(str(note) for note in getattr(error, "__notes__", ())),
+        cause=describe(cause, depth + 1) if cause is not None and more else None,
+        context=describe(context, depth + 1) if context is not None and context is not cause and more else None,
+        suppress_context=error.__suppress_context__,
+    )
+
+
+def report(emitter: Emitter, error: BaseException) -> None:
+    """In the worker: send an exception as this rank's failure."""
+    now = emitter.now()
+    emitter.emit(Failure(rank=emitter.rank, time=now, pid=os.getpid(), error=describe(error)))
+
+
+def revive(raised: RaisedError, rank: int, pid: int) -> BaseException:
+    """In the notebook: make the exception again; one that cannot be made comes as a WorkerError."""
+    error = _unpickle(raised)
+    if error is None:
+        error = WorkerError(f"{raised.type_name}: {raised.message}", rank=rank, pid=pid)
+    error.__cause__ = revive(raised.cause, rank, pid) if raised.cause else None
+    error.__context__ = revive(raised.context, rank, pid) if raised.context else None
+    error.__suppress_context__ = raised.suppress_context
+    error.__traceback__ = _traceback(raised.frames)
+    if raised.notes and not getattr(error, "__notes__", None):
+        for note in raised.notes:
+            add_note(error, note)
+    return error
+
+
+def silent_end(failure: Failure) -> WorkerError:
+    """Return the error for a worker that ended without an exception of its own."""
+    code, rank, pid = failure.exitcode or 0, failure.rank, failure.pid
+    who = f"rank {rank} (process {pid})"
+    if code < 0:
+        cause = likely_cause(-code)
+        text = f"{who} was ended by {name_of(-code)}" + (f": {cause}" if cause else "")
+        return WorkerKilledError(text, rank=rank, pid=pid, signum=-code)
+    text = f"{who} left with exit code {code} before its function returned"
+    return WorkerExitedError(text, rank=rank, pid=pid, exitcode=code)
+
+
+_LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+_LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
+_SAME_MOMENT = 1.0
+
+
+def first(failures: Sequence[Failure]) -> Failure:
+    """Return the failure that caused the others: the first by time.
+
+    A process that was killed sends no time, its peers then report a lost connection: the killed one comes first.
+    """
+    cause = min(failures, key=lambda failure: failure.time)
+    if cause.error is not None and _lost_peer(cause.error):
+        ended = [
+            failure
+            for failure in failures
+            if failure.error is None and failure.time - cause.time < _SAME_MOMENT
+        ]
+        if ended:
+            return min(ended, key=lambda failure: failure.time)
+    return cause
+
+
+def _lost_peer(raised: RaisedError) -> bool:
+    return raised.type_name in _LOST_PEER_TYPES or any(text in raised.message for text in _LOST_PEER)
+
+
+def one_line(failure: Failure) -> str:
+    """Say in a line what happened to a rank."""
+    if failure.error is None:
+        return str(silent_end(failure))
+    return f"rank {failure.rank} (process {failure.pid}) raised {_title(failure.error)}"
+
+
+def _title(raised: RaisedError) -> str:
+    first_line = raised.message.strip().split("\n", 1)[0]
+    if len(first_line) > 120:
+        first_line = first_line[:117] + "..."
+    return f"{raised.type_name}: {first_line}" if first_line else raised.type_name
+
+
+def add_note(error: BaseException, note: str) -> bool:
+    """Add a line below the error's message; False on Python 3.10, which has no notes."""
+    if sys.version_info < (3, 11):
+        return False
+    with contextlib.suppress(Exception):
+        error.add_note(note)
+    return True
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"<its text raised {type(broken).__name__}>"
+
+
+def _pickle(error: BaseException) -> bytes | None:
+    """Pickle an exception so that it can be made again; None where it cannot.
+
+    Many exceptions take other arguments than they keep in `args`, and fail when they are unpickled; those are
+    made without their `__init__`. Attributes that do not pickle are dropped.
+    """
+    for attempt in (_as_it_is, _without_init, _without_state):
+        try:
+            pickled = attempt(error)
+            if type(unpack(pickled, [])).__name__ == type(error).__name__:
+                return pickled
+        except Exception:
+            continue
+    return None
+
+
+def _as_it_is(error: BaseException) -> bytes:
+    parcel = pack(error, to_cpu=True)
+    if parcel.buffers:
+        raise ValueError("has out-of-band buffers")
+    return parcel.pickled
+
+
+def _without_init(error: BaseException) -> bytes:
+    state = {name: value for name, value in error.__dict__.items() if _picklable(value)}
+    return pack(_Remade(type(error), error.args, state), to_cpu=True).pickled
+
+
+def _without_state(error: BaseException) -> bytes:
+    return pack(_Remade(type(error), (_text(error),), {}), to_cpu=True).pickled
+
+
+class _Remade:
+    """Pickles as an exception that is made without its `__init__`."""
+
+    def __init__(self, cls: type[BaseException], args: tuple[object, ...], state: dict[str, object]) -> None:
+        self._parts = (cls, args, state)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _remake, self._parts
+
+
+def _remake(
+    cls: type[BaseException], args: tuple[object, ...], state: dict[str, object]
+) -> BaseException:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+def _picklable(value: object) -> bool:
+    try:
+        return not pack(value, to_cpu=True).buffers
+    except Exception:
+        return False
+
+
+def _unpickle(raised: RaisedError) -> BaseException | None:
+    if raised.pickled is None:
+        return None
+    try:
+        error = unpack(raised.pickled, [])
+    except Exception:
+        return None
+    return error if isinstance(error, BaseException) else None
+
+
+def _frames(traceback: types.TracebackType | None) -> list[Frame]:
+    """Return the frames below the worker's own code, outermost first."""
+    frames = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if traceback.tb_next is None or not traceback.tb_frame.f_locals.get("__tracebackhide__"):
+            line = linecache.getline(code.co_filename, traceback.tb_lineno).strip("\n")
+            frames.append(
+                Frame(filename=code.co_filename, lineno=traceback.tb_lineno, name=code.co_name, source=line)
+            )
+        traceback = traceback.tb_next
+    return frames
+
+
+class _Stub(Exception):
+    pass
+
+
+_STUB = compile("raise stub", "<worker>", "exec")
+
+
+def _traceback(frames: Sequence[Frame]) -> types.TracebackType | None:
+    """Build a traceback with the given frames: each from a piece of code that has its name, file and line.
+
+    IPython, pdb and `traceback` then show it as any other, with the lines of the cells.
+    """
+    result: types.TracebackType | None = None
+    for frame in reversed(frames):
+        code = _STUB.replace(
+            co_filename=frame.filename, co_name=frame.name, co_firstlineno=max(frame.lineno, 1)
+        )
+        try:
+            exec(code, {"stub": _Stub(), "__name__": "notebook_accel.worker"})
+        except _Stub as raised:
+            made = raised.__traceback__
+            made = made.tb_next if made is not None else None
+            if made is not None:
+                result = types.TracebackType(result, made.tb_frame, made.tb_lasti, frame.lineno)
+    return result

@@ -1,0 +1,66 @@
+"""What is to be launched, frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..stream.sinks import Output
+
+StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
+Returns = Literal["first", "all", "none"]
+
+START_METHODS: tuple[StartMethod, ...] = ("auto", "fork", "forkserver", "spawn")
+RETURNS: tuple[Returns, ...] = ("first", "all", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """Where the nodes of a run meet; `port` None or 0 is any free port."""
+
+    address: str = "127.0.0.1"
+    port: str | int | None = None
+    node_rank: int = 0
+    num_nodes: int = 1
+    backend: str = "static"
+    endpoint: str = ""
+    run_id: str = "none"
+    settings: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A function, its arguments and how to run it, as asked for; `preflight.checked` makes it ready to run.
+
+    `num_processes` is per node, None the number of devices. `environment` is set in the workers alone.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    num_processes: int | None = None
+    mixed_precision: str = "no"
+    start_method: StartMethod = "auto"
+    returns: Returns = "first"
+    output: Output = "all"
+    rendezvous: Rendezvous = field(default_factory=Rendezvous)
+    max_restarts: int = 0
+    monitor_interval: float = 0.1
+    prefix: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Return the function's name, for messages."""
+        return getattr(self.function, "__qualname__", None) or type(self.function).__name__
+
+    @property
+    def local_world_size(self) -> int:
+        """Return the number of processes on this node of a job that was checked."""
+        assert self.num_processes is not None
+        return self.num_processes
+
+    @property
+    def distributed(self) -> bool:
+        """Whether the job that was checked needs processes of its own."""
+        return self.local_world_size > 1 or self.rendezvous.num_nodes > 1

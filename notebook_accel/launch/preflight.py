@@ -1,0 +1,255 @@
+"""Every argument of a launch, checked before anything starts: all problems at once."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import socket
+import string
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from .. import devices, environ
+from . import kernel_state
+from .job import RETURNS, START_METHODS, Job, Rendezvous, StartMethod
+
+PRECISIONS: Final = ("no", "fp16", "bf16")
+BACKENDS: Final = ("static", "c10d")
+OUTPUTS: Final = ("all", "first", "none")
+_PREFIX_FIELDS: Final = {"rank": 0, "local_rank": 0, "role_name": ""}
+
+
+class Problems:
+    """Collects what is wrong with the arguments."""
+
+    def __init__(self) -> None:
+        self._values: list[str] = []
+        self._types: list[str] = []
+
+    def value(self, text: str) -> None:
+        """Note an illegal value."""
+        self._values.append(text)
+
+    def type(self, text: str) -> None:
+        """Note a value of a wrong type."""
+        self._types.append(text)
+
+    def one_of(self, name: str, value: object, legal: Sequence[str]) -> None:
+        """Note a word that is not among the legal ones."""
+        if value not in legal or not isinstance(value, str):
+            self.value(f"{name}={value!r}: choose among {', '.join(map(repr, legal))}")
+
+    def integer(self, name: str, value: object, least: int, most: float = math.inf) -> bool:
+        """Note what is no integer within the bounds; return whether it is one."""
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.type(f"{name}={value!r}: an integer is needed, not {_article(type(value).__name__)}")
+            return False
+        if not least <= value <= most:
+            bound = f"at least {least}" if value < least else f"at most {most:.0f}"
+            self.value(f"{name}={value}: {bound} is needed")
+            return False
+        return True
+
+    def raise_any(self, function: str) -> None:
+        """Raise TypeError where all problems are wrong types, ValueError with all of them otherwise."""
+        texts = self._types + self._values
+        if not texts:
+            return
+        if len(texts) == 1:
+            message = f"{function}: {texts[0]}"
+        else:
+            message = f"{function}: {len(texts)} problems\n" + "\n".join(f"  - {text}" for text in texts)
+        raise ValueError(message) if self._values else TypeError(message)
+
+
+def checked(job: Job, caller: str) -> Job:
+    """Return the job with every choice resolved, ready to run.
+
+    Raises:
+        ValueError, TypeError: what is wrong with it, all in one message.
+    """
+    problems = Problems()
+    _check_place(problems)
+    _check_function(problems, job.function, job.args)
+    _check_processes(problems, job)
+    _check_precision(problems, job.mixed_precision, _on_cpu(job))
+    _check_rendezvous(problems, job.rendezvous)
+    _check_restarts(problems, job.max_restarts, job.monitor_interval)
+    _check_choices(problems, job)
+    _check_prefix(problems, job.prefix)
+    problems.raise_any(caller)
+    num_processes = job.num_processes or (1 if _on_cpu(job) else devices.count(devices.best()))
+    distributed = num_processes > 1 or job.rendezvous.num_nodes > 1
+    start_method = _start_method(problems, job.start_method) if distributed else job.start_method
+    problems.raise_any(caller)
+    return replace(
+        job,
+        args=tuple(job.args),
+        num_processes=num_processes,
+        start_method=start_method,
+        environment={**job.environment, "ACCELERATE_MIXED_PRECISION": job.mixed_precision.lower()},
+        rendezvous=replace(job.rendezvous, port=parse_port(job.rendezvous.port)),
+    )
+
+
+def _on_cpu(job: Job) -> bool:
+    return "ACCELERATE_USE_CPU" in job.environment or devices.best().name == "cpu"
+
+
+def _check_function(problems: Problems, function: Any, args: Any) -> None:
+    if not isinstance(args, (tuple, list)):
+        problems.type(f"args={args!r}: a tuple is needed, for one argument write args=({args!r},)")
+    if not callable(function):
+        hint = ": pass the function itself, without calling it" if function is None else ""
+        problems.type(f"function={function!r} is not callable{hint}")
+    elif inspect.iscoroutinefunction(function):
+        problems.type(f"function={function.__qualname__} is async: wrap it with asyncio.run in a plain function")
+    elif isinstance(args, (tuple, list)):
+        _check_call(problems, function, tuple(args))
+
+
+def _check_call(problems: Problems, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # some built-ins do not tell
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        problems.type(f"args has {len(args)} values, but the call would be {name}{signature}: {error}")
+
+
+def _check_processes(problems: Problems, job: Job) -> None:
+    if job.num_processes is None or not problems.integer("num_processes", job.num_processes, 1):
+        return
+    if _on_cpu(job):
+        return
+    kind = devices.best()
+    present = devices.count(kind)
+    if job.num_processes > present:
+        problems.value(
+            f"num_processes={job.num_processes}: this machine has {present} "
+            f"{kind.label if present == 1 else kind.plural}, so at most {present} is possible; "
+            "set ACCELERATE_USE_CPU=1 in the environment to run on CPU processes instead"
+        )
+
+
+def _check_precision(problems: Problems, mixed_precision: Any, on_cpu: bool) -> None:
+    word = mixed_precision.lower() if isinstance(mixed_precision, str) else mixed_precision
+    problems.one_of("mixed_precision", word, PRECISIONS)
+    if word == "fp16" and on_cpu:
+        problems.value("mixed_precision='fp16': it needs a GPU, on the CPU 'bf16' works")
+
+
+def _check_rendezvous(problems: Problems, place: Rendezvous) -> None:
+    problems.one_of("rdzv_backend", place.backend, BACKENDS)
+    if place.settings is not None and not isinstance(place.settings, Mapping):
+        problems.type(f"rdzv_conf={place.settings!r}: a dict is needed")
+    texts = {"master_addr": place.address, "rdzv_endpoint": place.endpoint, "rdzv_id": place.run_id}
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            problems.type(f"{name}={text!r}: a string is needed")
+    nodes, rank = place.num_nodes, place.node_rank
+    if problems.integer("num_nodes", nodes, 1) & problems.integer("node_rank", rank, 0):
+        if rank >= nodes:
+            problems.value(f"node_rank={rank} with num_nodes={nodes}: legal are 0 to {nodes - 1}")
+        _check_port(problems, place)
+
+
+def _check_port(problems: Problems, place: Rendezvous) -> None:
+    port = parse_port(place.port)
+    if port is None:
+        problems.value(f"use_port={place.port!r}: a port from 0 to 65535 is needed, or None for a free one")
+    elif port == 0 and place.num_nodes > 1 and not place.endpoint:
+        problems.value(
+            f"use_port={place.port!r} with num_nodes={place.num_nodes}: the nodes must agree on a port, name one"
+        )
+    elif port and place.node_rank == 0 and (reason := _taken(port)):
+        problems.value(
+            f"use_port={place.port!r}: the port cannot be opened ({reason}); "
+            "leave use_port out and a free one is used"
+        )
+
+
+def parse_port(use_port: Any) -> int | None:
+    """Return the port, 0 for any free one, None where it is no port."""
+    if use_port is None:
+        return 0
+    if isinstance(use_port, str) and use_port.isdecimal():
+        use_port = int(use_port)
+    if isinstance(use_port, bool) or not isinstance(use_port, int):
+        return None
+    return use_port if 0 <= use_port <= 65535 else None
+
+
+def _taken(port: int) -> str:
+    """Return why this machine's port cannot be opened; empty where it can."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        if sys.platform != "win32":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("", port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
+
+
+def _check_choices(problems: Problems, job: Job) -> None:
+    problems.one_of("start_method", job.start_method, START_METHODS)
+    problems.one_of("returns", job.returns, RETURNS)
+    output = job.output
+    if isinstance(output, str) or not isinstance(output, Collection):
+        problems.one_of("output", output, OUTPUTS)
+    elif not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in output):
+        problems.value(f"output={output!r}: a collection of ranks is needed, each 0 or more")
+
+
+def _check_prefix(problems: Problems, prefix: Any) -> None:
+    if prefix is None:
+        return
+    if not isinstance(prefix, str):
+        problems.type(f"log_line_prefix_template={prefix!r}: a string is needed")
+        return
+    try:
+        string.Template(prefix).substitute(_PREFIX_FIELDS)
+    except (KeyError, ValueError) as error:
+        problems.value(
+            f"log_line_prefix_template={prefix!r} ({error}): it may name ${{rank}}, ${{local_rank}} and ${{role_name}}"
+        )
+
+
+def _check_restarts(problems: Problems, max_restarts: Any, monitor_interval: Any) -> None:
+    problems.integer("max_restarts", max_restarts, 0)
+    if not isinstance(monitor_interval, (int, float)) or isinstance(monitor_interval, bool):
+        problems.type(f"monitor_interval={monitor_interval!r}: seconds are needed")
+    elif not 0 < monitor_interval < math.inf:
+        problems.value(f"monitor_interval={monitor_interval}: more than 0 seconds are needed")
+
+
+def _check_place(problems: Problems) -> None:
+    world = environ.integer("WORLD_SIZE")
+    if environ.get("RANK") is not None and world is not None and world > 1:
+        problems.value(
+            f"this process is rank {environ.get('RANK')} of a run of {world}: "
+            "a launch starts in a notebook or script, not inside a worker"
+        )
+
+
+def _start_method(problems: Problems, asked: StartMethod) -> StartMethod:
+    """Return how processes are to start: a fork where this process may be forked, else a fork server."""
+    if sys.platform == "win32":
+        if asked in ("fork", "forkserver"):
+            problems.value(f"start_method={asked!r}: Windows has only 'spawn', choose that or 'auto'")
+        return "spawn"
+    if asked in ("forkserver", "spawn"):
+        return asked
+    unclean = kernel_state.reasons()
+    if asked == "fork" and unclean:
+        why = "; ".join(map(str, unclean))
+        problems.value(f"start_method='fork': a forked worker could hang or fail, because {why}; choose 'auto'")
+    if asked == "auto" and (unclean or sys.platform != "linux"):
+        return "forkserver"
+    return "fork"

@@ -1,0 +1,42 @@
+"""The random states of the kernel, for workers that were not forked from it.
+
+A forked worker starts with the kernel's random states; a fresh one is given them, so that the start method does
+not change a result.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomStates:
+    """States of Python's, NumPy's (where it is imported) and torch's CPU generators."""
+
+    python: Any
+    numpy: Any
+    torch: bytes
+
+    @classmethod
+    def capture(cls) -> RandomStates:
+        """Read this process's states."""
+        numpy = sys.modules.get("numpy")
+        return cls(
+            python=random.getstate(),
+            numpy=numpy.random.get_state() if numpy is not None else None,
+            torch=bytes(torch.get_rng_state().tolist()),
+        )
+
+    def restore(self) -> None:
+        """Set this process's states."""
+        random.setstate(self.python)
+        torch.set_rng_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
+        if self.numpy is not None:
+            import numpy
+
+            numpy.random.set_state(self.numpy)

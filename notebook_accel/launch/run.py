@@ -1,0 +1,115 @@
+"""A run in the cell: from a job to its value, or to the error of the rank that failed first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..events import Event, Failure
+from ..stream.record import RunRecord
+from ..stream.sinks import TextSink
+from .. import devices
+from . import failures
+from .engines.base import Engine, Outcome
+from .engines.inprocess import InProcessEngine
+from .job import Job
+
+
+_START_METHODS = {"fork": "forked", "forkserver": "from a fork server", "spawn": "spawned"}
+
+
+def launch(job: Job, *, quiet: bool = False) -> Any:
+    """Run a checked job in the cell and return what it returns; `quiet` leaves out the line that announces it."""
+    __tracebackhide__ = True
+    if not quiet:
+        print(announcement(job), flush=True)
+    run = Run(job, _engine(job))
+    return run.result(run.wait())
+
+
+def _engine(job: Job) -> Engine:
+    if not job.distributed:
+        return InProcessEngine()
+    from .engines.elastic import ElasticEngine  # torch elastic takes a while to import
+
+    return ElasticEngine()
+
+
+def announcement(job: Job) -> str:
+    """Say truthfully what is started."""
+    kind = devices.CPU if "ACCELERATE_USE_CPU" in job.environment else devices.best()
+    count = job.local_world_size
+    what = f"{kind.label} process" if count == 1 else f"{kind.label} processes"
+    if not job.distributed:
+        return f"Launching {job.name} on 1 {what}, this one."
+    place = job.rendezvous
+    node = f", node {place.node_rank} of {place.num_nodes}" if place.num_nodes > 1 else ""
+    return f"Launching {job.name} on {count} {what} ({_START_METHODS[job.start_method]}){node}."
+
+
+class Run:
+    """The live handle of one launch.
+
+    Attributes:
+        job: what runs.
+        record: everything that it has said.
+    """
+
+    def __init__(self, job: Job, engine: Engine) -> None:
+        self.job = job
+        self.record = RunRecord()
+        self._engine = engine
+        first = job.rendezvous.node_rank * job.local_world_size
+        self._sink = TextSink(job.output, range(first, first + job.local_world_size), job.prefix)
+        self._started = time.time()
+
+    def wait(self) -> Outcome:
+        """Run the job to its end, and show its output meanwhile."""
+        try:
+            return self._engine.run(self.job, self.record, self._deliver)
+        finally:
+            self._sink.close()
+
+    def result(self, outcome: Outcome) -> Any:
+        """Return what the launch returns.
+
+        Raises:
+            BaseException: a rank's own exception, or a WorkerError where a rank ended without one.
+        """
+        __tracebackhide__ = True
+        if outcome.failures:
+            raise self.error(outcome)
+        if self.job.returns == "all":
+            return [outcome.values.get(rank) for rank in sorted(outcome.values)]
+        if self.job.returns == "first":
+            return outcome.values[min(outcome.values)]
+        return None
+
+    def error(self, outcome: Outcome) -> BaseException:
+        """Return the exception of the rank that failed first, with a line for each other rank."""
+        cause = failures.first(outcome.failures)
+        if cause.error is not None:
+            error = failures.revive(cause.error, cause.rank, cause.pid)
+        else:
+            error = failures.silent_end(cause)
+        notes = self._notes(cause, outcome)
+        if not all([failures.add_note(error, note) for note in notes]):
+            self._sink.note("\n".join(notes))
+        return error
+
+    def _notes(self, cause: Failure, outcome: Outcome) -> list[str]:
+        after = max(0.0, cause.time - self._started)
+        notes = []
+        if cause.error is not None:
+            notes.append(f"rank {cause.rank} (process {cause.pid}) raised this after {after:.1f} s")
+        others = {failure.rank: failures.one_line(failure) for failure in outcome.failures if failure is not cause}
+        for rank in outcome.stopped - others.keys() - {cause.rank}:
+            others[rank] = f"rank {rank} was stopped by the launcher"
+        return notes + [others[rank] for rank in sorted(others)]
+
+    def _deliver(self, events: Sequence[Event]) -> None:
+        position = self.record.end
+        for event in events:
+            self.record.apply(event)
+        self._sink.show(self.record.since(position))

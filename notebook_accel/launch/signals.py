@@ -1,0 +1,101 @@
+"""Signals: ending process trees, holding back the interrupt, and saying what a signal means."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import psutil
+
+CAUSES: Final = {
+    "SIGKILL": "most often the operating system's out-of-memory killer: use less memory in each process, "
+    "or fewer processes",
+    "SIGTERM": "something outside the launch asked it to end",
+    "SIGSEGV": "a crash in C code: the output above shows where Python was",
+    "SIGBUS": "most often a full /dev/shm: use fewer data loader workers, or give it more room",
+    "SIGABRT": "C code gave up: its message is in the output above",
+    "SIGFPE": "an arithmetic error in C code, an integer division by zero for example",
+    "SIGILL": "a CPU instruction that this machine lacks: a library built for another processor",
+    "SIGINT": "it was interrupted",
+    "SIGHUP": "the terminal or session it belonged to ended",
+    "SIGXCPU": "the limit on CPU time was reached (ulimit -t)",
+    "SIGXFSZ": "the limit on file size was reached (ulimit -f)",
+}
+
+
+def name_of(signum: int) -> str:
+    """Return a signal's name, `signal 42` where it has none."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def likely_cause(signum: int) -> str:
+    """Return what most often sends the signal, or empty."""
+    return CAUSES.get(name_of(signum), "")
+
+
+@contextlib.contextmanager
+def interrupt_held() -> Iterator[None]:
+    """Let the block end although the user interrupts; the interrupt is raised after it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda signum, frame: seen.append(signum))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if seen:
+        raise KeyboardInterrupt
+
+
+def descendants(pids: Sequence[int]) -> list[psutil.Process]:
+    """Return the living processes below the given ones, without these."""
+    found: list[psutil.Process] = []
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            found += psutil.Process(pid).children(recursive=True)
+    return found
+
+
+def send(pid: int, signum: int) -> None:
+    """Send a signal to one process; nothing happens where it has ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError, OSError):
+        os.kill(pid, signum)
+
+
+def kill_groups(pids: Sequence[int], below: Sequence[psutil.Process]) -> None:
+    """Kill workers, each the leader of a process group, with everything that they started."""
+    for pid in pids:
+        if sys.platform != "win32":
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getpgid(pid) == pid:
+                    os.killpg(pid, signal.SIGKILL)
+                    continue
+        send(pid, signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+    for process in below:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def wait_gone(processes: Sequence[psutil.Process], seconds: float) -> None:
+    """Wait until the processes have ended, `seconds` at most."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and any(map(_alive, processes)):
+        time.sleep(0.005)
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

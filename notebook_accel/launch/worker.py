@@ -1,0 +1,194 @@
+"""The worker process: from its first act to its last."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+import torch
+
+from .. import environ, runtime
+from ..events import Phase, Result
+from ..stream import capture, displays
+from ..stream.emit import Emitter
+from . import failures
+from .randomness import RandomStates
+from .segment import Segment
+from .culprit import pack_value
+
+_F_SETSIG = 10  # Linux: which signal O_ASYNC sends
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """One worker's place in a run: what the notebook hands to its process.
+
+    `payload` is the function with its arguments, or a segment that holds them. `foreign_fds` are the notebook's
+    descriptors that a forked worker has to close.
+    """
+
+    rank: int
+    environment: Mapping[str, str]
+    stdout: socket.socket
+    stderr: socket.socket
+    events: socket.socket
+    lifeline: Connection
+    payload: Any
+    sends_value: bool
+    forked: bool
+    with_ipython: bool
+    threads: int | None
+    directory: str
+    random_states: RandomStates | None = None
+    foreign_fds: Sequence[int] = ()
+
+
+def main(seat: Seat) -> NoReturn:
+    """Run the seat's function and leave; never returns to the caller."""
+    __tracebackhide__ = True
+    capture.redirect(seat.stdout, seat.stderr)
+    code = 1
+    try:
+        _settle(seat)
+        emitter = Emitter(seat.events, seat.rank)
+        code = _work(seat, emitter)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        _leave(code)
+
+
+def _settle(seat: Seat) -> None:
+    """Make the process a worker: its own session, signals, environment and threads; nothing of the kernel's."""
+    for fd in seat.foreign_fds:
+        os.close(fd)
+    if hasattr(os, "setsid") and os.getsid(0) != os.getpid():
+        os.setsid()
+    _die_with_notebook(seat.lifeline)
+    if seat.forked:
+        _forget_kernel()
+    for signum in (signal.SIGTERM, *_terminal_signals()):
+        signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    faulthandler.enable(2)
+    environ.restore(seat.environment)
+    if not seat.forked:
+        os.chdir(seat.directory)
+    capture.unused_stdin()
+
+
+def _work(seat: Seat, emitter: Emitter) -> int:
+    """Call the function; send what it returns or raises. Returns the exit code."""
+    __tracebackhide__ = True
+    try:
+        _equip(seat, emitter)
+        function, args = seat.payload.open() if isinstance(seat.payload, Segment) else seat.payload
+        emitter.emit(Phase(rank=seat.rank, time=emitter.now(), name="running"))
+        value = function(*args)
+        _finish(seat, emitter, value)
+    except SystemExit as error:
+        return _exit_code(error, seat, emitter)
+    except BaseException as error:
+        failures.report(emitter, error)
+        return 1
+    return 0
+
+
+def _equip(seat: Seat, emitter: Emitter) -> None:
+    """Give the process what the function expects to find: displays, bars, threads, random states."""
+    if seat.with_ipython:
+        import IPython.core.interactiveshell  # noqa: F401
+    capture.install(emitter)
+    if seat.threads is not None:
+        torch.set_num_threads(seat.threads)
+    if seat.random_states is not None:
+        seat.random_states.restore()
+
+
+def _finish(seat: Seat, emitter: Emitter, value: Any) -> None:
+    __tracebackhide__ = True
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    displays.flush_figures()
+    parcel = pack_value(value if seat.sends_value else None)
+    emitter.emit(
+        Result(rank=seat.rank, time=emitter.now(), value=parcel.pickled, buffers=parcel.buffers)
+    )
+
+
+def _exit_code(error: SystemExit, seat: Seat, emitter: Emitter) -> int:
+    """Return the code that `sys.exit` asked for; a plain exit counts as returning None."""
+    if error.code is None or error.code == 0:
+        _finish(seat, emitter, None)
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process: its own exit handlers run, the kernel's do not."""
+    try:
+        with contextlib.suppress(Exception):
+            threading._shutdown()  # type: ignore[attr-defined]
+        with contextlib.suppress(Exception):
+            atexit._run_exitfuncs()
+        capture.close()
+    finally:
+        os._exit(code)
+
+
+def _forget_kernel() -> None:
+    """Drop what a fork copied from the kernel and only the kernel may use."""
+    signal.set_wakeup_fd(-1)
+    atexit._clear()
+    runtime.reset()
+    gc.freeze()
+
+
+def _terminal_signals() -> list[signal.Signals]:
+    return [signal.Signals[name] for name in ("SIGHUP", "SIGQUIT") if name in signal.Signals.__members__]
+
+
+def _die_with_notebook(lifeline: Connection) -> None:
+    """Let the process and all that it starts be killed when the notebook's end of the pipe closes.
+
+    On Linux the system itself sends SIGKILL to the process group, also while C code runs or hangs; elsewhere a
+    thread waits for it.
+    """
+    try:
+        import fcntl
+
+        if sys.platform != "linux":
+            raise OSError("only Linux chooses the signal of O_ASYNC")
+        fd = lifeline.fileno()
+        fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(fd, _F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    except (ImportError, OSError, AttributeError):
+        threading.Thread(target=_wait_for_end, args=(lifeline,), daemon=True).start()
+        return
+    if lifeline.poll(0):
+        os._exit(1)
+
+
+def _wait_for_end(lifeline: Connection) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        lifeline.recv_bytes()
+    if hasattr(os, "killpg"):
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    os._exit(1)

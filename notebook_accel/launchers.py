@@ -1,0 +1,122 @@
+"""`notebook_launcher` and `debug_launcher`: a function on N processes, from a notebook cell or a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal
+
+from . import environ
+from .launch import guard, kernel_state, preflight
+from .launch.job import Job, Rendezvous, Returns, StartMethod
+from .launch.run import launch
+
+kernel_state.watch()
+
+
+def notebook_launcher(
+    function: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    num_processes: int | None = None,
+    mixed_precision: str = "no",
+    use_port: str | int | None = None,
+    master_addr: str = "127.0.0.1",
+    node_rank: int = 0,
+    num_nodes: int = 1,
+    rdzv_backend: str = "static",
+    rdzv_endpoint: str = "",
+    rdzv_conf: Mapping[str, Any] | None = None,
+    rdzv_id: str = "none",
+    max_restarts: int = 0,
+    monitor_interval: float = 0.1,
+    log_line_prefix_template: str | None = None,
+    *,
+    start_method: StartMethod = "auto",
+    returns: Returns = "first",
+    output: Literal["all", "first", "none"] | Collection[int] = "all",
+) -> Any:
+    """Run a function on several processes and return what it returns.
+
+    Output, displays, figures and tqdm bars of the workers come into the cell while they run. Nothing has to be
+    kept out of the notebook before: where this process cannot be forked (a GPU was used in it, or OpenMP), fresh
+    processes run the function. ACCELERATE_DEBUG_MODE=1 makes a dry launch first.
+
+    Args:
+        function: what each process runs, as `function(*args)`; it may be defined in a cell.
+        args: its arguments.
+        num_processes: processes on this node; None is one per GPU, or 1.
+        mixed_precision: `no`, `fp16` or `bf16`: what an `Accelerator` in the workers uses.
+        use_port: port of the rendezvous store on node 0; None is a free one.
+        master_addr: address of node 0.
+        node_rank: number of this node, from 0.
+        num_nodes: nodes of the run; each runs the same cell.
+        rdzv_backend: how several nodes meet: `static` or `c10d`.
+        rdzv_endpoint: `host:port` where they meet, instead of `master_addr` and `use_port`.
+        rdzv_conf: further settings of torch elastic's rendezvous.
+        rdzv_id: name of the run.
+        max_restarts: how often all workers are started again after one failed.
+        monitor_interval: seconds between two looks at the workers; their end is noticed at once anyway.
+        log_line_prefix_template: text before each line where several ranks are shown; `${rank}`,
+            `${local_rank}` and `${role_name}` are filled in.
+        start_method: `fork` copies this process, `forkserver` and `spawn` start fresh ones; `auto` forks where
+            that is safe and uses a fork server otherwise.
+        returns: `first` returns rank 0's value (on other nodes their first rank's), `all` the list of this node's
+            values by rank, `none` None. Tensors arrive on the CPU.
+        output: ranks whose output is shown: `all`, `first`, `none` or a collection of ranks.
+
+    Returns:
+        What `returns` asks for. A single process is this process, and the value is the function's own.
+
+    Raises:
+        ValueError, TypeError: wrong arguments, all in one message, before anything starts.
+        ShipError: the function cannot be sent to fresh processes; the message says because of what.
+        WorkerError: a worker was killed, or left without returning.
+        BaseException: the exception of the first rank that failed, with its own type and traceback.
+        KeyboardInterrupt: after all workers have ended.
+    """
+    __tracebackhide__ = True
+    rendezvous = Rendezvous(
+        address=master_addr,
+        port=use_port,
+        node_rank=node_rank,
+        num_nodes=num_nodes,
+        backend=rdzv_backend,
+        endpoint=rdzv_endpoint,
+        run_id=rdzv_id,
+        settings=rdzv_conf,
+    )
+    job = Job(
+        function=function,
+        args=args,
+        num_processes=num_processes,
+        mixed_precision=mixed_precision,
+        start_method=start_method,
+        returns=returns,
+        output=output,
+        rendezvous=rendezvous,
+        max_restarts=max_restarts,
+        monitor_interval=monitor_interval,
+        prefix=log_line_prefix_template,
+    )
+    return _run(preflight.checked(job, "notebook_launcher"))
+
+
+def debug_launcher(function: Callable[..., Any], args: tuple[Any, ...] = (), num_processes: int = 2) -> Any:
+    """Run a function on CPU processes, also where there are GPUs, and return rank 0's value.
+
+    Args, errors and output are those of `notebook_launcher`.
+    """
+    __tracebackhide__ = True
+    job = Job(
+        function=function,
+        args=args,
+        num_processes=num_processes,
+        environment={"ACCELERATE_USE_CPU": "true"},
+    )
+    return _run(preflight.checked(job, "debug_launcher"))
+
+
+def _run(job: Job) -> Any:
+    __tracebackhide__ = True
+    if environ.flag("ACCELERATE_DEBUG_MODE"):
+        guard.dry_launch(job)
+    return launch(job)

@@ -1,0 +1,133 @@
+"""The only global slot of the package: the runtime of this process."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from .comm.base import Comm
+from .topology import Topology
+
+
+class Loader(Protocol):
+    """What gradient accumulation reads of a prepared data loader."""
+
+    end_of_dataloader: bool
+    remainder: int
+
+
+class GradientFlags:
+    """Where gradient accumulation stands; the accelerator writes it, loaders push themselves while iterated.
+
+    Attributes:
+        sync_gradients: True when the next optimizer step is to happen.
+        num_steps: batches per optimizer step.
+        adjust_scheduler: True steps the scheduler on accumulated batches too.
+        sync_with_dataloader: True makes the last batch of a loader a step.
+        sync_each_batch: True reduces gradients on accumulated batches too, which saves memory.
+        loaders: weak references to the loaders that are being iterated, innermost last.
+    """
+
+    __slots__ = (
+        "adjust_scheduler",
+        "loaders",
+        "num_steps",
+        "sync_each_batch",
+        "sync_gradients",
+        "sync_with_dataloader",
+    )
+
+    def __init__(self) -> None:
+        self.sync_gradients: bool = True
+        self.num_steps: int = 1
+        self.adjust_scheduler: bool = True
+        self.sync_with_dataloader: bool = True
+        self.sync_each_batch: bool = False
+        self.loaders: list[weakref.ref[Any]] = []
+
+    def begin(self, loader: Loader) -> None:
+        """Note that the iteration of a loader starts."""
+        self.loaders.append(weakref.ref(loader))
+
+    def end(self, loader: Loader) -> None:
+        """Note that the iteration of a loader ended; its innermost entry goes, and entries of dead loaders."""
+        for position in range(len(self.loaders) - 1, -1, -1):
+            if self.loaders[position]() is loader:
+                del self.loaders[position]
+                break
+        self.loaders = [reference for reference in self.loaders if reference() is not None]
+
+    @property
+    def active(self) -> Any | None:
+        """The innermost loader that is being iterated."""
+        while self.loaders:
+            loader = self.loaders[-1]()
+            if loader is not None:
+                return loader
+            self.loaders.pop()
+        return None
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """True while the active loader hands out its last batch; False without one."""
+        loader = self.active
+        return loader is not None and bool(loader.end_of_dataloader)
+
+    @property
+    def remainder(self) -> int:
+        """Samples of the last global batch that are no duplicates; -1 without an active loader."""
+        loader = self.active
+        return -1 if loader is None else int(loader.remainder)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What the user asked for; a second request that differs is a conflict.
+
+    Attributes:
+        mixed_precision: `no`, `bf16` or `fp16`.
+        debug: compare the inputs of all ranks before each collective.
+        cpu: no accelerator device, asked for by argument or environment.
+        backend: of the process group, None in a single process.
+    """
+
+    mixed_precision: str = "no"
+    debug: bool = False
+    cpu: bool = False
+    backend: str | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class Runtime:
+    """What this process is to the run, and how it talks to the others."""
+
+    topology: Topology
+    device: torch.device
+    comm: Comm
+    settings: Settings = field(default_factory=Settings)
+    gradient: GradientFlags = field(default_factory=GradientFlags)
+    extras: dict[str, Any] = field(default_factory=dict)
+    """Attributes that users set on the state objects."""
+
+
+_current: Runtime | None = None
+
+
+def current() -> Runtime | None:
+    """Return the runtime of this process, None before the first `PartialState` or `Accelerator`."""
+    return _current
+
+
+def install(runtime: Runtime) -> None:
+    """Make this the runtime of the process."""
+    global _current
+    _current = runtime
+
+
+def reset() -> None:
+    """Forget the runtime; a process group that it opened stays open, see `Comm.close`."""
+    global _current
+    _current = None

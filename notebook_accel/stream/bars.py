@@ -1,0 +1,100 @@
+"""In a worker: tqdm's bars become progress events."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from itertools import count
+from typing import Any
+
+from ..events import Progress
+from .emit import Emitter
+
+_OVERRIDDEN = ("__init__", "__iter__", "update", "display", "close", "reset", "status_printer")
+
+
+def install(emitter: Emitter) -> None:
+    """Change tqdm in this process: a bar that would draw on standard error emits progress events instead.
+
+    The bars of `tqdm.notebook` are widgets of a kernel that a worker cannot reach; they become plain ones.
+    """
+    import tqdm.std
+
+    notebook = sys.modules.get("tqdm.notebook")
+    if notebook is not None:
+        for name in _OVERRIDDEN:
+            if name in vars(notebook.tqdm_notebook):
+                delattr(notebook.tqdm_notebook, name)
+    tqdm.std.tqdm.set_lock(threading.RLock())
+    _BarHook(emitter).install(tqdm.std.tqdm)
+
+
+class _BarHook:
+    """Replaces the two methods through which every tqdm bar draws."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        self._emitter = emitter
+        self._numbers = count()
+
+    def install(self, bar_class: Any) -> None:
+        own_display, own_close, own_printer = bar_class.display, bar_class.close, bar_class.status_printer
+        hook = self
+
+        def display(bar: Any, msg: str | None = None, pos: int | None = None, **kwargs: Any) -> Any:
+            if not hook._ours(bar):
+                return own_display(bar, msg, pos, **kwargs)
+            hook._send(bar, finished=False)
+            return True
+
+        def close(bar: Any) -> None:
+            if not hook._ours(bar) or bar.disable:
+                own_close(bar)
+                return
+            bar.disable = True
+            with bar._lock:
+                bar._decr_instances(bar)
+            hook._send(bar, finished=True)
+
+        def status_printer(file: Any) -> Any:
+            if hook._emitter.usable and _is_stderr(file):
+                return lambda text: None
+            return own_printer(file)
+
+        bar_class.display = display
+        bar_class.close = close
+        bar_class.status_printer = staticmethod(status_printer)
+
+    def _ours(self, bar: Any) -> bool:
+        return self._emitter.usable and _is_stderr(getattr(bar, "fp", None))
+
+    def _send(self, bar: Any, *, finished: bool) -> None:
+        number = bar.__dict__.setdefault("_notebook_accel_bar", None)
+        if number is None:
+            number = bar._notebook_accel_bar = next(self._numbers)
+        state = bar.format_dict
+        emitter = self._emitter
+        emitter.emit(
+            Progress(
+                rank=emitter.rank,
+                time=emitter.now(),
+                bar=number,
+                description=str(bar.desc or "").removesuffix(": "),
+                count=float(bar.n),
+                total=None if bar.total is None else float(bar.total),
+                text=bar.format_meter(**{**state, "ncols": 100, "colour": None}),
+                finished=finished,
+                leave=bool(bar.leave),
+            )
+        )
+
+
+def _is_stderr(file: Any) -> bool:
+    """Whether tqdm's file (it wraps it) is this process's standard error or output, old or new."""
+    for _ in range(3):
+        wrapped = getattr(file, "_wrapped", None)
+        if wrapped is None:
+            break
+        file = wrapped
+    if file in (sys.stderr, sys.__stderr__, sys.stdout, sys.__stdout__):
+        return True
+    return type(file).__name__ == "OutStream"

@@ -1,0 +1,101 @@
+"""In a worker: `display()` and matplotlib figures become display events."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ..events import ClearOutput, Display
+from .emit import Emitter
+
+
+def install(emitter: Emitter, flush: Callable[[], None]) -> None:
+    """Make IPython in this worker publish through the emitter.
+
+    In a forked worker the kernel's shell is there, and gets another publisher. In a fresh process a small shell
+    is made, where IPython was imported at all.
+    """
+    if "IPython" not in sys.modules:
+        return
+    from IPython.core.interactiveshell import InteractiveShell
+
+    publisher = _publisher(emitter, flush)
+    if InteractiveShell.initialized():
+        shell = InteractiveShell.instance()
+        shell.display_pub = publisher
+        shell.config.pop("IPKernelApp", None)  # libraries take it as leave to use widgets
+    else:
+        _worker_shell(publisher)
+    _forget_figures()
+
+
+def flush_figures() -> None:
+    """Show the figures that are still open, as a cell of a notebook does at its end."""
+    inline = sys.modules.get("matplotlib_inline.backend_inline")
+    if inline is not None:
+        with contextlib.suppress(Exception):
+            inline.show(True)
+
+
+def _forget_figures() -> None:
+    """Drop the figures that the kernel had open: they are the notebook's to show."""
+    helpers = sys.modules.get("matplotlib._pylab_helpers")
+    if helpers is not None:
+        helpers.Gcf.figs.clear()
+
+
+def _publisher(emitter: Emitter, flush: Callable[[], None]) -> Any:
+    from IPython.core.displaypub import DisplayPublisher
+
+    class EventPublisher(DisplayPublisher):  # type: ignore[misc]
+        """Publishes MIME bundles as events of the run."""
+
+        def publish(
+            self,
+            data: dict[str, Any],
+            metadata: dict[str, Any] | None = None,
+            source: object = None,
+            *,
+            transient: dict[str, Any] | None = None,
+            update: bool = False,
+            **kwargs: object,
+        ) -> None:
+            flush()
+            emitter.emit(
+                Display(
+                    rank=emitter.rank,
+                    time=emitter.now(),
+                    data=data,
+                    metadata=metadata or {},
+                    transient=transient or {},
+                    update=update,
+                )
+            )
+
+        def clear_output(self, wait: bool = False) -> None:
+            flush()
+            emitter.emit(ClearOutput(rank=emitter.rank, time=emitter.now(), wait=wait))
+
+    return EventPublisher()
+
+
+def _worker_shell(publisher: Any) -> None:
+    """Make a shell that formats and publishes displays, without the history, magics and hooks of a real one."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config.configurable import SingletonConfigurable
+
+    class WorkerShell(InteractiveShell):  # type: ignore[misc]
+        """The least of a shell that `display` and matplotlib need."""
+
+        def __init__(self, **kwargs: Any) -> None:
+            SingletonConfigurable.__init__(self, **kwargs)
+            from IPython.core.events import EventManager, available_events
+
+            self.events = EventManager(self, available_events)
+            self.init_display_formatter()
+            self.display_pub = publisher
+            self.user_ns = {}
+
+    WorkerShell.instance()

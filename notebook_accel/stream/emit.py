@@ -1,0 +1,72 @@
+"""The worker's end of the event socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from typing import Final
+
+from ..events import Event
+from .wire import frame
+
+_IOV_MAX: Final = 512
+
+
+class Emitter:
+    """Sends events of one rank; safe to call from any thread, silent in a process forked off the worker."""
+
+    def __init__(self, sock: socket.socket, rank: int) -> None:
+        self.rank = rank
+        self._socket = sock
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    @property
+    def usable(self) -> bool:
+        """Whether this is the worker itself and not a process that it forked (a data loader's worker)."""
+        return os.getpid() == self._pid
+
+    def now(self) -> float:
+        """Return the time to stamp an event with."""
+        return time.time()
+
+    def emit(self, event: Event) -> None:
+        """Send one event; returns when the socket has taken all of it.
+
+        The interrupt signal waits meanwhile: half a frame would make the rest unreadable.
+        """
+        if not self.usable:
+            return
+        parts = frame(event)
+        masked = _hold_interrupt()
+        try:
+            with self._lock:
+                self._send(parts)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the notebook is gone; the lifeline ends this worker
+        finally:
+            _release_interrupt(masked)
+
+    def _send(self, parts: list[memoryview]) -> None:
+        while parts:
+            sent = self._socket.sendmsg(parts[:_IOV_MAX])
+            while parts and sent >= parts[0].nbytes:
+                sent -= parts[0].nbytes
+                parts = parts[1:]
+            if sent:
+                parts = [parts[0][sent:], *parts[1:]]
+
+
+def _hold_interrupt() -> bool:
+    if not hasattr(signal, "pthread_sigmask"):
+        return False
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    return signal.SIGINT not in before
+
+
+def _release_interrupt(masked: bool) -> None:
+    if masked:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -1,0 +1,83 @@
+"""What a run has said so far: a pure fold of its events."""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from ..events import Event, Failure, Line, Metric, Phase, Progress, Result
+
+MAX_EVENTS = 100_000
+
+
+class RunRecord:
+    """State of a run by rank; only `apply` writes.
+
+    Attributes:
+        phases: last phase of each rank.
+        failures: failures of the current attempt, in order of arrival.
+        results: the returned values by rank, still pickled.
+        progress: last state of each bar, by (rank, bar).
+        metrics: all metric events.
+    """
+
+    def __init__(self, max_events: int = MAX_EVENTS) -> None:
+        self.phases: dict[int, Phase] = {}
+        self.failures: list[Failure] = []
+        self.results: dict[int, Result] = {}
+        self.progress: dict[tuple[int, int], Progress] = {}
+        self.metrics: list[Metric] = []
+        self.restarts = 0
+        self._shown: deque[Event] = deque(maxlen=max_events)
+        self._count = 0
+
+    def apply(self, event: Event) -> None:
+        """Take the next event."""
+        if isinstance(event, Result):
+            self.results[event.rank] = event
+            return
+        if isinstance(event, Failure):
+            self.failures.append(event)
+            return
+        if isinstance(event, Phase):
+            self._phase(event)
+        elif isinstance(event, Progress):
+            self.progress[event.rank, event.bar] = event
+        elif isinstance(event, Metric):
+            self.metrics.append(event)
+        self._shown.append(event)
+        self._count += 1
+
+    def _phase(self, phase: Phase) -> None:
+        if phase.name == "restarting":
+            self.restarts += 1
+            self.failures.clear()
+            self.results.clear()
+            self.progress.clear()
+            return
+        self.phases[phase.rank] = phase
+
+    @property
+    def end(self) -> int:
+        """The position after the last event."""
+        return self._count
+
+    def since(self, position: int) -> Iterator[Event]:
+        """Yield the events from a position on that are still held (the last `max_events`)."""
+        first = self._count - len(self._shown)
+        return islice(self._shown, max(0, position - first), None)
+
+    def values(self) -> dict[int, Any]:
+        """Return the returned values by rank."""
+        return {rank: pickle.loads(result.value, buffers=result.buffers) for rank, result in self.results.items()}
+
+    def lines(self, rank: int | None = None) -> list[str]:
+        """Return the lines that are still held, of one rank or all."""
+        return [
+            event.text
+            for event in self._shown
+            if isinstance(event, Line) and (rank is None or event.rank == rank)
+        ]

@@ -1,0 +1,162 @@
+"""In the notebook: what shows a run's events in the cell."""
+
+from __future__ import annotations
+
+import string
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Literal
+
+from ..events import ClearOutput, Display, Event, Line, Phase, Progress
+
+Output = Literal["all", "first", "none"] | Collection[int]
+
+DEFAULT_PREFIX = "[${rank}] "
+_BAR_INTERVAL = 0.1
+
+
+class TextSink:
+    """Writes lines, marked by rank, to the cell (or terminal) that runs; shows displays and one set of bars.
+
+    Args:
+        output: ranks to show: "all", "first" (the first on this node), "none" or a collection of ranks.
+        ranks: the ranks of this node.
+        prefix: `string.Template` put before each line where more than one rank is shown; may name rank,
+            local_rank and role_name.
+    """
+
+    def __init__(self, output: Output, ranks: Collection[int], prefix: str | None = None) -> None:
+        first = min(ranks)
+        shown = {"all": set(ranks), "first": {first}, "none": set()}
+        self._shown = shown[output] if isinstance(output, str) else set(output)
+        if prefix is None:
+            prefix = DEFAULT_PREFIX if len(self._shown) > 1 else ""
+        template = string.Template(prefix)
+        self._prefixes = {
+            rank: template.safe_substitute(rank=rank, local_rank=rank - first, role_name="worker")
+            for rank in self._shown
+        }
+        self._bars = _Bars()
+
+    def show(self, events: Iterable[Event]) -> None:
+        """Show the next events of the run."""
+        pending: list[str] = []
+        stream = "stdout"
+        for event in events:
+            if isinstance(event, Line) and event.stream == stream and event.rank in self._shown:
+                pending.append(f"{self._prefixes[event.rank]}{event.text}\n")
+                continue
+            _write(stream, pending)
+            pending = []
+            if isinstance(event, Line):
+                if event.rank in self._shown:
+                    stream = event.stream
+                    pending.append(f"{self._prefixes[event.rank]}{event.text}\n")
+            elif isinstance(event, Phase):
+                if event.name == "restarting":
+                    self.note(event.detail)
+            elif event.rank in self._shown:
+                self._show_other(event)
+        _write(stream, pending)
+
+    def note(self, text: str) -> None:
+        """Write a message of the launcher itself."""
+        _write("stderr", [f"notebook_accel: {line}\n" for line in text.splitlines()])
+
+    def close(self) -> None:
+        """Draw what is held back; returns when the front end has been sent everything."""
+        self._bars.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+    def _show_other(self, event: Event) -> None:
+        if isinstance(event, Progress):
+            self._bars.show(event)
+        elif isinstance(event, Display):
+            publish(event.data, event.metadata, event.transient, update=event.update)
+        elif isinstance(event, ClearOutput) and _shell() is not None:
+            from IPython.display import clear_output
+
+            clear_output(wait=event.wait)
+
+
+def publish(
+    data: Any, metadata: Any = None, transient: Any = None, *, update: bool = False
+) -> None:
+    """Publish a MIME bundle to the notebook; in a terminal print its plain text."""
+    if _shell() is None:
+        if not update:
+            print(data.get("text/plain", ""))
+        return
+    from IPython.display import publish_display_data
+
+    publish_display_data(
+        dict(data), dict(metadata or {}), transient=dict(transient or {}), update=update
+    )
+
+
+class _Bars:
+    """Keeps each bar of the first rank that has bars as one display that changes."""
+
+    def __init__(self) -> None:
+        self._rank: int | None = None
+        self._drawn: dict[int, float] = {}
+        self._waiting: dict[int, Progress] = {}
+        self._draw: Callable[[Progress], None] = _CellBar() if _shell() is not None else _TerminalBar()
+
+    def show(self, bar: Progress) -> None:
+        if self._rank is None or bar.rank < self._rank:
+            self._rank = bar.rank
+        if bar.rank != self._rank:
+            return
+        now = time.monotonic()
+        if not bar.finished and now - self._drawn.get(bar.bar, 0.0) < _BAR_INTERVAL:
+            self._waiting[bar.bar] = bar
+            return
+        self._waiting.pop(bar.bar, None)
+        self._drawn[bar.bar] = now
+        self._draw(bar)
+
+    def close(self) -> None:
+        for bar in self._waiting.values():
+            self._draw(bar)
+        self._waiting.clear()
+
+
+class _CellBar:
+    """A bar in a notebook cell: one display, updated."""
+
+    def __init__(self) -> None:
+        self._ids: dict[int, str] = {}
+
+    def __call__(self, bar: Progress) -> None:
+        known = bar.bar in self._ids
+        display_id = self._ids.setdefault(bar.bar, f"notebook-accel-{id(self):x}-{bar.bar}")
+        text = bar.text if bar.leave or not bar.finished else ""
+        publish({"text/plain": text}, transient={"display_id": display_id}, update=known)
+
+
+class _TerminalBar:
+    """A bar in a terminal: one line, overwritten; in a file only its last state."""
+
+    def __call__(self, bar: Progress) -> None:
+        if sys.stderr.isatty():
+            end = "\n" if bar.finished and bar.leave else ""
+            sys.stderr.write(f"\r\x1b[K{bar.text}{end}")
+            sys.stderr.flush()
+        elif bar.finished and bar.leave:
+            sys.stderr.write(f"{bar.text}\n")
+
+
+def _write(stream: str, lines: list[str]) -> None:
+    if lines:
+        target = sys.stdout if stream == "stdout" else sys.stderr
+        target.write("".join(lines))
+
+
+def _shell() -> Any:
+    """Return the running IPython kernel's shell, if any: a terminal's IPython cannot update displays."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    return shell if shell is not None and hasattr(shell, "kernel") else None

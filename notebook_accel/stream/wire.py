@@ -1,0 +1,102 @@
+"""Frames of events and lines of text on byte streams that split them anywhere."""
+
+from __future__ import annotations
+
+import struct
+
+from ..events import Buffer, Event, decode, encode
+
+_COUNT = struct.Struct("!I")
+_LENGTH = struct.Struct("!Q")
+
+_MAX_LINE = 1 << 20
+
+
+def frame(event: Event) -> list[memoryview]:
+    """Return the buffers to send for one event: number of parts, length of each, the parts (not copied)."""
+    parts = [_raw(part) for part in encode(event)]
+    header = bytearray(_COUNT.pack(len(parts)))
+    for part in parts:
+        header += _LENGTH.pack(part.nbytes)
+    return [memoryview(header), *parts]
+
+
+def _raw(part: Buffer) -> memoryview:
+    view = part if isinstance(part, memoryview) else memoryview(part)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+class FrameReader:
+    """Collects received bytes and gives the events that are complete."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._needed = _COUNT.size
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Take bytes as received; return the events that they complete."""
+        events = []
+        self._received += data
+        start = 0
+        while len(self._received) - start >= self._needed:
+            lengths = self._lengths(start)
+            if lengths is None:
+                break
+            end = start + self._needed
+            position = end - sum(lengths)
+            parts = []
+            for length in lengths:
+                parts.append(self._received[position : position + length])
+                position += length
+            start = end
+            self._needed = _COUNT.size
+            events.append(decode(parts))
+        del self._received[:start]
+        return events
+
+    def _lengths(self, start: int) -> list[int] | None:
+        """Return the parts' lengths and set the frame's size as needed; None while the frame is incomplete."""
+        (count,) = _COUNT.unpack_from(self._received, start)
+        header = _COUNT.size + count * _LENGTH.size
+        available = len(self._received) - start
+        if available < header:
+            self._needed = header
+            return None
+        first = start + _COUNT.size
+        lengths = [
+            _LENGTH.unpack_from(self._received, first + i * _LENGTH.size)[0]
+            for i in range(count)
+        ]
+        self._needed = header + sum(lengths)
+        return lengths if available >= self._needed else None
+
+
+class LineReader:
+    """Collects received bytes and gives whole lines as text.
+
+    A carriage return inside a line overwrites what stood before it, as on a terminal. Bytes that are no UTF-8
+    come as backslash escapes. A line of more than 1 MiB is cut there.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """Take bytes as received; return the lines that they complete."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        while len(rest) > _MAX_LINE:
+            lines.append(rest[:_MAX_LINE])
+            rest = rest[_MAX_LINE:]
+        self._rest = rest.rsplit(b"\r", 1)[1] if rest.count(b"\r") > 1 and rest[-1:] != b"\r" else rest
+        return [_text(line) for line in lines]
+
+    def close(self) -> list[str]:
+        """Return the last line where it has no newline."""
+        rest, self._rest = self._rest, b""
+        return [_text(rest)] if rest else []
+
+
+def _text(line: bytes) -> str:
+    if b"\r" in line:
+        line = line.rstrip(b"\r").rsplit(b"\r", 1)[-1]
+    return line.decode("utf-8", "backslashreplace")

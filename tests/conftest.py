@@ -1,0 +1,54 @@
+"""Fixtures of every test: a temp folder of the session's own, and guards against what a test leaves behind."""
+
+from __future__ import annotations
+
+import multiprocessing.util
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from tests import guards
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_temp_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give the session and its child processes a temp folder that no other program writes to."""
+    # pytest's folders stay where people look for them, multiprocessing's where it removes it at exit
+    tmp_path_factory.getbasetemp()
+    multiprocessing.util.get_temp_dir()
+    before = os.environ.get("TMPDIR")
+    folder = tempfile.mkdtemp(prefix="na-test-")  # short: sockets below it have about 100 characters
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    yield
+    tempfile.tempdir = None
+    if before is None:
+        del os.environ["TMPDIR"]
+    else:
+        os.environ["TMPDIR"] = before
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _guard(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaks, with a sentence for each leak; see `tests/guards.py`."""
+    allowed = {mark.args[0] for mark in request.node.iter_markers("may_leak")}
+    if unknown := allowed - set(guards.KINDS):
+        raise ValueError(f"may_leak({', '.join(sorted(unknown))}): the kinds are {', '.join(guards.KINDS)}")
+    before = guards.take_snapshots()
+    yield
+    if leaks := guards.find_leaks(before, allowed):
+        pytest.fail("this test leaks:\n" + "\n".join(f"  - {leak}" for leak in leaks), pytrace=False)
+
+
+@pytest.fixture
+def clean_runtime() -> Iterator[None]:
+    """Start without a runtime, and take down the one that the test built along with its process group."""
+    from notebook_accel import runtime
+
+    runtime.reset()
+    yield
+    runtime.reset()
+    guards.ProcessGroup().restore(False)

@@ -1,0 +1,88 @@
+"""A module imports from lower floors or from its own package, so that no two parts need each other."""
+
+from __future__ import annotations
+
+from tests.structure.source import modules, resolve
+
+# Bottom to top. A name stands for the module, or for the package with all that is in it; where both a package
+# and one of its modules are listed, the module has its own floor.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("errors", "events", "environ", "probes", "registry", "choices"),
+    ("topology",),
+    ("nested", "devices", "config"),
+    ("comm", "stream"),
+    ("runtime",),
+    ("state",),
+    ("precision", "seeding", "logging", "optimizer", "scheduler", "hooks", "data_loader", "big_modeling"),
+    ("launch",),
+    ("strategies", "tracking", "checkpointing", "launch.run"),
+    ("accelerator", "memory", "local_sgd", "inference"),
+    ("widgets",),
+    ("launchers",),
+    ("cli", "utils"),
+    ("", "__main__"),
+)
+# (importer, imported): why it is right
+EXCEPTIONS: dict[tuple[str, str], str] = {}
+
+
+def floor_of(name: str) -> int:
+    """Return the floor of a module named without `notebook_accel.`; the longest listed prefix counts."""
+    listed = {entry: number for number, row in enumerate(FLOORS) for entry in row}
+    parts = name.split(".") if name else []
+    for length in range(len(parts), 0, -1):
+        if (prefix := ".".join(parts[:length])) in listed:
+            return listed[prefix]
+    if name == "":
+        return listed[""]
+    raise KeyError(f"notebook_accel.{name} has no floor: add it to FLOORS and to the map in CONTRIBUTING.md")
+
+
+def short(name: str) -> str:
+    return name.removeprefix("notebook_accel").removeprefix(".")
+
+
+def test_every_module_has_a_floor() -> None:
+    unknown = []
+    for module in modules():
+        try:
+            floor_of(short(module.name))
+        except KeyError as error:
+            unknown.append(error.args[0])
+    assert not unknown, "\n".join(unknown)
+
+
+def test_no_entry_of_the_table_is_stale() -> None:
+    names = {short(module.name) for module in modules()}
+    planned = {"registry", "config", "logging", "hooks", "big_modeling", "tracking", "checkpointing"}
+    planned |= {"memory", "local_sgd", "inference", "cli", "__main__"}
+    missing = {entry for row in FLOORS for entry in row} - names - planned
+    assert not missing, f"FLOORS lists modules that do not exist: {sorted(missing)}"
+
+
+def test_imports_go_down() -> None:
+    known = {module.name for module in modules()}
+    wrong = []
+    for module in modules():
+        importer = short(module.name)
+        for line, name in module.imports():
+            imported = short(resolve(name, known))
+            if (importer, imported) in EXCEPTIONS or imported == importer:
+                continue
+            same_package = importer and imported and importer.split(".")[0] == imported.split(".")[0]
+            if not same_package and floor_of(imported) >= floor_of(importer):
+                wrong.append(
+                    f"{module.where}:{line}: {importer or '__init__'} (floor {floor_of(importer)}) imports "
+                    f"{imported or 'notebook_accel'} (floor {floor_of(imported)})"
+                )
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_exception_is_stale() -> None:
+    known = {module.name for module in modules()}
+    used = {
+        (short(module.name), short(resolve(name, known)))
+        for module in modules()
+        for _, name in module.imports()
+    }
+    assert not EXCEPTIONS.keys() - used

@@ -1,0 +1,56 @@
+"""The hand-written packages list is complete, and the wheel has everything in it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.structure.source import ROOT, modules
+
+
+def listed_packages() -> list[str]:
+    """Return tool.setuptools.packages; by hand, since Python 3.10 has no tomllib."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(r"^packages = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
+    assert found
+    return re.findall(r'"([^"]+)"', found[1])
+
+
+def test_the_list_is_the_folders() -> None:
+    assert listed_packages() == sorted(module.name for module in modules() if module.is_package)
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    packages = {module.path.parent for module in modules() if module.is_package}
+    assert not {str(m.path.parent) for m in modules() if m.path.parent not in packages}
+
+
+def test_the_wheel_has_every_module(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", minversion="77", reason="building needs setuptools 77")
+    source = tmp_path / "source"  # a copy, because setuptools writes build folders next to what it builds
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("notebook_accel", "widgets"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(tmp_path),
+        ".",
+    ]
+    subprocess.run([sys.executable, "-m", *command], cwd=source, check=True, timeout=100)
+    (wheel,) = tmp_path.glob("*.whl")
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+    expected = {m.name.replace(".", "/") + ("/__init__.py" if m.is_package else ".py") for m in modules()}
+    assert inside == expected

@@ -1,0 +1,116 @@
+"""Run a module-level function on N gloo processes and collect what each rank returned."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+
+class RankFailed(AssertionError):
+    """A rank raised, died or did not answer in time; the message holds its traceback."""
+
+
+def free_port() -> int:
+    """Return a TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    *args: Any,
+    world_size: int = 2,
+    timeout: float = 60.0,
+    environment: dict[str, str] | None = None,
+    start_method: str = "fork",
+) -> list[Any]:
+    """Call `function(*args)` in processes with torchrun's variables set; return the results in rank order.
+
+    Forked from a process whose torch has run no parallel region, hence one thread per rank; RankFailed otherwise.
+    """
+    context = multiprocessing.get_context(start_method)
+    port = free_port()
+    pipes, processes = [], []
+    for rank in range(world_size):
+        receiver, sender = context.Pipe(duplex=False)
+        variables = _variables(rank, world_size, port) | (environment or {})
+        process = context.Process(target=_child, args=(sender, function, args, variables), daemon=True)  # type: ignore[attr-defined]
+        process.start()
+        sender.close()
+        pipes.append(receiver)
+        processes.append(process)
+    try:
+        return _collect(pipes, timeout)
+    finally:
+        for process in processes:
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _collect(pipes: list[Connection], timeout: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    failures: list[str] = []
+    deadline = time.monotonic() + timeout
+    while len(results) < len(pipes) and not failures:
+        pending = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
+        ready = wait(pending, timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            missing = [rank for rank in range(len(pipes)) if rank not in results]
+            raise RankFailed(f"no answer from ranks {missing} within {timeout} s")
+        for pipe in ready:
+            rank = pipes.index(pipe)  # type: ignore[arg-type]
+            try:
+                succeeded, payload = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]
+            except EOFError:
+                succeeded, payload = False, "ended without an answer"
+            if succeeded:
+                results[rank] = payload
+            else:
+                failures.append(f"rank {rank}: {payload}")
+    if failures:
+        raise RankFailed("\n".join(failures))
+    return [results[rank] for rank in range(len(pipes))]
+
+
+def _variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
+    }
+
+
+def _child(
+    sender: Connection, function: Callable[..., Any], args: tuple[Any, ...], variables: dict[str, str]
+) -> None:
+    os.environ.update(variables)
+    import torch
+
+    from notebook_accel import runtime
+
+    torch.set_num_threads(1)
+    runtime.reset()
+    try:
+        answer = pickle.dumps((True, function(*args)))
+    except BaseException:  # noqa: BLE001 - reported to the test, whatever it is
+        answer = pickle.dumps((False, traceback.format_exc()))
+    sender.send_bytes(answer)
+    sender.close()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    os._exit(0)
