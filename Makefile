@@ -55,7 +55,7 @@ $(COLAB)/stamp: $(VENV)/dev.stamp constraints-colab.txt
 	touch $@
 
 demo: $(VENV)/tutorial.stamp
-	$(PY) tutorials/run.py tutorials/01_first_launch.ipynb --output build/01_first_launch.ipynb --show accuracy
+	$(PY) tutorials/run.py tutorials/01_first_launch.ipynb --output build/01_first_launch.ipynb --show "Test accuracy"
 
 lint: $(VENV)/dev.stamp
 	$(PY) -m ruff format --check .

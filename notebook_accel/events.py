@@ -78,12 +78,18 @@ class Phase(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frame:
-    """One frame of a worker's traceback; `source` is the line's text as the worker knows it, or empty."""
+    """One frame of a worker's traceback.
+
+    `first_lineno` is the line its function starts at. `columns` are end line, start and end column of the
+    expression, where Python (3.11 on) knows them.
+    """
 
     filename: str
     lineno: int
+    first_lineno: int
     name: str
-    source: str = ""
+    qualname: str
+    columns: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

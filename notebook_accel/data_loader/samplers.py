@@ -111,7 +111,7 @@ class BatchSamplerShard(BatchSampler):
 
     def _misses_last_split(self) -> bool:
         """Return True if the last batch to split is so short that this process gets nothing of it."""
-        if self.even_batches or self.drop_last or not _is_plain(self.batch_sampler):
+        if self.even_batches or self.drop_last or not is_plain(self.batch_sampler):
             return False
         short: int = len(self.batch_sampler.sampler) % self.batch_size
         return 0 < short <= self._offset
@@ -125,7 +125,7 @@ class BatchSamplerShard(BatchSampler):
         return self.process_index * self._share
 
     def __iter__(self) -> Iterator[list[int]]:
-        if not _is_plain(self.batch_sampler):
+        if not is_plain(self.batch_sampler):
             yield from self._walk_splits() if self.split_batches else self._walk_batches()
             return
         # A single process has no share to compute: it walks, exactly as torch does.
@@ -223,7 +223,7 @@ def check_split(batch_size: int | None, num_processes: int) -> None:
         )
 
 
-def _is_plain(batch_sampler: object) -> bool:
+def is_plain(batch_sampler: object) -> bool:
     """Return True if the batches are those that torch's BatchSampler makes of its sampler."""
     return isinstance(batch_sampler, BatchSampler) and type(batch_sampler).__iter__ is BatchSampler.__iter__
 

@@ -7,15 +7,14 @@ shows the lines of the cell.
 from __future__ import annotations
 
 import contextlib
-import linecache
 import os
 import sys
-import types
 from collections.abc import Sequence
 
 from ..errors import WorkerError, WorkerExitedError, WorkerKilledError
-from ..events import Failure, Frame, RaisedError
+from ..events import Failure, RaisedError
 from ..stream.emit import Emitter
+from . import tracebacks
 from .ship import pack, unpack
 from .signals import likely_cause, name_of
 
@@ -30,7 +29,7 @@ def describe(error: BaseException, depth: int = 0) -> RaisedError:
         type_name=type(error).__qualname__,
         message=_text(error),
         pickled=_pickle(error),
-        frames=_frames(error.__traceback__),
+        frames=tracebacks.frames(error.__traceback__),
         notes=tuple(str(note) for note in getattr(error, "__notes__", ())),
         cause=describe(cause, depth + 1) if cause is not None and more else None,
         context=describe(context, depth + 1) if context is not None and context is not cause and more else None,
@@ -52,7 +51,7 @@ def revive(raised: RaisedError, rank: int, pid: int) -> BaseException:
     error.__cause__ = revive(raised.cause, rank, pid) if raised.cause else None
     error.__context__ = revive(raised.context, rank, pid) if raised.context else None
     error.__suppress_context__ = raised.suppress_context
-    error.__traceback__ = _traceback(raised.frames)
+    error.__traceback__ = tracebacks.build(raised.frames)
     if raised.notes and not getattr(error, "__notes__", None):
         for note in raised.notes:
             add_note(error, note)
@@ -193,44 +192,3 @@ def _unpickle(raised: RaisedError) -> BaseException | None:
     except Exception:
         return None
     return error if isinstance(error, BaseException) else None
-
-
-def _frames(traceback: types.TracebackType | None) -> list[Frame]:
-    """Return the frames below the worker's own code, outermost first."""
-    frames = []
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if traceback.tb_next is None or not traceback.tb_frame.f_locals.get("__tracebackhide__"):
-            line = linecache.getline(code.co_filename, traceback.tb_lineno).strip("\n")
-            frames.append(
-                Frame(filename=code.co_filename, lineno=traceback.tb_lineno, name=code.co_name, source=line)
-            )
-        traceback = traceback.tb_next
-    return frames
-
-
-class _Stub(Exception):
-    pass
-
-
-_STUB = compile("raise stub", "<worker>", "exec")
-
-
-def _traceback(frames: Sequence[Frame]) -> types.TracebackType | None:
-    """Build a traceback with the given frames: each from a piece of code that has its name, file and line.
-
-    IPython, pdb and `traceback` then show it as any other, with the lines of the cells.
-    """
-    result: types.TracebackType | None = None
-    for frame in reversed(frames):
-        code = _STUB.replace(
-            co_filename=frame.filename, co_name=frame.name, co_firstlineno=max(frame.lineno, 1)
-        )
-        try:
-            exec(code, {"stub": _Stub(), "__name__": "notebook_accel.worker"})
-        except _Stub as raised:
-            made = raised.__traceback__
-            made = made.tb_next if made is not None else None
-            if made is not None:
-                result = types.TracebackType(result, made.tb_frame, made.tb_lasti, frame.lineno)
-    return result

@@ -54,6 +54,7 @@ class Problems:
 
     def raise_any(self, function: str) -> None:
         """Raise TypeError where all problems are wrong types, ValueError with all of them otherwise."""
+        __tracebackhide__ = True
         texts = self._types + self._values
         if not texts:
             return
@@ -70,6 +71,7 @@ def checked(job: Job, caller: str) -> Job:
     Raises:
         ValueError, TypeError: what is wrong with it, all in one message.
     """
+    __tracebackhide__ = True
     problems = Problems()
     _check_place(problems)
     _check_function(problems, job.function, job.args)

@@ -66,6 +66,7 @@ class Run:
 
     def wait(self) -> Outcome:
         """Run the job to its end, and show its output meanwhile."""
+        __tracebackhide__ = True
         try:
             return self._engine.run(self.job, self.record, self._deliver)
         finally:

@@ -93,6 +93,7 @@ def _worker_shell(publisher: Any) -> None:
             SingletonConfigurable.__init__(self, **kwargs)
             from IPython.core.events import EventManager, available_events
 
+            self.configurables = [self]
             self.events = EventManager(self, available_events)
             self.init_display_formatter()
             self.display_pub = publisher

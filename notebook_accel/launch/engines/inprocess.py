@@ -13,6 +13,7 @@ class InProcessEngine(Engine):
 
     def run(self, job: Job, record: RunRecord, deliver: Deliver) -> Outcome:
         """Run the job; an exception of the function passes through."""
+        __tracebackhide__ = True
         before = runtime.current()
         runtime.reset()
         try:

@@ -1,0 +1,201 @@
+"""What all prepared data loaders have in common: where they stand, for gradient accumulation and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from .. import runtime as process
+from ..runtime import GradientFlags, Runtime
+from .config import require_stateless
+from .iterable import IterableDatasetShard
+from .samplers import is_plain
+
+_OPTIONS: Final = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+    "in_order",
+)
+
+
+def options_of(dataloader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the arguments that made the loader, except those that choose samples and batches."""
+    return {name: getattr(dataloader, name) for name in _OPTIONS if hasattr(dataloader, name)}
+
+
+def outer_sampler(dataloader: DataLoader[Any]) -> Any:
+    """Return what the loader takes from its dataset by: the batch sampler, or the sampler where it has none."""
+    return dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
+
+
+class PreparedLoader(DataLoader[Any]):
+    """A data loader that knows its epoch, its last batch and how many samples of that are no repeats.
+
+    Attributes:
+        end_of_dataloader: True from when the last batch is handed out.
+        remainder: samples of the last global batch that are no repeats; 0 where it is full, -1 where unknown or
+            where an incomplete one is dropped.
+        iteration: the epoch, counted from 0; `set_epoch` overwrites it.
+        skip_batches: batches left out at the start of an iteration.
+    """
+
+    end_of_dataloader: bool = False
+    remainder: int = -1
+    use_stateful_dataloader: bool = False
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        drop_last_round: bool = False,
+        non_blocking: bool = False,
+        iteration: int = 0,
+        runtime: Runtime | None = None,
+        **kwargs: Any,
+    ) -> None:
+        require_stateless(use_stateful_dataloader)
+        super().__init__(dataset, **kwargs)
+        self.skip_batches = skip_batches
+        self.iteration = iteration
+        self._drop_last = drop_last_round
+        self._non_blocking = non_blocking
+        self._left_early = False
+        self._runtime = runtime if runtime is not None else process.current()
+
+    @property
+    def runtime(self) -> Runtime | None:
+        """The runtime given, else that of the process."""
+        return self._runtime if self._runtime is not None else process.current()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_runtime": None, "_iterator": None}
+
+    def reset(self) -> None:
+        """Forget where the last iteration stood."""
+        self.end_of_dataloader = False
+        self.remainder = -1
+
+    def begin(self) -> None:
+        """Note that an iteration starts."""
+        self.reset()
+        if not self._drop_last:
+            self.remainder = self._count_remainder()
+        if (runtime := self.runtime) is not None:
+            _forget_left(runtime.gradient)
+            runtime.gradient.begin(self)
+
+    def end(self) -> None:
+        """Note that the iteration ended."""
+        if (runtime := self.runtime) is not None:
+            runtime.gradient.end(self)
+
+    def _track(self, batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Iterate the batches as one epoch.
+
+        A loader that is left early stays the active one until another begins: metrics of its last batch are
+        still to be gathered.
+        """
+        self.begin()
+        self.set_epoch(self.iteration)
+        try:
+            yield from batches()
+        except BaseException:
+            self._left_early = True
+            raise
+        self.iteration += 1
+        self.end()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration, of samplers and dataset too."""
+        self.iteration = epoch
+        for part in (*self._sampler_chain(), self.dataset):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+
+    def _sampler_chain(self) -> Iterator[Any]:
+        part = outer_sampler(self)
+        while part is not None:
+            yield part
+            inner = getattr(part, "batch_sampler", None)
+            part = getattr(part, "sampler", None) if inner is None else inner
+
+    def get_sampler(self) -> Any:
+        """Return the sampler of single indices, None where the batch sampler has none."""
+        return getattr(outer_sampler(self), "sampler", None)
+
+    def set_sampler(self, sampler: Any) -> None:
+        """Replace the sampler of single indices."""
+        outer_sampler(self).sampler = sampler
+
+    @property
+    def total_batch_size(self) -> int:
+        """Samples of all processes in one round; ValueError where batches have no fixed size."""
+        size = self._round_size()
+        if size is None:
+            raise ValueError(
+                "this data loader has no total batch size, its batches have no fixed size: "
+                "give its batch sampler a batch_size attribute"
+            )
+        return size
+
+    def _round_size(self) -> int | None:
+        if isinstance(self.dataset, IterableDatasetShard):
+            return None if self.dataset.batch_size is None else self.dataset.span
+        sampler = outer_sampler(self)
+        size: int | None = getattr(sampler, "batch_size", None)
+        if size is None or getattr(sampler, "split_batches", False):
+            return size
+        return size * int(getattr(sampler, "num_processes", 1))
+
+    @property
+    def total_dataset_length(self) -> int:
+        """Samples of the whole dataset; TypeError where its length is unknown."""
+        dataset: Any = self.dataset
+        return int(dataset.total_length) if hasattr(type(dataset), "total_length") else len(dataset)
+
+    def _count_remainder(self) -> int:
+        size, samples = self._round_size(), self._count_samples()
+        return -1 if size is None or samples is None else samples % size
+
+    def _count_samples(self) -> int | None:
+        """Return the samples of one epoch over all processes: of the sampler where it is known to be sized."""
+        try:
+            if not isinstance(self.dataset, IterableDataset):
+                batches = [part for part in self._sampler_chain() if isinstance(part, BatchSampler)]
+                if batches and is_plain(batches[-1]):
+                    return len(batches[-1].sampler)  # type: ignore[arg-type]
+            return self.total_dataset_length
+        except (TypeError, NotImplementedError):
+            return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Raise ValueError: only loaders of torchdata have a state, and they are not supported."""
+        raise ValueError("a prepared data loader has no state: use skip_first_batches to go on in an epoch")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise ValueError, as `state_dict` does."""
+        self.state_dict()
+
+    def adjust_state_dict_for_prefetch(self) -> None:
+        """Do nothing: there is no state to adjust."""
+        return None
+
+
+def _forget_left(flags: GradientFlags) -> None:
+    for reference in list(flags.loaders):
+        loader = reference()
+        if isinstance(loader, PreparedLoader) and loader._left_early:
+            flags.end(loader)
+            loader._left_early = False

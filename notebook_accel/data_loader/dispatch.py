@@ -1,0 +1,193 @@
+"""DataLoaderDispatcher: rank 0 reads, every process receives its part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.datapipe import IterDataPipe
+
+from ..nested import concatenate, find_batch_size, send_to_device, slice_tensors
+from ..runtime import Runtime
+from .base import PreparedLoader
+from .config import require_stateless
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Round:
+    """What rank 0 sends: one global batch on the CPU.
+
+    Attributes:
+        batch: completed to a multiple of the number of processes; None where there is nothing to read.
+        num_samples: samples in it before it was completed.
+        is_last: nothing follows.
+        error: why rank 0 could not read.
+    """
+
+    batch: Any = None
+    num_samples: int = 0
+    is_last: bool = True
+    error: str | None = None
+
+
+class DataLoaderDispatcher(PreparedLoader):
+    """A data loader that only rank 0 reads; the others get their part of each global batch from it.
+
+    A global batch is one batch of the loader with `split_batches`, else as many as there are processes. Samples
+    of an incomplete last one are shared out evenly and completed from the first, unless `_drop_last`.
+
+    Args:
+        dataset: as `DataLoader` takes it.
+        split_batches: see above.
+        skip_batches: global batches to leave out at the start of every iteration.
+        slice_fn: called as `slice_fn(batch, slice, process_index=, num_processes=)` in place of `slice_tensors`.
+        torch_device_mesh: must be None here; ranks that share samples are not supported.
+        iteration: the epoch to start with.
+        kwargs: all that `DataLoader` takes.
+
+    Raises:
+        ValueError: there is no runtime, or a device mesh is given.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        split_batches: bool = False,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
+        slice_fn: Callable[..., Any] | None = None,
+        torch_device_mesh: Any = None,
+        iteration: int = 0,
+        *,
+        runtime: Runtime | None = None,
+        **kwargs: Any,
+    ) -> None:
+        require_stateless(use_stateful_dataloader)
+        if torch_device_mesh is not None:
+            raise ValueError(
+                "dispatch_batches=True does not support a device mesh: use dispatch_batches=False"
+            )
+        super().__init__(
+            dataset,
+            skip_batches=skip_batches,
+            drop_last_round=_drop_last,
+            non_blocking=_non_blocking,
+            iteration=iteration,
+            runtime=runtime,
+            **kwargs,
+        )
+        self.split_batches = split_batches
+        self.slice_fn = slice_tensors if slice_fn is None else slice_fn
+        self._place()
+
+    def _place(self) -> Runtime:
+        if (runtime := self.runtime) is None:
+            raise ValueError(
+                "a data loader that dispatches batches needs to know its process: "
+                "create an Accelerator or a PartialState first"
+            )
+        return runtime
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes that share a global batch."""
+        return self._place().topology.world_size
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return self._track(self._batches)
+
+    def _batches(self) -> Iterator[Any]:
+        runtime = self._place()
+        rank, world_size = runtime.topology.rank, runtime.topology.world_size
+        own = self._read() if rank == 0 else self._stand_by()
+        is_last = False
+        while not is_last:
+            sent, failure = _next_round(own) if rank == 0 else (None, None)
+            received: _Round = runtime.comm.broadcast_object(sent, 0)
+            if failure is not None:
+                raise failure
+            if received.error is not None:
+                raise RuntimeError(f"rank 0 could not read the next batch: {received.error}")
+            if received.batch is None:
+                return
+            share = -(-received.num_samples // world_size)
+            if self._drop_last:
+                share = received.num_samples // world_size
+            part = slice(rank * share, (rank + 1) * share)
+            batch = self.slice_fn(received.batch, part, process_index=rank, num_processes=world_size)
+            if is_last := received.is_last:
+                self.end_of_dataloader = True
+                self.remainder = received.num_samples
+            yield send_to_device(batch, runtime.device, non_blocking=self._non_blocking)
+
+    def _read(self) -> Iterator[_Round]:
+        """Yield the rounds on rank 0, one read ahead to know the last one."""
+        batches = self._global_batches(DataLoader.__iter__(self))
+        first = batch = next(batches, None)
+        for _ in range(self.skip_batches):
+            batch = next(batches, None)
+        while batch is not None:
+            following = next(batches, None)
+            num_samples = find_batch_size(batch)
+            completed = self._complete(batch, num_samples, first)
+            yield _Round(
+                batch=send_to_device(completed, "cpu"), num_samples=num_samples, is_last=following is None
+            )
+            batch = following
+
+    def _global_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
+        if self.split_batches:
+            yield from batches
+            return
+        while group := list(islice(batches, self.num_processes)):
+            if len(group) < self.num_processes and self._drop_last:
+                return
+            try:
+                yield concatenate(group, dim=0)
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"the batches for {len(group)} processes cannot be joined into one to dispatch ({error}): "
+                    "use split_batches=True, or dispatch_batches=False"
+                ) from error
+
+    def _complete(self, batch: Any, num_samples: int, first: Any) -> Any:
+        world_size = self.num_processes
+        missing = -num_samples % world_size
+        if missing == 0 or self._drop_last:
+            return batch
+        filler = self.slice_fn(first, slice(0, world_size), process_index=0, num_processes=world_size)
+        repeats = -(-missing // find_batch_size(filler))
+        return concatenate([batch, *[filler] * repeats], dim=0)
+
+    def _stand_by(self) -> Iterator[_Round]:
+        """Keep the generators of a rank that does not read in step with those of rank 0."""
+        if self.num_workers == 0 or isinstance(self.dataset, IterDataPipe):
+            DataLoader.__iter__(self)
+        else:
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        return iter(())
+
+    def _round_size(self) -> int | None:
+        size: int | None = getattr(self.batch_sampler, "batch_size", None)
+        return size if size is None or self.split_batches else size * self.num_processes
+
+    def __len__(self) -> int:
+        batches = super().__len__()
+        if not self.split_batches:
+            whole, extra = divmod(batches, self.num_processes)
+            batches = whole + (extra > 0 and not self._drop_last)
+        return max(0, batches - self.skip_batches)
+
+
+def _next_round(rounds: Iterator[_Round]) -> tuple[_Round, Exception | None]:
+    """Return the next round, and the error that the others must hear of before it is raised here."""
+    try:
+        return next(rounds, _Round()), None
+    except Exception as error:
+        return _Round(error=f"{type(error).__name__}: {error}"), error

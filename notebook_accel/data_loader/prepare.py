@@ -1,0 +1,240 @@
+"""prepare_data_loader: make of any data loader the one of this process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+
+from .. import runtime as process
+from ..runtime import Runtime
+from .base import options_of, outer_sampler
+from .config import require_stateless
+from .dispatch import DataLoaderDispatcher
+from .indices import draw_seed
+from .iterable import IterableDatasetShard
+from .samplers import BatchSamplerShard, SeedableRandomSampler, check_split
+from .shard import DataLoaderShard
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """Which share of how many, and how samples are shared out."""
+
+    num_processes: int
+    process_index: int
+    split_batches: bool
+    even_batches: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Source:
+    """What a loader reads.
+
+    Attributes:
+        dataset: the dataset, or the share of an iterable one.
+        choice: the arguments of `DataLoader` that choose samples and batches.
+        generator: the one that decides the order, which all ranks must have alike.
+    """
+
+    dataset: Any
+    choice: dict[str, Any]
+    generator: torch.Generator | None = None
+
+
+def prepare_data_loader(
+    dataloader: DataLoader[Any],
+    device: torch.device | None = None,
+    num_processes: int | None = None,
+    process_index: int | None = None,
+    split_batches: bool = False,
+    put_on_device: bool = False,
+    rng_types: Sequence[str] | None = None,
+    dispatch_batches: bool | None = None,
+    even_batches: bool = True,
+    slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    use_seedable_sampler: bool = False,
+    data_seed: int | None = None,
+    non_blocking: bool = False,
+    use_stateful_dataloader: bool = False,
+    torch_device_mesh: Any = None,
+    *,
+    runtime: Runtime | None = None,
+) -> DataLoader[Any]:
+    """Return a data loader that gives this process its share of the batches of `dataloader`.
+
+    Args:
+        dataloader: as torch makes it; its dataset, samplers and options are kept.
+        device: where batches go if `put_on_device`.
+        num_processes: how many shares; by default the processes of the run.
+        process_index: which share; by default the rank.
+        split_batches: True splits each batch over the processes, False gives them whole batches in turn.
+        rng_types: generators (`torch`, `cuda`, `xla`, `generator`) that every epoch starts with as rank 0 has
+            them; `generator` is that of the sampler or of the iterable dataset.
+        dispatch_batches: True reads on rank 0 only; None does so for iterable datasets if `put_on_device`.
+        even_batches: True repeats samples from the start so that all processes get equal batches.
+        slice_fn_for_dispatch: takes the part of a process out of a dispatched batch.
+        use_seedable_sampler: True replaces a `RandomSampler` by a `SeedableRandomSampler`.
+        data_seed: its seed; by default that of rank 0's global generator.
+        non_blocking: True copies from pinned memory while the computation goes on.
+        torch_device_mesh: ranks that differ only in its `tp` and `cp` dimensions get the same batches.
+
+    Raises:
+        ValueError: `split_batches` with a batch size that is unknown or no multiple of the number of processes,
+            `dispatch_batches` without `put_on_device`, or what is not supported.
+    """
+    require_stateless(use_stateful_dataloader)
+    if dispatch_batches is None:
+        dispatch_batches = put_on_device and isinstance(dataloader.dataset, IterableDataset)
+    if dispatch_batches and not put_on_device:
+        raise ValueError("dispatch_batches=True puts batches on the device: it needs put_on_device=True")
+    runtime = runtime if runtime is not None else process.current()
+    num_processes, process_index = _share(num_processes, process_index, torch_device_mesh, runtime)
+    place = _Place(
+        num_processes=num_processes,
+        process_index=process_index,
+        split_batches=split_batches,
+        even_batches=even_batches,
+    )
+    if split_batches and not (dispatch_batches and _batch_size(dataloader) == 1):
+        check_split(_batch_size(dataloader), num_processes)
+    outer = outer_sampler(dataloader)
+    if use_seedable_sampler:
+        outer = _seedable(outer, data_seed, place, runtime)
+    source = _source(dataloader, outer, None if dispatch_batches or num_processes == 1 else place)
+    shared: dict[str, Any] = {
+        "_drop_last": bool(dataloader.drop_last or getattr(outer, "drop_last", False)),
+        "_non_blocking": non_blocking,
+        "torch_device_mesh": torch_device_mesh,
+        "runtime": runtime,
+    }
+    options = options_of(dataloader) | source.choice | shared
+    if dispatch_batches:
+        del options["generator"]
+        return DataLoaderDispatcher(
+            source.dataset, split_batches=split_batches, slice_fn=slice_fn_for_dispatch, **options
+        )
+    if rng_types is not None and source.generator is None:
+        rng_types = [kind for kind in rng_types if kind != "generator"]
+    return DataLoaderShard(
+        source.dataset,
+        device=device if put_on_device else None,
+        rng_types=rng_types,
+        synchronized_generator=source.generator,
+        **options,
+    )
+
+
+def _share(
+    num_processes: int | None, process_index: int | None, mesh: Any, runtime: Runtime | None
+) -> tuple[int, int]:
+    """Return how many shares there are and which one is this process's."""
+    if num_processes is None:
+        num_processes = 1 if runtime is None else runtime.topology.world_size
+    if process_index is None:
+        process_index = 0 if runtime is None else runtime.topology.rank
+    if mesh is not None:
+        names = mesh.mesh_dim_names or ()
+        sizes = {name: int(mesh[name].size()) for name in names}
+        process_index //= sizes.get("tp", 1) * sizes.get("cp", 1)
+        num_processes = sizes.get("dp_replicate", 1) * sizes.get("dp_shard", 1)
+    if not 0 <= process_index < num_processes:
+        raise ValueError(
+            f"process_index {process_index} is not among the {num_processes} processes 0..{num_processes - 1}"
+        )
+    return num_processes, process_index
+
+
+def _batch_size(dataloader: DataLoader[Any]) -> int | None:
+    if dataloader.batch_size is not None:
+        return dataloader.batch_size
+    size: int | None = getattr(outer_sampler(dataloader), "batch_size", None)
+    return size
+
+
+def _source(dataloader: DataLoader[Any], outer: Any, place: _Place | None) -> _Source:
+    """Return what the prepared loader reads: all of it where `place` is None."""
+    if isinstance(dataloader.dataset, IterableDataset):
+        return _iterable_source(dataloader, place)
+    generator = None
+    if place is not None:
+        generator = _order_of(getattr(outer, "sampler", outer))
+        outer = BatchSamplerShard(
+            outer,
+            num_processes=place.num_processes,
+            process_index=place.process_index,
+            split_batches=place.split_batches,
+            even_batches=place.even_batches,
+        )
+    batched = dataloader.batch_sampler is not None
+    choice = {"batch_sampler": outer} if batched else {"sampler": outer, "batch_size": None}
+    return _Source(dataset=dataloader.dataset, choice=choice, generator=generator)
+
+
+def _iterable_source(dataloader: DataLoader[Any], place: _Place | None) -> _Source:
+    dataset: Any = dataloader.dataset
+    size = dataloader.batch_size
+    generator = None
+    if place is not None and _shards_itself(dataset, place):
+        dataset = dataset.shard(num_shards=place.num_processes, index=place.process_index)
+    elif place is not None:
+        generator = getattr(dataset, "generator", None)
+        dataset = IterableDatasetShard(
+            dataset,
+            batch_size=size,
+            drop_last=dataloader.drop_last,
+            num_processes=place.num_processes,
+            process_index=place.process_index,
+            split_batches=place.split_batches,
+        )
+        if place.split_batches and size is not None:
+            size //= place.num_processes
+    return _Source(
+        dataset=dataset, choice={"batch_size": size, "drop_last": dataloader.drop_last}, generator=generator
+    )
+
+
+def _shards_itself(dataset: Any, place: _Place) -> bool:
+    """Return True for an iterable dataset of the datasets library that has files enough for all processes."""
+    library = any(kind.__module__.partition(".")[0] == "datasets" for kind in type(dataset).__mro__)
+    return library and not place.split_batches and bool(dataset.n_shards >= place.num_processes)
+
+
+def _order_of(sampler: Any) -> torch.Generator | None:
+    """Return the generator that the sampler draws its order from, giving it one where it would make its own."""
+    if isinstance(sampler, SeedableRandomSampler) or not hasattr(sampler, "generator"):
+        return None
+    if sampler.generator is None:
+        sampler.generator = torch.Generator(device=torch.get_default_device())
+        sampler.generator.manual_seed(draw_seed())
+    generator: torch.Generator = sampler.generator
+    return generator
+
+
+def _seedable(outer: Any, data_seed: int | None, place: _Place, runtime: Runtime | None) -> Any:
+    """Return the batch sampler, or sampler, with its `RandomSampler` replaced by one that the epoch seeds."""
+    sampler = getattr(outer, "sampler", outer)
+    if not isinstance(sampler, RandomSampler) or isinstance(sampler, SeedableRandomSampler):
+        return outer
+    if data_seed is None:
+        data_seed = torch.random.initial_seed()
+        if runtime is not None and place.num_processes > 1:
+            data_seed = int(runtime.comm.broadcast_object(data_seed, 0))
+    seedable = SeedableRandomSampler(
+        sampler.data_source,
+        replacement=sampler.replacement,
+        num_samples=sampler._num_samples,
+        generator=sampler.generator,
+        data_seed=data_seed,
+    )
+    if outer is sampler:
+        return seedable
+    if type(outer) is BatchSampler:
+        return BatchSampler(seedable, outer.batch_size, outer.drop_last)
+    outer = copy.copy(outer)
+    outer.sampler = seedable
+    return outer

@@ -1,0 +1,95 @@
+"""DataLoaderShard: the loader of a process that reads its own share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import torch
+from torch.utils.data import DataLoader
+
+from ..nested import send_to_device
+from ..runtime import Runtime
+from .base import PreparedLoader
+from .iterable import IterableDatasetShard
+
+_END: Final = object()
+
+
+class DataLoaderShard(PreparedLoader):
+    """A data loader that reads one batch ahead, so that it knows the last one, and moves batches to the device.
+
+    What it reads is chosen by the batch sampler or dataset it is given: `prepare_data_loader` shards those.
+
+    Args:
+        dataset: as `DataLoader` takes it.
+        device: where batches are moved; None leaves them.
+        rng_types: generators that every epoch starts with as rank 0 has them.
+        synchronized_generator: the one that `generator` in `rng_types` means.
+        skip_batches: batches to leave out at the start of every iteration.
+        torch_device_mesh: taken for compatibility; `prepare_data_loader` applies it.
+        iteration: the epoch to start with.
+        kwargs: all that `DataLoader` takes.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        device: torch.device | None = None,
+        rng_types: Sequence[str] | None = None,
+        synchronized_generator: torch.Generator | None = None,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
+        torch_device_mesh: Any = None,
+        iteration: int = 0,
+        *,
+        runtime: Runtime | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            dataset,
+            skip_batches=skip_batches,
+            use_stateful_dataloader=use_stateful_dataloader,
+            drop_last_round=_drop_last,
+            non_blocking=_non_blocking,
+            iteration=iteration,
+            runtime=runtime,
+            **kwargs,
+        )
+        self.device = device
+        self.rng_types = rng_types
+        self.synchronized_generator = synchronized_generator
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if self.rng_types and self.runtime is not None:
+            from ..seeding import synchronize_rng_states
+
+            synchronize_rng_states(self.rng_types, self.synchronized_generator)
+        yield from self._track(self._batches)
+
+    def _batches(self) -> Iterator[Any]:
+        device, non_blocking = self.device, self._non_blocking
+        iterator = DataLoader.__iter__(self)
+        for _ in range(self.skip_batches):
+            if next(iterator, _END) is _END:
+                return
+        batch = next(iterator, _END)
+        while batch is not _END:
+            if device is not None:
+                batch = send_to_device(batch, device, non_blocking=non_blocking)
+            following = next(iterator, _END)
+            if following is _END:
+                self._reach_end()
+            yield batch
+            batch = following
+
+    def _reach_end(self) -> None:
+        self.end_of_dataloader = True
+        if self.remainder == -1 and not self._drop_last and isinstance(self.dataset, IterableDatasetShard):
+            # Counted while reading; loader processes read copies of the dataset, then it stays unknown.
+            self.remainder = self.dataset.remainder
+
+    def __len__(self) -> int:
+        return max(0, super().__len__() - self.skip_batches)
