@@ -25,7 +25,6 @@ help:
 $(VENV)/torch.stamp: constraints.txt
 	@echo "== making $(VENV) with $(BASE_PYTHON), then torch"
 	$(BASE_PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade pip
 	$(PIP) torch
 	touch $@
 

@@ -144,8 +144,12 @@ class Children(Guard):
                 continue
 
     def _stays(self, child: psutil.Process) -> bool:
-        # a worker that the fork server forked has the server's command line, but not our pid as its parent
-        return child.ppid() == os.getpid() and any(mark in " ".join(child.cmdline()) for mark in self.WARM)
+        # a worker that the fork server forked has the server's command line, and the server as its parent
+        parent = child.parent()
+        return self._is_warm(child) and not (parent is not None and self._is_warm(parent))
+
+    def _is_warm(self, process: psutil.Process) -> bool:
+        return any(mark in " ".join(process.cmdline()) for mark in self.WARM)
 
 
 class SharedMemory(Guard):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.util
 import sys
 import threading
 from itertools import count
@@ -20,13 +22,38 @@ def install(emitter: Emitter) -> None:
     """
     import tqdm.std
 
-    notebook = sys.modules.get("tqdm.notebook")
-    if notebook is not None:
-        for name in _OVERRIDDEN:
-            if name in vars(notebook.tqdm_notebook):
-                delattr(notebook.tqdm_notebook, name)
+    if "tqdm.notebook" in sys.modules:
+        _make_plain(sys.modules["tqdm.notebook"])
+    else:
+        sys.meta_path.insert(0, _NotebookBarsFinder())
     tqdm.std.tqdm.set_lock(threading.RLock())
     _BarHook(emitter).install(tqdm.std.tqdm)
+
+
+def _make_plain(notebook: Any) -> None:
+    """Let `tqdm.notebook`'s class behave as the plain one that it derives from."""
+    for name in _OVERRIDDEN:
+        if name in vars(notebook.tqdm_notebook):
+            delattr(notebook.tqdm_notebook, name)
+
+
+class _NotebookBarsFinder(importlib.abc.MetaPathFinder):
+    """Changes `tqdm.notebook` when it is imported later."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname != "tqdm.notebook":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                run(module)
+                _make_plain(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 class _BarHook:

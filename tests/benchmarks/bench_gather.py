@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tests.benchmarks.subprocesses import two_ranks
 from tests.benchmarks.table import Row, compare, interleave
 
-CALLS = 50
+CALLS = 20
 ROUNDS = 40
 
 

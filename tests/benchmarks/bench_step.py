@@ -15,7 +15,7 @@ from tests.benchmarks.table import Row, compare, interleave
 
 STEPS = 48
 BATCH = 32
-ROUNDS = 60
+ROUNDS = 40
 TARGETS = {"raw torch": 1.05}
 
 

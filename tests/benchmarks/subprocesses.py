@@ -71,8 +71,8 @@ def two_ranks(target: str) -> dict[str, list[float]]:
 
 
 def main(arguments: list[str]) -> None:
-    answers = os.fdopen(os.dup(1), "w")  # whatever the contender prints goes to the terminal's error stream
-    os.dup2(2, 1)
+    answers = os.fdopen(os.dup(1), "w")  # what the contender prints is of no interest here
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if arguments[0] == "--rank":
         result = find(arguments[1])()
         if os.environ["RANK"] == "0":

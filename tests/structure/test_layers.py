@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.structure.source import modules, resolve
+import re
+
+from tests.structure.source import ROOT, modules, resolve
 
 # Bottom to top. A name stands for the module, or for the package with all that is in it; where both a package
 # and one of its modules are listed, the module has its own floor.
@@ -86,3 +88,18 @@ def test_no_exception_is_stale() -> None:
         for _, name in module.imports()
     }
     assert not EXCEPTIONS.keys() - used
+
+
+def test_the_map_in_contributing_is_true() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = text.partition("<!-- map -->")[2].partition("<!-- end of map -->")[0].splitlines()
+    cells = [row.split("|") for row in rows if row.startswith("|")][2:]
+    drawn = {
+        name.rstrip("/").replace("/", ".").replace("__init__", "")
+        for cell in cells
+        for name in re.findall(r"`([^`]+)`", cell[2])
+    }
+    names = {short(module.name) for module in modules()}
+    assert not drawn - names, f"the map shows what does not exist: {sorted(drawn - names)}"
+    missing = {name.split(".")[0] for name in names} - {name.split(".")[0] for name in drawn} - {"widgets"}
+    assert not missing, f"the map does not show {sorted(missing)}"

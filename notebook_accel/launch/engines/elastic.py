@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import TCPStore
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -136,6 +136,7 @@ class _Agent(SimpleElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self.close()
+        worker_group.store = self._store = None  # closes it: the next attempt may need its port
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         self.close()
@@ -163,8 +164,6 @@ class _SingleNode(RendezvousHandler):
 
     def __init__(self, place: Rendezvous) -> None:
         self._place = place
-        self._store: TCPStore | None = None
-        self._round = 0
 
     use_agent_store = True  # type: ignore[assignment]
 
@@ -172,11 +171,8 @@ class _SingleNode(RendezvousHandler):
         return "single-node"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        if self._store is None:
-            self._store = _open_store(self._place)
-        self._round += 1
-        store: Store = PrefixStore(f"round_{self._round}", self._store)
-        where = RendezvousStoreInfo(master_addr=self._place.address, master_port=self._store.port)
+        store = _open_store(self._place)  # a new one for each attempt: the last one's holds its addresses
+        where = RendezvousStoreInfo(master_addr=self._place.address, master_port=store.port)
         return RendezvousInfo(store, 0, 1, where)
 
     def is_closed(self) -> bool:
@@ -192,7 +188,6 @@ class _SingleNode(RendezvousHandler):
         return self._place.run_id
 
     def shutdown(self) -> bool:
-        self._store = None
         return True
 
 

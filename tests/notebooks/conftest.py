@@ -1,0 +1,34 @@
+"""Kernels for the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebooks.kernel import Kernel
+
+IMPORTS = """
+import os, sys, time, signal, torch
+import torch.distributed as dist
+from notebook_accel import notebook_launcher, debug_launcher
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel that the tests of a module share, with the usual imports done."""
+    started = Kernel(tmp_path_factory.mktemp("kernel"))
+    started.run(IMPORTS).ok()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def fresh_kernel(tmp_path: Path) -> Iterator[Kernel]:
+    """A kernel of the test's own, with the usual imports done."""
+    started = Kernel(tmp_path)
+    started.run(IMPORTS).ok()
+    yield started
+    started.close()

@@ -1,0 +1,187 @@
+"""A real Jupyter kernel for tests: runs cells, interrupts, kills, and tells what a front end would have shown."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from jupyter_client import BlockingKernelClient, KernelManager
+
+ROOT = Path(__file__).resolve().parents[2]
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class Cell:
+    """What a cell's execution sent, in order, as a front end keeps it."""
+
+    outputs: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    late: list[dict[str, Any]] = field(default_factory=list)
+
+    def stream(self, name: str) -> str:
+        """Return the text of stdout or stderr."""
+        return "".join(o["content"]["text"] for o in self.outputs if o["type"] == "stream" and o["content"]["name"] == name)
+
+    @property
+    def stdout(self) -> str:
+        return self.stream("stdout")
+
+    @property
+    def stderr(self) -> str:
+        return self.stream("stderr")
+
+    @property
+    def lines(self) -> list[str]:
+        """Return the lines of stdout without the launcher's announcement."""
+        return [line for line in self.stdout.splitlines() if not line.startswith("Launching ")]
+
+    @property
+    def error(self) -> tuple[str, str] | None:
+        """Return type name and text of the error."""
+        for output in self.outputs:
+            if output["type"] == "error":
+                return output["content"]["ename"], output["content"]["evalue"]
+        return None
+
+    @property
+    def traceback(self) -> str:
+        """Return the traceback as shown, without colours."""
+        for output in self.outputs:
+            if output["type"] == "error":
+                return _COLOURS.sub("", "\n".join(output["content"]["traceback"]))
+        return ""
+
+    @property
+    def value(self) -> str:
+        """Return the text of the cell's value."""
+        for output in self.outputs:
+            if output["type"] == "execute_result":
+                return str(output["content"]["data"]["text/plain"])
+        return ""
+
+    @property
+    def displays(self) -> list[dict[str, Any]]:
+        """Return the data of the displays, updates applied, as they stand at the end."""
+        shown: list[dict[str, Any]] = []
+        ids: dict[str, int] = {}
+        for output in self.outputs:
+            display_id = output["content"].get("transient", {}).get("display_id")
+            if output["type"] == "display_data":
+                if display_id:
+                    ids[display_id] = len(shown)
+                shown.append(output["content"]["data"])
+            elif output["type"] == "update_display_data" and display_id in ids:
+                shown[ids[display_id]] = output["content"]["data"]
+        return shown
+
+    def ok(self) -> Cell:
+        """Fail where the cell raised; return the cell."""
+        assert self.error is None, f"{self.traceback}\nstdout: {self.stdout}\nstderr: {self.stderr}"
+        return self
+
+
+class Kernel:
+    """One kernel process and a client of it."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        unset = ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "ACCELERATE_DEBUG_MODE")
+        env = {name: value for name, value in os.environ.items() if name not in unset}
+        env |= {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder / "ipython"), **environment}
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel(env=env, cwd=str(folder))
+        self.client: BlockingKernelClient = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+        self.pid = int(self.run("import os; os.getpid()").value)
+
+    def run(self, code: str, timeout: float = 60, during: Callable[[], None] | None = None) -> Cell:
+        """Run a cell to its end; `during` is called once as soon as the cell prints `go`."""
+        started = time.monotonic()
+        request = self.client.execute(textwrap.dedent(code))
+        cell = Cell()
+        deadline = started + timeout
+        while True:
+            remaining = deadline - time.monotonic()
+            assert remaining > 0, f"the cell did not end within {timeout} s: {cell.stdout} {cell.stderr}"
+            message = self.client.get_iopub_msg(timeout=remaining)
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            if message["msg_type"] == "status":
+                if message["content"]["execution_state"] == "idle":
+                    break
+                continue
+            if message["msg_type"] == "execute_input":
+                continue
+            cell.outputs.append({"type": message["msg_type"], "content": message["content"]})
+            if during is not None and "go" in cell.stdout.split():
+                during()
+                during = None
+        cell.seconds = time.monotonic() - started
+        reply = self.client.get_shell_msg(timeout=timeout)
+        assert reply["parent_header"]["msg_id"] == request
+        return cell
+
+    def late_output(self, seconds: float) -> list[dict[str, Any]]:
+        """Return messages of cells that have ended already."""
+        late = []
+        end = time.monotonic() + seconds
+        while (remaining := end - time.monotonic()) > 0:
+            try:
+                message = self.client.get_iopub_msg(timeout=remaining)
+            except Exception:
+                break
+            if message["msg_type"] not in ("status", "execute_input"):
+                late.append(message)
+        return late
+
+    def interrupt(self) -> None:
+        """Interrupt as a front end does."""
+        self.manager.interrupt_kernel()
+
+    def kill(self) -> None:
+        """SIGKILL the kernel process."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def children(self) -> list[psutil.Process]:
+        """Return the kernel's processes apart from Python's own servants that stay for the next launch."""
+        found = psutil.Process(self.pid).children(recursive=True)
+        return [process for process in found if not _is_servant(process)]
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+        self.manager.cleanup_resources()
+        self.client.context.destroy(linger=0)
+
+
+def _is_servant(process: psutil.Process) -> bool:
+    """Whether it is the fork server or resource tracker, and no worker that the server forked."""
+    try:
+        parent = process.parent()
+        return _names_servant(process) and not (parent is not None and _names_servant(parent))
+    except psutil.Error:
+        return True
+
+
+def _names_servant(process: psutil.Process) -> bool:
+    line = " ".join(process.cmdline())
+    return "multiprocessing.resource_tracker" in line or "multiprocessing.forkserver" in line
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait until something holds; return whether it does."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return condition()

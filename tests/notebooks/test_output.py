@@ -1,0 +1,216 @@
+"""Everything that workers write, display or draw comes into the cell that launched them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.notebooks.kernel import Kernel
+
+pytestmark = pytest.mark.notebook
+METHODS = ["fork", "forkserver", "spawn"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_lines_of_every_origin_are_marked_by_rank(kernel: Kernel, method: str) -> None:
+    cell = kernel.run(
+        f"""
+        import logging, subprocess, ctypes
+        logging.basicConfig(level=logging.INFO, force=True)
+        def speak():
+            rank = os.environ["RANK"]
+            print("printed", rank)
+            print("to stderr", rank, file=sys.stderr)
+            logging.info("logged %s", rank)
+            subprocess.run(["echo", "child", rank])
+            ctypes.CDLL(None).printf(f"from C {{rank}}\\n".encode())
+            print("é" * 3000 + rank)
+            print("no newline at the end", rank, end="")
+        notebook_launcher(speak, num_processes=2, start_method="{method}")
+        """
+    ).ok()
+    for rank in "01":
+        assert f"[{rank}] printed {rank}" in cell.lines
+        assert f"[{rank}] child {rank}" in cell.lines
+        assert f"[{rank}] from C {rank}" in cell.lines
+        assert f"[{rank}] {'é' * 3000}{rank}" in cell.lines
+        assert f"[{rank}] no newline at the end {rank}" in cell.lines
+        assert f"[{rank}] to stderr {rank}\n" in cell.stderr
+        # a fresh process has no logging configuration of the notebook's
+        assert (f"[{rank}] INFO:root:logged {rank}\n" in cell.stderr) == (method == "fork")
+    assert all(line.startswith("[") for line in cell.lines)
+
+
+def test_output_arrives_while_the_run_goes_on(kernel: Kernel) -> None:
+    seen: list[bool] = []
+    kernel.run("import pathlib; flag = pathlib.Path('flag'); flag.unlink(missing_ok=True)").ok()
+    cell = kernel.run(
+        """
+        def wait_for_reader():
+            print("go")
+            for _ in range(500):
+                if flag.exists():
+                    return "read while running"
+                time.sleep(0.01)
+        notebook_launcher(wait_for_reader, num_processes=2, output="first")
+        """,
+        during=lambda: seen.append(_touch(kernel)),
+    )
+    assert cell.value == "'read while running'"
+
+
+def _touch(kernel: Kernel) -> bool:
+    import psutil
+    from pathlib import Path
+
+    Path(psutil.Process(kernel.pid).cwd(), "flag").touch()
+    return True
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("'first'", ["rank 0"]),
+        ("'none'", []),
+        ("[1]", ["rank 1"]),
+        ("[0, 2]", ["[0] rank 0", "[2] rank 2"]),
+        ("'all'", ["[0] rank 0", "[1] rank 1", "[2] rank 2"]),
+    ],
+)
+def test_output_chooses_ranks(kernel: Kernel, output: str, expected: list[str]) -> None:
+    cell = kernel.run(
+        f"notebook_launcher(lambda: print('rank', os.environ['RANK']), num_processes=3, output={output})"
+    ).ok()
+    assert sorted(cell.lines) == expected
+
+
+def test_prefix_template(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        notebook_launcher(lambda: print('x'), num_processes=2,
+                          log_line_prefix_template='<${role_name} ${local_rank} ${rank}> ')
+        """
+    ).ok()
+    assert sorted(cell.lines) == ["<worker 0 0> x", "<worker 1 1> x"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_displays_and_figures_keep_their_place(kernel: Kernel, method: str) -> None:
+    pytest.importorskip("matplotlib")
+    kernel.run("%matplotlib inline\nimport matplotlib.pyplot as plt").ok()
+    cell = kernel.run(
+        f"""
+        from IPython.display import display, HTML, update_display
+        def show():
+            print("before")
+            display(HTML("<b>bold</b>"), display_id="mine")
+            print("between")
+            plt.plot([1, 2]); plt.show()
+            print("after")
+            update_display(HTML("<i>changed</i>"), display_id="mine")
+            plt.figure()
+            plt.plot([2, 1])
+        notebook_launcher(show, num_processes=2, output="first", start_method="{method}")
+        """
+    ).ok()
+    kinds = [
+        line
+        for output in cell.outputs
+        for line in (
+            output["content"]["text"].splitlines() if output["type"] == "stream" else [output["type"]]
+        )
+        if not line.startswith("Launching")
+    ]
+    assert kinds[:5] == ["before", "display_data", "between", "display_data", "after"]
+    assert "<i>changed</i>" in cell.displays[0]["text/html"]
+    figures = [data for data in cell.displays if "image/png" in data]
+    assert len(figures) == 2  # the second was left open, as at the end of a cell
+
+
+@pytest.mark.parametrize("module", ["tqdm", "tqdm.auto", "tqdm.notebook"])
+@pytest.mark.parametrize("method", METHODS)
+def test_tqdm_is_one_bar(kernel: Kernel, module: str, method: str) -> None:
+    cell = kernel.run(
+        f"""
+        from {module} import tqdm
+        def bar():
+            for _ in tqdm(range(50), desc="steps"):
+                time.sleep(0.005)
+            for _ in tqdm(range(3), desc="gone", leave=False):
+                pass
+        notebook_launcher(bar, num_processes=2, start_method="{method}")
+        """
+    ).ok()
+    texts = [data["text/plain"] for data in cell.displays]
+    assert len(texts) == 2
+    assert texts[0].startswith("steps: 100%") and "50/50" in texts[0]
+    assert texts[1] == ""
+    assert cell.stderr == ""
+    assert not cell.lines
+
+
+def test_a_bar_of_another_library_is_no_wall_of_lines(kernel: Kernel) -> None:
+    cell = kernel.run(
+        r"""
+        def spin():
+            for i in range(100):
+                sys.stdout.write(f"\rstep {i}")
+                sys.stdout.flush()
+            print()
+        notebook_launcher(spin, num_processes=2)
+        """
+    ).ok()
+    assert sorted(cell.lines) == ["[0] step 99", "[1] step 99"]
+
+
+def test_many_lines_arrive_whole(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        def flood():
+            rank = os.environ["RANK"]
+            for i in range(20_000):
+                print(rank, i, "x" * 50)
+        notebook_launcher(flood, num_processes=2)
+        """
+    ).ok()
+    for rank in "01":
+        mine = [line for line in cell.lines if line.startswith(f"[{rank}]")]
+        assert mine == [f"[{rank}] {rank} {i} {'x' * 50}" for i in range(20_000)]
+
+
+def test_nothing_comes_after_the_cell(kernel: Kernel) -> None:
+    kernel.run(
+        """
+        def last():
+            print("y" * 100_000)
+            os.write(1, b"last words\\n")
+        notebook_launcher(last, num_processes=2)
+        """
+    ).ok()
+    assert kernel.late_output(0.5) == []
+
+
+def test_input_says_why_it_cannot_ask(kernel: Kernel) -> None:
+    cell = kernel.run("notebook_launcher(lambda: input('name? '), num_processes=2)")
+    assert cell.error is not None
+    assert cell.error[0] == "EOFError"
+    assert "name? " in cell.error[1]
+
+
+def test_data_loader_workers_may_print_and_show_bars(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        from torch.utils.data import DataLoader, Dataset
+        from tqdm import tqdm
+        class Loud(Dataset):
+            def __len__(self): return 4
+            def __getitem__(self, i):
+                for _ in tqdm(range(2), desc=f"item {i}"): pass
+                print("item", i)
+                return i
+        def load():
+            return sum(int(x.sum()) for x in DataLoader(Loud(), num_workers=2))
+        notebook_launcher(load, num_processes=2, returns="all")
+        """
+    ).ok()
+    assert cell.value == "[6, 6]"
+    assert sorted(cell.lines) == sorted(f"[{r}] item {i}" for r in range(2) for i in range(4))

@@ -1,0 +1,58 @@
+"""Every tutorial runs from top to bottom in a real kernel, in the way `make demo` runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TUTORIALS = sorted((ROOT / "tutorials").glob("*.ipynb"))
+pytestmark = [pytest.mark.notebook, pytest.mark.slow]
+
+
+def execute(notebook: Path, output: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        str(ROOT / "tutorials" / "run.py"),
+        str(notebook),
+        "--output",
+        str(output),
+        *more,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=ROOT, check=False)
+
+
+@pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_runs(notebook: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="needs the extra `tutorial`")
+    done = execute(notebook, tmp_path / "executed.ipynb", "--show", "Test accuracy")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Test accuracy: 9" in done.stdout.splitlines()[-2]
+    executed = nbformat.read(tmp_path / "executed.ipynb", as_version=4)
+    outputs = [output for cell in executed.cells for output in cell.get("outputs", [])]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert "caught: a learning rate of -1 makes no sense" in done.stdout
+
+
+def test_the_runner_reports_a_failing_cell(tmp_path: Path) -> None:
+    source = tmp_path / "fails.ipynb"
+    cells = [nbformat.v4.new_code_cell(text) for text in ("print('before')", "1 / 0", "print('after')")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), source)
+    done = execute(source, tmp_path / "executed.ipynb")
+    assert done.returncode == 1
+    assert "before" in done.stdout and "after" not in done.stdout.replace("before", "")
+    assert "ZeroDivisionError" in done.stderr
+    executed = nbformat.read(tmp_path / "executed.ipynb", as_version=4)
+    assert executed.cells[1].outputs[0].ename == "ZeroDivisionError"
+
+
+@pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_is_stored_without_outputs(notebook: Path) -> None:
+    stored = nbformat.read(notebook, as_version=4)
+    nbformat.validate(stored)
+    code = [cell for cell in stored.cells if cell.cell_type == "code"]
+    assert not [cell for cell in code if cell.outputs or cell.execution_count]
