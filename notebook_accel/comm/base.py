@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
+
+from .packing import Packing
 
 ReduceOp = Literal["sum", "mean", "max", "min"]
 
@@ -22,6 +25,11 @@ class Comm(ABC):
     """Where tensors of collectives lie."""
     debug: bool = False
     """True: `ops` compares the inputs of all ranks before each collective."""
+
+    @cached_property
+    def packing(self) -> Packing:
+        """How `ops` lays out trees of tensors that it gathers."""
+        return Packing(self.world_size)
 
     @abstractmethod
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:

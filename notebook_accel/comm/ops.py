@@ -11,6 +11,7 @@ import torch
 from .. import nested
 from .base import Comm
 from .check import compare_inputs
+from .packing import pack, pack_by, unpack, unpack_by
 
 REDUCTIONS: Final = ("sum", "mean", "max", "none")
 
@@ -37,43 +38,28 @@ def gather(comm: Comm, tensor: Any) -> Any:
 def _gather_leaves(comm: Comm, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
     if not leaves:
         return []
-    if len(leaves) == 1:
+    if len(leaves) == 1 and not leaves[0].is_complex():
         leaf = leaves[0]
         return [comm.all_gather(leaf if leaf.ndim else leaf.reshape(1))]
-    mixed = any(leaf.dtype != leaves[0].dtype for leaf in leaves)
-    buffer, sizes = _pack(leaves, as_bytes=mixed)
-    pieces = comm.all_gather(buffer).view(comm.world_size, -1).split(sizes, dim=1)
-    return [_unpack(piece, leaf, mixed) for piece, leaf in zip(pieces, leaves, strict=True)]
-
-
-def _unpack(piece: torch.Tensor, leaf: torch.Tensor, as_bytes: bool) -> torch.Tensor:
-    shape = leaf.shape
-    if as_bytes:
-        # a clone is contiguous and aligned for the dtype, which a view into the buffer need not be
-        piece = piece.clone(memory_format=torch.contiguous_format).view(leaf.dtype)
-    if not shape:
-        return piece.reshape(piece.shape[0])
-    return piece.reshape(piece.shape[0] * shape[0], *shape[1:])
-
-
-def _pack(leaves: list[torch.Tensor], *, as_bytes: bool) -> tuple[torch.Tensor, list[int]]:
-    """Concatenate the leaves into one fresh flat buffer; with `as_bytes` leaves may differ in dtype."""
-    rows = [leaf.reshape(-1) for leaf in leaves]
-    if as_bytes:
-        rows = [row.resolve_conj().resolve_neg().view(torch.uint8) for row in rows]
-    return torch.cat(rows), [row.shape[0] for row in rows]
+    layout = comm.packing.layout(leaves)
+    if layout is not None:
+        return unpack_by(layout, comm.all_gather(pack_by(layout, leaves)), leaves)
+    as_bytes = leaves[0].is_complex() or any(leaf.dtype != leaves[0].dtype for leaf in leaves)
+    buffer, sizes = pack(leaves, as_bytes=as_bytes)
+    return unpack(comm.all_gather(buffer), sizes, leaves, comm.world_size, as_bytes=as_bytes)
 
 
 def _tensors(leaves: list[Any], operation: str, device: torch.device) -> list[torch.Tensor]:
     """Return the leaves on the device of the collectives; TypeError if one is no tensor."""
     placed = []
+    kind = device.type
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
             raise TypeError(
                 f"{operation} takes nested tuples, lists, dicts and dataclasses of tensors, but found "
                 f"{type(leaf).__name__}; use gather_object for other objects"
             )
-        placed.append(leaf if leaf.device.type == device.type else leaf.to(device))
+        placed.append(leaf if leaf.device.type == kind else leaf.to(device))
     return placed
 
 
@@ -109,7 +95,7 @@ def broadcast(comm: Comm, tensor: Any, from_process: int = 0) -> Any:
     if not leaves:
         return tensor
     with torch.no_grad():
-        buffer, sizes = _pack(leaves, as_bytes=True)
+        buffer, sizes = pack(leaves, as_bytes=True)
         comm.broadcast(buffer, from_process)
         if comm.rank != from_process:
             for piece, leaf in zip(buffer.split(sizes), leaves, strict=True):
@@ -157,7 +143,7 @@ def _reduce_leaves(comm: Comm, leaves: list[torch.Tensor], op: Any) -> list[torc
         raise TypeError("bool tensors cannot be reduced: convert them to an integer dtype, which counts")
     reduced: list[torch.Tensor] = list(leaves)
     for indices in by_dtype.values():
-        buffer, sizes = _pack([leaves[index] for index in indices], as_bytes=False)
+        buffer, sizes = pack([leaves[index] for index in indices], as_bytes=False)
         comm.all_reduce(buffer, op)
         for index, piece in zip(indices, buffer.split(sizes), strict=True):
             reduced[index] = piece.view(leaves[index].shape)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import AllgatherOptions
 
 from .. import environ
 from ..topology import Topology
@@ -29,12 +30,18 @@ class TorchComm(Comm):
         self.device = device
         self.debug = debug
         self.owned = owned
+        group: Any = dist.group.WORLD
+        self._gather = getattr(group, "all_gather_single", None) or group._allgather_base
+        self._gather_options = AllgatherOptions()
+        self._gather_options.asyncOp = False
         self._barrier_ids = [device.index] if device.type == "cuda" and device.index is not None else None
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        shape = (self.world_size * tensor.shape[0], *tensor.shape[1:])
-        gathered = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
-        dist.all_gather_into_tensor(gathered, tensor.contiguous())
+        gathered = tensor.new_empty((self.world_size * tensor.shape[0], *tensor.shape[1:]))
+        # the group's own method: dist.all_gather_into_tensor adds a third to the time of a small message
+        work = self._gather(gathered, tensor.contiguous(), self._gather_options)
+        if work is not None:
+            work.wait()
         return gathered
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:

@@ -49,7 +49,8 @@ class BatchSamplerShard(BatchSampler):
 
     Of the batches `[[0, 1, 2, 3], [4, 5, 6, 7]]` the first of two processes gets `[[0, 1, 2, 3]]`, or with
     `split_batches` `[[0, 1], [4, 5]]`. `even_batches` completes the last round from the first indices, so that
-    all processes get as many batches of one size; without it the last ones may be short or missing. Where the batch sampler drops an incomplete batch, an incomplete round is dropped too.
+    all processes get as many batches of one size; without it the last ones may be short or missing. Where the
+    batch sampler drops an incomplete batch, an incomplete round is dropped too.
 
     Batches of varying size, from a batch sampler without `batch_size`, are handed out whole.
 

@@ -77,7 +77,7 @@ class DataLoaderShard(PreparedLoader):
                 return
         batch = next(iterator, _END)
         while batch is not _END:
-            if device is not None:
+            if device is not None and not _lies_on(batch, device):
                 batch = send_to_device(batch, device, non_blocking=non_blocking)
             following = next(iterator, _END)
             if following is _END:
@@ -93,3 +93,16 @@ class DataLoaderShard(PreparedLoader):
 
     def __len__(self) -> int:
         return max(0, super().__len__() - self.skip_batches)
+
+
+def _lies_on(batch: Any, device: torch.device) -> bool:
+    """Return True if the batch is a tensor, or a flat container of tensors, that need not be moved."""
+    kind = type(batch)
+    if kind is torch.Tensor:
+        return bool(batch.device == device)
+    if kind is not list and kind is not tuple and kind is not dict:
+        return False
+    for leaf in batch.values() if kind is dict else batch:
+        if type(leaf) is not torch.Tensor or leaf.device != device:
+            return False
+    return True

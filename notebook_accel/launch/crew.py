@@ -62,8 +62,7 @@ class Crew:
 
     def start(self, environments: Mapping[int, Mapping[str, str]], threads: int | None) -> None:
         """Start a process per rank with its environment; all are stopped where one cannot start."""
-        forked = self._job.start_method == "fork"
-        states = None if forked else RandomStates.capture()
+        states = RandomStates.capture()
         if self._job.start_method == "forkserver":
             _preload_fork_server()
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
@@ -80,7 +79,7 @@ class Crew:
         environment: Mapping[str, str],
         threads: int | None,
         sends_value: bool,
-        states: RandomStates | None,
+        states: RandomStates,
     ) -> None:
         forked = self._job.start_method == "fork"
         ours: dict[Channel, socket.socket] = {}
@@ -102,6 +101,7 @@ class Crew:
             forked=forked,
             with_ipython="IPython" in sys.modules,
             threads=threads,
+            child_start_method=_child_start_method(),
             directory=os.getcwd(),
             random_states=states,
             foreign_fds=foreign if forked else (),
@@ -197,6 +197,16 @@ class Crew:
                 rank=member.rank, time=now, pid=member.process.pid or 0, exitcode=member.process.exitcode
             )
             self._deliver([failure])
+
+
+def _child_start_method() -> str | None:
+    """Return how workers start processes of their own: as the user chose here, else by a fork where there is one.
+
+    A fresh process would take its own start method for the default, and a data loader could not send a dataset that
+    is defined in a cell: it has no importable module.
+    """
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return chosen or ("fork" if sys.platform == "linux" else None)
 
 
 def _preload_fork_server() -> None:

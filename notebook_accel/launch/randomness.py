@@ -1,7 +1,7 @@
-"""The random states of the kernel, for workers that were not forked from it.
+"""The random states of the kernel, for its workers.
 
-A forked worker starts with the kernel's random states; a fresh one is given them, so that the start method does
-not change a result.
+Every rank starts with them, however it is started: a fresh process has its own, and Python gives a forked one
+another state of `random`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RandomStates:
         return cls(
             python=random.getstate(),
             numpy=numpy.random.get_state() if numpy is not None else None,
-            torch=bytes(torch.get_rng_state().tolist()),
+            torch=torch.get_rng_state().numpy().tobytes(),
         )
 
     def restore(self) -> None:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import faulthandler
 import gc
+import multiprocessing
 import os
 import signal
 import socket
@@ -35,7 +36,8 @@ class Seat:
     """One worker's place in a run: what the notebook hands to its process.
 
     `payload` is the function with its arguments, or a segment that holds them. `foreign_fds` are the notebook's
-    descriptors that a forked worker has to close.
+    descriptors that a forked worker has to close. `child_start_method` is how the worker's own children start, data
+    loader workers for example.
     """
 
     rank: int
@@ -49,8 +51,9 @@ class Seat:
     forked: bool
     with_ipython: bool
     threads: int | None
+    child_start_method: str | None
     directory: str
-    random_states: RandomStates | None = None
+    random_states: RandomStates
     foreign_fds: Sequence[int] = ()
 
 
@@ -87,6 +90,8 @@ def _settle(seat: Seat) -> None:
     environ.restore(seat.environment)
     if not seat.forked:
         os.chdir(seat.directory)
+    if seat.child_start_method is not None:
+        multiprocessing.set_start_method(seat.child_start_method, force=True)
     capture.unused_stdin()
 
 
@@ -114,8 +119,7 @@ def _equip(seat: Seat, emitter: Emitter) -> None:
     capture.install(emitter)
     if seat.threads is not None:
         torch.set_num_threads(seat.threads)
-    if seat.random_states is not None:
-        seat.random_states.restore()
+    seat.random_states.restore()
 
 
 def _finish(seat: Seat, emitter: Emitter, value: Any) -> None:

@@ -13,6 +13,7 @@ IMPORTS = """
 import os, sys, time, signal, torch
 import torch.distributed as dist
 from notebook_accel import notebook_launcher, debug_launcher
+torch.set_num_threads(1)  # tests say themselves when the kernel is to use OpenMP's threads
 """
 
 

@@ -97,7 +97,7 @@ class Kernel:
         env = {name: value for name, value in os.environ.items() if name not in unset}
         env |= {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder / "ipython"), **environment}
         self.manager = KernelManager(kernel_name="python3")
-        self.manager.start_kernel(env=env, cwd=str(folder))
+        self.manager.start_kernel(env=env, cwd=str(folder), extra_arguments=["--HistoryManager.enabled=False"])
         self.client: BlockingKernelClient = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)

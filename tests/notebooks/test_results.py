@@ -114,7 +114,7 @@ def test_a_closure_that_does_not_pickle_is_named_with_its_path(kernel: Kernel) -
 
 
 def test_a_result_that_does_not_pickle_is_named(kernel: Kernel) -> None:
-    cell = kernel.run("notebook_launcher(lambda: {'a': [open('/dev/null')]}, num_processes=2)")
+    cell = kernel.run("notebook_launcher(lambda: {'a': [(i for i in ())]}, num_processes=2)")
     assert cell.error is not None
     assert cell.error[0] == "ShipError"
     assert "the returned value -> ['a'] -> [0]" in cell.error[1]

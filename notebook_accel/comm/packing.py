@@ -1,0 +1,141 @@
+"""Lay the tensors of a tree out in one flat buffer, and take the gathered buffer apart again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+_MAX_INDEXED: Final = 16_384
+"""Elements of a gathered buffer up to which one indexing by a kept permutation beats a copy per leaf."""
+_MAX_LAYOUTS: Final = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Section:
+    """The leaves of one dtype: which they are, their bytes in the gathered buffer, and tensors of their shapes."""
+
+    dtype: torch.dtype
+    indices: list[int]
+    first: int
+    last: int
+    shapes: list[torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Layout:
+    order: torch.Tensor
+    sections: list[_Section]
+
+
+class Packing:
+    """Packs leaves for a gather over `world_size` ranks; keeps how it did it for trees that come again.
+
+    A gather of small tensors spends its time in the number of torch calls, so a tree that was seen before is packed
+    by one call per dtype and unpacked by one indexing and one call per dtype.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._layouts: dict[object, _Layout | None] = {}
+
+    def layout(self, leaves: list[torch.Tensor]) -> _Layout | None:
+        """Return the layout of a small tree that was asked for before, None for any other."""
+        key = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
+        if key in self._layouts:
+            layout = self._layouts[key]
+            if layout is None and _fits(leaves, self._world_size):
+                layout = self._layouts[key] = _make_layout(leaves, self._world_size)
+            return layout
+        if len(self._layouts) >= _MAX_LAYOUTS:
+            self._layouts.clear()
+        self._layouts[key] = None
+        return None
+
+
+def pack_by(layout: _Layout, leaves: list[torch.Tensor]) -> torch.Tensor:
+    """Return the leaves in one flat buffer, of their dtype where it is one and of bytes where there are several."""
+    if len(layout.sections) == 1:
+        return _flatten_dense_tensors(leaves)
+    return torch.cat(
+        [
+            _flatten_dense_tensors([leaves[index] for index in section.indices]).view(torch.uint8)
+            for section in layout.sections
+        ]
+    )
+
+
+def unpack_by(layout: _Layout, gathered: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return each leaf of all ranks from the gathered buffer; the results share one fresh storage."""
+    ordered = gathered.take(layout.order)
+    if len(layout.sections) == 1:
+        return list(_unflatten_dense_tensors(ordered, layout.sections[0].shapes))
+    unpacked = list(leaves)
+    for section in layout.sections:
+        part = ordered[section.first : section.last].view(section.dtype)
+        for index, leaf in zip(
+            section.indices, _unflatten_dense_tensors(part, section.shapes), strict=True
+        ):
+            unpacked[index] = leaf
+    return unpacked
+
+
+def pack(leaves: list[torch.Tensor], *, as_bytes: bool) -> tuple[torch.Tensor, list[int]]:
+    """Return the leaves in one fresh flat buffer and their lengths; with `as_bytes` they may differ in dtype."""
+    rows = [leaf.reshape(-1) for leaf in leaves]
+    if as_bytes:
+        rows = [row.resolve_conj().resolve_neg().view(torch.uint8) for row in rows]
+    return torch.cat(rows), [row.shape[0] for row in rows]
+
+
+def unpack(
+    gathered: torch.Tensor, sizes: list[int], leaves: list[torch.Tensor], world_size: int, *, as_bytes: bool
+) -> list[torch.Tensor]:
+    """Return each leaf of all ranks from the buffers that `pack` made on every rank."""
+    pieces = gathered.view(world_size, -1).split(sizes, dim=1)
+    return [
+        _unpack_one(piece, leaf, as_bytes=as_bytes) for piece, leaf in zip(pieces, leaves, strict=True)
+    ]
+
+
+def gathered_shape(leaf: torch.Tensor, world_size: int) -> tuple[int, ...]:
+    """Return the shape after a gather: dim 0 times the world, or [world] for a tensor without dimensions."""
+    return (world_size * leaf.shape[0], *leaf.shape[1:]) if leaf.ndim else (world_size,)
+
+
+def _unpack_one(piece: torch.Tensor, leaf: torch.Tensor, *, as_bytes: bool) -> torch.Tensor:
+    if as_bytes:
+        # a clone is contiguous and aligned for the dtype, which a view into the buffer need not be
+        piece = piece.clone(memory_format=torch.contiguous_format).view(leaf.dtype)
+    return piece.reshape(gathered_shape(leaf, piece.shape[0]))
+
+
+def _fits(leaves: list[torch.Tensor], world_size: int) -> bool:
+    single = len({leaf.dtype for leaf in leaves}) == 1
+    size = sum(leaf.numel() * (1 if single else leaf.element_size()) for leaf in leaves)
+    plain = all(leaf.numel() > 0 and not leaf.is_complex() and leaf.layout == torch.strided for leaf in leaves)
+    return plain and size * world_size <= _MAX_INDEXED
+
+
+def _make_layout(leaves: list[torch.Tensor], world_size: int) -> _Layout:
+    # large items first: every section then starts at a multiple of its item size
+    dtypes = sorted({leaf.dtype for leaf in leaves}, key=lambda dtype: (-dtype.itemsize, str(dtype)))
+    sections, sizes, start = [], [], 0
+    for dtype in dtypes:
+        indices = [index for index, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        unit = 1 if len(dtypes) == 1 else dtype.itemsize
+        sizes += [leaves[index].numel() * unit for index in indices]
+        stop = start + world_size * sum(leaves[index].numel() * unit for index in indices)
+        shapes = [
+            torch.empty(1, dtype=dtype, device=leaves[index].device).expand(
+                gathered_shape(leaves[index], world_size)
+            )
+            for index in indices
+        ]
+        sections.append(_Section(dtype=dtype, indices=indices, first=start, last=stop, shapes=shapes))
+        start = stop
+    positions = torch.arange(world_size * sum(sizes), device=leaves[0].device)
+    order = torch.cat([part.reshape(-1) for part in positions.view(world_size, -1).split(sizes, dim=1)])
+    return _Layout(order=order, sections=sections)

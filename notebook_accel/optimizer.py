@@ -1,0 +1,167 @@
+"""AcceleratedOptimizer: an optimizer that steps only when gradients are complete."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import runtime as process
+from .runtime import Runtime
+
+
+class AcceleratedOptimizer(torch.optim.Optimizer):
+    """A wrapper whose `step` and `zero_grad` do nothing while gradients accumulate.
+
+    Everything else is the wrapped optimizer's own, `optimizer`.
+
+    Args:
+        optimizer: the optimizer to wrap.
+        device_placement: move state that it already has to where its parameters are.
+        scaler: a `GradScaler` to step through, for mixed precision in float16.
+        runtime: whose gradient flags decide; by default the runtime of the process.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        device_placement: bool = True,
+        scaler: Any = None,
+        *,
+        runtime: Runtime | None = None,
+    ) -> None:
+        # The base class is not initialised: state, groups and hooks are those of the wrapped optimizer.
+        self.optimizer = optimizer
+        self.scaler = scaler
+        self.device_placement = device_placement
+        self._runtime = runtime if runtime is not None else process.current()
+        self._was_skipped = False
+        self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
+        if device_placement and optimizer.state:
+            optimizer.load_state_dict(optimizer.state_dict())
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":  # unpickling asks before it is there
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_runtime": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __repr__(self) -> str:
+        return f"AcceleratedOptimizer({self.optimizer!r})"
+
+    @property
+    def state(self) -> Any:
+        """The wrapped optimizer's state by parameter."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The wrapped optimizer's parameter groups."""
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = param_groups
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The wrapped optimizer's default options."""
+        return self.optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.optimizer.defaults = defaults
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """True if the scaler found infinite or undefined gradients and left out the last step."""
+        return self._was_skipped
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group to the wrapped optimizer."""
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimizer's state."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the wrapped optimizer's state."""
+        self.optimizer.load_state_dict(state_dict)
+
+    def train(self) -> None:
+        """Switch an optimizer that knows a training mode, such as a schedule-free one, to it."""
+        self._switch("train")
+
+    def eval(self) -> None:
+        """Switch an optimizer that knows an evaluation mode, such as a schedule-free one, to it."""
+        self._switch("eval")
+
+    def _switch(self, mode: str) -> None:
+        for optimizer in (self.optimizer, getattr(self.optimizer, "optimizer", None)):
+            switch = getattr(optimizer, mode, None)
+            if callable(switch):
+                switch()
+                return
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Clear the gradients, unless they are being accumulated; ValueError for an unknown `set_to_none`."""
+        if not self._is_due():
+            return
+        if self._takes_set_to_none:
+            self.optimizer.zero_grad(set_to_none=True if set_to_none is None else set_to_none)
+        elif set_to_none is None:
+            self.optimizer.zero_grad()
+        else:
+            raise ValueError(
+                f"zero_grad of {type(self.optimizer).__name__} does not take set_to_none={set_to_none}: "
+                "leave it out"
+            )
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step, unless gradients are being accumulated; return what the wrapped optimizer returns."""
+        if not self._is_due():
+            return None
+        arguments = () if closure is None else (closure,)
+        if self.scaler is None:
+            return self.optimizer.step(*arguments)
+        return self._step_scaled(arguments)
+
+    def _is_due(self) -> bool:
+        runtime = self._runtime if self._runtime is not None else process.current()
+        return runtime is None or runtime.gradient.sync_gradients
+
+    def _step_scaled(self, arguments: tuple[Any, ...]) -> Any:
+        # Optimizers that unscale by themselves always run: whether they changed anything, only the scale tells.
+        hooked = hasattr(self.optimizer, "register_step_post_hook")
+        if not hooked or getattr(self.optimizer, "_step_supports_amp_scaling", False):
+            before = self.scaler.get_scale()
+            result = self.scaler.step(self.optimizer, *arguments)
+            self.scaler.update()
+            self._was_skipped = self.scaler.get_scale() < before
+            return result
+        stepped: list[bool] = []
+        hook = self.optimizer.register_step_post_hook(lambda *_: stepped.append(True))
+        try:
+            result = self.scaler.step(self.optimizer, *arguments)
+        finally:
+            hook.remove()
+        self.scaler.update()
+        self._was_skipped = self.scaler.is_enabled() and not stepped
+        return result
+
+    def _switch_parameters(self, parameters_map: dict[torch.Tensor, torch.Tensor]) -> None:
+        """Replace parameters in all groups, for strategies that make new ones."""
+        for group in self.optimizer.param_groups:
+            group["params"] = [parameters_map.get(parameter, parameter) for parameter in group["params"]]

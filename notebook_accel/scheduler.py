@@ -1,0 +1,94 @@
+"""AcceleratedScheduler: a learning rate scheduler that follows its optimizers' real steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import runtime as process
+from .runtime import Runtime
+
+
+class AcceleratedScheduler:
+    """A wrapper that steps when all optimizers did, once for each process.
+
+    A schedule is written for the batches that one process would see. N processes get through N of them in a step,
+    so each call steps N times; with `split_batches` a step is one batch, and each call steps once.
+
+    Args:
+        scheduler: the scheduler to wrap.
+        optimizers: one optimizer, or all that it follows, as `AcceleratedOptimizer`.
+        step_with_optimizer: False steps once at every call, whatever the optimizers do.
+        split_batches: True if the data loaders split batches over the processes.
+        runtime: whose gradient flags decide; by default the runtime of the process.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        step_with_optimizer: bool = True,
+        split_batches: bool = False,
+        *,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.optimizers: list[Any] = (
+            list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
+        )
+        self.step_with_optimizer = step_with_optimizer
+        self.split_batches = split_batches
+        self._runtime = runtime if runtime is not None else process.current()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_runtime": None}
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step as often as the schedule moved on; the arguments go to every step.
+
+        While gradients accumulate nothing is stepped; `adjust_scheduler` of the gradient flags lets the schedule
+        count the batch.
+        """
+        if not self.step_with_optimizer:
+            self.scheduler.step(*args, **kwargs)
+            return
+        runtime = self._runtime if self._runtime is not None else process.current()
+        if runtime is not None and not runtime.gradient.sync_gradients:
+            if runtime.gradient.adjust_scheduler:
+                self.scheduler._step_count += 1
+            return
+        if any(getattr(optimizer, "step_was_skipped", False) for optimizer in self.optimizers):
+            return
+        if self.split_batches:
+            self.scheduler.step(*args, **kwargs)
+            return
+        for _ in range(1 if runtime is None else runtime.topology.world_size):
+            # OneCycleLR raises beyond its total steps; rounding up to full rounds may ask for more.
+            total = getattr(self.scheduler, "total_steps", None)
+            if total is None or self.scheduler._step_count <= total:
+                self.scheduler.step(*args, **kwargs)
+
+    def get_last_lr(self) -> list[float]:
+        """Return the learning rate of each parameter group."""
+        rates: list[float] = self.scheduler.get_last_lr()
+        return rates
+
+    def get_lr(self) -> list[float]:
+        """Return the learning rates the scheduler computes now."""
+        rates: list[float] = self.scheduler.get_lr()
+        return rates
+
+    def print_lr(self, *args: Any, **kwargs: Any) -> Any:
+        """Print the learning rate, for schedulers that can."""
+        return self.scheduler.print_lr(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped scheduler's state."""
+        state: dict[str, Any] = self.scheduler.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the wrapped scheduler's state."""
+        self.scheduler.load_state_dict(state_dict)

@@ -1,0 +1,72 @@
+"""Indices of one local batch in a world of 256 and in a world of 1, from a random sampler; Accelerate beside."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import BatchSampler, RandomSampler
+
+from tests.benchmarks.table import Row, interleave
+
+WORLD = 256
+SAMPLES = 524_288
+BATCH = 32
+ROUNDS = 7
+
+
+def run() -> list[Row]:
+    from accelerate.data_loader import BatchSamplerShard as Theirs
+
+    from notebook_accel.data_loader import BatchSamplerShard as Ours
+
+    seconds = interleave(
+        {
+            "ours, wide": share_of(Ours, WORLD),
+            "ours, alone": share_of(Ours, 1),
+            "accelerate, wide": share_of(Theirs, WORLD),
+            "accelerate, alone": share_of(Theirs, 1),
+        },
+        rounds=ROUNDS,
+    )
+    return [
+        row(seconds, "batch of indices, world 256", "ours, world 1", "ours, wide", "ours, alone", 20.0),
+        row(seconds, "batch of indices, world 256", "accelerate", "ours, wide", "accelerate, wide"),
+        row(seconds, "batch of indices, world 1", "accelerate", "ours, alone", "accelerate, alone"),
+        row(
+            seconds,
+            "accelerate's batch, world 256",
+            "accelerate, world 1",
+            "accelerate, wide",
+            "accelerate, alone",
+        ),
+    ]
+
+
+def share_of(shard: Any, world: int) -> Callable[[], float]:
+    """Return what iterates an epoch of rank 0 and returns the seconds of one of its batches."""
+    batches = BatchSampler(RandomSampler(range(SAMPLES)), BATCH, False)
+    share = shard(batches, world, 0)
+
+    def epoch() -> float:
+        started = time.perf_counter()
+        count = sum(1 for _ in share)
+        return (time.perf_counter() - started) / count
+
+    return epoch
+
+
+def row(
+    seconds: dict[str, list[float]], what: str, other: str, ours: str, theirs: str, target: float | None = None
+) -> Row:
+    """Return one comparison of two of the contenders."""
+    return Row(
+        what=what,
+        other=other,
+        ours_s=statistics.median(seconds[ours]),
+        other_s=statistics.median(seconds[theirs]),
+        ratio=statistics.median(a / b for a, b in zip(seconds[ours], seconds[theirs], strict=True)),
+        target=target,
+    )

@@ -1,0 +1,200 @@
+"""Interrupts, kills and what a launch leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.notebooks.kernel import Kernel, wait_until
+
+pytestmark = pytest.mark.notebook
+METHODS = ["fork", "forkserver", "spawn"]
+
+HANGS = {
+    "python": "time.sleep(100)",
+    "swallows": """
+    while True:
+        try:
+            time.sleep(100)
+        except BaseException:
+            pass
+""",
+    "ignores": """
+    signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(100)
+""",
+    "collective": """
+    dist.init_process_group("gloo")
+    dist.recv(torch.zeros(1), src=1 - dist.get_rank())
+""",
+    "c_code": """
+    import ctypes
+    ctypes.PyDLL(None).sleep(100)  # holds the GIL
+""",
+    "children": """
+    import subprocess
+    subprocess.Popen(["sleep", "100"])
+    subprocess.Popen(["setsid", "sleep", "100"])
+    subprocess.run(["sleep", "100"])
+""",
+    "loader": """
+    from torch.utils.data import DataLoader
+    class Slow(torch.utils.data.Dataset):
+        def __len__(self): return 8
+        def __getitem__(self, i): time.sleep(100)
+    list(DataLoader(Slow(), num_workers=2))
+""",
+}
+
+
+def _hang(name: str) -> str:
+    body = HANGS[name].strip("\n")
+    start = "    open('started' + os.environ['RANK'], 'w').close()\n    print('go', flush=True)"
+    return f"def hang():\n{start}\n{body if body.startswith('    ') else '    ' + body}"
+
+
+@pytest.mark.parametrize("name", HANGS)
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_interrupt_ends_every_worker(kernel: Kernel, name: str, method: str) -> None:
+    times = []
+    kernel.run(_hang(name)).ok()
+
+    def interrupt() -> None:
+        time.sleep(0.4)
+        times.append(time.monotonic())
+        kernel.interrupt()
+
+    cell = kernel.run(
+        f"notebook_launcher(hang, num_processes=2, output='first', start_method='{method}')", during=interrupt
+    )
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+    assert time.monotonic() - times[0] < 3
+    assert wait_until(lambda: not kernel.children(), 1), kernel.children()
+    again = kernel.run(f"notebook_launcher(lambda: 'works', num_processes=2, start_method='{method}')").ok()
+    assert again.value == "'works'"
+
+
+def test_a_worker_may_save_its_work_on_interrupt(kernel: Kernel, tmp_path: Path) -> None:
+    cell = kernel.run(
+        f"""
+        def save():
+            try:
+                print("go", flush=True)
+                time.sleep(100)
+            except KeyboardInterrupt:
+                open("{tmp_path}/saved" + os.environ["RANK"], "w").close()
+                print("saved")
+                raise
+        notebook_launcher(save, num_processes=2, output="first")
+        """,
+        during=kernel.interrupt,
+    )
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+    assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 1)
+    assert "saved" in cell.lines
+
+
+def test_a_second_interrupt_does_not_leave_workers(kernel: Kernel) -> None:
+    kernel.run(_hang("ignores")).ok()
+
+    def twice() -> None:
+        time.sleep(0.3)
+        kernel.interrupt()
+        time.sleep(0.3)
+        kernel.interrupt()
+
+    cell = kernel.run("notebook_launcher(hang, num_processes=2, output='first')", during=twice)
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+    assert wait_until(lambda: not kernel.children(), 2)
+
+
+@pytest.mark.parametrize("name", ["python", "ignores", "c_code", "children"])
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_die_with_the_kernel(fresh_kernel: Kernel, name: str, method: str) -> None:
+    kernel = fresh_kernel
+    kernel.run(_hang(name)).ok()
+    kernel.client.execute(f"notebook_launcher(hang, num_processes=2, start_method='{method}')")
+    process = psutil.Process(kernel.pid)
+    expected = 6 if name == "children" else 2
+    flags = Path(process.cwd())
+    assert wait_until(lambda: len(list(flags.glob("started*"))) == 2, 30), kernel.children()
+    assert wait_until(lambda: len(kernel.children()) >= expected, 5), kernel.children()
+    workers = kernel.children()
+    everything = process.children(recursive=True)
+    own_sessions = [worker for worker in workers if "setsid" in worker.name() or _escaped(worker)]
+    kernel.kill()
+    left = [worker for worker in everything if worker not in own_sessions]
+    assert wait_until(lambda: not any(_alive(worker) for worker in left), 2), left
+    for worker in own_sessions:  # a process that made itself a session escapes a kill of the kernel
+        os.kill(worker.pid, signal.SIGKILL)
+
+
+def _escaped(process: psutil.Process) -> bool:
+    return process.name() == "sleep" and os.getsid(process.pid) == process.pid
+
+
+def _alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+STATE = """
+import threading, random, tempfile, multiprocessing, gc
+def snapshot():
+    gc.collect()
+    handlers = {s: signal.getsignal(s) for s in signal.valid_signals()}
+    threads = sorted(t.name for t in threading.enumerate())
+    files = sorted(os.listdir(tempfile.gettempdir()))
+    shm = sorted(os.listdir("/dev/shm"))
+    fds = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try: fds[fd] = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError: pass
+    native = len(os.listdir("/proc/self/task"))
+    return dict(handlers=handlers, threads=threads, files=files, shm=shm, fds=fds, native=native,
+                environ=dict(os.environ), random=random.getstate(), torch=torch.get_rng_state().tolist(),
+                wakeup=signal.set_wakeup_fd(-1), cwd=os.getcwd(), streams=(sys.stdout, sys.stderr, sys.stdin),
+                children=[p.name for p in multiprocessing.active_children()], path=list(sys.path))
+def compare(a, b):
+    different = {k: (a[k], b[k]) for k in a if a[k] != b[k]}
+    for k in ("fds", "environ", "handlers"):
+        if k in different:
+            x, y = a[k].items(), b[k].items()
+            different[k] = (sorted(map(str, x - y)), sorted(map(str, y - x)))
+    return different
+def job(fail):
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if fail and dist.get_rank(): raise ValueError("no")
+    if fail: time.sleep(100)
+def cycle(**options):
+    for fail in (False, True):
+        try: notebook_launcher(job, (fail,), **options)
+        except ValueError: pass
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_kernel_is_left_as_it_was(kernel: Kernel, method: str, processes: int) -> None:
+    if processes == 1 and method != "fork":
+        pytest.skip("one process runs in the kernel, whatever the start method")
+    function = "job" if processes == 2 else "lambda fail: None"
+    kernel.run(STATE + f"\njob = {function}").ok()
+    options = f"num_processes={processes}, start_method='{method}', use_port=None"
+    kernel.run(f"cycle({options})").ok()  # the fork server and its pipes stay for the next launch
+    # the wakeup descriptor belongs to the kernel's event loop: read and put back
+    cell = kernel.run(
+        f"""
+        before = snapshot(); signal.set_wakeup_fd(before["wakeup"])
+        cycle({options})
+        after = snapshot(); signal.set_wakeup_fd(after["wakeup"])
+        compare(before, after)
+        """
+    ).ok()
+    assert cell.value == "{}"
+    assert not kernel.children()
