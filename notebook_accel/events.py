@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer
+Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer  # a memoryview cannot be sent
 Stream = Literal["stdout", "stderr"]
 
 

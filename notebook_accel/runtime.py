@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -92,25 +93,29 @@ class Settings:
         debug: compare the inputs of all ranks before each collective.
         cpu: no accelerator device, asked for by argument or environment.
         backend: of the process group, None in a single process.
+        group_options: what the process group was opened with.
     """
 
     mixed_precision: str = "no"
     debug: bool = False
     cpu: bool = False
     backend: str | None = None
+    group_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True, slots=True)
 class Runtime:
-    """What this process is to the run, and how it talks to the others."""
+    """What this process is to the run, and how it talks to the others.
+
+    `accelerated` becomes True with the first `Accelerator`, which settles the precision.
+    """
 
     topology: Topology
     device: torch.device
     comm: Comm
     settings: Settings = field(default_factory=Settings)
     gradient: GradientFlags = field(default_factory=GradientFlags)
-    extras: dict[str, Any] = field(default_factory=dict)
-    """Attributes that users set on the state objects."""
+    accelerated: bool = False
 
 
 _current: Runtime | None = None

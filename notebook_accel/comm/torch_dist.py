@@ -79,8 +79,9 @@ def group_exists() -> bool:
 
 
 def group_backend() -> str:
-    """Return the backends of the default group as torch writes them: `gloo`, or `cpu:gloo,cuda:nccl`."""
-    return str(dist.get_backend_config())
+    """Return the backend of the default group: `gloo`, or `cpu:gloo,cuda:nccl` where it has several."""
+    name = str(dist.get_backend())
+    return name if name in ("gloo", "nccl", "xccl", "mpi") else str(dist.get_backend_config())
 
 
 def group_place() -> tuple[int, int]:

@@ -126,8 +126,8 @@ class Kernel:
                 during()
                 during = None
         cell.seconds = time.monotonic() - started
-        reply = self.client.get_shell_msg(timeout=timeout)
-        assert reply["parent_header"]["msg_id"] == request
+        while self.client.get_shell_msg(timeout=timeout)["parent_header"]["msg_id"] != request:
+            pass  # a late answer to the questions by which the client found the kernel ready
         return cell
 
     def late_output(self, seconds: float) -> list[dict[str, Any]]:

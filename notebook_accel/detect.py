@@ -1,0 +1,116 @@
+"""Find out what this process is to the run, open its process group where that is due, and install the runtime."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+
+from . import devices, environ, runtime, topology
+from .comm import torch_dist
+from .comm.base import Comm
+from .comm.single import SingleComm
+from .devices import DeviceKind
+from .runtime import Runtime, Settings
+from .topology import Topology
+
+OPTIONS: Final = ("backend", "init_method", "timeout")
+"""What may be said about the process group."""
+
+
+def ensure(cpu: bool = False, **options: Any) -> Runtime:
+    """Return the runtime of this process; the first call finds and installs it.
+
+    Args:
+        cpu: use no accelerator device.
+        options: `backend`, `init_method` and `timeout` (a timedelta) of the process group.
+
+    Raises:
+        ValueError: the environment contradicts itself, the backend cannot be had, or a later call asks for
+            something else than the first.
+        TypeError: an option is unknown.
+    """
+    given = _checked(options)
+    installed = runtime.current()
+    if installed is None:
+        installed = _make(cpu or environ.flag("ACCELERATE_USE_CPU"), given)
+        runtime.install(installed)
+    else:
+        _refuse_conflict(installed, cpu, given)
+    return installed
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    unknown = sorted(options.keys() - set(OPTIONS))
+    if unknown:
+        raise TypeError(f"unknown argument {', '.join(unknown)}: besides cpu, PartialState takes {', '.join(OPTIONS)}")
+    given = {name: value for name, value in options.items() if value is not None}
+    if not isinstance(given.get("timeout", timedelta()), timedelta):
+        raise TypeError(f"timeout must be a datetime.timedelta, not {given['timeout']!r}")
+    return given
+
+
+def _make(cpu: bool, options: dict[str, Any]) -> Runtime:
+    debug = environ.flag("ACCELERATE_DEBUG_MODE")
+    has_group = torch_dist.group_exists()
+    place = topology.of_world(*torch_dist.group_place()) if has_group else topology.from_environ()
+    kind = devices.CPU if cpu else devices.best()
+    backend = None
+    if place.world_size > 1:
+        wanted = torch_dist.group_backend() if has_group else options.get("backend")
+        kind, backend = _match(kind, wanted, cpu=cpu)
+    device = devices.device_for(kind, place.local_rank)
+    comm: Comm = SingleComm(device, debug=debug)
+    if place.world_size > 1:
+        devices.use(device)
+        if not has_group:
+            _share_cores(place)
+            given = {name: value for name, value in options.items() if name != "backend"}
+            torch_dist.open_group(place, str(backend), device=device, **given)
+        comm = torch_dist.TorchComm(device, debug=debug, owned=not has_group)
+    elif device.index:
+        devices.use(device)
+    settings = Settings(debug=debug, cpu=cpu, backend=backend, group_options=options)
+    return Runtime(topology=place, device=device, comm=comm, settings=settings)
+
+
+def _match(kind: DeviceKind, wanted: str | None, *, cpu: bool) -> tuple[DeviceKind, str]:
+    """Return the device kind and backend that go together, the backend deciding where it was named."""
+    if wanted is None:
+        return (kind, kind.backend) if kind.backend else (devices.CPU, str(devices.CPU.backend))
+    if kind.backend is not None and kind.backend in wanted:
+        return kind, wanted
+    if "gloo" in wanted or "mpi" in wanted:
+        return devices.CPU, wanted
+    if cpu:
+        raise ValueError(f"backend {wanted!r} does not work with CPU tensors: choose gloo, or leave cpu out")
+    legal = sorted({str(kind.backend), "gloo"} - {"None"})
+    raise ValueError(
+        f"backend {wanted!r} does not work on a {kind.label}: choose {' or '.join(legal)}"
+    )
+
+
+def _share_cores(place: Topology) -> None:
+    """Give each process of a node its part of the cores, where nobody said how many threads to use."""
+    if not environ.get("OMP_NUM_THREADS"):
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, min(torch.get_num_threads(), cores // place.local_world_size)))
+
+
+def _refuse_conflict(installed: Runtime, cpu: bool, options: dict[str, Any]) -> None:
+    if cpu and installed.device.type != "cpu":
+        raise ValueError(
+            f"cpu=True comes too late: this process already uses {installed.device}. "
+            "Ask for it where the first Accelerator or PartialState is made"
+        )
+    if installed.topology.world_size == 1:
+        return
+    known = {"backend": installed.settings.backend, **installed.settings.group_options}
+    for name, value in options.items():
+        if value != known.get(name):
+            raise ValueError(
+                f"{name}={value!r} comes too late: the process group is up with {name}={known.get(name)!r}. "
+                "Ask for it where the first Accelerator or PartialState is made"
+            )

@@ -1,0 +1,164 @@
+"""A launch never asks for a kernel restart, whatever was used in the kernel before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebooks.kernel import Kernel
+
+pytestmark = pytest.mark.notebook
+
+
+@pytest.fixture(scope="module")
+def threaded_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel whose torch uses four OpenMP threads."""
+    started = Kernel(tmp_path_factory.mktemp("kernel"), OMP_NUM_THREADS="4")
+    yield started
+    started.close()
+
+
+TRAIN = """
+def train():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+    model(torch.randn(512, 256)).pow(2).mean().backward()
+    return torch.get_num_threads(), model[0].weight.grad.norm().item()
+"""
+
+
+def test_a_clean_kernel_is_forked_and_a_used_one_is_not(threaded_kernel: Kernel) -> None:
+    kernel = threaded_kernel
+    kernel.run("import os, torch; from notebook_accel import notebook_launcher\n" + TRAIN).ok()
+    clean = kernel.run("first = notebook_launcher(train, num_processes=2); first").ok()
+    assert "(forked)" in clean.stdout
+    assert "(4," in clean.value, "the user's OMP_NUM_THREADS holds in the workers"
+    kernel.run("train()").ok()  # backward in the kernel
+    used = kernel.run("notebook_launcher(train, num_processes=2) == first", timeout=30).ok()
+    assert "(from a fork server)" in used.stdout
+    assert used.value == "True"
+    again = kernel.run("notebook_launcher(train, num_processes=2) == first", timeout=30).ok()
+    assert again.value == "True"
+
+
+def test_fork_in_a_used_kernel_is_refused_with_the_reason(threaded_kernel: Kernel) -> None:
+    kernel = threaded_kernel
+    kernel.run("import os, torch; from notebook_accel import notebook_launcher\n" + TRAIN + "train()").ok()
+    cell = kernel.run("notebook_launcher(train, num_processes=2, start_method='fork')")
+    assert cell.error is not None and cell.error[0] == "ValueError"
+    assert "OpenMP" in cell.error[1] and "choose 'auto'" in cell.error[1]
+
+
+def test_after_an_accelerator_in_the_kernel(fresh_kernel: Kernel) -> None:
+    cell = fresh_kernel.run(
+        """
+        from notebook_accel import Accelerator
+        mine = Accelerator(mixed_precision="bf16")
+        def ranks():
+            accelerator = Accelerator()
+            return accelerator.num_processes, accelerator.mixed_precision
+        notebook_launcher(ranks, num_processes=2), mine.num_processes, mine.mixed_precision
+        """
+    ).ok()
+    assert cell.value == "((2, 'no'), 1, 'bf16')"
+    assert "(from a fork server)" in cell.stdout
+    # the same in one process: the notebook's own accelerator comes back afterwards
+    cell = fresh_kernel.run("notebook_launcher(ranks, num_processes=1), Accelerator().mixed_precision").ok()
+    assert cell.value == "((1, 'no'), 'bf16')"
+
+
+def test_after_bitsandbytes_was_imported(fresh_kernel: Kernel) -> None:
+    pytest.importorskip("bitsandbytes")
+    cell = fresh_kernel.run(
+        """
+        import bitsandbytes
+        def train():
+            layer = bitsandbytes.nn.Linear8bitLt(4, 4)
+            return int(os.environ["RANK"])
+        notebook_launcher(train, num_processes=2, returns="all")
+        """
+    ).ok()
+    assert cell.value == "[0, 1]"
+
+
+def test_after_a_process_group_in_the_kernel(fresh_kernel: Kernel) -> None:
+    cell = fresh_kernel.run(
+        """
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        def size():
+            dist.init_process_group("gloo")
+            return dist.get_world_size()
+        notebook_launcher(size, num_processes=2), dist.get_world_size()
+        """
+    ).ok()
+    assert cell.value == "(2, 1)"
+
+
+def test_while_another_thread_of_the_kernel_prints(fresh_kernel: Kernel) -> None:
+    cell = fresh_kernel.run(
+        """
+        import threading
+        stop = threading.Event()
+        def chatter():
+            while not stop.is_set(): print("chatter", file=sys.stderr)
+        thread = threading.Thread(target=chatter); thread.start()
+        try:
+            results = [notebook_launcher(lambda: os.environ["RANK"], num_processes=2) for _ in range(40)]
+        finally:
+            stop.set(); thread.join()
+        set(results)
+        """,
+        timeout=60,
+    ).ok()
+    assert cell.value == "{'0'}"
+    assert "(forked)" in cell.stdout
+
+
+@pytest.mark.parametrize("word", ["1", "true", "YES", "On"])
+def test_the_debug_mode_makes_a_dry_launch_first(kernel: Kernel, word: str) -> None:
+    cell = kernel.run(
+        f"""
+        os.environ["ACCELERATE_DEBUG_MODE"] = "{word}"
+        try:
+            notebook_launcher(lambda: print("the real one"), num_processes=2)
+        finally:
+            del os.environ["ACCELERATE_DEBUG_MODE"]
+        """
+    ).ok()
+    dry = [line for line in cell.lines if line.startswith("dry launch: rank")]
+    assert len(dry) == 2 and "rank 0 of 2, cpu, gloo" in dry[0]
+    assert cell.lines.index(dry[1]) < cell.lines.index("[0] the real one")
+
+
+def test_the_debug_mode_is_off_by_a_false_word_and_names_nonsense(kernel: Kernel) -> None:
+    run = "os.environ['ACCELERATE_DEBUG_MODE'] = '{}'\nnotebook_launcher(print, num_processes=2)"
+    cell = kernel.run(run.format("off")).ok()
+    assert "dry launch" not in cell.stdout
+    cell = kernel.run(run.format("maybe"))
+    kernel.run("del os.environ['ACCELERATE_DEBUG_MODE']").ok()
+    assert cell.error is not None and "ACCELERATE_DEBUG_MODE" in cell.error[1] and "'maybe'" in cell.error[1]
+
+
+def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, torch\n"
+        "from notebook_accel import notebook_launcher\n"
+        "class Mine(Exception): pass\n"
+        "def train():\n"
+        "    if os.environ['RANK'] == '1': raise Mine('x')\n"
+        "for method in ('fork', 'forkserver', 'spawn'):\n"
+        "    try: notebook_launcher(train, num_processes=2, start_method=method)\n"
+        "    except Mine as error: print('caught', method)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert [line for line in done.stdout.splitlines() if line.startswith("caught")] == [
+        "caught fork",
+        "caught forkserver",
+        "caught spawn",
+    ], done.stderr
