@@ -45,7 +45,9 @@ def ensure(cpu: bool = False, **options: Any) -> Runtime:
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(options.keys() - set(OPTIONS))
     if unknown:
-        raise TypeError(f"unknown argument {', '.join(unknown)}: besides cpu, PartialState takes {', '.join(OPTIONS)}")
+        raise TypeError(
+            f"unknown argument {', '.join(unknown)}: besides cpu, PartialState takes {', '.join(OPTIONS)}"
+        )
     given = {name: value for name, value in options.items() if value is not None}
     if not isinstance(given.get("timeout", timedelta()), timedelta):
         raise TypeError(f"timeout must be a datetime.timedelta, not {given['timeout']!r}")
@@ -87,9 +89,7 @@ def _match(kind: DeviceKind, wanted: str | None, *, cpu: bool) -> tuple[DeviceKi
     if cpu:
         raise ValueError(f"backend {wanted!r} does not work with CPU tensors: choose gloo, or leave cpu out")
     legal = sorted({str(kind.backend), "gloo"} - {"None"})
-    raise ValueError(
-        f"backend {wanted!r} does not work on a {kind.label}: choose {' or '.join(legal)}"
-    )
+    raise ValueError(f"backend {wanted!r} does not work on a {kind.label}: choose {' or '.join(legal)}")
 
 
 def _share_cores(place: Topology) -> None:

@@ -111,7 +111,9 @@ def requested() -> torch.device | None:
     try:
         return torch.device(text)
     except RuntimeError as error:
-        raise ValueError(f"environment variable ACCELERATE_TORCH_DEVICE={text!r} is no device: {error}") from None
+        raise ValueError(
+            f"environment variable ACCELERATE_TORCH_DEVICE={text!r} is no device: {error}"
+        ) from None
 
 
 def best() -> DeviceKind:

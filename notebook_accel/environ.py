@@ -52,9 +52,7 @@ def parse_bool(text: str) -> bool:
         return True
     if word in _FALSE:
         return False
-    raise ValueError(
-        f"{text!r} is neither true (1, true, t, yes, y, on) nor false (0, false, f, no, n, off)"
-    )
+    raise ValueError(f"{text!r} is neither true (1, true, t, yes, y, on) nor false (0, false, f, no, n, off)")
 
 
 def get(name: str, default: str | None = None) -> str | None:

@@ -71,9 +71,7 @@ class CollectiveError(NotebookAccelError):
     """Ranks passed inputs of different structure, shape or dtype to one collective."""
 
 
-def _rebuild(
-    cls: type[WorkerError], args: tuple[object, ...], state: dict[str, object]
-) -> WorkerError:
+def _rebuild(cls: type[WorkerError], args: tuple[object, ...], state: dict[str, object]) -> WorkerError:
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(state)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from functools import lru_cache
+from functools import cache
 
 _DISTRIBUTIONS = {"yaml": "pyyaml", "sklearn": "scikit-learn", "PIL": "pillow"}
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_available(name: str) -> bool:
     """Return True if the top-level module `name` can be imported; it is looked up, not imported."""
     if "." in name:
@@ -20,7 +20,7 @@ def is_available(name: str) -> bool:
         return True
 
 
-@lru_cache(maxsize=None)
+@cache
 def version(name: str) -> str | None:
     """Return the installed version of a distribution, None if it is absent."""
     try:
@@ -29,7 +29,7 @@ def version(name: str) -> str | None:
         return None
 
 
-@lru_cache(maxsize=None)
+@cache
 def at_least(name: str, minimum: str) -> bool:
     """Return True if distribution `name` is installed in version `minimum` or later.
 

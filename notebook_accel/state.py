@@ -13,7 +13,7 @@ import torch
 from . import detect, devices, environ, runtime
 from .choices import Choice
 from .comm import torch_dist
-from .nested import send_to_device
+from .nested import honor_type, send_to_device
 from .runtime import GradientFlags, Runtime
 
 
@@ -211,9 +211,7 @@ class PartialState:
         """Decorate a function to run in the highest rank only; elsewhere it returns None."""
         return _only_where(lambda: self.is_last_process, function)
 
-    def on_process(
-        self, function: Callable[..., Any] | None = None, process_index: int | None = None
-    ) -> Any:
+    def on_process(self, function: Callable[..., Any] | None = None, process_index: int | None = None) -> Any:
         """Decorate a function to run in one rank only; elsewhere it returns None."""
         return _only_where(lambda: not self.use_distributed or self.process_index == process_index, function)
 
@@ -234,7 +232,12 @@ class AcceleratorState(PartialState):
     """
 
     def __init__(
-        self, mixed_precision: str | None = None, cpu: bool = False, *, _from_accelerator: bool = False, **kwargs: Any
+        self,
+        mixed_precision: str | None = None,
+        cpu: bool = False,
+        *,
+        _from_accelerator: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(cpu, **kwargs)
         if not _from_accelerator and not self._runtime.accelerated:
@@ -418,7 +421,8 @@ def _take(inputs: Any, start: int, own: int, missing: int) -> Any:
         part = inputs[start : start + own]
         return torch.cat([part, inputs[-1:].expand(missing, *inputs.shape[1:])]) if missing else part
     if isinstance(inputs, (list, tuple)):
-        return inputs[start : start + own] + type(inputs)([inputs[-1]] * missing if missing else [])
+        part = list(inputs[start : start + own])
+        return honor_type(inputs, part + [inputs[-1]] * missing if missing else part)
     if hasattr(inputs, "select") and hasattr(inputs, "__len__"):
         return inputs.select([*range(start, start + own), *([len(inputs) - 1] * missing)])
     return inputs
@@ -445,5 +449,3 @@ def _only_where(condition: Callable[[], bool], function: Callable[..., Any] | No
         return function(*args, **kwargs) if condition() else None
 
     return run
-
-

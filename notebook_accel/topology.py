@@ -76,7 +76,9 @@ def from_environ() -> Topology:
         value = rank if world_size is None else world_size
         if value == (0 if world_size is None else 1):
             return Topology()
-        raise ValueError(f"environment variable {present}={value} is set and {absent} is not: set both or none")
+        raise ValueError(
+            f"environment variable {present}={value} is set and {absent} is not: set both or none"
+        )
     return _complete(rank, world_size)
 
 

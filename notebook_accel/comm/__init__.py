@@ -1,0 +1,1 @@
+"""Collectives over the processes of a run."""

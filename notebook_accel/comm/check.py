@@ -68,9 +68,7 @@ def _by_rank(values: list[str], verb: str) -> str:
         ranks.setdefault(value, []).append(rank)
     plural = {"has": "have", "calls": "call"}[verb]
     return ", ".join(
-        f"rank {owners[0]} {verb} {value}"
-        if len(owners) == 1
-        else f"ranks {_spans(owners)} {plural} {value}"
+        f"rank {owners[0]} {verb} {value}" if len(owners) == 1 else f"ranks {_spans(owners)} {plural} {value}"
         for value, owners in ranks.items()
     )
 

@@ -63,7 +63,7 @@ def _tensors(leaves: list[Any], operation: str, device: torch.device) -> list[to
     return placed
 
 
-def gather_object(comm: Comm, object: Any) -> Any:  # noqa: A002 - the public parameter name
+def gather_object(comm: Comm, object: Any) -> Any:
     """Join the lists of all ranks into one, in rank order; in a single process the input itself is returned.
 
     The items must be picklable. TypeError on every rank if one of them passed no list.

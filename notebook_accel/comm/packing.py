@@ -58,7 +58,8 @@ class Packing:
 def pack_by(layout: _Layout, leaves: list[torch.Tensor]) -> torch.Tensor:
     """Return the leaves in one flat buffer, of their dtype where it is one and of bytes where there are several."""
     if len(layout.sections) == 1:
-        return _flatten_dense_tensors(leaves)
+        flat: torch.Tensor = _flatten_dense_tensors(leaves)
+        return flat
     return torch.cat(
         [
             _flatten_dense_tensors([leaves[index] for index in section.indices]).view(torch.uint8)
@@ -75,9 +76,7 @@ def unpack_by(layout: _Layout, gathered: torch.Tensor, leaves: list[torch.Tensor
     unpacked = list(leaves)
     for section in layout.sections:
         part = ordered[section.first : section.last].view(section.dtype)
-        for index, leaf in zip(
-            section.indices, _unflatten_dense_tensors(part, section.shapes), strict=True
-        ):
+        for index, leaf in zip(section.indices, _unflatten_dense_tensors(part, section.shapes), strict=True):
             unpacked[index] = leaf
     return unpacked
 
@@ -95,9 +94,7 @@ def unpack(
 ) -> list[torch.Tensor]:
     """Return each leaf of all ranks from the buffers that `pack` made on every rank."""
     pieces = gathered.view(world_size, -1).split(sizes, dim=1)
-    return [
-        _unpack_one(piece, leaf, as_bytes=as_bytes) for piece, leaf in zip(pieces, leaves, strict=True)
-    ]
+    return [_unpack_one(piece, leaf, as_bytes=as_bytes) for piece, leaf in zip(pieces, leaves, strict=True)]
 
 
 def gathered_shape(leaf: torch.Tensor, world_size: int) -> tuple[int, ...]:
@@ -115,7 +112,9 @@ def _unpack_one(piece: torch.Tensor, leaf: torch.Tensor, *, as_bytes: bool) -> t
 def _fits(leaves: list[torch.Tensor], world_size: int) -> bool:
     single = len({leaf.dtype for leaf in leaves}) == 1
     size = sum(leaf.numel() * (1 if single else leaf.element_size()) for leaf in leaves)
-    plain = all(leaf.numel() > 0 and not leaf.is_complex() and leaf.layout == torch.strided for leaf in leaves)
+    plain = all(
+        leaf.numel() > 0 and not leaf.is_complex() and leaf.layout == torch.strided for leaf in leaves
+    )
     return plain and size * world_size <= _MAX_INDEXED
 
 

@@ -102,7 +102,9 @@ def open_group(
     On one node the address defaults to 127.0.0.1:29500; on several, ValueError if MASTER_ADDR is missing.
     """
     if not dist.is_available():
-        raise ValueError(f"WORLD_SIZE is {topology.world_size}, but this torch was built without torch.distributed")
+        raise ValueError(
+            f"WORLD_SIZE is {topology.world_size}, but this torch was built without torch.distributed"
+        )
     if init_method is None or init_method == "env://":
         _default_rendezvous(topology)
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}

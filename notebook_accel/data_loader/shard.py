@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from ..nested import send_to_device
 from ..runtime import Runtime
+from ..seeding import synchronize_rng_states
 from .base import PreparedLoader
 from .iterable import IterableDatasetShard
 
@@ -64,9 +65,7 @@ class DataLoaderShard(PreparedLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self.rng_types and self.runtime is not None:
-            from ..seeding import synchronize_rng_states
-
-            synchronize_rng_states(self.rng_types, self.synchronized_generator)
+            synchronize_rng_states(self.rng_types, self.synchronized_generator, runtime=self.runtime)
         yield from self._track(self._batches)
 
     def _batches(self) -> Iterator[Any]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-
 from ..events import Event, Failure
 from ..stream.inbox import CHANNELS, Channel, Inbox
 from ..stream.record import RunRecord
@@ -130,11 +129,16 @@ class Crew:
         return {member.rank: member.process.pid or 0 for member in self._members}
 
     def watch(self, timeout: float) -> State:
-        """Wait up to `timeout` seconds for news, deliver it, and say how the attempt stands."""
-        self._poll(timeout)
-        if self._record.failures:
-            return "failed"
-        return "done" if all(member.ended for member in self._members) else "running"
+        """Deliver what comes within `timeout` seconds, or until the attempt ends; say how it stands."""
+        deadline = time.monotonic() + timeout
+        while True:
+            self._poll(max(0.0, deadline - time.monotonic()))
+            if self._record.failures:
+                return "failed"
+            if not self._running():
+                return "done"
+            if time.monotonic() >= deadline:
+                return "running"
 
     def settle(self) -> None:
         """After a failure: hear the last words of ranks that end of themselves, then end the others."""
@@ -229,5 +233,3 @@ def _without_main_module(forked: bool) -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = script
-
-

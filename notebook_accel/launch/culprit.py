@@ -54,9 +54,7 @@ def _type(obj: Any) -> str:
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _find(
-    path: str, obj: Any, error: Exception, depth: int, seen: set[int]
-) -> tuple[str, Any, Exception]:
+def _find(path: str, obj: Any, error: Exception, depth: int, seen: set[int]) -> tuple[str, Any, Exception]:
     """Return path, object and error of the deepest part that fails to pickle."""
     seen.add(id(obj))
     if depth < _MAX_DEPTH:

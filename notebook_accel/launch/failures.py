@@ -32,7 +32,9 @@ def describe(error: BaseException, depth: int = 0) -> RaisedError:
         frames=tracebacks.frames(error.__traceback__),
         notes=tuple(str(note) for note in getattr(error, "__notes__", ())),
         cause=describe(cause, depth + 1) if cause is not None and more else None,
-        context=describe(context, depth + 1) if context is not None and context is not cause and more else None,
+        context=describe(context, depth + 1)
+        if context is not None and context is not cause and more
+        else None,
         suppress_context=error.__suppress_context__,
     )
 
@@ -168,9 +170,7 @@ class _Remade:
         return _remake, self._parts
 
 
-def _remake(
-    cls: type[BaseException], args: tuple[object, ...], state: dict[str, object]
-) -> BaseException:
+def _remake(cls: type[BaseException], args: tuple[object, ...], state: dict[str, object]) -> BaseException:
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(state)

@@ -44,7 +44,7 @@ class Problems:
     def integer(self, name: str, value: object, least: int, most: float = math.inf) -> bool:
         """Note what is no integer within the bounds; return whether it is one."""
         if isinstance(value, bool) or not isinstance(value, int):
-            self.type(f"{name}={value!r}: an integer is needed, not {_article(type(value).__name__)}")
+            self.type(f"{name}={value!r}: an integer is needed, not {type(value).__name__}")
             return False
         if not least <= value <= most:
             bound = f"at least {least}" if value < least else f"at most {most:.0f}"
@@ -107,7 +107,9 @@ def _check_function(problems: Problems, function: Any, args: Any) -> None:
         hint = ": pass the function itself, without calling it" if function is None else ""
         problems.type(f"function={function!r} is not callable{hint}")
     elif inspect.iscoroutinefunction(function):
-        problems.type(f"function={function.__qualname__} is async: wrap it with asyncio.run in a plain function")
+        problems.type(
+            f"function={function.__qualname__} is async: wrap it with asyncio.run in a plain function"
+        )
     elif isinstance(args, (tuple, list)):
         _check_call(problems, function, tuple(args))
 
@@ -251,7 +253,9 @@ def _start_method(problems: Problems, asked: StartMethod) -> StartMethod:
     unclean = kernel_state.reasons()
     if asked == "fork" and unclean:
         why = "; ".join(map(str, unclean))
-        problems.value(f"start_method='fork': a forked worker could hang or fail, because {why}; choose 'auto'")
+        problems.value(
+            f"start_method='fork': a forked worker could hang or fail, because {why}; choose 'auto'"
+        )
     if asked == "auto" and (unclean or sys.platform != "linux"):
         return "forkserver"
     return "fork"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from .. import devices
 from ..events import Event, Failure
 from ..stream.record import RunRecord
 from ..stream.sinks import TextSink
-from .. import devices
 from . import failures
 from .engines.base import Engine, Outcome
 from .engines.inprocess import InProcessEngine
 from .job import Job
-
 
 _START_METHODS = {"fork": "forked", "forkserver": "from a fork server", "spawn": "spawned"}
 
@@ -60,8 +60,7 @@ class Run:
         self.job = job
         self.record = RunRecord()
         self._engine = engine
-        first = job.rendezvous.node_rank * job.local_world_size
-        self._sink = TextSink(job.output, range(first, first + job.local_world_size), job.prefix)
+        self._sink = TextSink(job.output, job.prefix)
         self._started = time.time()
 
     def wait(self) -> Outcome:
@@ -95,7 +94,10 @@ class Run:
         else:
             error = failures.silent_end(cause)
         notes = self._notes(cause, outcome)
-        if not all([failures.add_note(error, note) for note in notes]):
+        if sys.version_info >= (3, 11):
+            for note in notes:
+                failures.add_note(error, note)
+        else:
             self._sink.note("\n".join(notes))
         return error
 
@@ -104,7 +106,9 @@ class Run:
         notes = []
         if cause.error is not None:
             notes.append(f"rank {cause.rank} (process {cause.pid}) raised this after {after:.1f} s")
-        others = {failure.rank: failures.one_line(failure) for failure in outcome.failures if failure is not cause}
+        others = {
+            failure.rank: failures.one_line(failure) for failure in outcome.failures if failure is not cause
+        }
         for rank in outcome.stopped - others.keys() - {cause.rank}:
             others[rank] = f"rank {rank} was stopped by the launcher"
         return notes + [others[rank] for rank in sorted(others)]

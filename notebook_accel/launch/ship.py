@@ -56,8 +56,8 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
         if type(obj) is torch.Tensor and _plain(obj):
             return self._reduce_tensor(obj)
         if type(obj) is torch.UntypedStorage:
-            data = torch.empty(0, dtype=torch.uint8).set_(obj)  # type: ignore[call-overload]
-            return _storage_from, (pickle.PickleBuffer(data.numpy()),)
+            data = torch.empty(0, dtype=torch.uint8).set_(obj)
+            return _storage_from, (pickle.PickleBuffer(memoryview(data.numpy())),)
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and obj.__module__ == "__main__" and isinstance(reduced, tuple):
             return _prefer_own(obj, reduced)
@@ -119,7 +119,7 @@ def _tensor_from(
     neg: bool,
     device: str | None,
 ) -> torch.Tensor:
-    tensor = torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)  # type: ignore[call-overload]
+    tensor = torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
     tensor = tensor.conj() if conj else tensor
     tensor = torch._neg_view(tensor) if neg else tensor
     if device is not None:

@@ -96,6 +96,6 @@ def wait_gone(processes: Sequence[psutil.Process], seconds: float) -> None:
 
 def _alive(process: psutil.Process) -> bool:
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False

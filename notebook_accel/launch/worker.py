@@ -24,9 +24,9 @@ from ..events import Phase, Result
 from ..stream import capture, displays
 from ..stream.emit import Emitter
 from . import failures
+from .culprit import pack_value
 from .randomness import RandomStates
 from .segment import Segment
-from .culprit import pack_value
 
 _F_SETSIG = 10  # Linux: which signal O_ASYNC sends
 
@@ -128,9 +128,7 @@ def _finish(seat: Seat, emitter: Emitter, value: Any) -> None:
         torch.distributed.destroy_process_group()
     displays.flush_figures()
     parcel = pack_value(value if seat.sends_value else None)
-    emitter.emit(
-        Result(rank=seat.rank, time=emitter.now(), value=parcel.pickled, buffers=parcel.buffers)
-    )
+    emitter.emit(Result(rank=seat.rank, time=emitter.now(), value=parcel.pickled, buffers=parcel.buffers))
 
 
 def _exit_code(error: SystemExit, seat: Seat, emitter: Emitter) -> int:

@@ -1,0 +1,1 @@
+"""Strategies: how models and optimizers are made ready to train over the processes of a run."""

@@ -35,8 +35,8 @@ def redirect(stdout: socket.socket, stderr: socket.socket) -> None:
     ):
         if old is not None:
             _forward(old, new)
-    sys.stdout = sys.__stdout__ = new_out  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = new_err  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = new_out  # type: ignore[misc,assignment]
+    sys.stderr = sys.__stderr__ = new_err  # type: ignore[misc,assignment]
 
 
 def install(emitter: Emitter) -> None:
@@ -77,7 +77,9 @@ def _forward(old: TextIO, new: TextIO) -> None:
 
 
 def _no_input(prompt: object = "", /) -> str:
-    raise EOFError(f"a worker of a notebook launch cannot ask for input ({prompt!r}): pass the value as an argument")
+    raise EOFError(
+        f"a worker of a notebook launch cannot ask for input ({prompt!r}): pass the value as an argument"
+    )
 
 
 def _wait_until_read(fd: int) -> None:

@@ -49,7 +49,7 @@ def _forget_figures() -> None:
 def _publisher(emitter: Emitter, flush: Callable[[], None]) -> Any:
     from IPython.core.displaypub import DisplayPublisher
 
-    class EventPublisher(DisplayPublisher):  # type: ignore[misc]
+    class EventPublisher(DisplayPublisher):
         """Publishes MIME bundles as events of the run."""
 
         def publish(
@@ -78,7 +78,7 @@ def _publisher(emitter: Emitter, flush: Callable[[], None]) -> Any:
             flush()
             emitter.emit(ClearOutput(rank=emitter.rank, time=emitter.now(), wait=wait))
 
-    return EventPublisher()
+    return EventPublisher()  # type: ignore[no-untyped-call]
 
 
 def _worker_shell(publisher: Any) -> None:
@@ -86,7 +86,7 @@ def _worker_shell(publisher: Any) -> None:
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config.configurable import SingletonConfigurable
 
-    class WorkerShell(InteractiveShell):  # type: ignore[misc]
+    class WorkerShell(InteractiveShell):
         """The least of a shell that `display` and matplotlib need."""
 
         def __init__(self, **kwargs: Any) -> None:
@@ -95,7 +95,7 @@ def _worker_shell(publisher: Any) -> None:
 
             self.configurables = [self]
             self.events = EventManager(self, available_events)
-            self.init_display_formatter()
+            self.init_display_formatter()  # type: ignore[no-untyped-call]
             self.display_pub = publisher
             self.user_ns = {}
 

@@ -72,7 +72,9 @@ class RunRecord:
 
     def values(self) -> dict[int, Any]:
         """Return the returned values by rank."""
-        return {rank: pickle.loads(result.value, buffers=result.buffers) for rank, result in self.results.items()}
+        return {
+            rank: pickle.loads(result.value, buffers=result.buffers) for rank, result in self.results.items()
+        }
 
     def lines(self, rank: int | None = None) -> list[str]:
         """Return the lines that are still held, of one rank or all."""

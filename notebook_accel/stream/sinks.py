@@ -21,42 +21,54 @@ class TextSink:
 
     Args:
         output: ranks to show: "all", "first" (the first on this node), "none" or a collection of ranks.
-        ranks: the ranks of this node.
         prefix: `string.Template` put before each line where more than one rank is shown; may name rank,
             local_rank and role_name.
     """
 
-    def __init__(self, output: Output, ranks: Collection[int], prefix: str | None = None) -> None:
-        first = min(ranks)
-        shown = {"all": set(ranks), "first": {first}, "none": set()}
-        self._shown = shown[output] if isinstance(output, str) else set(output)
+    def __init__(self, output: Output, prefix: str | None = None) -> None:
+        self._output = output
+        self._prefix = prefix
+        self._ranks: set[int] = set()
+        self._prefixes: dict[int, str] = {}
+        self._bars = _Bars()
+
+    def _start(self, rank: int) -> None:
+        """Take note of a rank of this node, and choose anew which are shown and how they are marked."""
+        self._ranks.add(rank)
+        first = min(self._ranks)
+        shown = {"all": self._ranks, "first": {first}, "none": set[int]()}
+        chosen = shown[self._output] if isinstance(self._output, str) else set(self._output) & self._ranks
+        prefix = self._prefix
         if prefix is None:
-            prefix = DEFAULT_PREFIX if len(self._shown) > 1 else ""
+            several = len(chosen) > 1 or (not isinstance(self._output, str) and len(set(self._output)) > 1)
+            prefix = DEFAULT_PREFIX if several else ""
         template = string.Template(prefix)
         self._prefixes = {
             rank: template.safe_substitute(rank=rank, local_rank=rank - first, role_name="worker")
-            for rank in self._shown
+            for rank in chosen
         }
-        self._bars = _Bars()
 
     def show(self, events: Iterable[Event]) -> None:
         """Show the next events of the run."""
         pending: list[str] = []
         stream = "stdout"
         for event in events:
-            if isinstance(event, Line) and event.stream == stream and event.rank in self._shown:
+            if isinstance(event, Line) and event.stream == stream and event.rank in self._prefixes:
                 pending.append(f"{self._prefixes[event.rank]}{event.text}\n")
                 continue
             _write(stream, pending)
             pending = []
             if isinstance(event, Line):
-                if event.rank in self._shown:
+                if event.rank in self._prefixes:
                     stream = event.stream
                     pending.append(f"{self._prefixes[event.rank]}{event.text}\n")
             elif isinstance(event, Phase):
-                if event.name == "restarting":
+                if event.name == "starting":
+                    self._start(event.rank)
+                elif event.name == "restarting":
+                    self._ranks.clear()
                     self.note(event.detail)
-            elif event.rank in self._shown:
+            elif event.rank in self._prefixes:
                 self._show_other(event)
         _write(stream, pending)
 
@@ -81,9 +93,7 @@ class TextSink:
             clear_output(wait=event.wait)
 
 
-def publish(
-    data: Any, metadata: Any = None, transient: Any = None, *, update: bool = False
-) -> None:
+def publish(data: Any, metadata: Any = None, transient: Any = None, *, update: bool = False) -> None:
     """Publish a MIME bundle to the notebook; in a terminal print its plain text."""
     if _shell() is None:
         if not update:
@@ -91,9 +101,7 @@ def publish(
         return
     from IPython.display import publish_display_data
 
-    publish_display_data(
-        dict(data), dict(metadata or {}), transient=dict(transient or {}), update=update
-    )
+    publish_display_data(dict(data), dict(metadata or {}), transient=dict(transient or {}), update=update)
 
 
 class _Bars:

@@ -63,10 +63,7 @@ class FrameReader:
             self._needed = header
             return None
         first = start + _COUNT.size
-        lengths = [
-            _LENGTH.unpack_from(self._received, first + i * _LENGTH.size)[0]
-            for i in range(count)
-        ]
+        lengths = [_LENGTH.unpack_from(self._received, first + i * _LENGTH.size)[0] for i in range(count)]
         self._needed = header + sum(lengths)
         return lengths if available >= self._needed else None
 

@@ -5,6 +5,7 @@ Each rank has the same number of batches in both worlds, so the dataset and its 
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, RandomSampler
 
+from notebook_accel.data_loader import BatchSamplerShard
 from tests.benchmarks.table import Row, interleave
 
 WORLD = 256
@@ -22,16 +24,13 @@ ROUNDS = 15
 
 
 def run() -> list[Row]:
-    from accelerate.data_loader import BatchSamplerShard as Theirs
-
-    from notebook_accel.data_loader import BatchSamplerShard as Ours
-
+    theirs = importlib.import_module("accelerate.data_loader").BatchSamplerShard
     seconds = interleave(
         {
-            "ours, wide": share_of(Ours, WORLD),
-            "ours, alone": share_of(Ours, 1),
-            "accelerate, wide": share_of(Theirs, WORLD),
-            "accelerate, alone": share_of(Theirs, 1),
+            "ours, wide": share_of(BatchSamplerShard, WORLD),
+            "ours, alone": share_of(BatchSamplerShard, 1),
+            "accelerate, wide": share_of(theirs, WORLD),
+            "accelerate, alone": share_of(theirs, 1),
         },
         rounds=ROUNDS,
     )

@@ -29,7 +29,11 @@ class Cell:
 
     def stream(self, name: str) -> str:
         """Return the text of stdout or stderr."""
-        return "".join(o["content"]["text"] for o in self.outputs if o["type"] == "stream" and o["content"]["name"] == name)
+        return "".join(
+            o["content"]["text"]
+            for o in self.outputs
+            if o["type"] == "stream" and o["content"]["name"] == name
+        )
 
     @property
     def stdout(self) -> str:
@@ -97,7 +101,9 @@ class Kernel:
         env = {name: value for name, value in os.environ.items() if name not in unset}
         env |= {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder / "ipython"), **environment}
         self.manager = KernelManager(kernel_name="python3")
-        self.manager.start_kernel(env=env, cwd=str(folder), extra_arguments=["--HistoryManager.enabled=False"])
+        self.manager.start_kernel(
+            env=env, cwd=str(folder), extra_arguments=["--HistoryManager.enabled=False"]
+        )
         self.client: BlockingKernelClient = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)

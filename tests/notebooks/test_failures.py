@@ -267,8 +267,6 @@ def test_a_taken_port_is_said_before_anything_starts(kernel: Kernel) -> None:
 
 
 def test_a_launch_inside_a_worker_is_refused(kernel: Kernel) -> None:
-    cell = kernel.run(
-        "notebook_launcher(lambda: notebook_launcher(print, num_processes=2), num_processes=2)"
-    )
+    cell = kernel.run("notebook_launcher(lambda: notebook_launcher(print, num_processes=2), num_processes=2)")
     assert cell.error is not None
     assert cell.error[0] == "ValueError" and "not inside a worker" in cell.error[1]

@@ -59,8 +59,9 @@ def test_output_arrives_while_the_run_goes_on(kernel: Kernel) -> None:
 
 
 def _touch(kernel: Kernel) -> bool:
-    import psutil
     from pathlib import Path
+
+    import psutil
 
     Path(psutil.Process(kernel.pid).cwd(), "flag").touch()
     return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -71,6 +70,11 @@ def alone() -> Runtime:
     return Runtime(topology=Topology(), device=CPU, comm=SingleComm())
 
 
+def load(data: Any, **options: Any) -> Any:
+    """Return torch's loader, whose types ask for more than it needs."""
+    return DataLoader(data, **options)
+
+
 def batches_of(loader: Any) -> list[list[int]]:
     return [batch.tolist() for batch in loader]
 
@@ -102,7 +106,7 @@ def gathered(loaders: list[Any]) -> tuple[list[list[int]], list[int]]:
 def test_metrics_see_every_sample_once(kind: str, split: bool) -> None:
     for world, n, size in itertools.product((1, 2, 3, 5), (0, 1, 2, 7, 12, 30, 31), (1, 4)):
         dataset: Any = {"map": range, "sized": SizedNumbers, "unsized": Numbers}[kind](n)
-        loader = DataLoader(dataset, batch_size=size * world if split else size)
+        loader = load(dataset, batch_size=size * world if split else size)
         loaders = shares(loader, world, split_batches=split)
         steps, ends = gathered(loaders)
         assert [number for step in steps for number in step] == list(range(n)), (world, n, size)
@@ -120,12 +124,13 @@ def test_batches_and_remainder_are_those_of_accelerate(iterable: bool, split: bo
     reference = pytest.importorskip("accelerate.data_loader").prepare_data_loader
     for world, n, even in itertools.product((1, 2, 4), (1, 5, 16, 22), (True, False)):
         dataset: Any = SizedNumbers(n) if iterable else range(n)
-        loader = DataLoader(dataset, batch_size=4, drop_last=drop)
+        loader = load(dataset, batch_size=4, drop_last=drop)
         for rank in range(world):
             options = {"split_batches": split, "even_batches": even}
             ours: Any = prepare_data_loader(loader, None, world, rank, **options)  # type: ignore[arg-type]
             theirs = reference(loader, None, world, rank, **options)
-            seen, expected = [], []
+            seen: list[Any] = []
+            expected: list[Any] = []
             for name, each in ((seen, ours), (expected, theirs)):
                 name.extend((batch.tolist(), each.end_of_dataloader) for batch in each)
             assert seen == expected, (world, n, even, rank)
@@ -135,7 +140,7 @@ def test_batches_and_remainder_are_those_of_accelerate(iterable: bool, split: bo
 
 
 def test_end_is_known_on_the_last_batch_and_flags_follow(alone: Runtime) -> None:
-    loader: Any = prepare_data_loader(DataLoader(range(5), batch_size=2), runtime=alone)  # type: ignore[arg-type]
+    loader: Any = prepare_data_loader(load(range(5), batch_size=2), runtime=alone)
     seen = [(alone.gradient.end_of_dataloader, alone.gradient.remainder) for _ in loader]
     assert seen == [(False, 1), (False, 1), (True, 1)]
     assert alone.gradient.active is None
@@ -143,8 +148,8 @@ def test_end_is_known_on_the_last_batch_and_flags_follow(alone: Runtime) -> None
 
 
 def test_a_loader_left_early_stays_active_until_the_next_begins(alone: Runtime) -> None:
-    first: Any = prepare_data_loader(DataLoader(range(3), batch_size=5), runtime=alone)  # type: ignore[arg-type]
-    second: Any = prepare_data_loader(DataLoader(range(8), batch_size=2), runtime=alone)  # type: ignore[arg-type]
+    first: Any = prepare_data_loader(load(range(3), batch_size=5), runtime=alone)
+    second: Any = prepare_data_loader(load(range(8), batch_size=2), runtime=alone)
     next(iter(first))
     assert alone.gradient.end_of_dataloader
     assert alone.gradient.remainder == 3
@@ -155,8 +160,8 @@ def test_a_loader_left_early_stays_active_until_the_next_begins(alone: Runtime) 
 
 
 def test_loaders_nest(alone: Runtime) -> None:
-    outer: Any = prepare_data_loader(DataLoader(range(2)), runtime=alone)  # type: ignore[arg-type]
-    inner: Any = prepare_data_loader(DataLoader(range(2)), runtime=alone)  # type: ignore[arg-type]
+    outer: Any = prepare_data_loader(load(range(2)), runtime=alone)
+    inner: Any = prepare_data_loader(load(range(2)), runtime=alone)
     for _ in outer:
         for _ in inner:
             assert alone.gradient.active is inner
@@ -165,7 +170,7 @@ def test_loaders_nest(alone: Runtime) -> None:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_shuffling_is_alike_on_all_ranks_and_differs_by_epoch(world: int) -> None:
-    loader = DataLoader(range(12), batch_size=3, shuffle=True)  # type: ignore[arg-type]
+    loader = load(range(12), batch_size=3, shuffle=True)
     loaders = shares(loader, world, use_seedable_sampler=True, data_seed=5)
     epochs = [gathered(loaders)[0] for _ in range(2)]
     assert sorted(itertools.chain(*epochs[0])) == sorted(itertools.chain(*epochs[1])) == list(range(12))
@@ -179,23 +184,26 @@ def test_shuffling_is_alike_on_all_ranks_and_differs_by_epoch(world: int) -> Non
 
 def test_rng_states_are_synchronised_at_each_epoch(alone: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    seeding: Any = types.ModuleType("notebook_accel.seeding")
-    seeding.synchronize_rng_states = lambda kinds, generator=None: calls.append((list(kinds), generator))
-    monkeypatch.setitem(sys.modules, "notebook_accel.seeding", seeding)
+
+    def note(kinds: list[str], generator: Any, *, runtime: Any) -> None:
+        assert runtime is alone
+        calls.append((list(kinds), generator))
+
+    monkeypatch.setattr("notebook_accel.data_loader.shard.synchronize_rng_states", note)
     kinds = ["torch", "generator"]
-    loader = DataLoader(range(8), batch_size=2, shuffle=True)  # type: ignore[arg-type]
+    loader = load(range(8), batch_size=2, shuffle=True)
     prepared: Any = prepare_data_loader(loader, None, 2, 1, rng_types=kinds, runtime=alone)
     list(prepared)
     list(prepared)
-    assert calls == [(kinds, loader.sampler.generator)] * 2  # type: ignore[union-attr]
-    plain: Any = prepare_data_loader(DataLoader(range(8)), None, 2, 1, rng_types=kinds, runtime=alone)  # type: ignore[arg-type]
+    assert calls == [(kinds, loader.sampler.generator)] * 2
+    plain: Any = prepare_data_loader(load(range(8)), None, 2, 1, rng_types=kinds, runtime=alone)
     list(plain)
     assert calls[-1] == (["torch"], None)
     assert kinds == ["torch", "generator"]
 
 
 def test_iterable_generator_is_seeded_by_the_epoch() -> None:
-    loaders = shares(DataLoader(Shuffled(9), batch_size=2), 2)
+    loaders = shares(load(Shuffled(9), batch_size=2), 2)
     epochs = [gathered(loaders)[0] for _ in range(2)]
     assert sorted(itertools.chain(*epochs[0])) == list(range(9))
     assert epochs[0] != epochs[1]
@@ -218,8 +226,8 @@ def test_options_of_the_loader_are_kept() -> None:
         return [str(sample) for sample in samples]
 
     generator = torch.Generator()
-    loader = DataLoader(
-        range(10),  # type: ignore[arg-type]
+    loader = load(
+        range(10),
         batch_size=2,
         num_workers=2,
         collate_fn=collate,
@@ -240,7 +248,7 @@ def test_options_of_the_loader_are_kept() -> None:
 @pytest.mark.may_leak("signals", reason="torch's loader processes leave a SIGCHLD handler")
 def test_worker_processes_and_pickling(alone: Runtime) -> None:
     loader: Any = prepare_data_loader(
-        DataLoader(TensorDataset(torch.arange(9)), batch_size=2, num_workers=1), None, 2, 1, runtime=alone
+        load(TensorDataset(torch.arange(9)), batch_size=2, num_workers=1), None, 2, 1, runtime=alone
     )
     expected = [[2, 3], [6, 7], [1, 2]]
     assert [batch[0].tolist() for batch in loader] == expected
@@ -250,11 +258,11 @@ def test_worker_processes_and_pickling(alone: Runtime) -> None:
 
 
 def test_batches_go_to_the_device() -> None:
-    loader = DataLoader(TensorDataset(torch.arange(4), torch.arange(4)), batch_size=2)
+    loader = load(TensorDataset(torch.arange(4), torch.arange(4)), batch_size=2)
     meta = torch.device("meta")
     for batch in prepare_data_loader(loader, meta, put_on_device=True):
         assert [tensor.device for tensor in batch] == [meta, meta]
-    nested = DataLoader([{"a": {"b": [1]}, "c": "text"}] * 2, batch_size=2)  # type: ignore[arg-type]
+    nested = load([{"a": {"b": [1]}, "c": "text"}] * 2, batch_size=2)
     (batch,) = prepare_data_loader(nested, meta, put_on_device=True, non_blocking=True)
     assert batch["a"]["b"][0].device == meta
     assert batch["c"] == ["text", "text"]
@@ -263,27 +271,27 @@ def test_batches_go_to_the_device() -> None:
 
 
 def test_loaders_without_automatic_batches() -> None:
-    loader = DataLoader(range(5), batch_size=None, sampler=range(4, -1, -1))  # type: ignore[arg-type]
+    loader = load(range(5), batch_size=None, sampler=range(4, -1, -1))
     assert [list(each) for each in shares(loader, 2)] == [[4, 2, 0], [3, 1, 4]]
     assert list(prepare_data_loader(loader)) == [4, 3, 2, 1, 0]
-    own = DataLoader(range(5), batch_size=None, sampler=BatchSampler(range(5), 2, False))  # type: ignore[arg-type]
-    rows = DataLoader(torch.arange(5), batch_size=None, sampler=own.sampler)  # type: ignore[arg-type]
+    own = load(range(5), batch_size=None, sampler=BatchSampler(range(5), 2, False))
+    rows = load(torch.arange(5), batch_size=None, sampler=own.sampler)
     assert [batches_of(each) for each in shares(rows, 2)] == [[[0, 1], [4, 0]], [[2, 3], [1, 2]]]
-    assert [list(each) for each in shares(DataLoader(Numbers(5), batch_size=None), 2)] == [
+    assert [list(each) for each in shares(load(Numbers(5), batch_size=None), 2)] == [
         [0, 2, 4],
         [1, 3, 0],
     ]
 
 
 def test_custom_batch_samplers_and_samplers() -> None:
-    lists = DataLoader(range(9), batch_sampler=[[0, 1], [2], [3, 4, 5], [6, 7, 8]])  # type: ignore[arg-type]
+    lists = load(range(9), batch_sampler=[[0, 1], [2], [3, 4, 5], [6, 7, 8]])
     loaders = shares(lists, 2, even_batches=False)
     assert [batches_of(each) for each in loaders] == [[[0, 1], [3, 4, 5]], [[2], [6, 7, 8]]]
     assert loaders[0].remainder == -1
     with pytest.raises(ValueError, match="batch_size attribute"):
         _ = loaders[0].total_batch_size
     # the remainder counts what the sampler yields, not what the dataset holds
-    subset = DataLoader(range(100), batch_size=2, sampler=SubsetRandomSampler(range(6)))  # type: ignore[arg-type]
+    subset = load(range(100), batch_size=2, sampler=SubsetRandomSampler(range(6)))
     loaders = shares(subset, 2)
     for each in loaders:
         each.set_sampler(SequentialSampler(range(6)))
@@ -292,7 +300,7 @@ def test_custom_batch_samplers_and_samplers() -> None:
 
 def test_dropping_batch_sampler_leaves_nothing_to_cut() -> None:
     sampler = BatchSampler(SequentialSampler(range(11)), 2, drop_last=True)
-    loaders = shares(DataLoader(range(11), batch_sampler=sampler), 2)  # type: ignore[arg-type]
+    loaders = shares(load(range(11), batch_sampler=sampler), 2)
     assert gathered(loaders) == ([[0, 1, 2, 3], [4, 5, 6, 7]], [-1])
 
 
@@ -300,20 +308,20 @@ def test_dropping_batch_sampler_leaves_nothing_to_cut() -> None:
 @pytest.mark.parametrize("kind", ["map", "sized"])
 def test_skip_first_batches(world: int, kind: str) -> None:
     dataset: Any = SizedNumbers(13) if kind == "sized" else range(13)
-    loaders = shares(DataLoader(dataset, batch_size=2), world)
+    loaders = shares(load(dataset, batch_size=2), world)
     for count in (0, 1, 3, 99):
         skipped: list[Any] = [skip_first_batches(each, count) for each in loaders]
         expected = gathered(loaders)[0][count:]
         assert [len(each) for each in skipped] == [len(expected)] * world
         assert gathered(skipped)[0] == expected
         assert isinstance(skipped[0], DataLoaderShard)
-    raw = DataLoader(dataset, batch_size=2)
+    raw = load(dataset, batch_size=2)
     assert batches_of(skip_first_batches(raw, 4)) == batches_of(raw)[4:]
 
 
 def test_skipping_keeps_epoch_and_order() -> None:
     loader: Any = shares(
-        DataLoader(range(12), batch_size=2, shuffle=True),  # type: ignore[arg-type]
+        load(range(12), batch_size=2, shuffle=True),
         2,
         use_seedable_sampler=True,
         data_seed=0,
@@ -325,7 +333,7 @@ def test_skipping_keeps_epoch_and_order() -> None:
 
 
 def test_arguments_are_checked() -> None:
-    loader = DataLoader(range(8), batch_size=3)  # type: ignore[arg-type]
+    loader = load(range(8), batch_size=3)
     with pytest.raises(ValueError, match="3 % 2 = 1"):
         prepare_data_loader(loader, None, 2, 0, split_batches=True)
     with pytest.raises(ValueError, match="put_on_device=True"):
@@ -338,7 +346,7 @@ def test_arguments_are_checked() -> None:
         DataLoaderConfiguration(use_stateful_dataloader=True)
     assert DataLoaderConfiguration().even_batches
     with pytest.raises(ValueError, match="skip_first_batches"):
-        prepare_data_loader(loader).state_dict()  # type: ignore[attr-defined]
+        shares(loader, 1)[0].state_dict()
 
 
 def test_ranks_of_one_model_replica_read_the_same() -> None:
@@ -349,7 +357,7 @@ def test_ranks_of_one_model_replica_read_the_same() -> None:
         def __getitem__(self, name: str) -> Any:
             return types.SimpleNamespace(size=lambda: self.sizes[name])
 
-    loader = DataLoader(range(8), batch_size=2)  # type: ignore[arg-type]
+    loader = load(range(8), batch_size=2)
     got = [
         batches_of(prepare_data_loader(loader, None, 4, rank, torch_device_mesh=Mesh())) for rank in range(4)
     ]
@@ -358,9 +366,7 @@ def test_ranks_of_one_model_replica_read_the_same() -> None:
 
 
 def test_dispatcher_of_one_process(alone: Runtime) -> None:
-    loader: Any = prepare_data_loader(
-        DataLoader(Numbers(5), batch_size=2), CPU, put_on_device=True, runtime=alone
-    )
+    loader: Any = prepare_data_loader(load(Numbers(5), batch_size=2), CPU, put_on_device=True, runtime=alone)
     assert isinstance(loader, DataLoaderDispatcher)
     assert batches_of(loader) == [[0, 1], [2, 3], [4]]
     assert (loader.remainder, loader.iteration) == (1, 1)
@@ -373,25 +379,46 @@ class Failing(Numbers):
         raise OSError("no such disk")
 
 
-def _dispatch_on_each_rank() -> list[Any]:
+def _install_gloo() -> int:
     topology = from_environ()
     open_group(topology, "gloo", device=CPU)
-    runtime = Runtime(topology=topology, device=CPU, comm=TorchComm(CPU))
-    process.install(runtime)
-    rank, seen = topology.rank, []
+    process.install(Runtime(topology=topology, device=CPU, comm=TorchComm(CPU)))
+    return topology.rank
+
+
+def _shuffle_on_each_rank() -> list[Any]:
+    torch.manual_seed(_install_gloo())
+    seen = []
+    for seedable in (False, True):
+        raw = load(range(12), batch_size=3, shuffle=True)
+        loader = prepare_data_loader(raw, rng_types=["generator"], use_seedable_sampler=seedable)
+        seen.append([batches_of(loader) for _ in range(2)])
+    return seen
+
+
+def test_ranks_that_were_seeded_differently_shuffle_alike() -> None:
+    for first, second in zip(*run_ranks(_shuffle_on_each_rank), strict=True):
+        epochs = [sorted(itertools.chain(*a, *b)) for a, b in zip(first, second, strict=True)]
+        assert epochs == [list(range(12))] * 2
+        assert first[0] != first[1]
+
+
+def _dispatch_on_each_rank() -> list[Any]:
+    rank = _install_gloo()
+    seen: list[Any] = []
     for n, size, split, drop in itertools.product((0, 1, 3, 8, 9), (1, 2), (False, True), (False, True)):
         if split and size == 1 and drop:
             continue
-        raw = DataLoader(Numbers(n), batch_size=size, drop_last=drop)
+        raw = load(Numbers(n), batch_size=size, drop_last=drop)
         loader: Any = prepare_data_loader(raw, CPU, split_batches=split, put_on_device=True)
         steps = [(batch.tolist(), loader.end_of_dataloader, loader.remainder) for batch in loader]
         steps += [batch.tolist() for batch in skip_first_batches(loader, 1)]
         seen.append(((n, size, split, drop), steps))
-    pairs = DataLoader([{"x": float(i), "y": [i]} for i in range(6)], batch_size=2)  # type: ignore[arg-type]
+    pairs = load([{"x": float(i), "y": [i]} for i in range(6)], batch_size=2)
     nested: Any = prepare_data_loader(pairs, CPU, put_on_device=True, dispatch_batches=True)
     seen.append([batch["y"][0].tolist() for batch in nested])
     seen.append((len(nested), nested.total_batch_size))
-    failing = prepare_data_loader(DataLoader(Failing(9), batch_size=1), CPU, put_on_device=True)
+    failing = prepare_data_loader(load(Failing(9), batch_size=1), CPU, put_on_device=True)
     try:
         list(failing)
     except (OSError, RuntimeError) as error:

@@ -45,7 +45,6 @@ def test_type_text_attributes_and_notes_survive() -> None:
         UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"),
         KeyError("k"),
         StopIteration(3),
-        ExceptionGroup("group", [ValueError("a")]) if sys.version_info >= (3, 11) else ValueError("a"),
     ],
     ids=lambda error: type(error).__name__,
 )

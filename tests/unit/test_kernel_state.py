@@ -41,7 +41,8 @@ def test_imports_and_python_threads_do_no_harm() -> None:
 
 
 @pytest.mark.parametrize(
-    "use", ["torch.randn(600, 600) @ torch.randn(600, 600)", "torch.randn(10**6).exp()", "torch.randn(10**6).sum()"]
+    "use",
+    ["torch.randn(600, 600) @ torch.randn(600, 600)", "torch.randn(10**6).exp()", "torch.randn(10**6).sum()"],
 )
 def test_openmp_threads_are_seen(use: str) -> None:
     assert "OpenMP" in _in_fresh_python(f"{use}\nprint(*reasons())", OMP_NUM_THREADS="4")
@@ -52,7 +53,10 @@ def test_an_initialised_device_is_named_with_its_culprit(monkeypatch: pytest.Mon
     # a machine without the device: what torch would say there is imitated, the rest is real
     monkeypatch.setattr(devices, "is_initialized", lambda: ["cuda"])
     monkeypatch.setattr(kernel_state, "_first_use", kernel_state._FirstUse())
-    exec(compile("\n\nnotice()  # model.cuda()", "/tmp/ipykernel_12/34.py", "exec"), {"notice": kernel_state._first_use})
+    exec(
+        compile("\n\nnotice()  # model.cuda()", "/tmp/ipykernel_12/34.py", "exec"),
+        {"notice": kernel_state._first_use},
+    )
     (reason,) = (r for r in kernel_state.reasons() if "CUDA" in r.what)
     assert str(reason).startswith("CUDA was initialised, first by a cell, line 3")
 
@@ -60,10 +64,16 @@ def test_an_initialised_device_is_named_with_its_culprit(monkeypatch: pytest.Mon
 def test_an_import_is_the_culprit() -> None:
     frames = [
         traceback.FrameSummary("/site/ipykernel/kernelapp.py", 10, "start", lookup_line=False),
-        traceback.FrameSummary("/tmp/ipykernel_1/2.py", 2, "<module>", lookup_line=False, line="import bad_library"),
+        traceback.FrameSummary(
+            "/tmp/ipykernel_1/2.py", 2, "<module>", lookup_line=False, line="import bad_library"
+        ),
         traceback.FrameSummary("<frozen importlib._bootstrap>", 5, "_find_and_load", lookup_line=False),
-        traceback.FrameSummary("/site/bad_library/__init__.py", 7, "<module>", lookup_line=False, line="setup()"),
-        traceback.FrameSummary("/site/bad_library/core.py", 9, "setup", lookup_line=False, line="torch.cuda.init()"),
+        traceback.FrameSummary(
+            "/site/bad_library/__init__.py", 7, "<module>", lookup_line=False, line="setup()"
+        ),
+        traceback.FrameSummary(
+            "/site/bad_library/core.py", 9, "setup", lookup_line=False, line="torch.cuda.init()"
+        ),
     ]
     text = kernel_state.describe_first_use(frames)
     assert text == "the import of bad_library in a cell, line 2 (import bad_library)"

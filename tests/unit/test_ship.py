@@ -20,7 +20,15 @@ from notebook_accel.launch.culprit import pack_job, pack_value
 from notebook_accel.launch.segment import Segment
 from notebook_accel.launch.ship import pack, unpack
 
-DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn]
+DTYPES = [
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.float8_e4m3fn,
+]
 
 
 def _travel(value: object, *, to_cpu: bool = True) -> Any:
@@ -38,8 +46,10 @@ def test_tensors_arrive_as_they_were(shape: list[int], dtype: torch.dtype, trans
     tensor = tensor.t() if transpose and tensor.dim() == 2 else tensor
     back = _travel(tensor)
     assert back.dtype == dtype and back.shape == tensor.shape and back.stride() == tensor.stride()
-    assert torch.equal(back.view(torch.uint8) if dtype is torch.float8_e4m3fn and back.dim() else back.float().real,
-                       tensor.view(torch.uint8) if dtype is torch.float8_e4m3fn and tensor.dim() else tensor.float().real)
+    assert torch.equal(
+        back.view(torch.uint8) if dtype is torch.float8_e4m3fn and back.dim() else back.float().real,
+        tensor.view(torch.uint8) if dtype is torch.float8_e4m3fn and tensor.dim() else tensor.float().real,
+    )
 
 
 def test_memory_is_shared_as_before_and_not_copied_into_the_pickle() -> None:
@@ -55,7 +65,9 @@ def test_memory_is_shared_as_before_and_not_copied_into_the_pickle() -> None:
 def test_kinds_of_tensors() -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
     leaf = torch.ones(2, requires_grad=True)
-    back = _travel([parameter, leaf, leaf * 2, torch.ones(2, 2).to_sparse(), torch.ones(2, dtype=torch.complex64).conj()])
+    back = _travel(
+        [parameter, leaf, leaf * 2, torch.ones(2, 2).to_sparse(), torch.ones(2, dtype=torch.complex64).conj()]
+    )
     assert isinstance(back[0], torch.nn.Parameter) and back[0].requires_grad
     assert back[1].requires_grad and back[1].is_leaf
     assert not back[2].requires_grad, "a tensor with a graph arrives without it"
@@ -100,8 +112,14 @@ class _Holder:
     ("make", "path"),
     [
         (lambda bad: (_function_closing_over(bad), ()), "f -> closure variable value"),
-        (lambda bad: (_function_closing_over({"a": [0, bad]}), ()), "f -> closure variable value -> ['a'] -> [1]"),
-        (lambda bad: (_function_closing_over(_Holder(bad)), ()), "f -> closure variable value -> attribute value"),
+        (
+            lambda bad: (_function_closing_over({"a": [0, bad]}), ()),
+            "f -> closure variable value -> ['a'] -> [1]",
+        ),
+        (
+            lambda bad: (_function_closing_over(_Holder(bad)), ()),
+            "f -> closure variable value -> attribute value",
+        ),
         (lambda bad: (len, (1, [bad])), "args[1] -> [0]"),
     ],
 )

@@ -33,7 +33,9 @@ def test_events_of_any_split(texts: list[str], places: list[int]) -> None:
 
 @settings(max_examples=200)
 @given(
-    st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=20), max_size=6),
+    st.lists(
+        st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=20), max_size=6
+    ),
     st.lists(st.integers(min_value=0), max_size=8),
 )
 def test_lines_of_any_split(texts: list[str], places: list[int]) -> None:

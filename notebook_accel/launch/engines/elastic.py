@@ -92,6 +92,8 @@ class _Agent(SimpleElasticAgent):
         environments = {
             worker.global_rank: self._environment(worker, worker_group) for worker in worker_group.workers
         }
+        now = time.time()
+        self._deliver([Phase(rank=rank, time=now, name="starting") for rank in environments])
         self._crew = Crew(self._job, self._payload, self._record, self._deliver)
         self._crew.start(environments, _threads(self._job.local_world_size))
         return {worker.local_rank: self._crew.pids[worker.global_rank] for worker in worker_group.workers}
@@ -165,7 +167,7 @@ class _SingleNode(RendezvousHandler):
     def __init__(self, place: Rendezvous) -> None:
         self._place = place
 
-    use_agent_store = True  # type: ignore[assignment]
+    use_agent_store = True
 
     def get_backend(self) -> str:
         return "single-node"
@@ -206,8 +208,6 @@ def _rendezvous(place: Rendezvous) -> RendezvousHandler:
     if place.backend == "static":
         settings.setdefault("rank", place.node_rank)
         settings.setdefault("timeout", 900)
-    elif place.node_rank == 0:
-        settings.setdefault("is_host", True)
     parameters = RendezvousParameters(
         backend=place.backend,
         endpoint=endpoint,
@@ -225,5 +225,3 @@ def _threads(num_processes: int) -> int | None:
         return environ.integer("OMP_NUM_THREADS")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // num_processes)
-
-

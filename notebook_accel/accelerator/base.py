@@ -1,0 +1,46 @@
+"""What the parts of the accelerator share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from ..data_loader.config import DataLoaderConfiguration
+from ..optimizer import AcceleratedOptimizer
+from ..precision import Precision
+from ..runtime import Runtime
+from ..scheduler import AcceleratedScheduler
+from ..state import AcceleratorState, GradientState
+from ..strategies.base import Strategy
+
+
+class Shared:
+    """The attributes of an accelerator; its methods come in one class for each thing it does.
+
+    Attributes:
+        state: what the process is to the run.
+        gradient_state: where gradient accumulation stands.
+        device_placement: True moves models and batches to the device.
+        dataloader_config: how loaders are prepared.
+        step_scheduler_with_optimizer: False steps schedulers at every call.
+        rng_types: generators that every epoch starts with as rank 0 has them.
+        step: batches since the last optimizer step that ended a loader.
+    """
+
+    state: AcceleratorState
+    gradient_state: GradientState
+    device_placement: bool
+    dataloader_config: DataLoaderConfiguration
+    step_scheduler_with_optimizer: bool
+    rng_types: list[str]
+    step: int
+    _runtime: Runtime
+    _strategy: Strategy
+    _precision: Precision
+    _models: list[torch.nn.Module]
+    _optimizers: list[AcceleratedOptimizer]
+    _schedulers: list[AcceleratedScheduler]
+    _dataloaders: list[DataLoader[Any]]
+    _trigger: torch.Tensor | None

@@ -1,0 +1,286 @@
+"""Accelerator: one object that makes a training loop run on any number of processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from .. import detect, environ, precision
+from ..data_loader.config import DataLoaderConfiguration
+from ..handlers import (
+    AutocastKwargs,
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    KwargsHandler,
+)
+from ..precision import Precision
+from ..runtime import Runtime
+from ..seeding import RNGType
+from ..state import AcceleratorState, GradientState
+from ..strategies.base import Strategy
+from ..strategies.ddp import DataParallel
+from ..strategies.single import SingleDevice
+from .collect import CollectPart
+from .prepare import PreparePart
+from .process import ProcessPart
+from .train import TrainPart
+
+_UNSET: Final = object()
+_HANDLERS: Final = (
+    AutocastKwargs,
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+)
+
+
+class Accelerator(PreparePart, TrainPart, CollectPart, ProcessPart):
+    """Prepares models, optimizers, data loaders and schedulers for the processes of a run.
+
+    Args:
+        device_placement: move models and batches to the device.
+        split_batches: set it in `dataloader_config`; kept for older code.
+        mixed_precision: `no`, `bf16` or `fp16`; by default that of ACCELERATE_MIXED_PRECISION, else `no`.
+        gradient_accumulation_steps: batches per optimizer step; ACCELERATE_GRADIENT_ACCUMULATION_STEPS overrides it.
+        cpu: use no accelerator device.
+        dataloader_config: how data loaders are prepared.
+        rng_types: generators (`torch`, `cuda`, `generator`) that every epoch starts with as rank 0 has them; by
+            default `generator`, that of the loader's sampler.
+        project_dir: folder for what the run writes.
+        gradient_accumulation_plugin: more about accumulation, instead of `gradient_accumulation_steps`.
+        step_scheduler_with_optimizer: step schedulers only when their optimizers step.
+        kwargs_handlers: at most one each of `AutocastKwargs`, `DistributedDataParallelKwargs`, `GradScalerKwargs`
+            and `InitProcessGroupKwargs`.
+
+    Raises:
+        ValueError: arguments contradict each other, the device, or an earlier Accelerator or PartialState.
+        NotImplementedError: an argument is not supported: any of the names not listed above.
+    """
+
+    def __init__(
+        self,
+        device_placement: bool = True,
+        split_batches: Any = _UNSET,
+        mixed_precision: str | None = None,
+        gradient_accumulation_steps: int = 1,
+        cpu: bool = False,
+        dataloader_config: DataLoaderConfiguration | None = None,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
+        rng_types: Sequence[str | RNGType] | None = None,
+        log_with: Any = None,
+        project_dir: str | os.PathLike[str] | None = None,
+        project_config: Any = None,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        step_scheduler_with_optimizer: bool = True,
+        kwargs_handlers: Sequence[KwargsHandler] | None = None,
+        dynamo_backend: Any = None,
+        dynamo_plugin: Any = None,
+        deepspeed_plugins: Any = None,
+        parallelism_config: Any = None,
+    ) -> None:
+        _refuse_unsupported(
+            deepspeed_plugin=deepspeed_plugin,
+            fsdp_plugin=fsdp_plugin,
+            torch_tp_plugin=torch_tp_plugin,
+            megatron_lm_plugin=megatron_lm_plugin,
+            log_with=log_with,
+            project_config=project_config,
+            dynamo_backend=None if str(dynamo_backend).lower() == "no" else dynamo_backend,
+            dynamo_plugin=dynamo_plugin,
+            deepspeed_plugins=deepspeed_plugins,
+            parallelism_config=parallelism_config,
+        )
+        self.dataloader_config = _loader_config(dataloader_config, split_batches)
+        self.rng_types = _rng_types(rng_types)
+        handlers = _sort_handlers(kwargs_handlers or ())
+        accumulation = _accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
+        group: Any = handlers.get(InitProcessGroupKwargs)
+        self._runtime = _runtime_for(mixed_precision, cpu, {} if group is None else group.to_kwargs())
+        self.state = AcceleratorState(_from_accelerator=True)
+        self.gradient_state = GradientState(accumulation)
+        self.device_placement = device_placement
+        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        self.project_dir = project_dir
+        self._precision = Precision(
+            self._runtime.settings.mixed_precision,
+            self._runtime.device,
+            autocast=handlers.get(AutocastKwargs),
+            scaling=handlers.get(GradScalerKwargs),
+        )
+        self._strategy = _choose_strategy(
+            self._runtime, self._precision, handlers.get(DistributedDataParallelKwargs)
+        )
+        self.step = 0
+        self._models, self._optimizers, self._schedulers, self._dataloaders = [], [], [], []
+        self._trigger = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Accelerator(rank {self.process_index} of {self.num_processes} on {self.device}, "
+            f"mixed_precision={self.mixed_precision!r})"
+        )
+
+    @property
+    def mixed_precision(self) -> str:
+        """`no`, `bf16` or `fp16`."""
+        return self._precision.mode
+
+    @property
+    def native_amp(self) -> bool:
+        """True if models run under `torch.autocast`."""
+        return self._precision.is_mixed
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The loss scaler of `fp16`, None otherwise."""
+        return self._precision.scaler
+
+    @property
+    def split_batches(self) -> bool:
+        """True if loaders split each batch over the processes."""
+        return self.dataloader_config.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        """True if rank 0 reads for all."""
+        return self.dataloader_config.dispatch_batches
+
+    @property
+    def even_batches(self) -> bool:
+        """True if samples are repeated so that all processes get equal batches."""
+        return self.dataloader_config.even_batches
+
+    @even_batches.setter
+    def even_batches(self, value: bool) -> None:
+        self.dataloader_config = dataclasses.replace(self.dataloader_config, even_batches=value)
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        """True if loaders shuffle by seed and epoch alone."""
+        return self.dataloader_config.use_seedable_sampler
+
+    @property
+    def non_blocking(self) -> bool:
+        """True if copies from pinned memory overlap with computation."""
+        return self.dataloader_config.non_blocking
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """False: loaders of torchdata are not supported."""
+        return self.dataloader_config.use_stateful_dataloader
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """True if weights are sharded by fully_shard."""
+        return self._strategy.shards_weights
+
+    @property
+    def is_composable_parallelism_enabled(self) -> bool:
+        """True if several kinds of parallelism are combined."""
+        return False
+
+    @property
+    def parallelism_config(self) -> None:
+        """None: kinds of parallelism are not combined."""
+        return None
+
+    @property
+    def torch_device_mesh(self) -> None:
+        """None: kinds of parallelism are not combined."""
+        return None
+
+    @property
+    def deepspeed_plugin(self) -> None:
+        """None: DeepSpeed is not in use."""
+        return None
+
+    @property
+    def should_save_model(self) -> bool:
+        """True in the process that writes the model."""
+        return self.is_main_process
+
+    def end_training(self) -> None:
+        """Close the process group that this package opened; in a launched worker its launcher does so."""
+        if not self.state.fork_launched:
+            self._runtime.comm.close()
+
+
+def _refuse_unsupported(**arguments: Any) -> None:
+    given = [name for name, value in arguments.items() if value is not None]
+    if given:
+        raise NotImplementedError(f"Accelerator does not support {', '.join(given)} yet: leave it out")
+
+
+def _loader_config(config: DataLoaderConfiguration | None, split_batches: Any) -> DataLoaderConfiguration:
+    if split_batches is _UNSET:
+        return config or DataLoaderConfiguration()
+    if config is not None:
+        raise ValueError(
+            "split_batches and dataloader_config were both given: set split_batches in the latter"
+        )
+    return DataLoaderConfiguration(split_batches=bool(split_batches))
+
+
+def _rng_types(rng_types: Sequence[str | RNGType] | None) -> list[str]:
+    chosen = ["generator"] if rng_types is None else [str(kind) for kind in rng_types]
+    unknown = [kind for kind in chosen if kind not in RNGType]
+    if unknown:
+        raise ValueError(f"rng_types {unknown} are unknown, choose among {', '.join(RNGType.list())}")
+    return chosen
+
+
+def _sort_handlers(handlers: Sequence[KwargsHandler]) -> dict[type, Any]:
+    found: dict[type, Any] = {}
+    for handler in handlers:
+        kind = next((kind for kind in _HANDLERS if isinstance(handler, kind)), None)
+        if kind is None:
+            raise ValueError(
+                f"kwargs_handlers takes {', '.join(kind.__name__ for kind in _HANDLERS)}, not {handler!r}"
+            )
+        if kind in found:
+            raise ValueError(f"kwargs_handlers holds more than one {kind.__name__}")
+        found[kind] = handler
+    return found
+
+
+def _accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:
+    if plugin is not None and steps != 1:
+        raise ValueError(
+            "gradient_accumulation_steps and gradient_accumulation_plugin were both given: set num_steps in the latter"
+        )
+    if plugin is None:
+        plugin = GradientAccumulationPlugin(
+            num_steps=environ.integer("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps)
+        )
+    if plugin.num_steps is not None and plugin.num_steps < 1:
+        raise ValueError(f"gradient_accumulation_steps {plugin.num_steps} < 1")
+    return plugin
+
+
+def _runtime_for(mixed_precision: str | None, cpu: bool, group: dict[str, Any]) -> Runtime:
+    """Return the runtime, with its precision settled by the first accelerator; ValueError if a later one differs."""
+    installed = detect.ensure(cpu, **group)
+    if not installed.accelerated:
+        mode = precision.settle(mixed_precision, installed.device)
+        installed.settings = dataclasses.replace(installed.settings, mixed_precision=mode)
+        installed.accelerated = True
+    elif mixed_precision is not None:
+        AcceleratorState(mixed_precision=str(mixed_precision))
+    return installed
+
+
+def _choose_strategy(
+    runtime: Runtime, mode: Precision, ddp: DistributedDataParallelKwargs | None
+) -> Strategy:
+    if runtime.topology.world_size > 1:
+        return DataParallel(runtime, mode, ddp)
+    return SingleDevice(runtime, mode)

@@ -1,0 +1,204 @@
+"""The accelerator's preparation of models, optimizers, data loaders and schedulers."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from .. import devices
+from ..data_loader.prepare import prepare_data_loader
+from ..data_loader.skip import skip_first_batches
+from ..optimizer import AcceleratedOptimizer
+from ..scheduler import AcceleratedScheduler
+from ..strategies.base import Bundle, unwrap
+from .base import Shared
+
+_MARK = "_is_accelerate_prepared"
+
+
+class PreparePart(Shared):
+    """Make objects ready for the run, and let go of them."""
+
+    def prepare(self, *args: Any, device_placement: Sequence[bool | None] | None = None) -> Any:
+        """Return the objects ready for the run, in order; a single one as itself.
+
+        Args:
+            args: models, optimizers, data loaders and schedulers in any order and number; anything else, and what
+                is prepared already, comes back as it is.
+            device_placement: for each object, whether to move it to the device; None for the accelerator's choice.
+
+        Raises:
+            ValueError: `device_placement` has another length, or a model is spread over devices.
+        """
+        if device_placement is None:
+            device_placement = [None] * len(args)
+        elif len(device_placement) != len(args):
+            raise ValueError(f"device_placement has {len(device_placement)} items for {len(args)} objects")
+        places = [self.device_placement if place is None else place for place in device_placement]
+        results = list(args)
+        self._prepare_training(results, places, evaluation=False)
+        for index, item in enumerate(results):
+            if isinstance(item, DataLoader):
+                results[index] = self.prepare_data_loader(item, device_placement=places[index])
+        for index, item in enumerate(results):
+            if isinstance(item, LRScheduler):
+                results[index] = self.prepare_scheduler(item)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def prepare_model(
+        self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> Any:
+        """Return the model ready for the run; with `evaluation_mode` it is only moved and given its precision."""
+        results: list[Any] = [model]
+        place = self.device_placement if device_placement is None else device_placement
+        self._prepare_training(results, [place], evaluation=evaluation_mode)
+        return results[0]
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> AcceleratedOptimizer:
+        """Return the optimizer wrapped so that it follows gradient accumulation."""
+        place = self.device_placement if device_placement is None else device_placement
+        if isinstance(optimizer, AcceleratedOptimizer):
+            _remember(self._optimizers, optimizer)
+            return optimizer
+        prepared = AcceleratedOptimizer(
+            optimizer, device_placement=place, scaler=self._precision.scaler, runtime=self._runtime
+        )
+        setattr(prepared, _MARK, True)
+        self._optimizers.append(prepared)
+        return prepared
+
+    def prepare_data_loader(
+        self,
+        data_loader: DataLoader[Any],
+        device_placement: bool | None = None,
+        slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    ) -> DataLoader[Any]:
+        """Return a loader of this process's share of the batches."""
+        if getattr(data_loader, _MARK, False):
+            _remember(self._dataloaders, data_loader)
+            return data_loader
+        place = self.device_placement if device_placement is None else device_placement
+        config = self.dataloader_config
+        prepared = prepare_data_loader(
+            data_loader,
+            self._runtime.device,
+            split_batches=config.split_batches,
+            put_on_device=place and self._strategy.places_batches,
+            rng_types=list(self.rng_types),
+            dispatch_batches=config.dispatch_batches,
+            even_batches=config.even_batches,
+            slice_fn_for_dispatch=slice_fn_for_dispatch,
+            use_seedable_sampler=config.use_seedable_sampler,
+            data_seed=config.data_seed,
+            non_blocking=config.non_blocking,
+            use_stateful_dataloader=config.use_stateful_dataloader,
+            runtime=self._runtime,
+        )
+        setattr(prepared, _MARK, True)
+        self._dataloaders.append(prepared)
+        return prepared
+
+    def prepare_scheduler(self, scheduler: LRScheduler) -> AcceleratedScheduler:
+        """Return the scheduler wrapped so that it follows its optimizer, or all of them if it names none of ours."""
+        if isinstance(scheduler, AcceleratedScheduler):
+            _remember(self._schedulers, scheduler)
+            return scheduler
+        raw = getattr(scheduler, "optimizer", None)
+        own = [optimizer for optimizer in self._optimizers if raw is optimizer or raw is optimizer.optimizer]
+        prepared = AcceleratedScheduler(
+            scheduler,
+            own or self._optimizers,
+            step_with_optimizer=self.step_scheduler_with_optimizer,
+            split_batches=self.dataloader_config.split_batches,
+            runtime=self._runtime,
+        )
+        self._schedulers.append(prepared)
+        return prepared
+
+    def unwrap_model(
+        self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> Any:
+        """Return the user's model out of what `prepare` put around it.
+
+        `keep_fp32_wrapper=False` gives it its own forward back.
+        """
+        return unwrap(model, keep_fp32_wrapper, keep_torch_compile)
+
+    def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
+        """Return the whole state of a prepared model, under the user's names unless `unwrap` is False."""
+        return self._strategy.state_dict(model) if unwrap else model.state_dict()
+
+    def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
+        """Return a loader that leaves out the first batches, to go on in the middle of an epoch."""
+        return skip_first_batches(dataloader, num_batches=num_batches)
+
+    def verify_device_map(self, model: torch.nn.Module) -> bool:
+        """Return True if a part of the model was spread over several devices by a device map."""
+        return any(len(getattr(part, "hf_device_map", ())) > 1 for part in model.modules())
+
+    def free_memory(self, *objects: Any) -> list[None]:
+        """Forget all prepared objects, and return a None for each argument to assign to its names.
+
+        The memory is free once the caller's names are gone too.
+        """
+        for kept in (self._models, self._optimizers, self._schedulers, self._dataloaders):
+            kept.clear()
+        self.step = 0
+        released: list[None] = [None for _ in objects]
+        del objects
+        gc.collect()
+        devices.empty_cache(self._runtime.device)
+        return released
+
+    def clear(self, *objects: Any) -> list[None]:
+        """Do what `free_memory` does."""
+        return self.free_memory(*objects)
+
+    def _prepare_training(self, results: list[Any], places: Sequence[bool], *, evaluation: bool) -> None:
+        """Replace the models and optimizers in `results` by prepared ones; they go through the strategy together."""
+        models: list[int] = []
+        optimizers: list[int] = []
+        for index, item in enumerate(results):
+            if isinstance(item, torch.nn.Module):
+                if getattr(item, _MARK, False):
+                    _remember(self._models, item)
+                else:
+                    self._refuse_spread(item)
+                    models.append(index)
+            elif isinstance(item, torch.optim.Optimizer):
+                optimizers.append(index)
+        bundle = self._strategy.prepare(
+            Bundle(
+                models=tuple(results[index] for index in models),
+                placements=tuple(
+                    places[index] and not self.verify_device_map(results[index]) for index in models
+                ),
+                optimizers=tuple(results[index] for index in optimizers),
+                evaluation=evaluation,
+            )
+        )
+        for index, model in zip(models, bundle.models, strict=True):
+            setattr(model, _MARK, True)
+            _remember(self._models, model)
+            results[index] = model
+        for index, optimizer in zip(optimizers, bundle.optimizers, strict=True):
+            results[index] = self.prepare_optimizer(optimizer, device_placement=places[index])
+
+    def _refuse_spread(self, model: torch.nn.Module) -> None:
+        if self._runtime.topology.world_size > 1 and self.verify_device_map(model):
+            raise ValueError(
+                "a model that a device map spread over devices cannot be trained by several processes: "
+                "load it without device_map, or run one process"
+            )
+
+
+def _remember(known: list[Any], item: Any) -> None:
+    if not any(other is item for other in known):
+        known.append(item)

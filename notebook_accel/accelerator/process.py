@@ -1,0 +1,107 @@
+"""The accelerator's view of the run: which process this is, and taking turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..state import DistributedType
+from .base import Shared
+
+
+class ProcessPart(Shared):
+    """Place in the run, and code that only some processes run; all of it is `PartialState`'s."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return self._runtime.device
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """How the processes work together."""
+        return self.state.distributed_type
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of the run."""
+        return self._runtime.topology.world_size
+
+    @property
+    def process_index(self) -> int:
+        """Rank of this process."""
+        return self._runtime.topology.rank
+
+    @property
+    def local_process_index(self) -> int:
+        """Rank of this process on its node."""
+        return self._runtime.topology.local_rank
+
+    @property
+    def is_main_process(self) -> bool:
+        """True in rank 0."""
+        return self._runtime.topology.is_main
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """True in the first process of each node."""
+        return self._runtime.topology.is_local_main
+
+    @property
+    def is_last_process(self) -> bool:
+        """True in the highest rank."""
+        return self._runtime.topology.is_last
+
+    @property
+    def use_distributed(self) -> bool:
+        """True if there is more than one process."""
+        return self._runtime.topology.world_size > 1
+
+    @property
+    def multi_device(self) -> bool:
+        """True if there is more than one process, whatever their devices."""
+        return self.use_distributed
+
+    def wait_for_everyone(self) -> None:
+        """Return once every process has come here."""
+        self._runtime.comm.barrier()
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print in the first process of each node."""
+        self.state.print(*args, **kwargs)
+
+    def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
+        """Decorate a function to run in rank 0 only; elsewhere it returns None."""
+        return self.state.on_main_process(function)
+
+    def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Any:
+        """Decorate a function to run in the first process of each node only; elsewhere it returns None."""
+        return self.state.on_local_main_process(function)
+
+    def on_last_process(self, function: Callable[..., Any] | None = None) -> Any:
+        """Decorate a function to run in the highest rank only; elsewhere it returns None."""
+        return self.state.on_last_process(function)
+
+    def on_process(self, function: Callable[..., Any] | None = None, process_index: int | None = None) -> Any:
+        """Decorate a function to run in one rank only; elsewhere it returns None."""
+        return self.state.on_process(function, process_index)
+
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Any:
+        """Decorate a function to run in one process of each node only; elsewhere it returns None."""
+        return self.state.on_local_process(function, local_process_index)
+
+    def main_process_first(self) -> Any:
+        """Return a context manager whose block rank 0 runs before all others do."""
+        return self.state.main_process_first()
+
+    def local_main_process_first(self) -> Any:
+        """Return a context manager whose block the first process of each node runs before the others do."""
+        return self.state.local_main_process_first()
+
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Any:
+        """Return a context manager that gives this process its share; see `PartialState`."""
+        return self.state.split_between_processes(inputs, apply_padding)

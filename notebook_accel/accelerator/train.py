@@ -1,0 +1,140 @@
+"""The accelerator's part in a training step."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.distributed.algorithms.join import Join
+
+from ..handlers import AutocastKwargs
+from ..optimizer import AcceleratedOptimizer
+from .base import Shared
+
+
+class TrainPart(Shared):
+    """Backward, accumulation, clipping and precision."""
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Run the backward pass of the loss, divided by the batches per step and scaled where precision needs it."""
+        if "learning_rate" in kwargs:
+            raise NotImplementedError(
+                "backward(learning_rate=...) is for LOMO optimizers, which are not supported"
+            )
+        steps = self._runtime.gradient.num_steps
+        if steps != 1 and not self._strategy.owns_accumulation:
+            loss = loss / steps
+        self._strategy.backward(loss, **kwargs)
+
+    @property
+    def sync_gradients(self) -> bool:
+        """True when the next optimizer step is to happen."""
+        return self._runtime.gradient.sync_gradients
+
+    @sync_gradients.setter
+    def sync_gradients(self, sync_gradients: bool) -> None:
+        self._runtime.gradient.sync_gradients = sync_gradients
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Batches per optimizer step."""
+        return self._runtime.gradient.num_steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, gradient_accumulation_steps: int) -> None:
+        self._runtime.gradient.num_steps = gradient_accumulation_steps
+
+    @contextmanager
+    def accumulate(self, *models: torch.nn.Module) -> Iterator[None]:
+        """Run the block as one batch: prepared optimizers and schedulers step in every N-th block only.
+
+        N is `gradient_accumulation_steps`; the last batch of a loader is a step too. Gradients of the models are
+        reduced over the processes with the step.
+        """
+        flags = self._runtime.gradient
+        if flags.sync_with_dataloader and flags.end_of_dataloader:
+            self.step = 0
+            flags.sync_gradients = True
+        else:
+            self.step += 1
+            flags.sync_gradients = self.step % flags.num_steps == 0
+        if flags.sync_gradients or flags.sync_each_batch:
+            yield
+            return
+        with ExitStack() as stack:
+            for model in models:
+                stack.enter_context(self._strategy.no_sync(model))
+            yield
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context in which backward passes of the model reduce no gradients over the processes."""
+        return self._strategy.no_sync(model)
+
+    def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context whose backward pass reduces gradients, though its forward ran under `no_sync`."""
+        return self._strategy.sync_in_backward(model)
+
+    @contextmanager
+    def join_uneven_inputs(self, joinables: list[Any], even_batches: bool | None = None) -> Iterator[None]:
+        """Let processes that run out of batches take part in the others' collectives until all are done.
+
+        Args:
+            joinables: models that `prepare` wrapped for several processes.
+            even_batches: of the prepared loaders within the block; join has work to do only where it is False.
+        """
+        if not self._runtime.topology.world_size > 1:
+            yield
+            return
+        samplers = [] if even_batches is None else self._batch_samplers()
+        before = [sampler.even_batches for sampler in samplers]
+        enable = not (self.dataloader_config.even_batches if even_batches is None else even_batches)
+        try:
+            for sampler in samplers:
+                sampler.even_batches = even_batches
+            with Join(joinables, enable=enable, throw_on_early_termination=False):
+                yield
+        finally:
+            for sampler, value in zip(samplers, before, strict=True):
+                sampler.even_batches = value
+
+    def _batch_samplers(self) -> list[Any]:
+        found = [getattr(loader, "batch_sampler", None) for loader in self._dataloaders]
+        samplers = [sampler for sampler in found if hasattr(sampler, "even_batches")]
+        if len(samplers) < len(found):
+            warnings.warn("even_batches does not apply to loaders of iterable datasets", stacklevel=4)
+        return samplers
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Divide the gradients of the optimizers, by default all, by the loss scale; only `fp16` has one."""
+        scaler = self._precision.scaler
+        if scaler is None:
+            return
+        chosen = self._optimizers if optimizer is None else optimizer
+        for item in chosen if isinstance(chosen, (list, tuple)) else [chosen]:
+            while isinstance(item, AcceleratedOptimizer):
+                item = item.optimizer
+            scaler.unscale_(item)
+
+    def clip_grad_norm_(
+        self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor:
+        """Clip the gradients to a total norm and return the norm that they had, after unscaling."""
+        self.unscale_gradients()
+        return self._strategy.clip_grad_norm(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
+        """Clip every element of the gradients to [-clip_value, clip_value], after unscaling."""
+        self.unscale_gradients()
+        self._strategy.clip_grad_value(parameters, clip_value)
+
+    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
+        """Return a context in which operations run in the accelerator's precision."""
+        return self._precision.autocast(autocast_handler)
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """True if a prepared optimizer left out its last step because gradients overflowed."""
+        return any(optimizer.step_was_skipped for optimizer in self._optimizers)

@@ -1,0 +1,118 @@
+"""Strategy: how models and optimizers are made ready to train over the processes of a run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from ..precision import Precision, restore_forward
+from ..runtime import Runtime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bundle:
+    """What is prepared together.
+
+    Attributes:
+        models: not prepared yet.
+        placements: for each model, whether to move it to the device.
+        optimizers: raw ones, over parameters of the models.
+        evaluation: True if the models are not to be trained.
+    """
+
+    models: tuple[torch.nn.Module, ...] = ()
+    placements: tuple[bool, ...] = ()
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()
+    evaluation: bool = False
+
+
+class Strategy(ABC):
+    """Prepares for training, and does what depends on how it prepared.
+
+    The class attributes are all that a caller must know of a strategy; nobody asks for its class.
+    """
+
+    joint_prepare: ClassVar[bool] = False
+    """Model and optimizer must be prepared in one call."""
+    owns_backward: ClassVar[bool] = False
+    """The strategy scales the loss and runs the backward pass."""
+    owns_accumulation: ClassVar[bool] = False
+    """The strategy counts accumulated batches."""
+    shards_weights: ClassVar[bool] = False
+    """A process holds only a part of each weight."""
+    places_batches: ClassVar[bool] = True
+    """Loaders move batches to the device."""
+
+    def __init__(self, runtime: Runtime, precision: Precision) -> None:
+        self.runtime = runtime
+        self.precision = precision
+
+    @abstractmethod
+    def prepare(self, bundle: Bundle) -> Bundle:
+        """Return the bundle with its models ready, in order, and its optimizers over their parameters."""
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Run the backward pass, with the loss scaled where the precision needs it."""
+        if self.precision.scaler is not None:
+            loss = self.precision.scaler.scale(loss)
+        loss.backward(**kwargs)
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context in which backward passes of the model reduce no gradients."""
+        return nullcontext()
+
+    def sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context whose backward pass reduces gradients, though its forward ran under `no_sync`."""
+        return nullcontext()
+
+    def clip_grad_norm(
+        self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float
+    ) -> torch.Tensor:
+        """Clip the gradients to a total norm and return the norm that they had."""
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+
+    def clip_grad_value(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:
+        """Clip every element of the gradients."""
+        torch.nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Return the whole state of the user's model."""
+        state: dict[str, Any] = unwrap(model).state_dict()
+        return state
+
+
+def unwrap(
+    model: torch.nn.Module,
+    keep_fp32_wrapper: bool = True,
+    keep_torch_compile: bool = True,
+    recursive: bool = False,
+) -> Any:
+    """Return the user's model out of what preparation put around it.
+
+    Args:
+        model: prepared or not.
+        keep_fp32_wrapper: leave the mixed precision forward in place.
+        keep_torch_compile: return a compiled model as compiled.
+        recursive: unwrap submodules too, in place.
+    """
+    compiled: Any = model if hasattr(model, "_orig_mod") else None
+    inner: Any = compiled._orig_mod if compiled is not None else model
+    while isinstance(inner, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
+        inner = inner.module
+    if recursive:
+        for parent in list(inner.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
+                    setattr(parent, name, child.module)
+    if not keep_fp32_wrapper:
+        restore_forward(inner)
+    if keep_torch_compile and compiled is not None:
+        if inner is not compiled._orig_mod:
+            compiled._orig_mod = inner
+        return compiled
+    return inner

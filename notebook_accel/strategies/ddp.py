@@ -1,0 +1,63 @@
+"""Training with the whole model in every process and gradients averaged over all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ..handlers import DistributedDataParallelKwargs
+from ..precision import Precision
+from ..runtime import Runtime
+from .base import Bundle
+from .single import SingleDevice
+
+
+class DataParallel(SingleDevice):
+    """Wraps models that have something to train in DistributedDataParallel."""
+
+    def __init__(
+        self, runtime: Runtime, precision: Precision, options: DistributedDataParallelKwargs | None = None
+    ) -> None:
+        super().__init__(runtime, precision)
+        self.options = options
+
+    def prepare(self, bundle: Bundle) -> Bundle:
+        bundle = super().prepare(bundle)
+        if bundle.evaluation:
+            return bundle
+        return dataclasses.replace(bundle, models=tuple(self._wrap(model) for model in bundle.models))
+
+    def _wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            return model
+        device = self.runtime.device
+        wrapped = DistributedDataParallel(
+            model,
+            device_ids=None if device.type == "cpu" else [device.index],
+            **({} if self.options is None else self.options.to_kwargs()),
+        )
+        if self.options is not None:
+            self.options.register_comm_hook(wrapped)
+        return wrapped
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+    def sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        return _forced_sync(model) if isinstance(model, DistributedDataParallel) else nullcontext()
+
+
+@contextmanager
+def _forced_sync(model: DistributedDataParallel) -> Iterator[None]:
+    before = model.require_backward_grad_sync, model.require_forward_param_sync
+    model.require_backward_grad_sync = model.require_forward_param_sync = True
+    model.reducer.prepare_for_backward([])  # what the forward left out under no_sync
+    try:
+        yield
+    finally:
+        model.require_backward_grad_sync, model.require_forward_param_sync = before

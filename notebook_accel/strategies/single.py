@@ -1,0 +1,37 @@
+"""Training on the device of one process."""
+
+from __future__ import annotations
+
+import torch
+
+from .base import Bundle, Strategy
+
+
+class SingleDevice(Strategy):
+    """Moves models to the device and applies the precision; the model stays the user's own object."""
+
+    def prepare(self, bundle: Bundle) -> Bundle:
+        for model, place in zip(bundle.models, bundle.placements, strict=True):
+            if place:
+                self._move(model, bundle.optimizers)
+            self.precision.apply(model)
+        return bundle
+
+    def _move(self, model: torch.nn.Module, optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
+        before = list(model.parameters())
+        model.to(self.runtime.device)
+        # torch moves parameters in place, unless told to make new ones; the optimizers follow
+        renewed = {old: new for old, new in zip(before, model.parameters(), strict=True) if old is not new}
+        if renewed:
+            for optimizer in optimizers:
+                _switch_parameters(optimizer, renewed)
+
+
+def _switch_parameters(
+    optimizer: torch.optim.Optimizer, renewed: dict[torch.nn.Parameter, torch.nn.Parameter]
+) -> None:
+    for group in optimizer.param_groups:
+        group["params"] = [renewed.get(parameter, parameter) for parameter in group["params"]]
+    for old, new in renewed.items():
+        if old in optimizer.state:
+            optimizer.state[new] = optimizer.state.pop(old)

@@ -1,0 +1,111 @@
+"""What is installed and what the machine can do, one question each; no question initialises a device."""
+
+from __future__ import annotations
+
+import operator
+from typing import Final
+
+import torch
+
+from .. import devices, probes
+
+_COMPARISONS: Final = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    ">": operator.gt,
+}
+
+
+def compare_versions(library_or_version: str, operation: str, requirement_version: str) -> bool:
+    """Return whether the installed version of a library stands in the relation to another; ValueError for others."""
+    from packaging.version import Version
+
+    if operation not in _COMPARISONS:
+        raise ValueError(f"operation {operation!r} is unknown, choose among {', '.join(_COMPARISONS)}")
+    installed = Version(Version(probes.version(library_or_version) or library_or_version).base_version)
+    return bool(_COMPARISONS[operation](installed, Version(requirement_version)))
+
+
+def is_torch_version(operation: str, version: str) -> bool:
+    """Return whether torch's version stands in the relation to another, as `is_torch_version(">=", "2.9")`."""
+    return compare_versions("torch", operation, version)
+
+
+def is_bf16_available(ignore_tpu: bool = False) -> bool:
+    """Return True if this machine computes in bfloat16; a CUDA GPU is asked, which initialises it."""
+    if devices.count("cuda"):
+        return bool(torch.cuda.is_bf16_supported())
+    return True
+
+
+def is_fp16_available() -> bool:
+    """Return True if there is a device for float16 training."""
+    return devices.best().name != "cpu"
+
+
+def is_cuda_available() -> bool:
+    """Return True if there is a CUDA GPU."""
+    return devices.count("cuda") > 0
+
+
+def is_xpu_available(check_device: bool = False) -> bool:
+    """Return True if there is an Intel GPU."""
+    return devices.count("xpu") > 0
+
+
+def is_mps_available(min_version: str = "1.12") -> bool:
+    """Return True if there is an Apple GPU."""
+    return devices.count("mps") > 0
+
+
+def is_npu_available(check_device: bool = False) -> bool:
+    """Return False: Ascend devices are not supported."""
+    return False
+
+
+def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:
+    """Return True if torch_xla is installed."""
+    return probes.is_available("torch_xla")
+
+
+def is_rich_available() -> bool:
+    """Return True if rich is installed."""
+    return probes.is_available("rich")
+
+
+def is_datasets_available() -> bool:
+    """Return True if datasets is installed."""
+    return probes.is_available("datasets")
+
+
+def is_transformers_available() -> bool:
+    """Return True if transformers is installed."""
+    return probes.is_available("transformers")
+
+
+def is_deepspeed_available() -> bool:
+    """Return True if deepspeed is installed."""
+    return probes.is_available("deepspeed")
+
+
+def is_pandas_available() -> bool:
+    """Return True if pandas is installed."""
+    return probes.is_available("pandas")
+
+
+def is_tensorboard_available() -> bool:
+    """Return True if tensorboard or tensorboardX is installed."""
+    return probes.is_available("tensorboard") or probes.is_available("tensorboardX")
+
+
+def is_wandb_available() -> bool:
+    """Return True if wandb is installed."""
+    return probes.is_available("wandb")
+
+
+def is_tqdm_available() -> bool:
+    """Return True if tqdm is installed."""
+    return probes.is_available("tqdm")

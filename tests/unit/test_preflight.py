@@ -1,0 +1,97 @@
+"""Arguments of a launch are checked before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from notebook_accel import devices
+from notebook_accel.launch import preflight
+from notebook_accel.launch.job import Job, Rendezvous
+
+
+def _function(a: int = 0) -> int:
+    return a
+
+
+GOOD = Job(function=_function, num_processes=2, start_method="spawn")
+
+
+def _error(**changes: Any) -> Exception:
+    place = {name: changes.pop(name) for name in list(changes) if hasattr(Rendezvous(), name)}
+    with pytest.raises((ValueError, TypeError)) as caught:
+        preflight.checked(replace(GOOD, **changes, rendezvous=Rendezvous(**place)), "launcher")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "text"),
+    [
+        ({"num_processes": "2"}, TypeError, "num_processes='2': an integer is needed, not str"),
+        ({"num_processes": True}, TypeError, "num_processes=True: an integer is needed, not bool"),
+        ({"num_processes": 2.0}, TypeError, "an integer is needed, not float"),
+        ({"num_processes": -1}, ValueError, "num_processes=-1: at least 1 is needed"),
+        ({"args": 5}, TypeError, "args=5: a tuple is needed, for one argument write args=(5,)"),
+        ({"args": "text"}, TypeError, "args='text': a tuple is needed"),
+        ({"args": (1, 2)}, TypeError, "args has 2 values, but the call would be _function"),
+        ({"function": None}, TypeError, "pass the function itself, without calling it"),
+        ({"mixed_precision": None}, ValueError, "mixed_precision=None: choose among"),
+        ({"mixed_precision": "fp16"}, ValueError, "it needs a GPU, on the CPU 'bf16' works"),
+        ({"port": "abc"}, ValueError, "use_port='abc'"),
+        ({"port": -1}, ValueError, "use_port=-1"),
+        ({"num_nodes": 2}, ValueError, "the nodes must agree on a port"),
+        ({"node_rank": 1}, ValueError, "node_rank=1 with num_nodes=1: legal are 0 to 0"),
+        ({"address": 7}, TypeError, "master_addr=7: a string is needed"),
+        ({"settings": [1]}, TypeError, "rdzv_conf=[1]: a dict is needed"),
+        ({"monitor_interval": "1"}, TypeError, "monitor_interval='1': seconds are needed"),
+        ({"monitor_interval": float("nan")}, ValueError, "more than 0 seconds"),
+        ({"output": 1}, ValueError, "output=1: choose among"),
+        ({"output": [-1]}, ValueError, "output=[-1]"),
+        ({"output": ["0"]}, ValueError, "output=['0']"),
+        ({"prefix": 3}, TypeError, "log_line_prefix_template=3"),
+        ({"prefix": "$"}, ValueError, "log_line_prefix_template='$'"),
+    ],
+)
+def test_each_wrong_argument_is_named(changes: dict[str, Any], kind: type, text: str) -> None:
+    error = _error(**changes)
+    assert type(error) is kind
+    assert text in str(error)
+    assert str(error).startswith("launcher: ")
+
+
+def test_all_problems_come_at_once() -> None:
+    text = str(_error(num_processes="x", max_restarts=-1, returns="?"))
+    assert text.startswith("launcher: 3 problems\n")
+    assert text.count("\n  - ") == 3
+
+
+def test_an_async_function_is_refused() -> None:
+    async def coroutine() -> None: ...
+
+    assert "is async" in str(_error(function=coroutine))
+
+
+def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = replace(devices.CUDA, counter=lambda: 2)
+    monkeypatch.setattr(devices, "best", lambda: two)
+    text = str(_error(num_processes=3))
+    assert "this machine has 2 CUDA GPUs, so at most 2 is possible" in text
+    assert "ACCELERATE_USE_CPU=1" in text
+    assert preflight.checked(replace(GOOD, num_processes=None), "x").num_processes == 2
+    on_cpu = replace(GOOD, num_processes=3, environment={"ACCELERATE_USE_CPU": "true"})
+    assert preflight.checked(on_cpu, "x").num_processes == 3
+
+
+def test_a_good_job_is_resolved() -> None:
+    job = preflight.checked(replace(GOOD, num_processes=None, mixed_precision="BF16", args=[1]), "x")
+    assert job.num_processes == 1 and job.args == (1,) and not job.distributed
+    assert job.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert preflight.checked(replace(GOOD, rendezvous=Rendezvous(port="0")), "x").rendezvous.port == 0
+
+
+def test_inside_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert "this process is rank 1 of a run of 4" in str(_error())
