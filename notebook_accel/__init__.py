@@ -1,5 +1,38 @@
 """Distributed PyTorch from a notebook cell."""
 
+from .accelerator import Accelerator
+from .data_loader import DataLoaderConfiguration, skip_first_batches
+from .errors import (
+    CollectiveError,
+    DeviceGuardError,
+    LaunchError,
+    NotebookAccelError,
+    ShipError,
+    WorkerError,
+    WorkerExitedError,
+    WorkerKilledError,
+)
 from .launchers import debug_launcher, notebook_launcher
+from .seeding import synchronize_rng_states
+from .state import DistributedType, PartialState
 
-__all__ = ["debug_launcher", "notebook_launcher"]
+__version__ = "0.1.0"
+
+__all__ = [
+    "Accelerator",
+    "CollectiveError",
+    "DataLoaderConfiguration",
+    "DeviceGuardError",
+    "DistributedType",
+    "LaunchError",
+    "NotebookAccelError",
+    "PartialState",
+    "ShipError",
+    "WorkerError",
+    "WorkerExitedError",
+    "WorkerKilledError",
+    "debug_launcher",
+    "notebook_launcher",
+    "skip_first_batches",
+    "synchronize_rng_states",
+]

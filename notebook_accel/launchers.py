@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import environ
-from .launch import guard, kernel_state, preflight
-from .launch.job import Job, Rendezvous, Returns, StartMethod
-from .launch.run import launch
+from .launch import kernel_state
+
+if TYPE_CHECKING:  # what a launch needs is imported by the first one: workers and scripts need none of it
+    from .launch.job import Job, Returns, StartMethod
 
 kernel_state.watch()
 
@@ -74,6 +75,8 @@ def notebook_launcher(
         KeyboardInterrupt: after all workers have ended.
     """
     __tracebackhide__ = True
+    from .launch.job import Job, Rendezvous
+
     rendezvous = Rendezvous(
         address=master_addr,
         port=use_port,
@@ -97,7 +100,7 @@ def notebook_launcher(
         monitor_interval=monitor_interval,
         prefix=log_line_prefix_template,
     )
-    return _run(preflight.checked(job, "notebook_launcher"))
+    return _run(job, "notebook_launcher")
 
 
 def debug_launcher(function: Callable[..., Any], args: tuple[Any, ...] = (), num_processes: int = 2) -> Any:
@@ -106,17 +109,23 @@ def debug_launcher(function: Callable[..., Any], args: tuple[Any, ...] = (), num
     Args, errors and output are those of `notebook_launcher`.
     """
     __tracebackhide__ = True
+    from .launch.job import Job
+
     job = Job(
         function=function,
         args=args,
         num_processes=num_processes,
         environment={"ACCELERATE_USE_CPU": "true"},
     )
-    return _run(preflight.checked(job, "debug_launcher"))
+    return _run(job, "debug_launcher")
 
 
-def _run(job: Job) -> Any:
+def _run(job: Job, caller: str) -> Any:
     __tracebackhide__ = True
+    from .launch import guard, preflight
+    from .launch.run import launch
+
+    job = preflight.checked(job, caller)
     if environ.flag("ACCELERATE_DEBUG_MODE"):
         guard.dry_launch(job)
     return launch(job)

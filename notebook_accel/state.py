@@ -421,8 +421,9 @@ def _take(inputs: Any, start: int, own: int, missing: int) -> Any:
         part = inputs[start : start + own]
         return torch.cat([part, inputs[-1:].expand(missing, *inputs.shape[1:])]) if missing else part
     if isinstance(inputs, (list, tuple)):
-        part = list(inputs[start : start + own])
-        return honor_type(inputs, part + [inputs[-1]] * missing if missing else part)
+        return honor_type(
+            inputs, [*inputs[start : start + own], *([inputs[-1]] * missing if missing else [])]
+        )
     if hasattr(inputs, "select") and hasattr(inputs, "__len__"):
         return inputs.select([*range(start, start + own), *([len(inputs) - 1] * missing)])
     return inputs

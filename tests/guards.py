@@ -39,7 +39,9 @@ class Guard(ABC):
 class Environment(Guard):
     kind = "environment"
     # pytest's own, and what OpenMP's loaders (torch, scikit-learn) set when first imported
-    IGNORED = frozenset({"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"})
+    IGNORED = frozenset(
+        {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
+    )
 
     def snapshot(self) -> dict[str, str]:
         return {name: text for name, text in os.environ.items() if name not in self.IGNORED}

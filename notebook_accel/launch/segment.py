@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import pickle
 import sys
 import tempfile
 from multiprocessing import reduction
@@ -23,7 +24,7 @@ class Segment:
     """A parcel in shared memory; picklable while a process is being started."""
 
     def __init__(self, parcel: Parcel) -> None:
-        views = [memoryview(part) for part in (parcel.pickled, *map(_raw, parcel.buffers))]
+        views = [_raw(part) for part in (parcel.pickled, *parcel.buffers)]
         self._places: list[tuple[int, int]] = []
         position = 0
         for view in views:
@@ -69,7 +70,7 @@ def _receive(fd: Any, places: list[tuple[int, int]]) -> Segment:
 
 
 def _raw(part: Buffer) -> memoryview:
-    view = part.raw() if hasattr(part, "raw") else memoryview(part)
+    view = part.raw() if isinstance(part, pickle.PickleBuffer) else memoryview(part)
     return view if view.format == "B" else view.cast("B")
 
 

@@ -56,8 +56,8 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
         if type(obj) is torch.Tensor and _plain(obj):
             return self._reduce_tensor(obj)
         if type(obj) is torch.UntypedStorage:
-            data = torch.empty(0, dtype=torch.uint8).set_(obj)
-            return _storage_from, (pickle.PickleBuffer(memoryview(data.numpy())),)
+            data: Any = torch.empty(0, dtype=torch.uint8).set_(obj).numpy()
+            return _storage_from, (pickle.PickleBuffer(data),)
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and obj.__module__ == "__main__" and isinstance(reduced, tuple):
             return _prefer_own(obj, reduced)
@@ -77,7 +77,7 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
 
 def _prefer_own(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     """Change how cloudpickle makes a class: the receiver's class of that name in `__main__` comes first."""
-    make, args, state, items, pairs, set_state = (*reduced, *(None,) * (6 - len(reduced)))
+    make, args, state, items, pairs, set_state = reduced + (None,) * (6 - len(reduced))
     setter = functools.partial(_set_class_state, set_state)
     return _class_from, (cls.__qualname__, make, args), state, items, pairs, setter
 

@@ -82,7 +82,7 @@ def test_errors_that_cannot_be_made_again_still_speak(kernel: Kernel) -> None:
         def local():
             class Odd(Exception):
                 def __reduce__(self): raise TypeError("no")
-                def __new__(cls, *args): 
+                def __new__(cls, *args):
                     if not args: raise TypeError("needs one")
                     return super().__new__(cls, *args)
             error = Odd("strange")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,7 +71,8 @@ def test_after_an_accelerator_in_the_kernel(fresh_kernel: Kernel) -> None:
 
 
 def test_after_bitsandbytes_was_imported(fresh_kernel: Kernel) -> None:
-    pytest.importorskip("bitsandbytes")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        pytest.skip("bitsandbytes is not installed")
     cell = fresh_kernel.run(
         """
         import bitsandbytes
