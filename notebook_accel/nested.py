@@ -107,13 +107,11 @@ class Flat:
     tree: Any
     leaves: list[Any]
 
-    def rebuild(self, leaves: Iterable[Any]) -> Any:
+    def rebuild(self, leaves: Sequence[Any]) -> Any:
         """Return the containers of the tree around other leaves; ValueError unless there are as many."""
-        values = list(leaves)
-        if len(values) != len(self.leaves):
-            raise ValueError(f"{len(values)} leaves given != {len(self.leaves)} leaves of the tree")
-        following = iter(values)
-        return _map(lambda _: next(following), self.tree)
+        if len(leaves) != len(self.leaves):
+            raise ValueError(f"{len(leaves)} leaves given != {len(self.leaves)} leaves of the tree")
+        return _refill(self.tree, iter(leaves))
 
     def paths(self, root: str = "") -> list[str]:
         """Return where each leaf is, as Python would index it: `root['labels'][0].mask`."""
@@ -128,11 +126,17 @@ def flatten(tree: Any) -> Flat:
 
 
 def _collect(data: Any, leaves: list[Any]) -> None:
-    if isinstance(data, torch.Tensor):
+    kind = type(data)
+    if kind is torch.Tensor:
         leaves.append(data)
+    elif kind is dict:
+        for item in data.values():
+            _collect(item, leaves)
     elif isinstance(data, (tuple, list)):
         for item in data:
             _collect(item, leaves)
+    elif isinstance(data, torch.Tensor):
+        leaves.append(data)
     elif isinstance(data, Mapping):
         for key in data:
             _collect(data[key], leaves)
@@ -141,6 +145,19 @@ def _collect(data: Any, leaves: list[Any]) -> None:
             _collect(getattr(data, field.name), leaves)
     else:
         leaves.append(data)
+
+
+def _refill(data: Any, leaves: Iterator[Any]) -> Any:
+    kind = type(data)
+    if kind is torch.Tensor:
+        return next(leaves)
+    if kind is dict:
+        return {key: _refill(item, leaves) for key, item in data.items()}
+    if kind is list:
+        return [_refill(item, leaves) for item in data]
+    if kind is tuple:
+        return tuple([_refill(item, leaves) for item in data])
+    return _map(lambda _: next(leaves), data)
 
 
 def _paths(data: Any, here: str) -> Iterator[str]:

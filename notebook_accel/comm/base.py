@@ -29,7 +29,7 @@ class Comm(ABC):
     @cached_property
     def packing(self) -> Packing:
         """How `ops` lays out trees of tensors that it gathers."""
-        return Packing(self.world_size)
+        return Packing(self.world_size, self.device)
 
     @abstractmethod
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:

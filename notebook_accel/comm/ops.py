@@ -31,22 +31,22 @@ def gather(comm: Comm, tensor: Any) -> Any:
     flat = nested.flatten(tensor)
     if comm.debug:
         compare_inputs(comm, "gather", flat)
-    with torch.no_grad():
-        return flat.rebuild(_gather_leaves(comm, _tensors(flat.leaves, "gather", comm.device)))
+    return flat.rebuild(_gather_leaves(comm, flat.leaves))
 
 
-def _gather_leaves(comm: Comm, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-    if not leaves:
-        return []
-    if len(leaves) == 1 and not leaves[0].is_complex():
-        leaf = leaves[0]
-        return [comm.all_gather(leaf if leaf.ndim else leaf.reshape(1))]
+def _gather_leaves(comm: Comm, leaves: list[Any]) -> list[torch.Tensor]:
     layout = comm.packing.layout(leaves)
-    if layout is not None:
-        return unpack_by(layout, comm.all_gather(pack_by(layout, leaves)), leaves)
-    as_bytes = leaves[0].is_complex() or any(leaf.dtype != leaves[0].dtype for leaf in leaves)
-    buffer, sizes = pack(leaves, as_bytes=as_bytes)
-    return unpack(comm.all_gather(buffer), sizes, leaves, comm.world_size, as_bytes=as_bytes)
+    if layout is not None:  # a tree that came before, all of it tensors on the right device
+        return unpack_by(layout, comm.all_gather(pack_by(layout, leaves).detach()), leaves)
+    tensors = [leaf.detach() for leaf in _tensors(leaves, "gather", comm.device)]
+    if not tensors:
+        return []
+    if len(tensors) == 1 and not tensors[0].is_complex():
+        leaf = tensors[0]
+        return [comm.all_gather(leaf if leaf.ndim else leaf.reshape(1))]
+    as_bytes = tensors[0].is_complex() or any(leaf.dtype != tensors[0].dtype for leaf in tensors)
+    buffer, sizes = pack(tensors, as_bytes=as_bytes)
+    return unpack(comm.all_gather(buffer), sizes, tensors, comm.world_size, as_bytes=as_bytes)
 
 
 def _tensors(leaves: list[Any], operation: str, device: torch.device) -> list[torch.Tensor]:

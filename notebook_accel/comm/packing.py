@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
@@ -11,6 +11,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 _MAX_INDEXED: Final = 16_384
 """Elements of a gathered buffer up to which one indexing by a kept permutation beats a copy per leaf."""
 _MAX_LAYOUTS: Final = 128
+_UNSEEN: Final[Any] = object()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,22 +38,28 @@ class Packing:
     by one call per dtype and unpacked by one indexing and one call per dtype.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, device: torch.device) -> None:
         self._world_size = world_size
+        self._device = device
         self._layouts: dict[object, _Layout | None] = {}
 
-    def layout(self, leaves: list[torch.Tensor]) -> _Layout | None:
-        """Return the layout of a small tree that was asked for before, None for any other."""
-        key = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
-        if key in self._layouts:
-            layout = self._layouts[key]
-            if layout is None and _fits(leaves, self._world_size):
-                layout = self._layouts[key] = _make_layout(leaves, self._world_size)
-            return layout
-        if len(self._layouts) >= _MAX_LAYOUTS:
-            self._layouts.clear()
-        self._layouts[key] = None
-        return None
+    def layout(self, leaves: list[Any]) -> _Layout | None:
+        """Return the layout of several small tensors that were asked for before, None for all else."""
+        if len(leaves) < 2:
+            return None
+        try:
+            key = tuple([(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves])
+            layout = self._layouts.get(key, _UNSEEN)
+        except (AttributeError, TypeError, RuntimeError):  # a leaf is no plain tensor
+            return None
+        if layout is _UNSEEN:
+            if len(self._layouts) >= _MAX_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[key] = None
+            return None
+        if layout is None and _fits(leaves, self._world_size, self._device):
+            layout = self._layouts[key] = _make_layout(leaves, self._world_size)
+        return layout
 
 
 def pack_by(layout: _Layout, leaves: list[torch.Tensor]) -> torch.Tensor:
@@ -70,7 +77,7 @@ def pack_by(layout: _Layout, leaves: list[torch.Tensor]) -> torch.Tensor:
 
 def unpack_by(layout: _Layout, gathered: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return each leaf of all ranks from the gathered buffer; the results share one fresh storage."""
-    ordered = gathered.take(layout.order)
+    ordered = gathered.index_select(0, layout.order)
     if len(layout.sections) == 1:
         return list(_unflatten_dense_tensors(ordered, layout.sections[0].shapes))
     unpacked = list(leaves)
@@ -109,12 +116,12 @@ def _unpack_one(piece: torch.Tensor, leaf: torch.Tensor, *, as_bytes: bool) -> t
     return piece.reshape(gathered_shape(leaf, piece.shape[0]))
 
 
-def _fits(leaves: list[torch.Tensor], world_size: int) -> bool:
+def _fits(leaves: list[Any], world_size: int, device: torch.device) -> bool:
+    if not all(isinstance(leaf, torch.Tensor) and leaf.device.type == device.type for leaf in leaves):
+        return False
     single = len({leaf.dtype for leaf in leaves}) == 1
     size = sum(leaf.numel() * (1 if single else leaf.element_size()) for leaf in leaves)
-    plain = all(
-        leaf.numel() > 0 and not leaf.is_complex() and leaf.layout == torch.strided for leaf in leaves
-    )
+    plain = all(leaf.numel() > 0 and not leaf.is_complex() and leaf.layout == torch.strided for leaf in leaves)
     return plain and size * world_size <= _MAX_INDEXED
 
 

@@ -25,7 +25,13 @@ def launch(job: Job, *, quiet: bool = False) -> Any:
     if not quiet:
         print(announcement(job), flush=True)
     run = Run(job, _engine(job))
-    return run.result(run.wait())
+    try:
+        outcome = run.wait()
+    except KeyboardInterrupt:
+        if not job.distributed:
+            raise
+        raise KeyboardInterrupt(f"{job.name}: all workers have ended") from None  # without our own frames
+    return run.result(outcome)
 
 
 def _engine(job: Job) -> Engine:

@@ -108,7 +108,7 @@ class _BarHook:
                 description=str(bar.desc or "").removesuffix(": "),
                 count=float(bar.n),
                 total=None if bar.total is None else float(bar.total),
-                text=bar.format_meter(**{**state, "ncols": 100, "colour": None}),
+                text=bar.format_meter(**{**state, "ncols": 80, "colour": None}),
                 finished=finished,
                 leave=bool(bar.leave),
             )
