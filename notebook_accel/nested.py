@@ -118,11 +118,21 @@ class Flat:
         return list(_paths(self.tree, root))
 
 
-def flatten(tree: Any) -> Flat:
-    """Return the leaves of nested data, what leads to each of them, and how to put other leaves in their place."""
+def leaves_of(tree: Any) -> list[Any]:
+    """Return the leaves of nested data, depth first."""
     leaves: list[Any] = []
     _collect(tree, leaves)
-    return Flat(tree=tree, leaves=leaves)
+    return leaves
+
+
+def refill(tree: Any, leaves: Iterable[Any]) -> Any:
+    """Return the containers of the tree around other leaves, of which there must be as many."""
+    return _refill(tree, iter(leaves))
+
+
+def flatten(tree: Any) -> Flat:
+    """Return the leaves of nested data, what leads to each of them, and how to put other leaves in their place."""
+    return Flat(tree=tree, leaves=leaves_of(tree))
 
 
 def _collect(data: Any, leaves: list[Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -28,13 +28,13 @@ def gather(comm: Comm, tensor: Any) -> Any:
     """
     if comm.world_size == 1:
         return tensor
-    flat = nested.flatten(tensor)
     if comm.debug:
-        compare_inputs(comm, "gather", flat)
-    return flat.rebuild(_gather_leaves(comm, flat.leaves))
+        compare_inputs(comm, "gather", nested.flatten(tensor))
+    # a plain list of leaves: this is the one collective that training loops call for every batch
+    return nested.refill(tensor, _gather_leaves(comm, nested.leaves_of(tensor)))
 
 
-def _gather_leaves(comm: Comm, leaves: list[Any]) -> list[torch.Tensor]:
+def _gather_leaves(comm: Comm, leaves: list[Any]) -> Sequence[torch.Tensor]:
     layout = comm.packing.layout(leaves)
     if layout is not None:  # a tree that came before, all of it tensors on the right device
         return unpack_by(layout, comm.all_gather(pack_by(layout, leaves).detach()), leaves)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -75,11 +76,12 @@ def pack_by(layout: _Layout, leaves: list[torch.Tensor]) -> torch.Tensor:
     )
 
 
-def unpack_by(layout: _Layout, gathered: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+def unpack_by(layout: _Layout, gathered: torch.Tensor, leaves: list[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Return each leaf of all ranks from the gathered buffer; the results share one fresh storage."""
     ordered = gathered.index_select(0, layout.order)
     if len(layout.sections) == 1:
-        return list(_unflatten_dense_tensors(ordered, layout.sections[0].shapes))
+        views: Sequence[torch.Tensor] = _unflatten_dense_tensors(ordered, layout.sections[0].shapes)
+        return views
     unpacked = list(leaves)
     for section in layout.sections:
         part = ordered[section.first : section.last].view(section.dtype)

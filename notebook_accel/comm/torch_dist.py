@@ -37,7 +37,8 @@ class TorchComm(Comm):
         self._barrier_ids = [device.index] if device.type == "cuda" and device.index is not None else None
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        gathered = tensor.new_empty((self.world_size * tensor.shape[0], *tensor.shape[1:]))
+        rows, *others = tensor.shape
+        gathered = tensor.new_empty((self.world_size * rows, *others))
         # the group's own method: dist.all_gather_into_tensor adds a third to the time of a small message
         work = self._gather(gathered, tensor.contiguous(), self._gather_options)
         if work is not None:

@@ -32,9 +32,9 @@ def dry_launch(job: Job) -> list[Report]:
     if not job.distributed:
         return []
     unclean = kernel_state.reasons()
-    probe = replace(job, function=_probe, args=(), returns="all", max_restarts=0)
+    probe = replace(job, function=_probe, args=(), returns="all", max_restarts=0, quiet=True)
     try:
-        reports: list[Report] = launch(probe, quiet=True)
+        reports: list[Report] = launch(probe)
     except Exception as error:
         why = "".join(f"\n  - in this process {reason}" for reason in unclean)
         raise DeviceGuardError(

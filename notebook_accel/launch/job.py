@@ -33,7 +33,8 @@ class Rendezvous:
 class Job:
     """A function, its arguments and how to run it, as asked for; `preflight.checked` makes it ready to run.
 
-    `num_processes` is per node, None the number of devices. `environment` is set in the workers alone.
+    `num_processes` is per node, None the number of devices. `environment` is set in the workers alone;
+    `quiet` leaves out the line that announces the run.
     """
 
     function: Callable[..., Any]
@@ -48,6 +49,7 @@ class Job:
     monitor_interval: float = 0.1
     prefix: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    quiet: bool = False
 
     @property
     def name(self) -> str:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from .. import devices
 from ..events import Event, Failure
 from ..stream.record import RunRecord
 from ..stream.sinks import TextSink
@@ -16,14 +15,10 @@ from .engines.base import Engine, Outcome
 from .engines.inprocess import InProcessEngine
 from .job import Job
 
-_START_METHODS = {"fork": "forked", "forkserver": "from a fork server", "spawn": "spawned"}
 
-
-def launch(job: Job, *, quiet: bool = False) -> Any:
-    """Run a checked job in the cell and return what it returns; `quiet` leaves out the line that announces it."""
+def launch(job: Job) -> Any:
+    """Run a checked job in the cell and return what it returns."""
     __tracebackhide__ = True
-    if not quiet:
-        print(announcement(job), flush=True)
     run = Run(job, _engine(job))
     try:
         outcome = run.wait()
@@ -40,18 +35,6 @@ def _engine(job: Job) -> Engine:
     from .engines.elastic import ElasticEngine  # torch elastic takes a while to import
 
     return ElasticEngine()
-
-
-def announcement(job: Job) -> str:
-    """Say truthfully what is started."""
-    kind = devices.CPU if "ACCELERATE_USE_CPU" in job.environment else devices.best()
-    count = job.local_world_size
-    what = f"{kind.label} process" if count == 1 else f"{kind.label} processes"
-    if not job.distributed:
-        return f"Launching {job.name} on 1 {what}, this one."
-    place = job.rendezvous
-    node = f", node {place.node_rank} of {place.num_nodes}" if place.num_nodes > 1 else ""
-    return f"Launching {job.name} on {count} {what} ({_START_METHODS[job.start_method]}){node}."
 
 
 class Run:

@@ -63,8 +63,10 @@ class TextSink:
                     stream = event.stream
                     pending.append(f"{self._prefixes[event.rank]}{event.text}\n")
             elif isinstance(event, Phase):
-                if event.name == "starting":
+                if event.name == "starting" and event.rank >= 0:
                     self._start(event.rank)
+                elif event.name == "starting" and event.detail:
+                    _write("stdout", [f"{event.detail}\n"])
                 elif event.name == "restarting":
                     self._ranks.clear()
                     self.note(event.detail)

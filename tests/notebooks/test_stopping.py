@@ -178,11 +178,8 @@ def cycle(**options):
 """
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "processes"), [("auto", 1), ("fork", 2), ("forkserver", 2), ("spawn", 2)])
 def test_the_kernel_is_left_as_it_was(kernel: Kernel, method: str, processes: int) -> None:
-    if processes == 1 and method != "fork":
-        pytest.skip("one process runs in the kernel, whatever the start method")
     function = "job" if processes == 2 else "lambda fail: None"
     kernel.run(STATE + f"\njob = {function}").ok()
     options = f"num_processes={processes}, start_method='{method}', use_port=None"

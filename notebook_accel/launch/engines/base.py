@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...events import Event, Failure
+from ... import devices
+from ...events import Event, Failure, Phase
 from ...stream.record import RunRecord
 from ..job import Job
 
@@ -21,6 +23,21 @@ class Outcome:
     values: Mapping[int, Any] = field(default_factory=dict)
     failures: Sequence[Failure] = ()
     stopped: frozenset[int] = frozenset()
+
+
+def announcement(job: Job) -> Phase:
+    """Say truthfully what is started."""
+    kind = devices.CPU if "ACCELERATE_USE_CPU" in job.environment else devices.best()
+    count = job.local_world_size
+    what = f"{count} {kind.label} process" if count == 1 else f"{count} {kind.label} processes"
+    how = f" ({_START_METHODS[job.start_method]})" if job.distributed else ", this one"
+    place = job.rendezvous
+    node = f", node {place.node_rank} of {place.num_nodes}" if place.num_nodes > 1 else ""
+    text = "" if job.quiet else f"Launching {job.name} on {what}{how}{node}."
+    return Phase(rank=-1, time=time.time(), name="starting", detail=text)
+
+
+_START_METHODS = {"fork": "forked", "forkserver": "from a fork server", "spawn": "spawned"}
 
 
 class Engine(ABC):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +37,7 @@ from ..crew import Crew
 from ..culprit import pack_job
 from ..job import Job, Rendezvous
 from ..segment import Segment
-from .base import Deliver, Engine, Outcome
+from .base import Deliver, Engine, Outcome, announcement
 
 _INTERRUPT_GRACE = 1.5
 _AGENT_SLEEP = 1e-6  # elastic sleeps before each look at the workers; ours wait inside the look
@@ -51,6 +52,7 @@ class ElasticEngine(Engine):
         if job.start_method != "fork":
             payload = Segment(pack_job(job.function, job.args, job.name))
         handler = _rendezvous(job.rendezvous)
+        deliver([announcement(job)])
         agent = _Agent(job, payload, handler, record, deliver)
         try:
             agent.run()
@@ -116,7 +118,7 @@ class _Agent(SimpleElasticAgent):
             "FORK_LAUNCHED": 1,
         }
         texts = {name: str(value) for name, value in values.items()}
-        return {**environ.snapshot(), **self._job.environment, **texts}
+        return {**_loopback(group), **environ.snapshot(), **self._job.environment, **texts}
 
     def _tell_restart(self) -> None:
         restart = self._job.max_restarts - self._remaining_restarts
@@ -217,6 +219,14 @@ def _rendezvous(place: Rendezvous) -> RendezvousHandler:
         **settings,
     )
     return get_rendezvous_handler(parameters)
+
+
+def _loopback(group: WorkerGroup) -> dict[str, str]:
+    """Let gloo of a single node use the loopback interface: a machine's own name need not resolve to an address."""
+    if group.group_world_size > 1 or not hasattr(socket, "if_nameindex"):
+        return {}
+    names = {name for _, name in socket.if_nameindex()}
+    return {"GLOO_SOCKET_IFNAME": name for name in ("lo", "lo0") if name in names}
 
 
 def _threads(num_processes: int) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ... import environ, runtime
 from ...stream.record import RunRecord
 from ..job import Job
-from .base import Deliver, Engine, Outcome
+from .base import Deliver, Engine, Outcome, announcement
 
 
 class InProcessEngine(Engine):
@@ -14,6 +14,7 @@ class InProcessEngine(Engine):
     def run(self, job: Job, record: RunRecord, deliver: Deliver) -> Outcome:
         """Run the job; an exception of the function passes through."""
         __tracebackhide__ = True
+        deliver([announcement(job)])
         before = runtime.current()
         runtime.reset()
         try:
