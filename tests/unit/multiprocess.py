@@ -30,13 +30,16 @@ def run_ranks(
     world_size: int = 2,
     timeout: float = 60.0,
     environment: dict[str, str] | None = None,
-    start_method: str = "fork",
+    start_method: str = "forkserver",
 ) -> list[Any]:
     """Call `function(*args)` in processes with torchrun's variables set; return the results in rank order.
 
-    Forked from a process whose torch has run no parallel region, hence one thread per rank; RankFailed otherwise.
+    They come from a warm fork server that has torch loaded and has never used it. RankFailed if a rank raises, dies
+    or does not answer within `timeout` seconds.
     """
     context = multiprocessing.get_context(start_method)
+    if start_method == "forkserver":
+        context.set_forkserver_preload(["torch", "notebook_accel.accelerator"])
     port = free_port()
     pipes, processes = [], []
     for rank in range(world_size):

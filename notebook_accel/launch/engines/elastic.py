@@ -223,10 +223,11 @@ def _rendezvous(place: Rendezvous) -> RendezvousHandler:
 
 def _loopback(group: WorkerGroup) -> dict[str, str]:
     """Let gloo of a single node use the loopback interface: a machine's own name need not resolve to an address."""
-    if group.group_world_size > 1 or not hasattr(socket, "if_nameindex"):
+    if (group.group_world_size or 1) > 1 or not hasattr(socket, "if_nameindex"):
         return {}
     names = {name for _, name in socket.if_nameindex()}
-    return {"GLOO_SOCKET_IFNAME": name for name in ("lo", "lo0") if name in names}
+    found = [name for name in ("lo", "lo0") if name in names]
+    return {"GLOO_SOCKET_IFNAME": found[0]} if found else {}
 
 
 def _threads(num_processes: int) -> int | None:
