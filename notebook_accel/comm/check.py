@@ -20,13 +20,13 @@ def compare_inputs(comm: Comm, operation: str, flat: Flat, *, free_dim: int | No
     One object all-gather. `free_dim` is a dimension in which lengths may differ. The message names paths and ranks.
     """
     own = (operation, _describe(flat, free_dim))
-    everyone: list[tuple[str, dict[str, str]]] = comm.all_gather_object(own)
+    everyone: list[tuple[str, list[tuple[str, str]]]] = comm.all_gather_object(own)
     if all(other == own for other in everyone):
         return
     operations = [name for name, _ in everyone]
     if len(set(operations)) > 1:
         raise CollectiveError(f"ranks are in different collectives: {_by_rank(operations, 'calls')}")
-    lines = _disagreements([leaves for _, leaves in everyone])
+    lines = _disagreements([dict(leaves) for _, leaves in everyone])
     if not lines:
         lines = [f"{ROOT}: the leaves come in a different order on different ranks"]
     more = len(lines) - _MAX_LINES
@@ -35,10 +35,9 @@ def compare_inputs(comm: Comm, operation: str, flat: Flat, *, free_dim: int | No
     raise CollectiveError(f"ranks disagree about the input of {operation}:\n  " + "\n  ".join(lines))
 
 
-def _describe(flat: Flat, free_dim: int | None) -> dict[str, str]:
-    return {
-        path: _describe_leaf(leaf, free_dim) for path, leaf in zip(flat.paths(ROOT), flat.leaves, strict=True)
-    }
+def _describe(flat: Flat, free_dim: int | None) -> list[tuple[str, str]]:
+    paths = flat.paths(ROOT)
+    return [(path, _describe_leaf(leaf, free_dim)) for path, leaf in zip(paths, flat.leaves, strict=True)]
 
 
 def _describe_leaf(leaf: Any, free_dim: int | None) -> str:

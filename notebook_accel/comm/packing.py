@@ -12,7 +12,6 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 _MAX_INDEXED: Final = 16_384
 """Elements of a gathered buffer up to which one indexing by a kept permutation beats a copy per leaf."""
 _MAX_LAYOUTS: Final = 128
-_UNSEEN: Final[Any] = object()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,14 +49,15 @@ class Packing:
             return None
         try:
             key = tuple([(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves])
-            layout = self._layouts.get(key, _UNSEEN)
+            seen = key in self._layouts
         except (AttributeError, TypeError, RuntimeError):  # a leaf is no plain tensor
             return None
-        if layout is _UNSEEN:
+        if not seen:
             if len(self._layouts) >= _MAX_LAYOUTS:
                 self._layouts.clear()
             self._layouts[key] = None
             return None
+        layout = self._layouts[key]
         if layout is None and _fits(leaves, self._world_size, self._device):
             layout = self._layouts[key] = _make_layout(leaves, self._world_size)
         return layout
@@ -114,7 +114,9 @@ def gathered_shape(leaf: torch.Tensor, world_size: int) -> tuple[int, ...]:
 def _unpack_one(piece: torch.Tensor, leaf: torch.Tensor, *, as_bytes: bool) -> torch.Tensor:
     if as_bytes:
         # a clone is contiguous and aligned for the dtype, which a view into the buffer need not be
-        piece = piece.clone(memory_format=torch.contiguous_format).view(leaf.dtype)
+        world_size = piece.shape[0]
+        flat = piece.clone(memory_format=torch.contiguous_format).view(-1).view(leaf.dtype)
+        return flat.view(gathered_shape(leaf, world_size))
     return piece.reshape(gathered_shape(leaf, piece.shape[0]))
 
 
@@ -123,7 +125,9 @@ def _fits(leaves: list[Any], world_size: int, device: torch.device) -> bool:
         return False
     single = len({leaf.dtype for leaf in leaves}) == 1
     size = sum(leaf.numel() * (1 if single else leaf.element_size()) for leaf in leaves)
-    plain = all(leaf.numel() > 0 and not leaf.is_complex() and leaf.layout == torch.strided for leaf in leaves)
+    plain = all(
+        leaf.numel() > 0 and not leaf.is_complex() and leaf.layout == torch.strided for leaf in leaves
+    )
     return plain and size * world_size <= _MAX_INDEXED
 
 

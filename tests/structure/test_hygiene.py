@@ -22,6 +22,8 @@ ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 MUTABLE_CALLS = {"dict", "list", "set", "defaultdict", "deque", "Counter", "OrderedDict", "local", "WeakSet",
                  "WeakKeyDictionary", "WeakValueDictionary", "ContextVar"}  # fmt: skip
 
+FILLING = {"add", "append", "appendleft", "extend", "insert", "set", "setdefault", "update"}
+
 
 def test_only_environ_touches_the_environment() -> None:
     found = []
@@ -46,15 +48,28 @@ def test_only_environ_touches_the_environment() -> None:
 
 
 def changing_globals(module: Module) -> Iterator[str]:
-    """Yield the module-level names that code rebinds or that hold an empty container to be filled."""
+    """Yield the module-level names that code rebinds, and the empty containers that code fills."""
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Global):
             yield from node.names
+    filled = set(_filled_names(module.tree))
     for node in module.tree.body:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and _is_empty_container(node.value):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                if isinstance(target, ast.Name) and target.id != "__all__":
+                if isinstance(target, ast.Name) and target.id in filled:
                     yield target.id
+
+
+def _filled_names(tree: ast.Module) -> Iterator[str]:
+    """Yield `x` of `x[...] = y` and of calls that change a container, such as `x.append(y)`."""
+    for node in ast.walk(tree):
+        holder: ast.expr | None = None
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            holder = node.value
+        elif isinstance(node, ast.Attribute) and (node.attr in FILLING or isinstance(node.ctx, ast.Store)):
+            holder = node.value
+        if isinstance(holder, ast.Name):
+            yield holder.id
 
 
 def _is_empty_container(value: ast.expr | None) -> bool:

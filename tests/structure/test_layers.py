@@ -10,12 +10,13 @@ from tests.structure.source import ROOT, modules, resolve
 # and one of its modules are listed, the module has its own floor.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "environ", "probes", "registry", "choices"),
-    ("topology",),
-    ("nested", "devices", "config"),
+    ("topology", "nested", "devices", "config", "handlers"),
     ("comm", "stream"),
     ("runtime",),
+    ("detect",),
     ("state",),
-    ("precision", "seeding", "logging", "optimizer", "scheduler", "hooks", "data_loader", "big_modeling"),
+    ("precision", "seeding", "logging", "optimizer", "scheduler", "hooks"),
+    ("data_loader", "big_modeling"),
     ("launch",),
     ("strategies", "tracking", "checkpointing", "launch.run"),
     ("accelerator", "memory", "local_sgd", "inference"),

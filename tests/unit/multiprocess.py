@@ -52,12 +52,19 @@ def run_ranks(
         processes.append(process)
     try:
         return _collect(pipes, timeout)
+    except RankFailed:
+        for process in processes:  # the others may wait for the one that failed
+            process.kill()
+        raise
     finally:
         for process in processes:
             process.join(timeout=5)
             if process.is_alive():
                 process.kill()
                 process.join()
+            process.close()
+        for pipe in pipes:
+            pipe.close()
 
 
 def _collect(pipes: list[Connection], timeout: float) -> list[Any]:

@@ -1,0 +1,326 @@
+"""Collectives over nested data, on two real gloo processes and in one."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from notebook_accel import nested
+from notebook_accel.comm import ops
+from notebook_accel.comm.base import Comm
+from notebook_accel.comm.single import SingleComm
+from notebook_accel.errors import CollectiveError
+from tests.unit.multiprocess import run_ranks
+
+WORLD = 2
+DTYPES = [torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.complex64, torch.uint8, torch.float64]
+
+
+def connect() -> Comm:
+    from notebook_accel import detect
+
+    return detect.ensure(cpu=True).comm
+
+
+def make_tree(seed: int, rank: int) -> Any:
+    """Return a tree whose structure depends on the seed and whose values depend on the rank too."""
+    structure = torch.Generator().manual_seed(seed)
+
+    def draw(limit: int) -> int:
+        return int(torch.randint(limit, (), generator=structure))
+
+    def leaf(index: int) -> torch.Tensor:
+        shape = [draw(4) for _ in range(draw(4))]
+        values = torch.randint(0, 50, shape, generator=torch.Generator().manual_seed(100 * rank + index))
+        tensor = values.to(DTYPES[draw(len(DTYPES))])
+        return tensor.transpose(0, -1) if tensor.ndim > 1 and draw(2) else tensor
+
+    leaves = [leaf(index) for index in range(draw(6))]
+    return {"list": leaves[:2], "tuple": tuple(leaves[2:4]), "rest": {"x": leaves[4:]}}
+
+
+def expected_gather(trees: list[Any]) -> list[torch.Tensor]:
+    columns = zip(*(nested.leaves_of(tree) for tree in trees), strict=True)
+    return [torch.cat([leaf.reshape(1) if leaf.ndim == 0 else leaf for leaf in column]) for column in columns]
+
+
+# --- two processes: one launch, many cases ---------------------------------------------------------------------
+
+
+class Counting:
+    """Counts the collectives that torch sends while the block runs."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm, self.count = comm, 0
+
+    def __enter__(self) -> Counting:
+        self.names = ("all_gather", "all_reduce", "broadcast", "all_gather_object")
+        for name in self.names:
+            original = getattr(self.comm, name)
+
+            def counted(*args: Any, _original: Any = original, **kwargs: Any) -> Any:
+                self.count += 1
+                return _original(*args, **kwargs)
+
+            setattr(self.comm, name, counted)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for name in self.names:
+            delattr(self.comm, name)
+
+
+def ranks_gather() -> str:
+    comm = connect()
+    for seed in range(40):
+        trees = [make_tree(seed, rank) for rank in range(WORLD)]
+        for _ in range(3):  # the second time a layout is made, the third time it is there
+            with Counting(comm) as counting:
+                gathered = ops.gather(comm, trees[comm.rank])
+            assert counting.count <= 1, f"seed {seed}: {counting.count} collectives"
+            flat = nested.flatten(gathered)
+            for ours, wanted in zip(flat.leaves, expected_gather(trees), strict=True):
+                assert ours.dtype == wanted.dtype and ours.shape == wanted.shape, seed
+                assert torch.equal(ours, wanted), seed
+            assert flat.paths() == nested.flatten(trees[0]).paths()
+    return "done"
+
+
+def ranks_gather_details() -> str:
+    comm = connect()
+    rank = comm.rank
+    assert ops.gather(comm, torch.tensor(rank)).tolist() == [0, 1]
+    for _ in range(3):
+        trained = [torch.full((2,), float(rank), requires_grad=True), torch.nn.Parameter(torch.ones(1))]
+        result = ops.gather(comm, trained)
+        assert not result[0].requires_grad and result[0].tolist() == [0, 0, 1, 1]
+    result[0].add_(1)
+    assert result[1].tolist() == [1, 1]
+    assert ops.gather(comm, []) == [] and ops.gather(comm, {}) == {}
+    assert ops.gather_object(comm, [rank, "x"]) == [0, "x", 1, "x"]
+    for bad in (rank, "text"):
+        try:
+            ops.gather_object(comm, bad)
+        except TypeError as error:
+            assert "rank 0 passed" in str(error)
+        else:
+            raise AssertionError(bad)
+    try:
+        ops.gather(comm, ["text"])
+    except TypeError as error:
+        assert "found str" in str(error)
+    else:
+        raise AssertionError("gather took text")
+    big = torch.arange(40_000).reshape(200, 200) + rank
+    gathered = ops.gather(comm, [big, big.t()])
+    assert torch.equal(gathered[1][200:], big.t() - rank + 1)
+    return "done"
+
+
+def ranks_others() -> str:
+    comm = connect()
+    rank = comm.rank
+    tree: dict[str, Any] = {
+        "a": torch.full((3, 2), float(rank)),
+        "b": [torch.tensor(rank), torch.tensor([True, bool(rank)])],
+    }
+    with Counting(comm) as counting:
+        sent = ops.broadcast(comm, tree, from_process=1)
+    assert counting.count == 1
+    assert sent["a"] is tree["a"] and tree["a"].eq(1).all()
+    assert tree["b"][0].item() == 1 and tree["b"][1].all()
+    mine = [rank, {"r": rank}]
+    assert ops.broadcast_object_list(comm, mine, from_process=1) is mine and mine == [1, {"r": 1}]
+    values = {"f": torch.tensor([1.0 + rank]), "g": (torch.tensor(2.0), torch.tensor([3 + rank]))}
+    with Counting(comm) as counting:
+        assert nested.listify(ops.reduce(comm, values, "sum")) == {"f": [3.0], "g": (4.0, [7])}
+    assert counting.count == 2, "one collective per dtype"
+    assert nested.listify(ops.reduce(comm, values, "mean", scale=2)) == {"f": [3.0], "g": (4.0, [7.0])}
+    assert nested.listify(ops.reduce(comm, values, "max")) == {"f": [2.0], "g": (2.0, [4])}
+    assert nested.listify(ops.reduce(comm, values, "none"))["f"] == [1.0 + rank]
+    assert values["f"].item() == 1.0 + rank, "the input is left alone"
+    ragged = [torch.ones(2 + rank, 3, dtype=torch.bool), torch.ones(2, 1 + rank), torch.tensor(5)]
+    with Counting(comm) as counting:
+        padded = ops.pad_across_processes(comm, ragged, dim=1, pad_index=-1, pad_first=True)
+    assert counting.count == 1
+    assert padded[0] is ragged[0] and padded[2] is ragged[2]
+    assert padded[1].tolist() == [[1, 1] if rank else [-1, 1]] * 2
+    assert ops.pad_across_processes(comm, ragged, dim=0)[0].dtype == torch.bool
+    assert ops.pad_across_processes(comm, torch.ones(1 + rank), dim=-1).shape == (2,)
+    return "done"
+
+
+def ranks_like_accelerate() -> str:
+    comm = connect()
+    warnings.simplefilter("ignore")
+    reference = importlib.import_module("accelerate.utils")
+    assert importlib.import_module("accelerate").PartialState(cpu=True).num_processes == WORLD
+    rank = comm.rank
+    tree = {
+        "x": torch.arange(6).reshape(3, 2) + rank,
+        "y": (torch.tensor(rank), [torch.ones(2, dtype=torch.bool)]),
+    }
+    floats = [torch.full((2,), 1.0 + rank), torch.tensor(float(rank))]
+    ragged = [torch.ones(2 + rank, 3), torch.ones(1, 1 + rank)]
+    cases: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "gather": (lambda: ops.gather(comm, tree), lambda: reference.gather(tree)),
+        "sum": (lambda: ops.reduce(comm, floats, "sum"), lambda: reference.reduce(floats, "sum")),
+        "mean": (lambda: ops.reduce(comm, floats), lambda: reference.reduce(floats)),
+        "pad": (
+            lambda: ops.pad_across_processes(comm, ragged, 1, 7, True),
+            lambda: reference.pad_across_processes(ragged, 1, 7, True),
+        ),
+        "object": (lambda: ops.gather_object(comm, [rank]), lambda: reference.gather_object([rank])),
+    }
+    for name, (ours, theirs) in cases.items():
+        assert str(ours()) == str(theirs()), name
+    return "done"
+
+
+@pytest.mark.parametrize("body", [ranks_gather, ranks_gather_details, ranks_others])
+def test_two_processes(body: Any) -> None:
+    assert run_ranks(body) == ["done", "done"]
+
+
+def test_same_results_as_accelerate() -> None:
+    pytest.importorskip("accelerate")
+    assert run_ranks(ranks_like_accelerate) == ["done", "done"]
+
+
+# --- debug: disagreement is an error on every rank, never a hang ------------------------------------------------
+
+DISAGREEMENTS: dict[str, tuple[Callable[[int], Any], str]] = {
+    "shape": (
+        lambda rank: {"labels": [torch.zeros(4 - rank, 2)]},
+        "batch['labels'][0]: rank 0 has [4, 2] float32, rank 1 has [3, 2] float32",
+    ),
+    "dtype": (
+        lambda rank: torch.zeros(2, dtype=torch.int64 if rank else torch.float32),
+        "batch: rank 0 has [2] float32, rank 1 has [2] int64",
+    ),
+    "structure": (
+        lambda rank: {"a": torch.zeros(1)} if rank else {"a": torch.zeros(1), "b": torch.zeros(1)},
+        "batch['b']: rank 0 has [1] float32, rank 1 has nothing",
+    ),
+    "no tensor": (
+        lambda rank: [torch.zeros(1)] if rank else ["text"],
+        "batch[0]: rank 0 has a str, rank 1 has [1] float32",
+    ),
+    "order": (
+        lambda rank: dict([("a", torch.zeros(1)), ("b", torch.zeros(1))][:: 1 - 2 * rank]),
+        "in a different order",
+    ),
+}
+
+
+def ranks_disagree() -> dict[str, str]:
+    comm = connect()
+    assert comm.debug
+    said = {}
+    operations: tuple[Callable[..., Any], ...] = (ops.gather, ops.reduce, ops.broadcast)
+    for operation in operations:
+        for name, (make, _) in DISAGREEMENTS.items():
+            try:
+                operation(comm, make(comm.rank))
+            except CollectiveError as error:
+                said[f"{operation.__name__} {name}"] = str(error)
+    try:
+        (ops.gather if comm.rank else ops.broadcast)(comm, torch.zeros(1))
+    except CollectiveError as error:
+        said["operations"] = str(error)
+    try:
+        ops.pad_across_processes(comm, torch.zeros(2, 2 + comm.rank))
+    except CollectiveError as error:
+        said["pad"] = str(error)
+    ops.pad_across_processes(comm, torch.zeros(2 + comm.rank, 2))
+    ops.gather(comm, [torch.zeros(2)])
+    return said
+
+
+def test_debug_names_ranks_and_paths_on_every_rank() -> None:
+    first, second = run_ranks(ranks_disagree, environment={"ACCELERATE_DEBUG_MODE": "1"})
+    assert first == second
+    for operation in ("gather", "reduce", "broadcast"):
+        for name, (_, message) in DISAGREEMENTS.items():
+            assert message in first[f"{operation} {name}"]
+            assert operation in first[f"{operation} {name}"]
+    assert "rank 0 calls broadcast, rank 1 calls gather" in first["operations"]
+    assert "batch: rank 0 has [*, 2] float32, rank 1 has [*, 3] float32" in first["pad"]
+
+
+def test_many_ranks_are_named_in_spans() -> None:
+    class Seen(SingleComm):
+        world_size = 5
+
+        def all_gather_object(self, obj: Any) -> list[Any]:
+            other = (obj[0], [(path, "[9] int8") for path, _ in obj[1]])
+            return [obj, obj, obj, other, obj]
+
+    with pytest.raises(CollectiveError, match=r"ranks 0-2, 4 have \[1\] float32, rank 3 has \[9\] int8"):
+        ops.gather(Seen(debug=True), torch.zeros(1))
+
+
+# --- one process -------------------------------------------------------------------------------------------------
+
+
+def test_a_single_process_returns_its_inputs() -> None:
+    comm = SingleComm()
+    tree = {"a": torch.ones(2), "b": "text"}
+    assert ops.gather(comm, tree) is tree
+    assert ops.broadcast(comm, tree) is tree
+    assert ops.gather_object(comm, 5) == 5
+    assert ops.broadcast_object_list(comm, [1]) == [1]
+    value = torch.ones(2)
+    reduced = ops.reduce(comm, value, "sum")
+    assert torch.equal(reduced, value) and reduced is not value
+    assert ops.pad_across_processes(comm, value) is value
+
+
+def test_wrong_arguments() -> None:
+    comm = SingleComm()
+    with pytest.raises(ValueError, match="choose among sum, mean, max, none"):
+        ops.reduce(comm, torch.ones(1), "median")
+    with pytest.raises(ValueError, match="from_process 1"):
+        ops.broadcast(comm, torch.ones(1), from_process=1)
+
+
+class Echo(SingleComm):
+    """A world of three whose ranks all send what this one sends: for packing, without processes."""
+
+    world_size = 3
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        assert tensor.is_contiguous()
+        return torch.cat([tensor] * 3)
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=60, deadline=None)
+def test_packing_round_trip(seed: int) -> None:
+    comm = Echo()
+    tree = make_tree(seed, 0)
+    for _ in range(3):
+        gathered = nested.leaves_of(ops.gather(comm, tree))
+        for ours, wanted in zip(gathered, expected_gather([tree] * 3), strict=True):
+            assert ours.dtype == wanted.dtype and torch.equal(ours, wanted)
+
+
+def test_backend_and_barrier() -> None:
+    assert run_ranks(ranks_barrier) == [("gloo", 2), ("gloo", 2)]
+
+
+def ranks_barrier() -> tuple[str, int]:
+    comm = connect()
+    comm.barrier()
+    names = str(dist.get_backend()), comm.world_size
+    comm.close()
+    assert not dist.is_initialized()
+    return names
