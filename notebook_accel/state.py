@@ -229,16 +229,25 @@ class AcceleratorState(PartialState):
 
     Raises:
         ValueError: there is no accelerator yet, or an argument contradicts it.
+        NotImplementedError: a plugin is given.
     """
 
     def __init__(
         self,
         mixed_precision: str | None = None,
         cpu: bool = False,
-        *,
+        dynamo_plugin: Any = None,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
+        parallelism_config: Any = None,
         _from_accelerator: bool = False,
         **kwargs: Any,
     ) -> None:
+        plugins = (dynamo_plugin, deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin)
+        if any(plugin is not None for plugin in (*plugins, parallelism_config)):
+            raise NotImplementedError("AcceleratorState takes no plugins: leave them out")
         super().__init__(cpu, **kwargs)
         if not _from_accelerator and not self._runtime.accelerated:
             raise ValueError("make an Accelerator() before an AcceleratorState()")

@@ -247,9 +247,8 @@ def ranks_train(accumulate: int, mixed_precision: str, shuffle: bool) -> tuple[l
 
 def ranks_train_as_accelerate(accumulate: int, mixed_precision: str, shuffle: bool) -> list[float]:
     warnings.simplefilter("ignore")
-    accelerator = importlib.import_module("accelerate").Accelerator(
-        cpu=True, gradient_accumulation_steps=accumulate, mixed_precision=mixed_precision
-    )
+    kind = importlib.import_module("accelerate").Accelerator
+    accelerator = kind(cpu=True, gradient_accumulation_steps=accumulate, mixed_precision=mixed_precision)
     assert accelerator.num_processes == 2
     return train(accelerator, accelerator.prepare(*make_parts(shuffle=shuffle)))
 

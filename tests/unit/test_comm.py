@@ -139,7 +139,10 @@ def ranks_others() -> str:
     assert tree["b"][0].item() == 1 and tree["b"][1].all()
     mine = [rank, {"r": rank}]
     assert ops.broadcast_object_list(comm, mine, from_process=1) is mine and mine == [1, {"r": 1}]
-    values = {"f": torch.tensor([1.0 + rank]), "g": (torch.tensor(2.0), torch.tensor([3 + rank]))}
+    values: dict[str, Any] = {
+        "f": torch.tensor([1.0 + rank]),
+        "g": (torch.tensor(2.0), torch.tensor([3 + rank])),
+    }
     with Counting(comm) as counting:
         assert nested.listify(ops.reduce(comm, values, "sum")) == {"f": [3.0], "g": (4.0, [7])}
     assert counting.count == 2, "one collective per dtype"
