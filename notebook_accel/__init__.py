@@ -12,6 +12,13 @@ from .errors import (
     WorkerExitedError,
     WorkerKilledError,
 )
+from .handlers import (
+    AutocastKwargs,
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+)
 from .launchers import debug_launcher, notebook_launcher
 from .seeding import synchronize_rng_states
 from .state import DistributedType, PartialState
@@ -20,10 +27,15 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Accelerator",
+    "AutocastKwargs",
     "CollectiveError",
+    "DDPCommunicationHookType",
     "DataLoaderConfiguration",
     "DeviceGuardError",
+    "DistributedDataParallelKwargs",
     "DistributedType",
+    "GradScalerKwargs",
+    "InitProcessGroupKwargs",
     "LaunchError",
     "NotebookAccelError",
     "PartialState",

@@ -113,9 +113,9 @@ def clear_environment() -> Iterator[None]:
 
 
 @contextmanager
-def patch_environment(**values: object) -> Iterator[None]:
+def patch_environment(**kwargs: object) -> Iterator[None]:
     """Run the block with variables set (names upper-cased, values as text), then restore those variables."""
-    texts = {name.upper(): str(value) for name, value in values.items() if value is not None}
+    texts = {name.upper(): str(value) for name, value in kwargs.items() if value is not None}
     before = {name: os.environ.get(name) for name in texts}
     os.environ.update(texts)
     try:

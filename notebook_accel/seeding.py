@@ -12,6 +12,7 @@ import torch
 from . import detect, environ, probes
 from .choices import Choice
 from .comm import ops
+from .runtime import Runtime
 
 
 class RNGType(Choice):
@@ -49,15 +50,19 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 def synchronize_rng_states(
     rng_types: Iterable[str | RNGType],
     generator: torch.Generator | None = None,
+    *,
+    runtime: Runtime | None = None,
 ) -> None:
     """Give all processes rank 0's random states; see `synchronize_rng_state`."""
     for rng_type in rng_types:
-        synchronize_rng_state(rng_type, generator)
+        synchronize_rng_state(rng_type, generator, runtime=runtime)
 
 
 def synchronize_rng_state(
     rng_type: str | RNGType | None = None,
     generator: torch.Generator | None = None,
+    *,
+    runtime: Runtime | None = None,
 ) -> None:
     """Give all processes rank 0's state of one source; `generator` in `rng_type` means the generator passed.
 
@@ -68,7 +73,7 @@ def synchronize_rng_state(
     kind = RNGType(rng_type)
     if kind is RNGType.GENERATOR and generator is None:
         raise ValueError("rng type 'generator' needs a generator")
-    comm = detect.ensure().comm
+    comm = (runtime or detect.ensure()).comm
     if comm.world_size == 1:
         return
     state = ops.broadcast(comm, _get(kind, generator).clone().to(comm.device)).cpu()

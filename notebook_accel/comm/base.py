@@ -35,7 +35,7 @@ class Comm(ABC):
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return every rank's tensor, in rank order, concatenated on dim 0; [n, ...] gives [world * n, ...].
 
-        The tensor has at least one dimension, and the same shape and dtype on every rank.
+        The tensor has at least one dimension, and the same shape and dtype on every rank; it may be strided.
         """
 
     @abstractmethod

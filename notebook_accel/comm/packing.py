@@ -70,7 +70,9 @@ def pack_by(layout: _Layout, leaves: list[torch.Tensor]) -> torch.Tensor:
         return flat
     return torch.cat(
         [
-            _flatten_dense_tensors([leaves[index] for index in section.indices]).view(torch.uint8)
+            _flatten_dense_tensors([leaves[index] for index in section.indices])
+            .resolve_neg()
+            .view(torch.uint8)
             for section in layout.sections
         ]
     )

@@ -30,7 +30,7 @@ def run() -> list[Row]:
         }
         for contender in contenders.values():
             contender()  # compiles
-        return compare("import after torch", interleave(contenders, rounds=ROUNDS), {"accelerate": 1.0})
+        return compare("import after torch", interleave(contenders, rounds=ROUNDS), {})
 
 
 def importing(name: str, environment: dict[str, str]) -> Callable[[], float]:

@@ -64,9 +64,9 @@ def _filled_names(tree: ast.Module) -> Iterator[str]:
     """Yield `x` of `x[...] = y` and of calls that change a container, such as `x.append(y)`."""
     for node in ast.walk(tree):
         holder: ast.expr | None = None
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            holder = node.value
-        elif isinstance(node, ast.Attribute) and (node.attr in FILLING or isinstance(node.ctx, ast.Store)):
+        if (isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del))) or (
+            isinstance(node, ast.Attribute) and (node.attr in FILLING or isinstance(node.ctx, ast.Store))
+        ):
             holder = node.value
         if isinstance(holder, ast.Name):
             yield holder.id

@@ -301,7 +301,6 @@ class Echo(SingleComm):
     world_size = 3
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        assert tensor.is_contiguous()
         return torch.cat([tensor] * 3)
 
 
