@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from typing import Any, Final
 
@@ -95,8 +94,7 @@ def _match(kind: DeviceKind, wanted: str | None, *, cpu: bool) -> tuple[DeviceKi
 def _share_cores(place: Topology) -> None:
     """Give each process of a node its part of the cores, where nobody said how many threads to use."""
     if not environ.get("OMP_NUM_THREADS"):
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(1, min(torch.get_num_threads(), cores // place.local_world_size)))
+        torch.set_num_threads(min(torch.get_num_threads(), devices.share_of_cores(place.local_world_size)))
 
 
 def _refuse_conflict(installed: Runtime, cpu: bool, options: dict[str, Any]) -> None:

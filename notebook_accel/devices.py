@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -174,3 +175,9 @@ def empty_cache(device: torch.device) -> None:
 
 def _runtime_is_initialized(module: Any) -> bool:
     return module is not None and bool(module.is_initialized())
+
+
+def share_of_cores(num_processes: int) -> int:
+    """Return the CPU cores that each of `num_processes` processes of this node can have for itself, at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // num_processes)

@@ -5,7 +5,6 @@ How processes start and are watched is ours: events instead of polling, and no s
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import time
@@ -28,7 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from ... import environ
+from ... import devices, environ
 from ...errors import LaunchError
 from ...events import Phase
 from ...stream.record import RunRecord
@@ -97,7 +96,10 @@ class _Agent(SimpleElasticAgent):
         now = time.time()
         self._deliver([Phase(rank=rank, time=now, name="starting") for rank in environments])
         self._crew = Crew(self._job, self._payload, self._record, self._deliver)
-        self._crew.start(environments, _threads(self._job.local_world_size))
+        self._crew.start(
+            environments,
+            environ.integer("OMP_NUM_THREADS") or devices.share_of_cores(self._job.local_world_size),
+        )
         return {worker.local_rank: self._crew.pids[worker.global_rank] for worker in worker_group.workers}
 
     def _environment(self, worker: Any, group: WorkerGroup) -> Mapping[str, str]:
@@ -230,9 +232,7 @@ def _loopback(group: WorkerGroup) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": found[0]} if found else {}
 
 
-def _threads(num_processes: int) -> int | None:
-    """Return the threads for each worker's CPU kernels: its share of the cores, unless the user decided."""
-    if environ.integer("OMP_NUM_THREADS") is not None:
-        return environ.integer("OMP_NUM_THREADS")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // num_processes)
+def _threads(num_processes: int) -> int:
+    """Return the threads for each worker's CPU kernels: what the user asks of OpenMP, else its share of the cores."""
+    asked = (environ.get("OMP_NUM_THREADS") or "").split(",")[0].strip()
+    return int(asked) if asked.isdecimal() and int(asked) else devices.share_of_cores(num_processes)
