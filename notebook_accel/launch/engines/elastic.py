@@ -96,10 +96,7 @@ class _Agent(SimpleElasticAgent):
         now = time.time()
         self._deliver([Phase(rank=rank, time=now, name="starting") for rank in environments])
         self._crew = Crew(self._job, self._payload, self._record, self._deliver)
-        self._crew.start(
-            environments,
-            environ.integer("OMP_NUM_THREADS") or devices.share_of_cores(self._job.local_world_size),
-        )
+        self._crew.start(environments, _threads(self._job.local_world_size))
         return {worker.local_rank: self._crew.pids[worker.global_rank] for worker in worker_group.workers}
 
     def _environment(self, worker: Any, group: WorkerGroup) -> Mapping[str, str]:
