@@ -120,18 +120,23 @@ def test_workers_die_with_the_kernel(fresh_kernel: Kernel, name: str, method: st
     kernel.run(_hang(name)).ok()
     kernel.client.execute(f"notebook_launcher(hang, num_processes=2, start_method='{method}')")
     process = psutil.Process(kernel.pid)
-    expected = 6 if name == "children" else 2
     flags = Path(process.cwd())
     assert wait_until(lambda: len(list(flags.glob("started*"))) == 2, 30), kernel.children()
-    assert wait_until(lambda: len(kernel.children()) >= expected, 5), kernel.children()
-    workers = kernel.children()
+    if name == "children":  # three of each worker, one of them in a session of its own
+        assert wait_until(lambda: _sleeping(kernel) == (6, 2), 10), kernel.children()
     everything = process.children(recursive=True)
-    own_sessions = [worker for worker in workers if "setsid" in worker.name() or _escaped(worker)]
+    own_sessions = [child for child in kernel.children() if _escaped(child)]
     kernel.kill()
     left = [worker for worker in everything if worker not in own_sessions]
     assert wait_until(lambda: not any(_alive(worker) for worker in left), 2), left
     for worker in own_sessions:  # a process that made itself a session escapes a kill of the kernel
         os.kill(worker.pid, signal.SIGKILL)
+
+
+def _sleeping(kernel: Kernel) -> tuple[int, int]:
+    """Return how many children sleep, and how many of them in a session of their own."""
+    sleeping = [child for child in kernel.children() if child.name() == "sleep"]
+    return len(sleeping), sum(map(_escaped, sleeping))
 
 
 def _escaped(process: psutil.Process) -> bool:
