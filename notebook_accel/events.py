@@ -94,13 +94,17 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RaisedError:
-    """An exception in transit: how to make it again, or its name and text where it cannot be made again."""
+    """An exception in transit: how to make it again, or its name and text where it cannot be made again.
+
+    `parts` are those of an exception group.
+    """
 
     type_name: str
     message: str
     pickled: bytes | None
     frames: Sequence[Frame]
     notes: Sequence[str] = ()
+    parts: Sequence[RaisedError] = ()
     cause: RaisedError | None = None
     context: RaisedError | None = None
     suppress_context: bool = False

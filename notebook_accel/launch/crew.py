@@ -12,13 +12,14 @@ import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from ..events import Event, Failure
-from ..stream.inbox import CHANNELS, Channel, Inbox
+from ..stream.inbox import Channel, End, Inbox
 from ..stream.record import RunRecord
-from . import signals
+from . import signals, sources
 from .job import Job
 from .randomness import RandomStates
 from .worker import Seat, main
@@ -58,19 +59,23 @@ class Crew:
         self._members: list[_Member] = []
         self._context = multiprocessing.get_context(job.start_method)
         self.stopped_ranks: set[int] = set()
+        self._stopping = False
 
     def start(self, environments: Mapping[int, Mapping[str, str]], threads: int | None) -> None:
         """Start a process per rank with its environment; all are stopped where one cannot start."""
         states = RandomStates.capture()
         if self._job.start_method == "forkserver":
             _preload_fork_server()
+        if self._job.start_method != "fork":
+            resource_tracker.ensure_running()  # its start would unblock the interrupt below
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             with contextlib.suppress(Exception):
                 stream.flush()  # type: ignore[union-attr]
         first = min(environments)
-        for rank, environment in environments.items():
-            sends_value = self._job.returns == "all" or (self._job.returns == "first" and rank == first)
-            self._start_one(rank, environment, threads, sends_value, states)
+        with signals.interrupt_held(), signals.blocked_in_children():
+            for rank, environment in environments.items():
+                sends_value = self._job.returns == "all" or (self._job.returns == "first" and rank == first)
+                self._start_one(rank, environment, threads, sends_value, states)
 
     def _start_one(
         self,
@@ -81,19 +86,24 @@ class Crew:
         states: RandomStates,
     ) -> None:
         forked = self._job.start_method == "fork"
-        ours: dict[Channel, socket.socket] = {}
-        theirs: dict[Channel, socket.socket] = {}
-        for channel in CHANNELS:
-            ours[channel], theirs[channel] = socket.socketpair()
+        our_events, their_events = socket.socketpair()
+        our_stdout, their_stdout = self._context.Pipe(duplex=False)
+        our_stderr, their_stderr = self._context.Pipe(duplex=False)
         read_end, write_end = self._context.Pipe(duplex=False)
+        ours: dict[Channel, End] = {"events": our_events, "stdout": our_stdout, "stderr": our_stderr}
         held = [member.lifeline.fileno() for member in self._members]
-        foreign = [*self._inbox.filenos(), *held, write_end.fileno(), *(s.fileno() for s in ours.values())]
+        foreign = [
+            *self._inbox.filenos(),
+            *held,
+            write_end.fileno(),
+            *(end.fileno() for end in ours.values()),
+        ]
         seat = Seat(
             rank=rank,
             environment=environment,
-            stdout=theirs["stdout"],
-            stderr=theirs["stderr"],
-            events=theirs["events"],
+            stdout=their_stdout,
+            stderr=their_stderr,
+            events=their_events,
             lifeline=read_end,
             payload=self._payload,
             sends_value=sends_value,
@@ -101,8 +111,9 @@ class Crew:
             with_ipython="IPython" in sys.modules,
             threads=threads,
             child_start_method=_child_start_method(),
-            directory=os.getcwd(),
+            directory=None if forked else os.getcwd(),
             random_states=states,
+            sources={} if forked else sources.collect(),
             foreign_fds=foreign if forked else (),
         )
         process = self._context.Process(target=main, args=(seat,), name=f"notebook_accel rank {rank}")  # type: ignore[attr-defined]
@@ -110,15 +121,13 @@ class Crew:
             with _without_main_module(forked):
                 process.start()
         except BaseException:
-            for sock in ours.values():
-                sock.close()
-            write_end.close()
+            for end in (*ours.values(), write_end):
+                end.close()
             self.stop(0.0)
             raise
         finally:
-            for sock in theirs.values():
-                sock.close()
-            read_end.close()
+            for their_end in (their_events, their_stdout, their_stderr, read_end):
+                their_end.close()
         self._inbox.add(rank, ours)
         self._inbox.watch(process.sentinel)
         self._members.append(_Member(rank=rank, process=process, lifeline=write_end))
@@ -153,6 +162,7 @@ class Crew:
         Args:
             grace: seconds that workers have to end after `signum`, before they are killed.
         """
+        self._stopping = True
         running = self._running()
         pids = [member.process.pid for member in running if member.process.pid]
         below = signals.descendants(pids)
@@ -183,7 +193,7 @@ class Crew:
     def _poll(self, timeout: float) -> None:
         events = self._inbox.poll(timeout)
         if events:
-            self._deliver(events)
+            self._hand_over(events)
         for member in self._running():
             if member.process.exitcode is not None:
                 self._end(member)
@@ -193,14 +203,24 @@ class Crew:
         now = time.time()
         member.ended = True
         self._inbox.unwatch(member.process.sentinel)
-        self._deliver(self._inbox.finish(member.rank))
+        self._hand_over(self._inbox.finish(member.rank))
         record = self._record
         spoke = member.rank in record.results or any(f.rank == member.rank for f in record.failures)
         if not spoke and member.rank not in self.stopped_ranks:
             failure = Failure(
                 rank=member.rank, time=now, pid=member.process.pid or 0, exitcode=member.process.exitcode
             )
-            self._deliver([failure])
+            self._hand_over([failure])
+        if member.rank not in record.results and member.process.pid:
+            signals.kill_group(member.process.pid)  # what it started would outlive it
+
+    def _hand_over(self, events: Sequence[Event]) -> None:
+        """Deliver events; while workers are being stopped an output that cannot be shown stops nothing."""
+        try:
+            self._deliver(events)
+        except Exception:
+            if not self._stopping:
+                raise
 
 
 def _child_start_method() -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import dis
 import functools
 import types
@@ -109,7 +108,7 @@ def _function_children(function: types.FunctionType) -> Iterator[tuple[str, Any]
         except ValueError:
             continue  # not bound yet
     for name in sorted(_global_names(function.__code__)):
-        if name in function.__globals__ and not hasattr(builtins, name):
+        if name in function.__globals__:
             yield f"global {name}", function.__globals__[name]
     for index, value in enumerate(function.__defaults__ or ()):
         yield f"default {index}", value

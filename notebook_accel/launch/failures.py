@@ -6,6 +6,7 @@ shows the lines of the cell.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import os
 import sys
@@ -30,7 +31,8 @@ def describe(error: BaseException, depth: int = 0) -> RaisedError:
         message=_text(error),
         pickled=_pickle(error),
         frames=tracebacks.frames(error.__traceback__),
-        notes=tuple(str(note) for note in getattr(error, "__notes__", ())),
+        notes=_notes(error),
+        parts=tuple(describe(part, depth + 1) for part in _parts(error)) if more else (),
         cause=describe(cause, depth + 1) if cause is not None and more else None,
         context=describe(context, depth + 1)
         if context is not None and context is not cause and more
@@ -42,7 +44,13 @@ def describe(error: BaseException, depth: int = 0) -> RaisedError:
 def report(emitter: Emitter, error: BaseException) -> None:
     """In the worker: send an exception as this rank's failure."""
     now = emitter.now()
-    emitter.emit(Failure(rank=emitter.rank, time=now, pid=os.getpid(), error=describe(error)))
+    try:
+        raised = describe(error)
+    except Exception as broken:  # an exception with odd attributes still has a name and a place
+        text = f"{_text(error)} (it could not be described: {type(broken).__name__}: {broken})"
+        frames = tracebacks.frames(error.__traceback__)
+        raised = RaisedError(type_name=type(error).__qualname__, message=text, pickled=None, frames=frames)
+    emitter.emit(Failure(rank=emitter.rank, time=now, pid=os.getpid(), error=raised))
 
 
 def revive(raised: RaisedError, rank: int, pid: int) -> BaseException:
@@ -50,14 +58,32 @@ def revive(raised: RaisedError, rank: int, pid: int) -> BaseException:
     error = _unpickle(raised)
     if error is None:
         error = WorkerError(f"{raised.type_name}: {raised.message}", rank=rank, pid=pid)
-    error.__cause__ = revive(raised.cause, rank, pid) if raised.cause else None
-    error.__context__ = revive(raised.context, rank, pid) if raised.context else None
-    error.__suppress_context__ = raised.suppress_context
-    error.__traceback__ = tracebacks.build(raised.frames)
+    _dress(error, raised, rank, pid)
     if raised.notes and not getattr(error, "__notes__", None):
         for note in raised.notes:
             add_note(error, note)
     return error
+
+
+def _dress(error: BaseException, raised: RaisedError, rank: int, pid: int) -> None:
+    """Give an exception, and those that a group holds, the worker's traceback and causes."""
+    error.__cause__ = revive(raised.cause, rank, pid) if raised.cause else None
+    error.__context__ = revive(raised.context, rank, pid) if raised.context else None
+    error.__suppress_context__ = raised.suppress_context
+    error.__traceback__ = tracebacks.build(raised.frames)
+    for part, described in zip(_parts(error), raised.parts, strict=False):
+        _dress(part, described, rank, pid)
+
+
+def _parts(error: BaseException) -> Sequence[BaseException]:
+    """Return the exceptions that a group holds."""
+    group = getattr(builtins, "BaseExceptionGroup", ())  # from Python 3.11 on
+    return tuple(error.exceptions) if isinstance(error, group) else ()
+
+
+def _notes(error: BaseException) -> tuple[str, ...]:
+    notes = getattr(error, "__notes__", ())
+    return tuple(str(note) for note in notes) if isinstance(notes, (list, tuple)) else (str(notes),)
 
 
 def silent_end(failure: Failure) -> WorkerError:
@@ -112,13 +138,11 @@ def _title(raised: RaisedError) -> str:
     return f"{raised.type_name}: {first_line}" if first_line else raised.type_name
 
 
-def add_note(error: BaseException, note: str) -> bool:
-    """Add a line below the error's message; False on Python 3.10, which has no notes."""
-    if sys.version_info < (3, 11):
-        return False
-    with contextlib.suppress(Exception):
-        error.add_note(note)
-    return True
+def add_note(error: BaseException, note: str) -> None:
+    """Add a line below the error's message; Python 3.10 has no notes."""
+    if sys.version_info >= (3, 11):
+        with contextlib.suppress(Exception):
+            error.add_note(note)
 
 
 def _text(error: BaseException) -> str:
@@ -145,19 +169,16 @@ def _pickle(error: BaseException) -> bytes | None:
 
 
 def _as_it_is(error: BaseException) -> bytes:
-    parcel = pack(error, to_cpu=True)
-    if parcel.buffers:
-        raise ValueError("has out-of-band buffers")
-    return parcel.pickled
+    return pack(error, to_cpu=True, in_band=True).pickled
 
 
 def _without_init(error: BaseException) -> bytes:
     state = {name: value for name, value in error.__dict__.items() if _picklable(value)}
-    return pack(_Remade(type(error), error.args, state), to_cpu=True).pickled
+    return pack(_Remade(type(error), error.args, state), to_cpu=True, in_band=True).pickled
 
 
 def _without_state(error: BaseException) -> bytes:
-    return pack(_Remade(type(error), (_text(error),), {}), to_cpu=True).pickled
+    return pack(_Remade(type(error), (_text(error),), {}), to_cpu=True, in_band=True).pickled
 
 
 class _Remade:
@@ -179,9 +200,10 @@ def _remake(cls: type[BaseException], args: tuple[object, ...], state: dict[str,
 
 def _picklable(value: object) -> bool:
     try:
-        return not pack(value, to_cpu=True).buffers
+        pack(value, to_cpu=True, in_band=True)
     except Exception:
         return False
+    return True
 
 
 def _unpickle(raised: RaisedError) -> BaseException | None:

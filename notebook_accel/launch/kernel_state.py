@@ -1,7 +1,8 @@
 """Whether this process may be forked: what was used in it that a forked worker could not use again.
 
 A device runtime does not survive a fork. OpenMP's threads do not either: a child that uses more than one hangs.
-Threads of Python and of ZeroMQ do no harm, nor do OpenBLAS's, which are made again in the child.
+Other libraries' pools are taken to be no better. Threads of Python and of ZeroMQ do no harm, nor do OpenBLAS's, which
+are made again in the child.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .. import devices, runtime
 
 _CELL: Final = re.compile(r"ipykernel_\d+|<ipython-input-|<string>")
 _DEVICE_FILES: Final = {"/dev/nvidia-uvm": "CUDA", "/dev/kfd": "ROCm"}
+_HARMLESS: Final = ("ZMQ", "pt_tcpstore")  # names of threads that a forked worker has no use for
 _SPINNING_SECONDS: Final = 0.1
 
 
@@ -97,6 +99,7 @@ def native_threads() -> list[str]:
     if not tasks.exists():
         return []
     known = {thread.native_id for thread in threading.enumerate()}
+    own_name = Path("/proc/self/comm").read_text().strip()
     libraries: list[tuple[int, int, str]] | None = None
     for task in tasks.iterdir():
         if int(task.name) in known:
@@ -107,8 +110,10 @@ def native_threads() -> list[str]:
             continue  # it has ended
         if name.startswith("pt_autograd"):
             return ["backward has used autograd's threads"]
-        if name.startswith("ZMQ"):
+        if name.startswith(_HARMLESS):
             continue
+        if name != own_name:  # a pool gives its threads names; OpenBLAS and OpenMP do not
+            return [f"a library has threads of its own ({name})"]
         libraries = _libraries() if libraries is None else libraries
         if text := _thread_problem(task, libraries):
             return [text]

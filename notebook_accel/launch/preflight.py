@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
+import os
 import socket
 import string
 import sys
@@ -18,6 +20,7 @@ from .job import RETURNS, START_METHODS, Job, Rendezvous, StartMethod
 PRECISIONS: Final = ("no", "fp16", "bf16")
 BACKENDS: Final = ("static", "c10d")
 OUTPUTS: Final = ("all", "first", "none")
+_DAY: Final = 86_400
 _PREFIX_FIELDS: Final = {"rank": 0, "local_rank": 0, "role_name": ""}
 
 
@@ -38,7 +41,7 @@ class Problems:
 
     def one_of(self, name: str, value: object, legal: Sequence[str]) -> None:
         """Note a word that is not among the legal ones."""
-        if value not in legal or not isinstance(value, str):
+        if not isinstance(value, str) or value not in legal:
             self.value(f"{name}={value!r}: choose among {', '.join(map(repr, legal))}")
 
     def integer(self, name: str, value: object, least: int, most: float = math.inf) -> bool:
@@ -106,10 +109,8 @@ def _check_function(problems: Problems, function: Any, args: Any) -> None:
     if not callable(function):
         hint = ": pass the function itself, without calling it" if function is None else ""
         problems.type(f"function={function!r} is not callable{hint}")
-    elif inspect.iscoroutinefunction(function):
-        problems.type(
-            f"function={function.__qualname__} is async: wrap it with asyncio.run in a plain function"
-        )
+    elif _is_async(function):
+        problems.type(f"function={_name(function)} is async: wrap it with asyncio.run in a plain function")
     elif isinstance(args, (tuple, list)):
         _check_call(problems, function, tuple(args))
 
@@ -122,8 +123,20 @@ def _check_call(problems: Problems, function: Callable[..., Any], args: tuple[An
     try:
         signature.bind(*args)
     except TypeError as error:
-        name = getattr(function, "__qualname__", type(function).__name__)
-        problems.type(f"args has {len(args)} values, but the call would be {name}{signature}: {error}")
+        problems.type(
+            f"args has {len(args)} values, but the call would be {_name(function)}{signature}: {error}"
+        )
+
+
+def _is_async(function: Any) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    tests = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    return any(test(part) for test in tests for part in (function, getattr(function, "__call__", None)))  # noqa: B004
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__name__
 
 
 def _check_processes(problems: Problems, job: Job) -> None:
@@ -144,7 +157,7 @@ def _check_processes(problems: Problems, job: Job) -> None:
 def _check_precision(problems: Problems, mixed_precision: Any, on_cpu: bool) -> None:
     word = mixed_precision.lower() if isinstance(mixed_precision, str) else mixed_precision
     problems.one_of("mixed_precision", word, PRECISIONS)
-    if word == "fp16" and on_cpu:
+    if isinstance(word, str) and word == "fp16" and on_cpu:
         problems.value("mixed_precision='fp16': it needs a GPU, on the CPU 'bf16' works")
 
 
@@ -171,11 +184,20 @@ def _check_port(problems: Problems, place: Rendezvous) -> None:
         problems.value(
             f"use_port={place.port!r} with num_nodes={place.num_nodes}: the nodes must agree on a port, name one"
         )
-    elif port and place.node_rank == 0 and (reason := _taken(port)):
+    elif port and place.node_rank == 0 and (reason := _unusable("", port)):
         problems.value(
             f"use_port={place.port!r}: the port cannot be opened ({reason}); "
             "leave use_port out and a free one is used"
         )
+    if place.num_nodes == 1 and isinstance(place.address, str) and (reason := _unusable(place.address, 0)):
+        problems.value(
+            f"master_addr={place.address!r} is no address of this machine ({reason}); "
+            "leave master_addr out for a run on one node"
+        )
+    if place.endpoint and isinstance(place.endpoint, str):
+        host, _, digits = place.endpoint.rpartition(":")
+        if not host or not digits.isdecimal():
+            problems.value(f"rdzv_endpoint={place.endpoint!r}: host:port is needed")
 
 
 def parse_port(use_port: Any) -> int | None:
@@ -189,13 +211,13 @@ def parse_port(use_port: Any) -> int | None:
     return use_port if 0 <= use_port <= 65535 else None
 
 
-def _taken(port: int) -> str:
-    """Return why this machine's port cannot be opened; empty where it can."""
+def _unusable(address: str, port: int) -> str:
+    """Return why an address and port of this machine cannot be opened; empty where they can."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         if sys.platform != "win32":
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            sock.bind(("", port))
+            sock.bind((address, port))
         except OSError as error:
             return error.strerror or str(error)
     return ""
@@ -209,6 +231,10 @@ def _check_choices(problems: Problems, job: Job) -> None:
         problems.one_of("output", output, OUTPUTS)
     elif not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in output):
         problems.value(f"output={output!r}: a collection of ranks is needed, each 0 or more")
+    elif isinstance(job.num_processes, int) and isinstance(job.rendezvous.num_nodes, int):
+        world = job.num_processes * job.rendezvous.num_nodes
+        if world > 0 and any(rank >= world for rank in output):
+            problems.value(f"output={output!r}: the ranks of this run are 0 to {world - 1}")
 
 
 def _check_prefix(problems: Problems, prefix: Any) -> None:
@@ -229,8 +255,8 @@ def _check_restarts(problems: Problems, max_restarts: Any, monitor_interval: Any
     problems.integer("max_restarts", max_restarts, 0)
     if not isinstance(monitor_interval, (int, float)) or isinstance(monitor_interval, bool):
         problems.type(f"monitor_interval={monitor_interval!r}: seconds are needed")
-    elif not 0 < monitor_interval < math.inf:
-        problems.value(f"monitor_interval={monitor_interval}: more than 0 seconds are needed")
+    elif not 0 < monitor_interval <= _DAY:
+        problems.value(f"monitor_interval={monitor_interval}: more than 0 seconds are needed, a day at most")
 
 
 def _check_place(problems: Problems) -> None:
@@ -242,6 +268,16 @@ def _check_place(problems: Problems) -> None:
         )
 
 
+def _check_directory(problems: Problems) -> None:
+    """Check that fresh processes have a place to start in."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        problems.value(
+            f"the working directory cannot be used ({error.strerror}): change to another with os.chdir"
+        )
+
+
 def _start_method(problems: Problems, asked: StartMethod) -> StartMethod:
     """Return how processes are to start: a fork where this process may be forked, else a fork server."""
     if sys.platform == "win32":
@@ -249,6 +285,7 @@ def _start_method(problems: Problems, asked: StartMethod) -> StartMethod:
             problems.value(f"start_method={asked!r}: Windows has only 'spawn', choose that or 'auto'")
         return "spawn"
     if asked in ("forkserver", "spawn"):
+        _check_directory(problems)
         return asked
     unclean = kernel_state.reasons()
     if asked == "fork" and unclean:
@@ -257,5 +294,6 @@ def _start_method(problems: Problems, asked: StartMethod) -> StartMethod:
             f"start_method='fork': a forked worker could hang or fail, because {why}; choose 'auto'"
         )
     if asked == "auto" and (unclean or sys.platform != "linux"):
+        _check_directory(problems)
         return "forkserver"
     return "fork"

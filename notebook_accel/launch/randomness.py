@@ -32,9 +32,15 @@ class RandomStates:
             torch=torch.get_rng_state().numpy().tobytes(),
         )
 
-    def restore(self) -> None:
-        """Set this process's states."""
+    def restore(self, *, forked: bool) -> None:
+        """Set this process's states.
+
+        A forked process has torch's and NumPy's already, and their locks as they were at the fork: another thread of
+        the kernel may have held one.
+        """
         random.setstate(self.python)
+        if forked:
+            return
         torch.set_rng_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
         if self.numpy is not None:
             import numpy

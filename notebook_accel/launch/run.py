@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 from collections.abc import Sequence
@@ -35,6 +36,13 @@ def _engine(job: Job) -> Engine:
     from .engines.elastic import ElasticEngine  # torch elastic takes a while to import
 
     return ElasticEngine()
+
+
+def _notes_are_shown() -> bool:
+    """Whether a traceback shows an exception's notes: on Python 3.10, and in old versions of IPython, it does not."""
+    shown_by = sys.modules.get("IPython.core.ultratb")
+    in_python = sys.version_info >= (3, 11)
+    return in_python and (shown_by is None or "__notes__" in inspect.getsource(shown_by))
 
 
 class Run:
@@ -83,10 +91,9 @@ class Run:
         else:
             error = failures.silent_end(cause)
         notes = self._notes(cause, outcome)
-        if sys.version_info >= (3, 11):
-            for note in notes:
-                failures.add_note(error, note)
-        else:
+        for note in notes:
+            failures.add_note(error, note)
+        if not _notes_are_shown():
             self._sink.note("\n".join(notes))
         return error
 
@@ -103,7 +110,6 @@ class Run:
         return notes + [others[rank] for rank in sorted(others)]
 
     def _deliver(self, events: Sequence[Event]) -> None:
-        position = self.record.end
         for event in events:
             self.record.apply(event)
-        self._sink.show(self.record.since(position))
+        self._sink.show(events)

@@ -29,15 +29,16 @@ class Parcel:
     buffers: list[Buffer]
 
 
-def pack(value: object, *, to_cpu: bool = False) -> Parcel:
+def pack(value: object, *, to_cpu: bool = False, in_band: bool = False) -> Parcel:
     """Pickle a value; memory of tensors and arrays is not copied but referred to.
 
     Args:
         to_cpu: tensors arrive on the CPU, detached from their graph; else on the device that they are on.
+        in_band: copy the memory into the pickle.
     """
     buffers: list[Buffer] = []
     file = io.BytesIO()
-    _Packer(file, buffers, to_cpu).dump(value)
+    _Packer(file, None if in_band else buffers, to_cpu).dump(value)
     return Parcel(pickled=file.getvalue(), buffers=buffers)
 
 
@@ -46,9 +47,12 @@ def unpack(pickled: Buffer, buffers: list[Buffer]) -> Any:
     return pickle.loads(pickled, buffers=buffers)
 
 
+_MAIN_NAME = "__notebook_accel_main_name__"  # on a worker's copy of a class: its name in the notebook
+
+
 class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, file: io.BytesIO, buffers: list[Buffer], to_cpu: bool) -> None:
-        super().__init__(file, protocol=5, buffer_callback=buffers.append)
+    def __init__(self, file: io.BytesIO, buffers: list[Buffer] | None, to_cpu: bool) -> None:
+        super().__init__(file, protocol=5, buffer_callback=None if buffers is None else buffers.append)
         self._to_cpu = to_cpu
         self._storages: dict[int, torch.UntypedStorage] = {}
 
@@ -58,6 +62,10 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
         if type(obj) is torch.UntypedStorage:
             data: Any = torch.empty(0, dtype=torch.uint8).set_(obj).numpy()
             return _storage_from, (pickle.PickleBuffer(data),)
+        if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
+            return _cached_from, (obj.__wrapped__, obj.cache_parameters())
+        if _is_shell(obj):
+            return _shell, ()
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and obj.__module__ == "__main__" and isinstance(reduced, tuple):
             return _prefer_own(obj, reduced)
@@ -75,25 +83,46 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
         return _tensor_from, (self._storages[key], *layout, *flags, device)
 
 
+def _cached_from(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _is_shell(obj: Any) -> bool:
+    module = sys.modules.get("IPython.core.interactiveshell")
+    return module is not None and isinstance(obj, module.InteractiveShell)
+
+
+def _shell() -> Any:
+    """Return the receiver's own shell, for functions with `!command` or `get_ipython()`."""
+    from IPython.core.getipython import get_ipython
+
+    return get_ipython()
+
+
 def _prefer_own(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     """Change how cloudpickle makes a class: the receiver's class of that name in `__main__` comes first."""
     make, args, state, items, pairs, set_state = reduced + (None,) * (6 - len(reduced))
-    setter = functools.partial(_set_class_state, set_state)
-    return _class_from, (cls.__qualname__, make, args), state, items, pairs, setter
+    name = cls.__qualname__ if _own_class(cls.__qualname__) is cls else vars(cls).get(_MAIN_NAME)
+    setter = functools.partial(_set_class_state, set_state, name)
+    return _class_from, (name, make, args), state, items, pairs, setter
 
 
-def _class_from(qualname: str, make: Callable[..., type], args: tuple[Any, ...]) -> type:
-    return _own_class(qualname) or make(*args)
+def _class_from(name: str | None, make: Callable[..., type], args: tuple[Any, ...]) -> type:
+    return _own_class(name) or make(*args)
 
 
-def _set_class_state(set_state: Callable[[type, Any], None], cls: type, state: Any) -> None:
-    if _own_class(cls.__qualname__) is not cls:
-        set_state(cls, state)
+def _set_class_state(set_state: Callable[[type, Any], None], name: str | None, cls: type, state: Any) -> None:
+    if name is not None and _own_class(name) is cls:
+        return
+    set_state(cls, state)
+    if name is not None:
+        type.__setattr__(cls, _MAIN_NAME, name)
 
 
-def _own_class(qualname: str) -> type | None:
-    found: Any = sys.modules.get("__main__")
-    for part in qualname.split("."):
+def _own_class(name: str | None) -> type | None:
+    """Return this process's class of that name in `__main__`."""
+    found: Any = sys.modules.get("__main__") if name else None
+    for part in (name or "").split("."):
         found = getattr(found, part, None)
     return found if isinstance(found, type) else None
 

@@ -58,11 +58,27 @@ def interrupt_held() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+@contextlib.contextmanager
+def blocked_in_children() -> Iterator[None]:
+    """Let processes that the block starts have the interrupt blocked, until they unblock it.
+
+    A front end sends the interrupt to the kernel's whole process group.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def descendants(pids: Sequence[int]) -> list[psutil.Process]:
     """Return the living processes below the given ones, without these."""
     found: list[psutil.Process] = []
     for pid in pids:
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error, OSError):
             found += psutil.Process(pid).children(recursive=True)
     return found
 
@@ -73,15 +89,22 @@ def send(pid: int, signum: int) -> None:
         os.kill(pid, signum)
 
 
+def kill_group(leader: int) -> bool:
+    """Kill a process group, also one whose leader has ended; return whether there was one."""
+    if sys.platform == "win32":
+        return False
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
 def kill_groups(pids: Sequence[int], below: Sequence[psutil.Process]) -> None:
     """Kill workers, each the leader of a process group, with everything that they started."""
     for pid in pids:
-        if sys.platform != "win32":
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if os.getpgid(pid) == pid:
-                    os.killpg(pid, signal.SIGKILL)
-                    continue
-        send(pid, signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+        if not kill_group(pid):
+            send(pid, signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
     for process in below:
         with contextlib.suppress(psutil.Error):
             process.kill()

@@ -23,7 +23,7 @@ from .. import environ, runtime
 from ..events import Phase, Result
 from ..stream import capture, displays
 from ..stream.emit import Emitter
-from . import failures
+from . import failures, sources
 from .culprit import pack_value
 from .randomness import RandomStates
 from .segment import Segment
@@ -42,8 +42,8 @@ class Seat:
 
     rank: int
     environment: Mapping[str, str]
-    stdout: socket.socket
-    stderr: socket.socket
+    stdout: Connection
+    stderr: Connection
     events: socket.socket
     lifeline: Connection
     payload: Any
@@ -52,8 +52,9 @@ class Seat:
     with_ipython: bool
     threads: int | None
     child_start_method: str | None
-    directory: str
+    directory: str | None
     random_states: RandomStates
+    sources: Mapping[str, list[str]]
     foreign_fds: Sequence[int] = ()
 
 
@@ -88,7 +89,7 @@ def _settle(seat: Seat) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     faulthandler.enable(2)
     environ.restore(seat.environment)
-    if not seat.forked:
+    if not seat.forked and seat.directory is not None:
         os.chdir(seat.directory)
     if seat.child_start_method is not None:
         multiprocessing.set_start_method(seat.child_start_method, force=True)
@@ -119,7 +120,8 @@ def _equip(seat: Seat, emitter: Emitter) -> None:
     capture.install(emitter)
     if seat.threads is not None:
         torch.set_num_threads(seat.threads)
-    seat.random_states.restore()
+    sources.install(seat.sources)
+    seat.random_states.restore(forked=seat.forked)
 
 
 def _finish(seat: Seat, emitter: Emitter, value: Any) -> None:

@@ -78,15 +78,26 @@ class _BarHook:
                 own_close(bar)
                 return
             bar.disable = True
+            hook._send(bar, finished=True)
             with bar._lock:
                 bar._decr_instances(bar)
-            hook._send(bar, finished=True)
 
         def status_printer(file: Any) -> Any:
             if hook._emitter.usable and _is_stderr(file):
                 return lambda text: None
             return own_printer(file)
 
+        own_clear, own_moveto = bar_class.clear, bar_class.moveto
+
+        def clear(bar: Any, nolock: bool = False) -> None:
+            if not hook._ours(bar):
+                own_clear(bar, nolock)
+
+        def moveto(bar: Any, n: int) -> None:
+            if not hook._ours(bar):
+                own_moveto(bar, n)
+
+        bar_class.clear, bar_class.moveto = clear, moveto
         bar_class.display = display
         bar_class.close = close
         bar_class.status_printer = staticmethod(status_printer)
@@ -110,7 +121,7 @@ class _BarHook:
                 total=None if bar.total is None else float(bar.total),
                 text=bar.format_meter(**{**state, "ncols": 80, "colour": None}),
                 finished=finished,
-                leave=bool(bar.leave),
+                leave=abs(bar.pos) == 0 if bar.leave is None else bool(bar.leave),
             )
         )
 

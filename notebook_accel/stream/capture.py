@@ -1,22 +1,23 @@
-"""In a worker: everything that is written, displayed or drawn goes to the notebook's sockets."""
+"""In a worker: everything that is written, displayed or drawn goes to the notebook."""
 
 from __future__ import annotations
 
 import builtins
 import contextlib
 import ctypes
+import getpass
 import io
 import os
-import socket
 import sys
+from multiprocessing.connection import Connection
 from typing import TextIO
 
 from . import bars, displays
 from .emit import Emitter
 
 
-def redirect(stdout: socket.socket, stderr: socket.socket) -> None:
-    """Make descriptors 1 and 2 the given sockets, and every Python stream write to them.
+def redirect(stdout: Connection, stderr: Connection) -> None:
+    """Make descriptors 1 and 2 the given ends of pipes, and every Python stream write to them.
 
     It has to be the first act of a forked worker: the streams of a notebook kernel hold locks that other
     threads of the kernel may have held at the fork.
@@ -43,7 +44,7 @@ def install(emitter: Emitter) -> None:
     """Send displays, figures and tqdm bars as events; make `input` fail with a reason."""
     displays.install(emitter, flush)
     bars.install(emitter)
-    builtins.input = _no_input
+    builtins.input = getpass.getpass = _no_input
 
 
 def flush() -> None:
@@ -76,15 +77,15 @@ def _forward(old: TextIO, new: TextIO) -> None:
             setattr(old, name, getattr(new, name))
 
 
-def _no_input(prompt: object = "", /) -> str:
+def _no_input(prompt: object = "", *args: object, **kwargs: object) -> str:
     raise EOFError(
         f"a worker of a notebook launch cannot ask for input ({prompt!r}): pass the value as an argument"
     )
 
 
 def _wait_until_read(fd: int) -> None:
-    """Wait until the other end of a socket has read everything: Linux counts the bytes that are under way."""
-    if sys.platform != "linux":
+    """Wait until the other end of a pipe has read everything: the system counts the bytes that are under way."""
+    if sys.platform == "win32":
         return
     import fcntl
     import struct
@@ -93,7 +94,7 @@ def _wait_until_read(fd: int) -> None:
 
     for _ in range(200):
         try:
-            waiting = fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0\0\0\0")
+            waiting = fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0")
         except OSError:
             return
         if struct.unpack("i", waiting)[0] == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import sys
 from collections.abc import Callable
@@ -99,4 +100,8 @@ def _worker_shell(publisher: Any) -> None:
             self.display_pub = publisher
             self.user_ns = {}
 
-    WorkerShell.instance()
+    shell = WorkerShell.instance()
+    from IPython.display import display
+
+    builtins.display = display  # type: ignore[attr-defined]
+    builtins.get_ipython = lambda: shell  # type: ignore[attr-defined]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import socket
 import time
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from typing import Literal
 
 from ..events import Event, Line
@@ -13,6 +15,7 @@ from .wire import FrameReader, LineReader
 
 Channel = Literal["events", "stdout", "stderr"]
 CHANNELS: tuple[Channel, ...] = ("events", "stdout", "stderr")
+End = socket.socket | Connection
 _CHUNK = 1 << 18
 
 
@@ -20,9 +23,10 @@ _CHUNK = 1 << 18
 class _Source:
     rank: int
     channel: Channel
-    sock: socket.socket
+    end: End
     lines: LineReader = field(default_factory=LineReader)
     frames: FrameReader = field(default_factory=FrameReader)
+    is_open: bool = True
 
     def take(self, data: bytes) -> list[Event]:
         if self.channel == "events":
@@ -45,14 +49,14 @@ class Inbox:
         self._selector = selectors.DefaultSelector()
         self._sources: dict[int, list[_Source]] = {}
 
-    def add(self, rank: int, sockets: dict[Channel, socket.socket]) -> None:
-        """Receive from a worker's sockets (our ends); the inbox closes them."""
+    def add(self, rank: int, ends: dict[Channel, End]) -> None:
+        """Receive from our ends of a worker's socket and pipes; the inbox closes them."""
         sources = []
         for channel in CHANNELS:
-            sock = sockets[channel]
-            sock.setblocking(False)
-            source = _Source(rank=rank, channel=channel, sock=sock)
-            self._selector.register(sock, selectors.EVENT_READ, source)
+            end = ends[channel]
+            os.set_blocking(end.fileno(), False)
+            source = _Source(rank=rank, channel=channel, end=end)
+            self._selector.register(end, selectors.EVENT_READ, source)
             sources.append(source)
         self._sources[rank] = sources
 
@@ -66,7 +70,7 @@ class Inbox:
 
     def filenos(self) -> list[int]:
         """Return the descriptors that a forked worker must close."""
-        fds = [source.sock.fileno() for sources in self._sources.values() for source in sources]
+        fds = [source.end.fileno() for sources in self._sources.values() for source in sources]
         if isinstance(self._selector, getattr(selectors, "EpollSelector", ())):
             fds.append(self._selector.fileno())
         return fds
@@ -84,9 +88,9 @@ class Inbox:
         """Return all that an ended worker left in its sockets, and close them."""
         events: list[Event] = []
         for source in self._sources.pop(rank, []):
-            while source.sock.fileno() >= 0 and (more := self._read(source)) is not _NOTHING:
+            while source.is_open and (more := self._read(source)) is not _NOTHING:
                 events += more
-            if source.sock.fileno() >= 0:
+            if source.is_open:
                 events += self._close(source)
         return events
 
@@ -94,13 +98,13 @@ class Inbox:
         """Close everything; what was not read is lost."""
         for rank in list(self._sources):
             for source in self._sources.pop(rank):
-                if source.sock.fileno() >= 0:
+                if source.is_open:
                     self._close(source)
         self._selector.close()
 
     def _read(self, source: _Source) -> list[Event]:
         try:
-            data = source.sock.recv(_CHUNK)
+            data = os.read(source.end.fileno(), _CHUNK)
         except BlockingIOError:
             return _NOTHING
         except ConnectionResetError:
@@ -108,8 +112,9 @@ class Inbox:
         return source.take(data) if data else self._close(source)
 
     def _close(self, source: _Source) -> list[Event]:
-        self._selector.unregister(source.sock)
-        source.sock.close()
+        self._selector.unregister(source.end)
+        source.end.close()
+        source.is_open = False
         return source.finish()
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 from ..events import Event, Failure, Line, Metric, Phase, Progress, Result
 
@@ -69,12 +67,6 @@ class RunRecord:
         """Yield the events from a position on that are still held (the last `max_events`)."""
         first = self._count - len(self._shown)
         return islice(self._shown, max(0, position - first), None)
-
-    def values(self) -> dict[int, Any]:
-        """Return the returned values by rank."""
-        return {
-            rank: pickle.loads(result.value, buffers=result.buffers) for rank, result in self.results.items()
-        }
 
     def lines(self, rank: int | None = None) -> list[str]:
         """Return the lines that are still held, of one rank or all."""

@@ -81,8 +81,9 @@ class TextSink:
     def close(self) -> None:
         """Draw what is held back; returns when the front end has been sent everything."""
         self._bars.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
 
     def _show_other(self, event: Event) -> None:
         if isinstance(event, Progress):
@@ -160,9 +161,15 @@ class _TerminalBar:
 
 
 def _write(stream: str, lines: list[str]) -> None:
-    if lines:
-        target = sys.stdout if stream == "stdout" else sys.stderr
-        target.write("".join(lines))
+    target = sys.stdout if stream == "stdout" else sys.stderr
+    if not lines or target is None:
+        return
+    text = "".join(lines)
+    try:
+        target.write(text)
+    except UnicodeEncodeError:
+        encoding = target.encoding or "ascii"
+        target.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _shell() -> Any:

@@ -81,10 +81,11 @@ class LineReader:
     def feed(self, data: bytes) -> list[str]:
         """Take bytes as received; return the lines that they complete."""
         *lines, rest = (self._rest + data).split(b"\n")
+        rest = _visible(rest)
         while len(rest) > _MAX_LINE:
             lines.append(rest[:_MAX_LINE])
             rest = rest[_MAX_LINE:]
-        self._rest = rest.rsplit(b"\r", 1)[1] if rest.count(b"\r") > 1 and rest[-1:] != b"\r" else rest
+        self._rest = rest
         return [_text(line) for line in lines]
 
     def close(self) -> list[str]:
@@ -93,7 +94,12 @@ class LineReader:
         return [_text(rest)] if rest else []
 
 
+def _visible(line: bytes) -> bytes:
+    """Return what carriage returns leave of an unfinished line; one at its end has overwritten nothing yet."""
+    shown = line.rstrip(b"\r")
+    return shown[shown.rfind(b"\r") + 1 :] + (b"\r" if len(shown) < len(line) else b"")
+
+
 def _text(line: bytes) -> str:
-    if b"\r" in line:
-        line = line.rstrip(b"\r").rsplit(b"\r", 1)[-1]
+    line = _visible(line).rstrip(b"\r")
     return line.decode("utf-8", "backslashreplace")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import jupyter_core.utils
 import pytest
 
 from tests.notebooks.kernel import Kernel
@@ -15,6 +16,14 @@ import torch.distributed as dist
 from notebook_accel import notebook_launcher, debug_launcher
 torch.set_num_threads(1)  # tests say themselves when the kernel is to use OpenMP's threads
 """
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _event_loop() -> None:
+    """Make the event loop that jupyter_client keeps for this thread before a test counts descriptors."""
+    ensure = getattr(jupyter_core.utils, "ensure_event_loop", None)  # old versions close theirs
+    if ensure is not None:
+        ensure()
 
 
 @pytest.fixture(scope="module")

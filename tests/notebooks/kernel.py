@@ -112,7 +112,7 @@ class Kernel:
     def run(self, code: str, timeout: float = 60, during: Callable[[], None] | None = None) -> Cell:
         """Run a cell to its end; `during` is called once as soon as the cell prints `go`."""
         started = time.monotonic()
-        request = self.client.execute(textwrap.dedent(code))
+        request = self.client.execute(textwrap.dedent(code), stop_on_error=False)
         cell = Cell()
         deadline = started + timeout
         while True:

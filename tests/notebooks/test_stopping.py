@@ -126,9 +126,10 @@ def test_workers_die_with_the_kernel(fresh_kernel: Kernel, name: str, method: st
         assert wait_until(lambda: _sleeping(kernel) == (6, 2), 10), kernel.children()
     everything = process.children(recursive=True)
     own_sessions = [child for child in kernel.children() if _escaped(child)]
+    names = {child: f"{child.name()} of {child.ppid()}" for child in everything if child not in own_sessions}
     kernel.kill()
-    left = [worker for worker in everything if worker not in own_sessions]
-    assert wait_until(lambda: not any(_alive(worker) for worker in left), 2), left
+    gone = wait_until(lambda: not any(map(_alive, names)), 2)
+    assert gone, [f"{child}: {names[child]}" for child in names if _alive(child)]
     for worker in own_sessions:  # a process that made itself a session escapes a kill of the kernel
         os.kill(worker.pid, signal.SIGKILL)
 

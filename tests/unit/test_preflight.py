@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +51,10 @@ def _error(**changes: Any) -> Exception:
         ({"output": 1}, ValueError, "output=1: choose among"),
         ({"output": [-1]}, ValueError, "output=[-1]"),
         ({"output": ["0"]}, ValueError, "output=['0']"),
+        ({"output": [2]}, ValueError, "the ranks of this run are 0 to 1"),
+        ({"address": "10.255.255.1"}, ValueError, "is no address of this machine"),
+        ({"endpoint": "nowhere"}, ValueError, "rdzv_endpoint='nowhere': host:port is needed"),
+        ({"monitor_interval": 1e10}, ValueError, "a day at most"),
         ({"prefix": 3}, TypeError, "log_line_prefix_template=3"),
         ({"prefix": "$"}, ValueError, "log_line_prefix_template='$'"),
     ],
@@ -68,9 +73,13 @@ def test_all_problems_come_at_once() -> None:
 
 
 def test_an_async_function_is_refused() -> None:
-    async def coroutine() -> None: ...
+    async def coroutine(a: int = 0) -> None: ...
 
-    assert "is async" in str(_error(function=coroutine))
+    class Callable:
+        async def __call__(self) -> None: ...
+
+    for function in (coroutine, functools.partial(coroutine, 1), Callable()):
+        assert "is async" in str(_error(function=function))
 
 
 def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,14 +28,15 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from ... import devices, environ
-from ...errors import LaunchError
-from ...events import Phase
+from ...errors import LaunchError, ShipError
+from ...events import Phase, Result
 from ...stream.record import RunRecord
 from .. import failures, signals
 from ..crew import Crew
 from ..culprit import pack_job
 from ..job import Job, Rendezvous
 from ..segment import Segment
+from ..ship import unpack
 from .base import Deliver, Engine, Outcome, announcement
 
 _INTERRUPT_GRACE = 1.5
@@ -139,7 +140,6 @@ class _Agent(SimpleElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self.close()
-        worker_group.store = self._store = None  # closes it: the next attempt may need its port
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         self.close()
@@ -151,12 +151,13 @@ class _Agent(SimpleElasticAgent):
                 self._crew.stop(_INTERRUPT_GRACE)
                 self._crew.close()
                 self._crew = None
+        self._worker_group.store = self._store = None  # closes it: the next attempt may need its port
 
     def outcome(self) -> Outcome:
         """Return how the run ended."""
         if self._record.failures:
             return Outcome(failures=tuple(self._record.failures), stopped=self._stopped)
-        return Outcome(values=self._record.values())
+        return Outcome(values={rank: _value(result) for rank, result in self._record.results.items()})
 
 
 class _SingleNode(RendezvousHandler):
@@ -227,6 +228,17 @@ def _loopback(group: WorkerGroup) -> dict[str, str]:
     names = {name for _, name in socket.if_nameindex()}
     found = [name for name in ("lo", "lo0") if name in names]
     return {"GLOO_SOCKET_IFNAME": found[0]} if found else {}
+
+
+def _value(result: Result) -> Any:
+    """Make a returned value again; ShipError where its class does not let itself be made from its pickle."""
+    try:
+        return unpack(result.value, list(result.buffers))
+    except Exception as error:
+        raise ShipError(
+            f"the value that rank {result.rank} returned cannot be made again in the notebook: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _threads(num_processes: int) -> int:

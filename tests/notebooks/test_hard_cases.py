@@ -1,0 +1,271 @@
+"""Cells that break launchers: locks held at a fork, foreign thread pools, broken output, odd classes and errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.notebooks.kernel import Kernel, wait_until
+
+pytestmark = pytest.mark.notebook
+METHODS = ["fork", "forkserver"]
+
+
+def test_a_thread_that_draws_random_numbers(fresh_kernel: Kernel) -> None:
+    cell = fresh_kernel.run(
+        """
+        import threading, numpy
+        stop = threading.Event()
+        def draw(function):
+            while not stop.is_set(): function()
+        threads = [threading.Thread(target=draw, args=(f,)) for f in
+                   (lambda: numpy.random.rand(1000), lambda: torch.rand(1000))]
+        for thread in threads: thread.start()
+        try: results = [notebook_launcher(lambda: 1, num_processes=2) for _ in range(25)]
+        finally:
+            stop.set()
+            for thread in threads: thread.join()
+        sum(results)
+        """
+    ).ok()
+    assert cell.value == "25" and "(forked)" in cell.stdout
+
+
+def test_torchs_own_thread_pool_is_a_reason_not_to_fork(fresh_kernel: Kernel) -> None:
+    cell = fresh_kernel.run(
+        """
+        def pool():
+            return torch.jit.script(plain)(torch.ones(1)).item()
+        def plain(x: torch.Tensor):
+            return torch.jit.wait(torch.jit.fork(torch.neg, x))
+        pool()
+        notebook_launcher(pool, num_processes=2)
+        """,
+        timeout=30,
+    ).ok()
+    assert cell.value == "-1.0" and "(from a fork server)" in cell.stdout
+
+
+def test_output_that_cannot_be_shown_leaves_no_worker(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        def show():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            from IPython.display import display
+            while True:
+                display({"text/plain": object()}, raw=True)
+                time.sleep(0.05)
+        notebook_launcher(show, num_processes=2)
+        """
+    )
+    assert cell.error is not None
+    assert wait_until(lambda: not kernel.children(), 1)
+
+
+def test_a_broken_pipe_ends_the_script_and_its_workers(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import signal, time\n"
+        "from notebook_accel import notebook_launcher\n"
+        "def speak():\n"
+        "    signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "    while True: print('line', flush=True); time.sleep(0.02)\n"
+        "notebook_launcher(speak, num_processes=2)\n"
+    )
+    piped = f"{sys.executable} {script} | head -3"
+    subprocess.run(["bash", "-c", piped], capture_output=True, timeout=30, check=False)
+
+
+def test_no_line_of_a_flood_is_lost(kernel: Kernel) -> None:
+    cell = kernel.run("notebook_launcher(lambda: sys.stdout.write('x\\n' * 400_000), num_processes=2)").ok()
+    assert len(cell.lines) == 800_000
+
+
+def test_programs_of_a_failed_rank_end_with_it(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        import subprocess
+        def start():
+            subprocess.Popen(["sleep", "100"])
+            if os.environ["RANK"] == "1": raise ValueError("no")
+            time.sleep(50)
+        notebook_launcher(start, num_processes=2)
+        """
+    )
+    assert cell.error is not None and cell.error[0] == "ValueError"
+    assert wait_until(lambda: not kernel.children(), 1), kernel.children()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_another_class_of_the_same_name_stays_another(kernel: Kernel, method: str) -> None:
+    cell = kernel.run(
+        f"""
+        from collections import namedtuple
+        Other = namedtuple("Row", "x y")
+        Row = namedtuple("Row", "a b")
+        class Counted:
+            count = 0
+        def make():
+            Counted.count += 1
+            return Other(1, 2), Row(3, 4), Counted()
+        other, row, counted = notebook_launcher(make, num_processes=2, start_method="{method}")
+        (other.x, row.a, type(row) is Row, type(counted) is Counted, Counted.count)
+        """
+    ).ok()
+    assert cell.value == "(1, 3, True, True, 0)"
+
+
+def test_what_cells_do_without_imports_works_in_fresh_workers(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        import functools, inspect
+        @functools.lru_cache(maxsize=None)
+        def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)
+        def cell_function():
+            return "here is its source"
+        def work():
+            display("shown")
+            lines = !echo from a shell
+            return fib(30), inspect.getsource(cell_function).splitlines()[1].strip(), list(lines)
+        notebook_launcher(work, num_processes=2, start_method="forkserver", output="first")
+        """
+    ).ok()
+    assert cell.value == "(832040, 'return \"here is its source\"', ['from a shell'])"
+    assert cell.displays[0]["text/plain"] == "'shown'"
+
+
+def test_devices_of_standard_output_can_be_opened(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        import subprocess
+        def write():
+            with open("/dev/stdout", "w") as out: out.write("opened\\n")
+            subprocess.run("echo shell > /dev/stderr", shell=True, check=True)
+        notebook_launcher(write, num_processes=2)
+        """
+    ).ok()
+    assert sorted(cell.lines) == ["[0] opened", "[1] opened"]
+    assert sorted(cell.stderr.splitlines()) == ["[0] shell", "[1] shell"]
+
+
+def test_getpass_does_not_ask_through_the_kernels_sockets(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "import getpass; notebook_launcher(lambda: getpass.getpass(), num_processes=2)", timeout=20
+    )
+    assert cell.error is not None and cell.error[0] == "EOFError"
+
+
+def test_tqdm_write_between_nested_bars(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        from tqdm import tqdm
+        def nested():
+            for i in tqdm(range(2), desc="outer"):
+                for j in tqdm(range(3), desc="inner", leave=None):
+                    tqdm.write(f"note {i} {j}")
+        notebook_launcher(nested, num_processes=2, output="first")
+        """
+    ).ok()
+    assert cell.lines == [f"note {i} {j}" for i in range(2) for j in range(3)]
+    assert cell.stderr == ""
+    assert [data["text/plain"][:12] for data in cell.displays] == ["outer: 100%|", "", ""]
+
+
+def test_errors_with_odd_attributes(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        def odd():
+            error = ValueError("text")
+            error.__notes__ = 5
+            error.loss = torch.ones(3)
+            raise error
+        try: notebook_launcher(odd, num_processes=2)
+        except ValueError as error: print("caught", error, error.loss.sum().item())
+        """
+    ).ok()
+    assert "caught text 3.0" in cell.stdout
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no exception groups")
+def test_parts_of_an_exception_group_show_their_lines(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        import traceback
+        def several():
+            found = []
+            for text in "ab":
+                try: raise KeyError(text)  # one of them
+                except KeyError as error: found.append(error)
+            raise ExceptionGroup("both", found)
+        try: notebook_launcher(several, num_processes=2)
+        except* KeyError as group: print("".join(traceback.format_exception(group)))
+        """
+    ).ok()
+    assert cell.stdout.count("raise KeyError(text)  # one of them") == 2
+
+
+def test_a_value_that_cannot_be_made_again_is_named(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        class Odd(Exception):
+            def __init__(self, a, b): super().__init__(a)
+        notebook_launcher(lambda: Odd(1, 2), num_processes=2)
+        """
+    )
+    assert cell.error is not None and cell.error[0] == "ShipError"
+    assert "the value that rank 0 returned cannot be made again" in cell.error[1]
+
+
+def test_a_working_directory_that_is_gone(fresh_kernel: Kernel) -> None:
+    cell = fresh_kernel.run(
+        """
+        import tempfile
+        folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder)
+        notebook_launcher(lambda: 1, num_processes=2, start_method="fork")
+        """
+    ).ok()
+    assert cell.value == "1"
+    cell = fresh_kernel.run("notebook_launcher(lambda: 1, num_processes=2, start_method='forkserver')")
+    assert cell.error is not None and "change to another with os.chdir" in cell.error[1]
+
+
+@pytest.mark.parametrize("close", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_closed_standard_streams(tmp_path: Path, close: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\n"
+        "from notebook_accel import notebook_launcher\n"
+        "def work(): print('x'); return int(os.environ['RANK']) + 7\n"
+        f"open({str(tmp_path / 'result')!r}, 'w').write(str(notebook_launcher(work, num_processes=2)))\n"
+    )
+    subprocess.run(["bash", "-c", f"{sys.executable} {script} {close}"], timeout=30, check=True)
+    assert (tmp_path / "result").read_text() == "7"
+
+
+def test_an_ascii_terminal(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from notebook_accel import notebook_launcher\n"
+        "notebook_launcher(lambda: print('caf\\u00e9'), num_processes=2)\n"
+    )
+    command = f"PYTHONIOENCODING=ascii {sys.executable} {script}"
+    done = subprocess.run(["bash", "-c", command], timeout=30, check=True, capture_output=True, text=True)
+    assert "[0] caf\\xe9" in done.stdout
+
+
+def test_an_interrupt_while_the_first_fork_server_starts(fresh_kernel: Kernel) -> None:
+    import threading
+
+    timer = threading.Timer(0.5, fresh_kernel.interrupt)
+    timer.start()
+    cell = fresh_kernel.run(
+        "notebook_launcher(time.sleep, (50,), num_processes=2, start_method='forkserver')"
+    )
+    timer.join()
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+    assert "Traceback" not in cell.stderr
+    again = fresh_kernel.run("notebook_launcher(lambda: 1, num_processes=2, start_method='forkserver')").ok()
+    assert again.value == "1"
