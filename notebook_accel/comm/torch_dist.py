@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from datetime import timedelta
 from typing import Any, Final
 
@@ -31,7 +32,9 @@ class TorchComm(Comm):
         self.debug = debug
         self.owned = owned
         group: Any = dist.group.WORLD
-        self._gather = getattr(group, "all_gather_single", None) or group._allgather_base
+        # no reference that keeps the group: gloo's threads abort a process that ends with a group undestroyed
+        self._group = weakref.ref(group)
+        self._gather = "all_gather_single" if hasattr(group, "all_gather_single") else "_allgather_base"
         self._gather_options = AllgatherOptions()
         self._gather_options.asyncOp = False
         self._barrier_ids = [device.index] if device.type == "cuda" and device.index is not None else None
@@ -40,7 +43,10 @@ class TorchComm(Comm):
         rows, *others = tensor.shape
         gathered = tensor.new_empty((self.world_size * rows, *others))
         # the group's own method: dist.all_gather_into_tensor adds a third to the time of a small message
-        work = self._gather(gathered, tensor.contiguous(), self._gather_options)
+        group = self._group()
+        if group is None:
+            raise RuntimeError("the process group was destroyed: gather before that, or make a new Accelerator")
+        work = getattr(group, self._gather)(gathered, tensor.contiguous(), self._gather_options)
         if work is not None:
             work.wait()
         return gathered

@@ -95,3 +95,20 @@ def test_one_process_trains_on_the_device(kernel: Kernel, precision: str) -> Non
 def test_more_processes_than_devices_is_said_before_anything_starts(kernel: Kernel) -> None:
     cell = kernel.run(f"notebook_launcher(print, num_processes={_count() + 1})")
     assert cell.error is not None and "so at most" in cell.error[1] and cell.stdout == ""
+
+
+@pytest.mark.parametrize("before", ["pass", "torch.ones(1, device='cuda')"], ids=["clean", "used"])
+def test_two_processes_use_two_devices(kernel: Kernel, before: str) -> None:
+    if _count() < 2:
+        pytest.skip("this machine has fewer than two CUDA devices")
+    kernel.run(before).ok()
+    cell = kernel.run(
+        """
+        def place():
+            accelerator = Accelerator()
+            total = accelerator.reduce(torch.ones(1, device=accelerator.device))
+            return accelerator.device.index, total
+        notebook_launcher(place, num_processes=2, returns="all")
+        """
+    ).ok()
+    assert cell.value == "[(0, tensor([2.])), (1, tensor([2.]))]"
