@@ -45,7 +45,9 @@ class TorchComm(Comm):
         # the group's own method: dist.all_gather_into_tensor adds a third to the time of a small message
         group = self._group()
         if group is None:
-            raise RuntimeError("the process group was destroyed: gather before that, or make a new Accelerator")
+            raise RuntimeError(
+                "the process group was destroyed: gather before that, or make a new Accelerator"
+            )
         work = getattr(group, self._gather)(gathered, tensor.contiguous(), self._gather_options)
         if work is not None:
             work.wait()

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -28,6 +29,7 @@ from .culprit import pack_value
 from .randomness import RandomStates
 from .segment import Segment
 
+_LAST_COLLECTIVE = timedelta(seconds=10)  # that a rank waits for its peers at the end
 _F_SETSIG = 10  # Linux: which signal O_ASYNC sends
 
 
@@ -126,11 +128,26 @@ def _equip(seat: Seat, emitter: Emitter) -> None:
 
 def _finish(seat: Seat, emitter: Emitter, value: Any) -> None:
     __tracebackhide__ = True
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
     displays.flush_figures()
     parcel = pack_value(value if seat.sends_value else None)
     emitter.emit(Result(rank=seat.rank, time=emitter.now(), value=parcel.pickled, buffers=parcel.buffers))
+    _leave_group()
+
+
+def _leave_group() -> None:
+    """Close the process group when all ranks are done with it: one that leaves early resets its peers' connections.
+
+    The others may be in their last collective still, or not even through making the group.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    with contextlib.suppress(Exception):
+        store = torch.distributed.distributed_c10d._get_default_store()
+        if store.add("notebook_accel/done", 1) == torch.distributed.get_world_size():
+            store.set("notebook_accel/all_done", "1")
+        store.wait(["notebook_accel/all_done"], _LAST_COLLECTIVE)
+    with contextlib.suppress(Exception):
+        torch.distributed.destroy_process_group()
 
 
 def _exit_code(error: SystemExit, seat: Seat, emitter: Emitter) -> int:

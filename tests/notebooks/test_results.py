@@ -184,3 +184,15 @@ def test_the_announcement_is_true(kernel: Kernel) -> None:
     assert cell.stdout.startswith("Launching print on 2 CPU processes (")
     cell = kernel.run("notebook_launcher(print)").ok()
     assert cell.stdout.startswith("Launching print on 1 CPU process, this one.")
+
+
+def test_ranks_that_leave_at_once_do_not_disturb_the_others(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        def leave():
+            dist.init_process_group("gloo")
+            return dist.get_rank()
+        [notebook_launcher(leave, num_processes=4, returns="all") for _ in range(15)] == [[0, 1, 2, 3]] * 15
+        """
+    ).ok()
+    assert cell.value == "True"
