@@ -281,8 +281,7 @@ def _check_directory(problems: Problems) -> None:
 def _start_method(problems: Problems, asked: StartMethod) -> StartMethod:
     """Return how processes are to start: a fork where this process may be forked, else a fork server."""
     if sys.platform == "win32":
-        if asked in ("fork", "forkserver"):
-            problems.value(f"start_method={asked!r}: Windows has only 'spawn', choose that or 'auto'")
+        problems.value("more than one process: that is not supported on Windows yet, use num_processes=1")
         return "spawn"
     if asked in ("forkserver", "spawn"):
         _check_directory(problems)
