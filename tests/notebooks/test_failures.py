@@ -109,7 +109,7 @@ def test_the_first_failure_by_time_is_the_cause(kernel: Kernel) -> None:
     )
     assert cell.error is not None
     assert cell.error[0] == "ZeroDivisionError"
-    assert cell.seconds < 2.5
+    assert cell.seconds < 10, "gloo itself takes 5 s now and then to connect"
 
 
 @pytest.mark.parametrize("method", METHODS)
