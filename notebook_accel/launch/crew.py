@@ -22,7 +22,7 @@ from ..stream.record import RunRecord
 from . import signals, sources
 from .job import Job
 from .randomness import RandomStates
-from .worker import Seat, main
+from .worker import GO, Seat, main
 
 State = Literal["running", "done", "failed"]
 
@@ -62,7 +62,11 @@ class Crew:
         self._stopping = False
 
     def start(self, environments: Mapping[int, Mapping[str, str]], threads: int | None) -> None:
-        """Start a process per rank with its environment; all are stopped where one cannot start."""
+        """Start a process per rank with its environment; all are stopped where one cannot start.
+
+        None calls its function before the last one is started: what a rank does reaches threads of this process, the
+        store's, and a lock that such a thread holds at a fork is held in the child for ever.
+        """
         states = RandomStates.capture()
         if self._job.start_method == "forkserver":
             _preload_fork_server()
@@ -76,6 +80,7 @@ class Crew:
             for rank, environment in environments.items():
                 sends_value = self._job.returns == "all" or (self._job.returns == "first" and rank == first)
                 self._start_one(rank, environment, threads, sends_value, states)
+        self._inbox.tell_all(GO)
 
     def _start_one(
         self,

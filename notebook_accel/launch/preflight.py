@@ -6,7 +6,6 @@ import functools
 import inspect
 import math
 import os
-import socket
 import string
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 from .. import devices, environ
 from . import kernel_state
+from .addresses import unusable
 from .job import RETURNS, START_METHODS, Job, Rendezvous, StartMethod
 
 PRECISIONS: Final = ("no", "fp16", "bf16")
@@ -87,7 +87,7 @@ def checked(job: Job, caller: str) -> Job:
     problems.raise_any(caller)
     num_processes = job.num_processes or (1 if _on_cpu(job) else devices.count(devices.best()))
     distributed = num_processes > 1 or job.rendezvous.num_nodes > 1
-    start_method = _start_method(problems, job.start_method) if distributed else job.start_method
+    start_method = _start_method(problems, job) if distributed else job.start_method
     problems.raise_any(caller)
     return replace(
         job,
@@ -184,12 +184,12 @@ def _check_port(problems: Problems, place: Rendezvous) -> None:
         problems.value(
             f"use_port={place.port!r} with num_nodes={place.num_nodes}: the nodes must agree on a port, name one"
         )
-    elif port and place.node_rank == 0 and (reason := _unusable("", port)):
+    elif port and place.node_rank == 0 and (reason := unusable("", port)):
         problems.value(
             f"use_port={place.port!r}: the port cannot be opened ({reason}); "
             "leave use_port out and a free one is used"
         )
-    if place.num_nodes == 1 and isinstance(place.address, str) and (reason := _unusable(place.address, 0)):
+    if place.num_nodes == 1 and isinstance(place.address, str) and (reason := unusable(place.address, 0)):
         problems.value(
             f"master_addr={place.address!r} is no address of this machine ({reason}); "
             "leave master_addr out for a run on one node"
@@ -209,18 +209,6 @@ def parse_port(use_port: Any) -> int | None:
     if isinstance(use_port, bool) or not isinstance(use_port, int):
         return None
     return use_port if 0 <= use_port <= 65535 else None
-
-
-def _unusable(address: str, port: int) -> str:
-    """Return why an address and port of this machine cannot be opened; empty where they can."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        if sys.platform != "win32":
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((address, port))
-        except OSError as error:
-            return error.strerror or str(error)
-    return ""
 
 
 def _check_choices(problems: Problems, job: Job) -> None:
@@ -278,17 +266,20 @@ def _check_directory(problems: Problems) -> None:
         )
 
 
-def _start_method(problems: Problems, asked: StartMethod) -> StartMethod:
+def _start_method(problems: Problems, job: Job) -> StartMethod:
     """Return how processes are to start: a fork where this process may be forked, else a fork server."""
+    asked = job.start_method
     if sys.platform == "win32":
         problems.value("more than one process: that is not supported on Windows yet, use num_processes=1")
         return "spawn"
     if asked in ("forkserver", "spawn"):
         _check_directory(problems)
         return asked
-    unclean = kernel_state.reasons()
+    unclean = list(map(str, kernel_state.reasons()))
+    if job.rendezvous.num_nodes > 1:
+        unclean.append("a thread of this process may serve other nodes at that moment")
     if asked == "fork" and unclean:
-        why = "; ".join(map(str, unclean))
+        why = "; ".join(unclean)
         problems.value(
             f"start_method='fork': a forked worker could hang or fail, because {why}; choose 'auto'"
         )

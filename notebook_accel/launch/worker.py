@@ -29,6 +29,7 @@ from .culprit import pack_value
 from .randomness import RandomStates
 from .segment import Segment
 
+GO = b"g"  # the notebook's word, on the event socket, that all workers are started
 _LAST_COLLECTIVE = timedelta(seconds=10)  # that a rank waits for its peers at the end
 _F_SETSIG = 10  # Linux: which signal O_ASYNC sends
 
@@ -103,6 +104,8 @@ def _work(seat: Seat, emitter: Emitter) -> int:
     __tracebackhide__ = True
     try:
         _equip(seat, emitter)
+        if seat.events.recv(len(GO)) != GO:
+            return 1  # the notebook has given up
         function, args = seat.payload.open() if isinstance(seat.payload, Segment) else seat.payload
         emitter.emit(Phase(rank=seat.rank, time=emitter.now(), name="running"))
         value = function(*args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import socket
@@ -59,6 +60,14 @@ class Inbox:
             self._selector.register(end, selectors.EVENT_READ, source)
             sources.append(source)
         self._sources[rank] = sources
+
+    def tell_all(self, word: bytes) -> None:
+        """Send a word to every worker on its event socket; one that has ended does not hear it."""
+        for sources in self._sources.values():
+            events = next(source.end for source in sources if source.channel == "events")
+            assert isinstance(events, socket.socket)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                events.sendall(word)
 
     def watch(self, fd: int) -> None:
         """Let `poll` return when this descriptor (a process's sentinel) becomes readable."""

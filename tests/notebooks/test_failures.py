@@ -102,14 +102,17 @@ def test_the_first_failure_by_time_is_the_cause(kernel: Kernel) -> None:
         def collective():
             dist.init_process_group("gloo")
             if dist.get_rank() == 1:
+                print("failing at", time.time())
                 raise ZeroDivisionError("the cause")
             dist.barrier()
-        notebook_launcher(collective, num_processes=2)
+        try:
+            notebook_launcher(collective, num_processes=2)
+        except ZeroDivisionError:
+            print("raised at", time.time())
         """
-    )
-    assert cell.error is not None
-    assert cell.error[0] == "ZeroDivisionError"
-    assert cell.seconds < 10, "gloo itself takes 5 s now and then to connect"
+    ).ok()
+    failed, raised = (float(line.split()[-1]) for line in cell.lines if " at " in line)
+    assert raised - failed < 2.0
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -122,10 +125,10 @@ def test_a_hang_in_a_collective_does_not_delay_the_error(kernel: Kernel, method:
                 time.sleep(0.5)
                 print("failing at", time.time())
                 raise ZeroDivisionError("the cause")
-            dist.distributed_c10d._get_default_store().wait(["never set"])  # in C++, without a time limit of ours
+            dist.recv(torch.zeros(1), src=3 - dist.get_rank())  # neither ever sends
         started = time.time()
         try:
-            notebook_launcher(hang, num_processes=2, start_method="{method}", output="first")
+            notebook_launcher(hang, num_processes=3, start_method="{method}", output="first")
         except ZeroDivisionError:
             print("raised at", time.time())
         """

@@ -22,7 +22,7 @@ def train():
     return dist.get_rank()
 
 node, port, backend = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-print(notebook_launcher(train, num_processes=1, num_nodes=2, node_rank=node, use_port=port,
+print(notebook_launcher(train, num_processes=2, num_nodes=2, node_rank=node, use_port=port,
                         rdzv_backend=backend, returns="all"))
 """
 
@@ -46,7 +46,9 @@ def test_two_nodes(tmp_path: Path, backend: str) -> None:
         for node in nodes:
             node.kill()
     assert [node.returncode for node in nodes] == [0, 0]
-    assert sorted(output.splitlines()[-1] for output in outputs) == ["[0]", "[1]"]
+    assert sorted(output.splitlines()[-1] for output in outputs) == ["[0, 1]", "[2, 3]"]
     for output in outputs:
-        rank = output.splitlines()[-1].strip("[]")
-        assert "local 0 of 2" in output.splitlines(), (rank, output)
+        ranks = output.splitlines()[-1].strip("[]").split(", ")
+        lines = sorted(line for line in output.splitlines() if line.startswith("["))
+        for local, rank in enumerate(ranks):
+            assert f"[{rank}] local {local} of 4" in lines

@@ -10,6 +10,7 @@ import pytest
 
 from notebook_accel import devices
 from notebook_accel.launch import preflight
+from notebook_accel.launch.addresses import listen, unusable
 from notebook_accel.launch.job import Job, Rendezvous
 
 
@@ -104,3 +105,22 @@ def test_inside_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert "this process is rank 1 of a run of 4" in str(_error())
+
+
+def test_a_node_among_several_is_not_forked() -> None:
+    """Its store's thread answers other nodes, and may hold a lock at that moment."""
+    nodes = Rendezvous(num_nodes=2, port=0, endpoint="localhost:29500")
+    assert (
+        preflight.checked(replace(GOOD, rendezvous=nodes, start_method="auto"), "x").start_method
+        == "forkserver"
+    )
+    assert "serve other nodes" in str(_error(rendezvous=nodes, start_method="fork"))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "::1"])
+def test_addresses_of_this_machine(address: str) -> None:
+    with listen(address, 0) as server:
+        port = server.getsockname()[1]
+        assert "in use" in unusable(address, port)
+    assert not unusable(address, port)
+    assert unusable("198.51.100.77", 0) and unusable("no-such-name.invalid", 0)

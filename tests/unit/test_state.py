@@ -215,6 +215,7 @@ def test_processes_are_ranks_without_any_accelerate_variable() -> None:
     if torch.cuda.device_count():
         pytest.skip("nothing says CPU here, so two ranks would share one GPU")
     assert run_ranks(ranks_plain, environment={"ACCELERATE_USE_CPU": "false"}) == [(2, 0), (2, 1)]
+    assert run_ranks(ranks_plain, world_size=3)[2] == (3, 2)
 
 
 def ranks_wrong_backend() -> str:

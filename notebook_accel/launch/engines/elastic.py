@@ -32,6 +32,7 @@ from ...errors import LaunchError, ShipError
 from ...events import Phase, Result
 from ...stream.record import RunRecord
 from .. import failures, signals
+from ..addresses import listen
 from ..crew import Crew
 from ..culprit import pack_job
 from ..job import Job, Rendezvous
@@ -196,9 +197,21 @@ class _SingleNode(RendezvousHandler):
 
 
 def _open_store(place: Rendezvous) -> TCPStore:
+    """Open a store that listens at the run's own address alone.
+
+    Left to itself torch's listens at all addresses, in IPv6; the name of each peer is then looked up as IPv6 too,
+    which no hosts file answers, and a name server that is slow or away delays everything.
+    """
     try:
-        return TCPStore(place.address, int(place.port or 0), is_master=True, wait_for_workers=False)
-    except RuntimeError as error:
+        listening = listen(place.address, int(place.port or 0))
+        return TCPStore(
+            place.address,
+            listening.getsockname()[1],
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )
+    except (RuntimeError, OSError) as error:
         raise LaunchError(f"cannot open a store at {place.address}:{place.port}: {error}") from None
 
 

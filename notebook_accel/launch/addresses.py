@@ -1,0 +1,24 @@
+"""Addresses and ports of this machine."""
+
+from __future__ import annotations
+
+import socket
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address of this machine, at any free port for 0; OSError where it cannot.
+
+    An empty address stands for all of them, a name that stands for several for its first in IPv4.
+    """
+    found = socket.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, where = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return socket.create_server((str(where[0]), port), family=family)
+
+
+def unusable(address: str, port: int) -> str:
+    """Return why an address and port of this machine cannot be opened; empty where they can."""
+    try:
+        listen(address, port).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
