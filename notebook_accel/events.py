@@ -28,6 +28,14 @@ class Line(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk(Event):
+    """Output as it was written, cut anywhere; the inbox makes lines of it."""
+
+    stream: Stream
+    data: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Progress(Event):
     """The state of a progress bar; `total` is None where it is unknown, `text` is the bar as tqdm draws it."""
 

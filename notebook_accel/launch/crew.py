@@ -13,12 +13,12 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from ..events import Event, Failure
 from ..stream.inbox import Channel, End, Inbox
 from ..stream.record import RunRecord
+from ..stream.wire import PipeEnd
 from . import signals, sources
 from .job import Job
 from .randomness import RandomStates
@@ -27,6 +27,7 @@ from .worker import GO, Seat, main
 State = Literal["running", "done", "failed"]
 
 _PRELOAD = ["torch", "torch.distributed", "cloudpickle", "tqdm.std", "notebook_accel.launch.worker"]
+OUTPUT_BY_PIPES = sys.platform != "win32"  # there it comes as events: the ends of a pipe cannot be waited for
 _LAST_WORDS = 0.1
 
 
@@ -34,7 +35,7 @@ _LAST_WORDS = 0.1
 class _Member:
     rank: int
     process: multiprocessing.process.BaseProcess
-    lifeline: Connection
+    lifeline: PipeEnd
     ended: bool = False
 
 
@@ -70,7 +71,7 @@ class Crew:
         states = RandomStates.capture()
         if self._job.start_method == "forkserver":
             _preload_fork_server()
-        if self._job.start_method != "fork":
+        if self._job.start_method != "fork" and sys.platform != "win32":
             resource_tracker.ensure_running()  # its start would unblock the interrupt below
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             with contextlib.suppress(Exception):
@@ -92,10 +93,12 @@ class Crew:
     ) -> None:
         forked = self._job.start_method == "fork"
         our_events, their_events = socket.socketpair()
-        our_stdout, their_stdout = self._context.Pipe(duplex=False)
-        our_stderr, their_stderr = self._context.Pipe(duplex=False)
+        ours: dict[Channel, End] = {"events": our_events}
+        theirs: dict[Channel, PipeEnd] = {}
+        if OUTPUT_BY_PIPES:
+            for channel in ("stdout", "stderr"):
+                ours[channel], theirs[channel] = self._context.Pipe(duplex=False)
         read_end, write_end = self._context.Pipe(duplex=False)
-        ours: dict[Channel, End] = {"events": our_events, "stdout": our_stdout, "stderr": our_stderr}
         held = [member.lifeline.fileno() for member in self._members]
         foreign = [
             *self._inbox.filenos(),
@@ -106,8 +109,8 @@ class Crew:
         seat = Seat(
             rank=rank,
             environment=environment,
-            stdout=their_stdout,
-            stderr=their_stderr,
+            stdout=theirs.get("stdout"),
+            stderr=theirs.get("stderr"),
             events=their_events,
             lifeline=read_end,
             payload=self._payload,
@@ -131,10 +134,12 @@ class Crew:
             self.stop(0.0)
             raise
         finally:
-            for their_end in (their_events, their_stdout, their_stderr, read_end):
-                their_end.close()
+            given: list[End] = [their_events, *theirs.values(), read_end]
+            for end in given:
+                end.close()
         self._inbox.add(rank, ours)
-        self._inbox.watch(process.sentinel)
+        if sys.platform != "win32":  # there the end of its socket tells
+            self._inbox.watch(process.sentinel)
         self._members.append(_Member(rank=rank, process=process, lifeline=write_end))
 
     @property
@@ -207,7 +212,8 @@ class Crew:
         """Read what an ended process left, and note where it ended without a word."""
         now = time.time()
         member.ended = True
-        self._inbox.unwatch(member.process.sentinel)
+        if sys.platform != "win32":
+            self._inbox.unwatch(member.process.sentinel)
         self._hand_over(self._inbox.finish(member.rank))
         record = self._record
         spoke = member.rank in record.results or any(f.rank == member.rank for f in record.failures)

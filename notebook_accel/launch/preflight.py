@@ -269,8 +269,10 @@ def _check_directory(problems: Problems) -> None:
 def _start_method(problems: Problems, job: Job) -> StartMethod:
     """Return how processes are to start: a fork where this process may be forked, else a fork server."""
     asked = job.start_method
+    if sys.platform == "win32" and asked in ("fork", "forkserver"):
+        problems.value(f"start_method={asked!r}: Windows has 'spawn' only; choose 'auto'")
     if sys.platform == "win32":
-        problems.value("more than one process: that is not supported on Windows yet, use num_processes=1")
+        _check_directory(problems)
         return "spawn"
     if asked in ("forkserver", "spawn"):
         _check_directory(problems)

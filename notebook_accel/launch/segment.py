@@ -11,6 +11,8 @@ import os
 import pickle
 import sys
 import tempfile
+import uuid
+from collections.abc import Sequence
 from multiprocessing import reduction
 from typing import Any
 
@@ -30,10 +32,8 @@ class Segment:
         for view in views:
             self._places.append((position, view.nbytes))
             position += -(-view.nbytes // _ALIGN) * _ALIGN
-        self._fd = _anonymous_file(max(position, 1))
-        with mmap.mmap(self._fd, max(position, 1)) as memory:
-            for (start, length), view in zip(self._places, views, strict=True):
-                memory[start : start + length] = view
+        self._memory = _NamedMemory(max(position, 1)) if sys.platform == "win32" else _File(max(position, 1))
+        self._memory.write(self._places, views)
 
     @property
     def nbytes(self) -> int:
@@ -42,31 +42,76 @@ class Segment:
 
     def open(self) -> Any:
         """Return the object; its tensors and arrays use the segment's memory, copied where they are written."""
-        size = os.fstat(self._fd).st_size
-        if sys.platform == "win32":
-            memory = mmap.mmap(self._fd, size, access=mmap.ACCESS_COPY)
-        else:
-            memory = mmap.mmap(self._fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        view = memoryview(self._memory.map_privately())
         self.close()
-        view = memoryview(memory)
         parts: list[Buffer] = [view[start : start + length] for start, length in self._places]
         return unpack(parts[0], parts[1:])
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Give this process's hold on the memory back."""
+        self._memory.close()
+
+
+class _File:
+    """Memory that is a file without a name."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._fd = _anonymous_file(size)
+
+    def write(self, places: Sequence[tuple[int, int]], views: Sequence[memoryview]) -> None:
+        with mmap.mmap(self._fd, self._size) as memory:
+            for (start, length), view in zip(places, views, strict=True):
+                memory[start : start + length] = view
+
+    def map_privately(self) -> mmap.mmap:
+        return mmap.mmap(self._fd, self._size, access=mmap.ACCESS_COPY)
+
+    def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _receive, (reduction.DupFd(self._fd), self._places)
+        if sys.platform == "win32":
+            raise NotImplementedError("Windows passes no descriptors")
+        return _received_file, (reduction.DupFd(self._fd), self._size)
 
 
-def _receive(fd: Any, places: list[tuple[int, int]]) -> Segment:
-    segment = Segment.__new__(Segment)
-    segment._fd = fd.detach()
-    segment._places = places
-    return segment
+def _received_file(fd: Any, size: int) -> _File:
+    file = _File.__new__(_File)
+    file._fd = fd.detach()
+    file._size = size
+    return file
+
+
+class _NamedMemory:
+    """Memory of Windows, which is gone when the last process that has it open closes it or ends."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._name = f"notebook_accel-{uuid.uuid4()}"
+        self._memory: mmap.mmap | None = self._map(mmap.ACCESS_WRITE)
+
+    def write(self, places: Sequence[tuple[int, int]], views: Sequence[memoryview]) -> None:
+        assert self._memory is not None
+        for (start, length), view in zip(places, views, strict=True):
+            self._memory[start : start + length] = view
+
+    def map_privately(self) -> mmap.mmap:
+        return self._map(mmap.ACCESS_COPY)
+
+    def close(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_size": self._size, "_name": self._name, "_memory": None}
+
+    def _map(self, access: int) -> mmap.mmap:
+        options: dict[str, Any] = {"tagname": self._name}  # for Windows only, as are the types of mmap
+        return mmap.mmap(-1, self._size, access=access, **options)
 
 
 def _raw(part: Buffer) -> memoryview:
@@ -75,7 +120,7 @@ def _raw(part: Buffer) -> memoryview:
 
 
 def _anonymous_file(size: int) -> int:
-    if hasattr(os, "memfd_create"):
+    if sys.platform == "linux":
         fd = os.memfd_create("notebook_accel", os.MFD_CLOEXEC)
     else:
         with tempfile.TemporaryFile() as file:

@@ -64,7 +64,7 @@ def blocked_in_children() -> Iterator[None]:
 
     A front end sends the interrupt to the kernel's whole process group.
     """
-    if not hasattr(signal, "pthread_sigmask"):
+    if sys.platform == "win32":
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -89,6 +89,14 @@ def send(pid: int, signum: int) -> None:
         os.kill(pid, signum)
 
 
+def end_now(pid: int) -> None:
+    """Kill one process; on Windows every signal does."""
+    if sys.platform == "win32":
+        send(pid, signal.SIGTERM)
+    else:
+        send(pid, signal.SIGKILL)
+
+
 def kill_group(leader: int) -> bool:
     """Kill a process group, also one whose leader has ended; return whether there was one."""
     if sys.platform == "win32":
@@ -104,7 +112,7 @@ def kill_groups(pids: Sequence[int], below: Sequence[psutil.Process]) -> None:
     """Kill workers, each the leader of a process group, with everything that they started."""
     for pid in pids:
         if not kill_group(pid):
-            send(pid, signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+            end_now(pid)
     for process in below:
         with contextlib.suppress(psutil.Error):
             process.kill()

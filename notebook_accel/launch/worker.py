@@ -15,7 +15,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 import torch
@@ -24,6 +23,7 @@ from .. import environ, runtime
 from ..events import Phase, Result
 from ..stream import capture, displays
 from ..stream.emit import Emitter
+from ..stream.wire import PipeEnd
 from . import failures, sources
 from .culprit import pack_value
 from .randomness import RandomStates
@@ -39,16 +39,17 @@ class Seat:
     """One worker's place in a run: what the notebook hands to its process.
 
     `payload` is the function with its arguments, or a segment that holds them. `foreign_fds` are the notebook's
-    descriptors that a forked worker has to close. `child_start_method` is how the worker's own children start, data
+    descriptors that a forked worker has to close. Without pipes for `stdout` and `stderr` output goes as events.
+    `child_start_method` is how the worker's own children start, data
     loader workers for example.
     """
 
     rank: int
     environment: Mapping[str, str]
-    stdout: Connection
-    stderr: Connection
+    stdout: PipeEnd | None
+    stderr: PipeEnd | None
     events: socket.socket
-    lifeline: Connection
+    lifeline: PipeEnd
     payload: Any
     sends_value: bool
     forked: bool
@@ -64,23 +65,23 @@ class Seat:
 def main(seat: Seat) -> NoReturn:
     """Run the seat's function and leave; never returns to the caller."""
     __tracebackhide__ = True
-    capture.redirect(seat.stdout, seat.stderr)
+    emitter = Emitter(seat.events, seat.rank)
+    output = capture.Capture(seat.stdout, seat.stderr, emitter)
     code = 1
     try:
         _settle(seat)
-        emitter = Emitter(seat.events, seat.rank)
-        code = _work(seat, emitter)
+        code = _work(seat, emitter, output)
     except KeyboardInterrupt:
         pass
     finally:
-        _leave(code)
+        _leave(code, output)
 
 
 def _settle(seat: Seat) -> None:
     """Make the process a worker: its own session, signals, environment and threads; nothing of the kernel's."""
     for fd in seat.foreign_fds:
         os.close(fd)
-    if hasattr(os, "setsid") and os.getsid(0) != os.getpid():
+    if sys.platform != "win32" and os.getsid(0) != os.getpid():
         os.setsid()
     _die_with_notebook(seat.lifeline)
     if seat.forked:
@@ -88,7 +89,7 @@ def _settle(seat: Seat) -> None:
     for signum in (signal.SIGTERM, *_terminal_signals()):
         signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if hasattr(signal, "pthread_sigmask"):
+    if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     faulthandler.enable(2)
     environ.restore(seat.environment)
@@ -99,11 +100,11 @@ def _settle(seat: Seat) -> None:
     capture.unused_stdin()
 
 
-def _work(seat: Seat, emitter: Emitter) -> int:
+def _work(seat: Seat, emitter: Emitter, output: capture.Capture) -> int:
     """Call the function; send what it returns or raises. Returns the exit code."""
     __tracebackhide__ = True
     try:
-        _equip(seat, emitter)
+        _equip(seat, output)
         if seat.events.recv(len(GO)) != GO:
             return 1  # the notebook has given up
         function, args = seat.payload.open() if isinstance(seat.payload, Segment) else seat.payload
@@ -118,11 +119,11 @@ def _work(seat: Seat, emitter: Emitter) -> int:
     return 0
 
 
-def _equip(seat: Seat, emitter: Emitter) -> None:
+def _equip(seat: Seat, output: capture.Capture) -> None:
     """Give the process what the function expects to find: displays, bars, threads, random states."""
     if seat.with_ipython:
         import IPython.core.interactiveshell  # noqa: F401
-    capture.install(emitter)
+    output.install()
     if seat.threads is not None:
         torch.set_num_threads(seat.threads)
     sources.install(seat.sources)
@@ -164,14 +165,14 @@ def _exit_code(error: SystemExit, seat: Seat, emitter: Emitter) -> int:
     return 1
 
 
-def _leave(code: int) -> NoReturn:
+def _leave(code: int, output: capture.Capture) -> NoReturn:
     """End the process: its own exit handlers run, the kernel's do not."""
     try:
         with contextlib.suppress(Exception):
             threading._shutdown()  # type: ignore[attr-defined]
         with contextlib.suppress(Exception):
             atexit._run_exitfuncs()
-        capture.close()
+        output.close()
     finally:
         os._exit(code)
 
@@ -188,7 +189,7 @@ def _terminal_signals() -> list[signal.Signals]:
     return [signal.Signals[name] for name in ("SIGHUP", "SIGQUIT") if name in signal.Signals.__members__]
 
 
-def _die_with_notebook(lifeline: Connection) -> None:
+def _die_with_notebook(lifeline: PipeEnd) -> None:
     """Let the process and all that it starts be killed when the notebook's end of the pipe closes.
 
     On Linux the system itself sends SIGKILL to the process group, also while C code runs or hangs; elsewhere a
@@ -210,9 +211,9 @@ def _die_with_notebook(lifeline: Connection) -> None:
         os._exit(1)
 
 
-def _wait_for_end(lifeline: Connection) -> None:
+def _wait_for_end(lifeline: PipeEnd) -> None:
     with contextlib.suppress(EOFError, OSError):
         lifeline.recv_bytes()
-    if hasattr(os, "killpg"):
+    if sys.platform != "win32":
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(1)

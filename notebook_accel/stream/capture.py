@@ -9,25 +9,65 @@ import getpass
 import io
 import os
 import sys
-from multiprocessing.connection import Connection
+import time
 from typing import TextIO
 
+from ..events import Stream
 from . import bars, displays
 from .emit import Emitter
+from .pump import Pump, bytes_waiting
+from .wire import PipeEnd
+
+_READ_SECONDS = 0.2
+_LAST_SECONDS = 10.0
 
 
-def redirect(stdout: Connection, stderr: Connection) -> None:
-    """Make descriptors 1 and 2 the given ends of pipes, and every Python stream write to them.
+class Capture:
+    """What this worker's output goes through: descriptors 1 and 2 are ends of pipes, or pumps where it has none.
 
-    It has to be the first act of a forked worker: the streams of a notebook kernel hold locks that other
+    To make one has to be the first act of a forked worker: the streams of a notebook kernel hold locks that other
     threads of the kernel may have held at the fork.
     """
-    os.dup2(stdout.fileno(), 1)
-    os.dup2(stderr.fileno(), 2)
-    stdout.close()
-    stderr.close()
-    new_out = _text_stream(1)
-    new_err = _text_stream(2)
+
+    def __init__(self, stdout: PipeEnd | None, stderr: PipeEnd | None, emitter: Emitter) -> None:
+        self._emitter = emitter
+        self._pumps: list[Pump] = []
+        self._connect("stdout", 1, stdout)
+        self._connect("stderr", 2, stderr)
+        _replace_streams(_text_stream(1), _text_stream(2))
+
+    def install(self) -> None:
+        """Send displays, figures and tqdm bars as events; make `input` fail with a reason."""
+        displays.install(self._emitter, self.flush)
+        bars.install(self._emitter)
+        builtins.input = getpass.getpass = _no_input
+
+    def flush(self) -> None:
+        """Push out what Python holds back, and wait until the notebook has it (0.2 s at most)."""
+        _flush_python()
+        for pump in self._pumps:
+            pump.drain(_READ_SECONDS)
+        if not self._pumps:
+            _wait_until_read(1, 2)
+
+    def close(self) -> None:
+        """Push out what Python, open figures and C's stdio hold back: the worker's last act."""
+        displays.flush_figures()
+        _flush_python()
+        with contextlib.suppress(Exception):
+            ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None).fflush(None)
+        for pump in self._pumps:
+            pump.drain(_LAST_SECONDS)
+
+    def _connect(self, stream: Stream, fd: int, end: PipeEnd | None) -> None:
+        if end is None:
+            self._pumps.append(Pump(self._emitter, stream, fd))
+        else:
+            os.dup2(end.fileno(), fd)
+            end.close()
+
+
+def _replace_streams(new_out: TextIO, new_err: TextIO) -> None:
     for old, new in (
         (sys.stdout, new_out),
         (sys.__stdout__, new_out),
@@ -40,30 +80,17 @@ def redirect(stdout: Connection, stderr: Connection) -> None:
     sys.stderr = sys.__stderr__ = new_err  # type: ignore[misc,assignment]
 
 
-def install(emitter: Emitter) -> None:
-    """Send displays, figures and tqdm bars as events; make `input` fail with a reason."""
-    displays.install(emitter, flush)
-    bars.install(emitter)
-    builtins.input = getpass.getpass = _no_input
-
-
-def flush() -> None:
-    """Push out what Python holds back, and wait until the notebook has read it (0.2 s at most)."""
+def _flush_python() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    for fd in (1, 2):
-        _wait_until_read(fd)
 
 
-def close() -> None:
-    """Push out what Python, open figures and C's stdio hold back: the worker's last act."""
-    displays.flush_figures()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    with contextlib.suppress(Exception):
-        ctypes.CDLL(None).fflush(None)
+def _wait_until_read(*fds: int) -> None:
+    """Wait until the other ends of pipes have read everything: the system counts the bytes that are under way."""
+    deadline = time.monotonic() + _READ_SECONDS
+    while any(map(bytes_waiting, fds)) and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def _text_stream(fd: int) -> TextIO:
@@ -81,25 +108,6 @@ def _no_input(prompt: object = "", *args: object, **kwargs: object) -> str:
     raise EOFError(
         f"a worker of a notebook launch cannot ask for input ({prompt!r}): pass the value as an argument"
     )
-
-
-def _wait_until_read(fd: int) -> None:
-    """Wait until the other end of a pipe has read everything: the system counts the bytes that are under way."""
-    if sys.platform == "win32":
-        return
-    import fcntl
-    import struct
-    import termios
-    import time
-
-    for _ in range(200):
-        try:
-            waiting = fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0")
-        except OSError:
-            return
-        if struct.unpack("i", waiting)[0] == 0:
-            return
-        time.sleep(0.001)
 
 
 def unused_stdin() -> None:

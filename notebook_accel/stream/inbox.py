@@ -6,18 +6,20 @@ import contextlib
 import os
 import selectors
 import socket
+import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from typing import Literal
 
-from ..events import Event, Line
-from .wire import FrameReader, LineReader
+from ..events import Chunk, Event, Line, Stream
+from .wire import FrameReader, LineReader, PipeEnd
 
 Channel = Literal["events", "stdout", "stderr"]
 CHANNELS: tuple[Channel, ...] = ("events", "stdout", "stderr")
-End = socket.socket | Connection
+End = socket.socket | PipeEnd
 _CHUNK = 1 << 18
+_EMPTY_SECONDS = 0.01
 
 
 @dataclass(kw_only=True, slots=True)
@@ -25,22 +27,33 @@ class _Source:
     rank: int
     channel: Channel
     end: End
-    lines: LineReader = field(default_factory=LineReader)
     frames: FrameReader = field(default_factory=FrameReader)
+    lines: dict[Stream, LineReader] = field(default_factory=dict)
     is_open: bool = True
 
+    def receive(self) -> bytes:
+        if isinstance(self.end, socket.socket):
+            return self.end.recv(_CHUNK)
+        return os.read(self.end.fileno(), _CHUNK)
+
     def take(self, data: bytes) -> list[Event]:
-        if self.channel == "events":
-            return self.frames.feed(data)
-        return self._lines(self.lines.feed(data))
+        if self.channel != "events":
+            return self._lines(self.channel, data)
+        events: list[Event] = []
+        for event in self.frames.feed(data):
+            events += self._lines(event.stream, event.data) if isinstance(event, Chunk) else [event]
+        return events
 
     def finish(self) -> list[Event]:
-        return [] if self.channel == "events" else self._lines(self.lines.close())
+        rests = [(stream, reader.close()) for stream, reader in self.lines.items()]
+        return [event for stream, texts in rests for event in self._events(stream, texts)]
 
-    def _lines(self, texts: list[str]) -> list[Event]:
-        assert self.channel != "events"
+    def _lines(self, stream: Stream, data: bytes) -> list[Event]:
+        return self._events(stream, self.lines.setdefault(stream, LineReader()).feed(data))
+
+    def _events(self, stream: Stream, texts: list[str]) -> list[Event]:
         now = time.time()
-        return [Line(rank=self.rank, time=now, stream=self.channel, text=text) for text in texts]
+        return [Line(rank=self.rank, time=now, stream=stream, text=text) for text in texts]
 
 
 class Inbox:
@@ -50,12 +63,14 @@ class Inbox:
         self._selector = selectors.DefaultSelector()
         self._sources: dict[int, list[_Source]] = {}
 
-    def add(self, rank: int, ends: dict[Channel, End]) -> None:
+    def add(self, rank: int, ends: Mapping[Channel, End]) -> None:
         """Receive from our ends of a worker's socket and pipes; the inbox closes them."""
         sources = []
-        for channel in CHANNELS:
-            end = ends[channel]
-            os.set_blocking(end.fileno(), False)
+        for channel, end in ends.items():
+            if isinstance(end, socket.socket):
+                end.setblocking(False)
+            elif sys.platform != "win32":
+                os.set_blocking(end.fileno(), False)
             source = _Source(rank=rank, channel=channel, end=end)
             self._selector.register(end, selectors.EVENT_READ, source)
             sources.append(source)
@@ -80,7 +95,7 @@ class Inbox:
     def filenos(self) -> list[int]:
         """Return the descriptors that a forked worker must close."""
         fds = [source.end.fileno() for sources in self._sources.values() for source in sources]
-        if isinstance(self._selector, getattr(selectors, "EpollSelector", ())):
+        if sys.platform == "linux" and isinstance(self._selector, selectors.EpollSelector):
             fds.append(self._selector.fileno())
         return fds
 
@@ -89,6 +104,9 @@ class Inbox:
 
         Events come before output: a worker waits with a display until its earlier output was read.
         """
+        if not self._selector.get_map():  # on Windows `select` refuses to wait for nothing
+            time.sleep(min(timeout, _EMPTY_SECONDS))
+            return []
         ready = [key.data for key, _ in self._selector.select(timeout) if key.data is not None]
         ready.sort(key=lambda source: CHANNELS.index(source.channel))
         return [event for source in ready for event in self._read(source)]
@@ -113,7 +131,7 @@ class Inbox:
 
     def _read(self, source: _Source) -> list[Event]:
         try:
-            data = os.read(source.end.fileno(), _CHUNK)
+            data = source.receive()
         except BlockingIOError:
             return _NOTHING
         except ConnectionResetError:

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import struct
+from typing import Protocol
 
 from ..events import Buffer, Event, decode, encode
+
+
+class PipeEnd(Protocol):
+    """One end of a `multiprocessing` pipe, whose class depends on the system."""
+
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
+    def poll(self, timeout: float = 0.0, /) -> bool: ...
+    def recv_bytes(self) -> bytes: ...
+
 
 _COUNT = struct.Struct("!I")
 _LENGTH = struct.Struct("!Q")

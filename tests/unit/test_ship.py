@@ -89,9 +89,9 @@ def test_a_segment_is_private_to_each_that_opens_it() -> None:
     segment = Segment(pack((array, torch.zeros(5), "text")))
     import os
 
-    fd = os.dup(segment._fd)
     twin = Segment.__new__(Segment)
-    twin._fd, twin._places = fd, segment._places
+    twin.__dict__ = segment.__dict__ | {"_memory": object.__new__(type(segment._memory))}
+    twin._memory.__dict__ = segment._memory.__dict__ | {"_fd": os.dup(segment._memory._fd)}
     first, tensor, text = segment.open()
     first[0] = 1
     tensor[0] = 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -118,6 +119,8 @@ class _Agent(SimpleElasticAgent):
             "TORCHELASTIC_RUN_ID": group.spec.rdzv_handler.get_run_id(),
             "FORK_LAUNCHED": 1,
         }
+        if sys.platform == "win32":
+            values["USE_LIBUV"] = 0  # torch's builds for Windows lack it
         texts = {name: str(value) for name, value in values.items()}
         return {**_loopback(group), **environ.snapshot(), **self._job.environment, **texts}
 
@@ -202,6 +205,10 @@ def _open_store(place: Rendezvous) -> TCPStore:
     Left to itself torch's listens at all addresses, in IPv6; the name of each peer is then looked up as IPv6 too,
     which no hosts file answers, and a name server that is slow or away delays everything.
     """
+    if sys.platform == "win32":
+        return TCPStore(
+            place.address, int(place.port or 0), is_master=True, wait_for_workers=False, use_libuv=False
+        )
     try:
         listening = listen(place.address, int(place.port or 0))
         return TCPStore(

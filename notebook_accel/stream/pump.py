@@ -1,0 +1,62 @@
+"""In a worker: output that goes as events, where one process cannot be given the descriptors of another (Windows)."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+
+from ..events import Chunk, Stream
+from .emit import Emitter
+
+_CHUNK = 1 << 16
+
+
+class Pump:
+    """Makes a descriptor the end of a pipe in this process, and sends what is written to it, by whomever.
+
+    What a killed worker left in the pipe is lost.
+    """
+
+    def __init__(self, emitter: Emitter, stream: Stream, fd: int) -> None:
+        self._emitter = emitter
+        self._stream = stream
+        self._read_end, write_end = os.pipe()
+        os.dup2(write_end, fd)
+        os.close(write_end)
+        self._sending = threading.Lock()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def drain(self, seconds: float) -> None:
+        """Wait until all that was written has been sent, `seconds` at most."""
+        deadline = time.monotonic() + seconds
+        while bytes_waiting(self._read_end) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.001)  # between reading and sending
+        if self._sending.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            self._sending.release()
+
+    def _run(self) -> None:
+        while data := os.read(self._read_end, _CHUNK):
+            with self._sending:
+                emitter = self._emitter
+                emitter.emit(Chunk(rank=emitter.rank, time=emitter.now(), stream=self._stream, data=data))
+
+
+def bytes_waiting(fd: int) -> int:
+    """Return how much was written to a pipe and not read yet; `fd` is its read end, on POSIX either end."""
+    if sys.platform == "win32":
+        import _winapi
+        import msvcrt
+
+        return int(_winapi.PeekNamedPipe(msvcrt.get_osfhandle(fd), 0)[0])
+    import fcntl
+    import struct
+    import termios
+
+    try:
+        waiting = fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0")
+    except OSError:
+        return 0
+    return int(struct.unpack("i", waiting)[0])
