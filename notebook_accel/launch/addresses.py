@@ -20,5 +20,7 @@ def unusable(address: str, port: int) -> str:
     try:
         listen(address, port).close()
     except OSError as error:
-        return error.strerror or str(error)
+        return (error.strerror or str(error)).partition(" (while")[
+            0
+        ]  # what Python adds names the address again
     return ""

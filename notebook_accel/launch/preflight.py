@@ -184,7 +184,7 @@ def _check_port(problems: Problems, place: Rendezvous) -> None:
         problems.value(
             f"use_port={place.port!r} with num_nodes={place.num_nodes}: the nodes must agree on a port, name one"
         )
-    elif port and place.node_rank == 0 and (reason := unusable("", port)):
+    elif port and _opens_port(place) and (reason := unusable("", port)):
         problems.value(
             f"use_port={place.port!r}: the port cannot be opened ({reason}); "
             "leave use_port out and a free one is used"
@@ -198,6 +198,11 @@ def _check_port(problems: Problems, place: Rendezvous) -> None:
         host, _, digits = place.endpoint.rpartition(":")
         if not host or not digits.isdecimal():
             problems.value(f"rdzv_endpoint={place.endpoint!r}: host:port is needed")
+
+
+def _opens_port(place: Rendezvous) -> bool:
+    """Whether this node alone can be the one that opens the port; under c10d another one of this machine may have."""
+    return place.num_nodes == 1 or (place.backend == "static" and place.node_rank == 0)
 
 
 def parse_port(use_port: Any) -> int | None:

@@ -126,3 +126,13 @@ def test_addresses_of_this_machine(address: str) -> None:
         assert "in use" in unusable(address, port)
     assert not unusable(address, port)
     assert unusable("198.51.100.77", 0) and unusable("no-such-name.invalid", 0)
+
+
+def test_a_port_that_another_node_may_have_opened() -> None:
+    """With c10d any node that the address belongs to opens it: two nodes of one machine both may."""
+    with listen("", 0) as server:
+        port = server.getsockname()[1]
+        assert "the port cannot be opened (Address already in use);" in str(_error(port=port))
+        assert "in use" in str(_error(port=port, num_nodes=2))
+        nodes = Rendezvous(port=port, num_nodes=2, backend="c10d")
+        assert preflight.checked(replace(GOOD, rendezvous=nodes), "x").rendezvous.port == port
