@@ -24,3 +24,12 @@ def unusable(address: str, port: int) -> str:
             0
         ]  # what Python adds names the address again
     return ""
+
+
+def unknown(host: str) -> str:
+    """Return why no address is found for a host; empty where one is."""
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as error:
+        return str(getattr(error, "strerror", None) or error)
+    return ""

@@ -245,11 +245,14 @@ def _child_start_method() -> str | None:
 
 
 def _preload_fork_server() -> None:
-    """Have the fork server, when it starts, import what every worker needs."""
-    modules = list(_PRELOAD)
-    if "IPython" in sys.modules:
-        modules.append("IPython.core.interactiveshell")
-    multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
+    """Have the fork server, when it starts, import what the user told it to and what every worker needs."""
+    from multiprocessing import forkserver  # not on every system
+
+    chosen = getattr(forkserver._forkserver, "_preload_modules", ())
+    shell = ["IPython.core.interactiveshell"] if "IPython" in sys.modules else []
+    modules = dict.fromkeys([*chosen, *_PRELOAD, *shell])
+    modules.pop("__main__", None)  # the default: it would run a script again
+    forkserver.set_forkserver_preload(list(modules))
 
 
 @contextlib.contextmanager

@@ -10,11 +10,12 @@ import string
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any, Final
 
 from .. import devices, environ
 from . import kernel_state
-from .addresses import unusable
+from .addresses import unknown, unusable
 from .job import RETURNS, START_METHODS, Job, Rendezvous, StartMethod
 
 PRECISIONS: Final = ("no", "fp16", "bf16")
@@ -46,10 +47,10 @@ class Problems:
 
     def integer(self, name: str, value: object, least: int, most: float = math.inf) -> bool:
         """Note what is no integer within the bounds; return whether it is one."""
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, Integral):
             self.type(f"{name}={value!r}: an integer is needed, not {type(value).__name__}")
             return False
-        if not least <= value <= most:
+        if not least <= int(value) <= most:
             bound = f"at least {least}" if value < least else f"at most {most:.0f}"
             self.value(f"{name}={value}: {bound} is needed")
             return False
@@ -85,7 +86,7 @@ def checked(job: Job, caller: str) -> Job:
     _check_choices(problems, job)
     _check_prefix(problems, job.prefix)
     problems.raise_any(caller)
-    num_processes = job.num_processes or (1 if _on_cpu(job) else devices.count(devices.best()))
+    num_processes = int(job.num_processes or 0) or (1 if _on_cpu(job) else devices.count(devices.best()))
     distributed = num_processes > 1 or job.rendezvous.num_nodes > 1
     start_method = _start_method(problems, job) if distributed else job.start_method
     problems.raise_any(caller)
@@ -94,8 +95,14 @@ def checked(job: Job, caller: str) -> Job:
         args=tuple(job.args),
         num_processes=num_processes,
         start_method=start_method,
+        max_restarts=int(job.max_restarts),
         environment={**job.environment, "ACCELERATE_MIXED_PRECISION": job.mixed_precision.lower()},
-        rendezvous=replace(job.rendezvous, port=parse_port(job.rendezvous.port)),
+        rendezvous=replace(
+            job.rendezvous,
+            port=parse_port(job.rendezvous.port),
+            num_nodes=int(job.rendezvous.num_nodes),
+            node_rank=int(job.rendezvous.node_rank),
+        ),
     )
 
 
@@ -194,6 +201,9 @@ def _check_port(problems: Problems, place: Rendezvous) -> None:
             f"master_addr={place.address!r} is no address of this machine ({reason}); "
             "leave master_addr out for a run on one node"
         )
+    several = place.num_nodes > 1 and not place.endpoint
+    if several and isinstance(place.address, str) and (reason := unknown(place.address)):
+        problems.value(f"master_addr={place.address!r}: this machine finds no such host ({reason})")
     if place.endpoint and isinstance(place.endpoint, str):
         host, _, digits = place.endpoint.rpartition(":")
         if not host or not digits.isdecimal():
@@ -211,8 +221,9 @@ def parse_port(use_port: Any) -> int | None:
         return 0
     if isinstance(use_port, str) and use_port.isdecimal():
         use_port = int(use_port)
-    if isinstance(use_port, bool) or not isinstance(use_port, int):
+    if isinstance(use_port, bool) or not isinstance(use_port, Integral):
         return None
+    use_port = int(use_port)
     return use_port if 0 <= use_port <= 65535 else None
 
 

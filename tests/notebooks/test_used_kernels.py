@@ -164,3 +164,14 @@ def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
         "caught forkserver",
         "caught spawn",
     ], done.stderr
+
+
+def test_the_fork_server_imports_what_the_user_told_it_to(fresh_kernel: Kernel) -> None:
+    cell = fresh_kernel.run(
+        """
+        import multiprocessing
+        multiprocessing.get_context("forkserver").set_forkserver_preload(["wave"])
+        notebook_launcher(lambda: "wave" in sys.modules, num_processes=2, start_method="forkserver")
+        """
+    ).ok()
+    assert cell.value == "True"

@@ -6,6 +6,7 @@ import functools
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from notebook_accel import devices
@@ -136,3 +137,16 @@ def test_a_port_that_another_node_may_have_opened() -> None:
         assert "in use" in str(_error(port=port, num_nodes=2))
         nodes = Rendezvous(port=port, num_nodes=2, backend="c10d")
         assert preflight.checked(replace(GOOD, rendezvous=nodes), "x").rendezvous.port == port
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    job = replace(
+        GOOD, num_processes=np.int64(2), max_restarts=np.int32(1), rendezvous=Rendezvous(port=np.int64(0))
+    )
+    good = preflight.checked(job, "x")
+    assert (type(good.num_processes), type(good.max_restarts), type(good.rendezvous.port)) == (int, int, int)
+
+
+def test_a_master_that_no_name_server_knows() -> None:
+    place = {"num_nodes": 2, "port": 29400, "node_rank": 1, "address": "no-such-host.invalid"}
+    assert "master_addr='no-such-host.invalid': this machine finds no such host" in str(_error(**place))
