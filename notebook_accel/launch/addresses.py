@@ -20,9 +20,8 @@ def unusable(address: str, port: int) -> str:
     try:
         listen(address, port).close()
     except OSError as error:
-        return (error.strerror or str(error)).partition(" (while")[
-            0
-        ]  # what Python adds names the address again
+        reason = error.strerror or str(error)
+        return reason.partition(" (while")[0]  # Python names the address again there
     return ""
 
 
