@@ -19,6 +19,8 @@ def unusable(address: str, port: int) -> str:
     """Return why an address and port of this machine cannot be opened; empty where they can."""
     try:
         listen(address, port).close()
+    except UnicodeError:
+        return "no host has such a name"
     except OSError as error:
         reason = error.strerror or str(error)
         return reason.partition(" (while")[0]  # Python names the address again there
@@ -29,6 +31,8 @@ def unknown(host: str) -> str:
     """Return why no address is found for a host; empty where one is."""
     try:
         socket.getaddrinfo(host, None)
-    except (OSError, UnicodeError) as error:
-        return str(getattr(error, "strerror", None) or error)
+    except UnicodeError:
+        return "no host has such a name"
+    except OSError as error:
+        return error.strerror or str(error)
     return ""

@@ -46,9 +46,9 @@ def report(emitter: Emitter, error: BaseException) -> None:
     now = emitter.now()
     try:
         raised = describe(error)
-    except Exception as broken:  # an exception with odd attributes still has a name and a place
+    except BaseException as broken:  # an exception with odd attributes still has a name and a place
         text = f"{_text(error)} (it could not be described: {type(broken).__name__}: {broken})"
-        frames = tracebacks.frames(error.__traceback__)
+        frames = tracebacks.frames(BaseException.__dict__["__traceback__"].__get__(error))
         raised = RaisedError(type_name=type(error).__qualname__, message=text, pickled=None, frames=frames)
     emitter.emit(Failure(rank=emitter.rank, time=now, pid=os.getpid(), error=raised))
 
@@ -148,7 +148,7 @@ def add_note(error: BaseException, note: str) -> None:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as broken:
+    except BaseException as broken:  # whatever it raises, the worker is ending
         return f"<its text raised {type(broken).__name__}>"
 
 
@@ -163,7 +163,7 @@ def _pickle(error: BaseException) -> bytes | None:
             pickled = attempt(error)
             if type(unpack(pickled, [])).__name__ == type(error).__name__:
                 return pickled
-        except Exception:
+        except BaseException:
             continue
     return None
 
@@ -201,7 +201,7 @@ def _remake(cls: type[BaseException], args: tuple[object, ...], state: dict[str,
 def _picklable(value: object) -> bool:
     try:
         pack(value, to_cpu=True, in_band=True)
-    except Exception:
+    except BaseException:
         return False
     return True
 

@@ -26,7 +26,8 @@ from .. import devices, runtime
 _CELL: Final = re.compile(r"ipykernel_\d+|<ipython-input-|<string>")
 _DEVICE_FILES: Final = {"/dev/nvidia-uvm": "CUDA", "/dev/kfd": "ROCm"}
 _HARMLESS: Final = ("ZMQ", "pt_tcpstore")  # names of threads that a forked worker has no use for
-_SPINNING_SECONDS: Final = 0.1
+_SPINNING_SECONDS: Final = 0.1  # of its own CPU time
+_WAITING_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,8 +122,11 @@ def native_threads() -> list[str]:
 
 
 def _thread_problem(task: Path, libraries: list[tuple[int, int, str]]) -> str:
-    """Say what an unnamed thread is: an idle one of OpenMP waits inside libgomp itself."""
-    deadline = time.monotonic() + _SPINNING_SECONDS
+    """Say what an unnamed thread is: an idle one of OpenMP waits inside libgomp itself.
+
+    An idle one of OpenBLAS spins a while before it waits; on a busy machine it gets to that late.
+    """
+    started, deadline = _cpu_seconds(task), time.monotonic() + _WAITING_SECONDS
     while True:
         try:
             words = (task / "syscall").read_text().split()
@@ -132,7 +136,7 @@ def _thread_problem(task: Path, libraries: list[tuple[int, int, str]]) -> str:
             return "there are threads of C libraries that the system does not let us look at"
         if words and words[0] != "running":
             break
-        if time.monotonic() > deadline:
+        if _cpu_seconds(task) - started > _SPINNING_SECONDS or time.monotonic() > deadline:
             return "a thread of a C library is computing"
         time.sleep(0.002)
     counter = int(words[-1], 16)
@@ -140,6 +144,17 @@ def _thread_problem(task: Path, libraries: list[tuple[int, int, str]]) -> str:
     if "libgomp" in library or "libomp" in library or "libiomp" in library:
         return "CPU kernels have used OpenMP's threads (a matrix product or backward does)"
     return ""
+
+
+def _cpu_seconds(task: Path) -> float:
+    """Return the CPU time that a thread has used, 0 where the system does not tell."""
+    if sys.platform == "win32":
+        return 0.0
+    try:
+        fields = (task / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _libraries() -> list[tuple[int, int, str]]:

@@ -10,7 +10,7 @@ import string
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Final
 
 from .. import devices, environ
@@ -22,6 +22,7 @@ PRECISIONS: Final = ("no", "fp16", "bf16")
 BACKENDS: Final = ("static", "c10d")
 OUTPUTS: Final = ("all", "first", "none")
 _DAY: Final = 86_400
+_OWN_ARGUMENTS: Final = {"backend", "endpoint", "run_id", "min_nodes", "max_nodes", "rank"}
 _PREFIX_FIELDS: Final = {"rank": 0, "local_rank": 0, "role_name": ""}
 
 
@@ -96,6 +97,7 @@ def checked(job: Job, caller: str) -> Job:
         num_processes=num_processes,
         start_method=start_method,
         max_restarts=int(job.max_restarts),
+        monitor_interval=float(job.monitor_interval),
         environment={**job.environment, "ACCELERATE_MIXED_PRECISION": job.mixed_precision.lower()},
         rendezvous=replace(
             job.rendezvous,
@@ -170,17 +172,37 @@ def _check_precision(problems: Problems, mixed_precision: Any, on_cpu: bool) -> 
 
 def _check_rendezvous(problems: Problems, place: Rendezvous) -> None:
     problems.one_of("rdzv_backend", place.backend, BACKENDS)
-    if place.settings is not None and not isinstance(place.settings, Mapping):
-        problems.type(f"rdzv_conf={place.settings!r}: a dict is needed")
+    _check_settings(problems, place.settings)
     texts = {"master_addr": place.address, "rdzv_endpoint": place.endpoint, "rdzv_id": place.run_id}
     for name, text in texts.items():
         if not isinstance(text, str):
             problems.type(f"{name}={text!r}: a string is needed")
+        elif "\0" in text or not text.isprintable():
+            problems.value(f"{name}={text!r}: printable characters are needed")
+        elif not text and name == "master_addr":
+            problems.value("master_addr='': a host name or address is needed")
     nodes, rank = place.num_nodes, place.node_rank
     if problems.integer("num_nodes", nodes, 1) & problems.integer("node_rank", rank, 0):
         if rank >= nodes:
             problems.value(f"node_rank={rank} with num_nodes={nodes}: legal are 0 to {nodes - 1}")
         _check_port(problems, place)
+
+
+def _check_settings(problems: Problems, settings: Any) -> None:
+    if settings is None:
+        return
+    if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
+        problems.type(f"rdzv_conf={settings!r}: a dict is needed, its keys are names")
+        return
+    for name in _OWN_ARGUMENTS & set(settings):
+        problems.value(f"rdzv_conf={settings!r}: {name} is set by an argument of the launch")
+    for name in {"timeout", "join_timeout"} & set(settings):
+        if not _is_seconds(settings[name]):
+            problems.value(f"rdzv_conf={settings!r}: {name} is a number of seconds, more than 0")
+
+
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) <= _DAY
 
 
 def _check_port(problems: Problems, place: Rendezvous) -> None:
@@ -206,8 +228,10 @@ def _check_port(problems: Problems, place: Rendezvous) -> None:
         problems.value(f"master_addr={place.address!r}: this machine finds no such host ({reason})")
     if place.endpoint and isinstance(place.endpoint, str):
         host, _, digits = place.endpoint.rpartition(":")
-        if not host or not digits.isdecimal():
-            problems.value(f"rdzv_endpoint={place.endpoint!r}: host:port is needed")
+        if not host or not digits.isdecimal() or not parse_port(digits):
+            problems.value(f"rdzv_endpoint={place.endpoint!r}: host:port is needed, a port from 1 to 65535")
+        elif reason := unknown(host.strip("[]")):
+            problems.value(f"rdzv_endpoint={place.endpoint!r}: this machine finds no such host ({reason})")
 
 
 def _opens_port(place: Rendezvous) -> bool:
@@ -219,7 +243,7 @@ def parse_port(use_port: Any) -> int | None:
     """Return the port, 0 for any free one, None where it is no port."""
     if use_port is None:
         return 0
-    if isinstance(use_port, str) and use_port.isdecimal():
+    if isinstance(use_port, str) and use_port.isdecimal() and len(use_port) < 20:
         use_port = int(use_port)
     if isinstance(use_port, bool) or not isinstance(use_port, Integral):
         return None
@@ -231,11 +255,11 @@ def _check_choices(problems: Problems, job: Job) -> None:
     problems.one_of("start_method", job.start_method, START_METHODS)
     problems.one_of("returns", job.returns, RETURNS)
     output = job.output
-    if isinstance(output, str) or not isinstance(output, Collection):
+    if isinstance(output, (str, bytes)) or not isinstance(output, Collection):
         problems.one_of("output", output, OUTPUTS)
-    elif not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in output):
+    elif not all(isinstance(rank, Integral) and not isinstance(rank, bool) and rank >= 0 for rank in output):
         problems.value(f"output={output!r}: a collection of ranks is needed, each 0 or more")
-    elif isinstance(job.num_processes, int) and isinstance(job.rendezvous.num_nodes, int):
+    elif isinstance(job.num_processes, Integral) and isinstance(job.rendezvous.num_nodes, Integral):
         world = job.num_processes * job.rendezvous.num_nodes
         if world > 0 and any(rank >= world for rank in output):
             problems.value(f"output={output!r}: the ranks of this run are 0 to {world - 1}")
@@ -256,10 +280,10 @@ def _check_prefix(problems: Problems, prefix: Any) -> None:
 
 
 def _check_restarts(problems: Problems, max_restarts: Any, monitor_interval: Any) -> None:
-    problems.integer("max_restarts", max_restarts, 0)
-    if not isinstance(monitor_interval, (int, float)) or isinstance(monitor_interval, bool):
+    problems.integer("max_restarts", max_restarts, 0, 1_000_000)
+    if not isinstance(monitor_interval, Real) or isinstance(monitor_interval, bool):
         problems.type(f"monitor_interval={monitor_interval!r}: seconds are needed")
-    elif not 0 < monitor_interval <= _DAY:
+    elif not _is_seconds(monitor_interval):
         problems.value(f"monitor_interval={monitor_interval}: more than 0 seconds are needed, a day at most")
 
 

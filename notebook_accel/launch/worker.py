@@ -7,6 +7,7 @@ import contextlib
 import faulthandler
 import gc
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import socket
@@ -170,6 +171,8 @@ def _leave(code: int, output: capture.Capture) -> NoReturn:
     try:
         with contextlib.suppress(Exception):
             threading._shutdown()  # type: ignore[attr-defined]
+        with contextlib.suppress(Exception):
+            multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # waits for its processes; a fork has no exit handler for it
         with contextlib.suppress(Exception):
             atexit._run_exitfuncs()
         output.close()

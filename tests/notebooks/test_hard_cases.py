@@ -269,3 +269,21 @@ def test_an_interrupt_while_the_first_fork_server_starts(fresh_kernel: Kernel) -
     assert "Traceback" not in cell.stderr
     again = fresh_kernel.run("notebook_launcher(lambda: 1, num_processes=2, start_method='forkserver')").ok()
     assert again.value == "1"
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_processes_of_a_function_are_waited_for(kernel: Kernel, method: str) -> None:
+    cell = kernel.run(
+        f"""
+        import multiprocessing, tempfile, pathlib
+        folder = pathlib.Path(tempfile.mkdtemp())
+        def start():
+            def late():
+                time.sleep(0.5)
+                (folder / os.environ["RANK"]).touch()
+            multiprocessing.get_context("fork").Process(target=late).start()
+        notebook_launcher(start, num_processes=2, start_method="{method}")
+        sorted(path.name for path in folder.iterdir())
+        """
+    ).ok()
+    assert cell.value == "['0', '1']"

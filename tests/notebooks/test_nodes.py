@@ -2,53 +2,133 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-SCRIPT = """
-import os, sys
+HEAD = """
+import os, sys, time
 import torch, torch.distributed as dist
 from notebook_accel import notebook_launcher
 
-def train():
-    dist.init_process_group("gloo")
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    print("local", os.environ["LOCAL_RANK"], "of", int(total))
-    return dist.get_rank()
-
 node, port, backend = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-print(notebook_launcher(train, num_processes=2, num_nodes=2, node_rank=node, use_port=port,
-                        rdzv_backend=backend, returns="all"))
+
+def launch(function, **more):
+    return notebook_launcher(function, num_processes=2, num_nodes=2, node_rank=node, use_port=port,
+                             rdzv_backend=backend, returns="all", **more)
+
+def total():
+    dist.init_process_group("gloo")
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    return int(ones)
 """
+Start = Callable[..., subprocess.Popen[str]]
 
 
-@pytest.mark.parametrize("backend", ["static", "c10d"])
-def test_two_nodes(tmp_path: Path, backend: str) -> None:
-    script = tmp_path / "cell.py"
-    script.write_text(SCRIPT)
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a node with the given cell; all nodes of a test share a port."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = str(probe.getsockname()[1])
-    nodes = [
-        subprocess.Popen(
-            [sys.executable, script, str(node), port, backend], stdout=subprocess.PIPE, text=True
-        )
-        for node in range(2)
-    ]
-    try:
-        outputs = [node.communicate(timeout=60)[0] for node in nodes]
-    finally:
-        for node in nodes:
-            node.kill()
-    assert [node.returncode for node in nodes] == [0, 0]
+    nodes: list[subprocess.Popen[str]] = []
+
+    def start_one(node: int, cell: str, backend: str = "static") -> subprocess.Popen[str]:
+        script = tmp_path / f"cell{node}.py"
+        script.write_text(HEAD + cell)
+        command = [sys.executable, str(script), str(node), port, backend]
+        nodes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        return nodes[-1]
+
+    yield start_one
+    for node in nodes:
+        node.kill()
+        node.communicate()
+
+
+def _outputs(nodes: list[subprocess.Popen[str]]) -> list[str]:
+    return [node.communicate(timeout=60)[0] for node in nodes]
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_two_nodes(start: Start, backend: str) -> None:
+    cell = """
+def train():
+    print("local", os.environ["LOCAL_RANK"], "of", total())
+    return dist.get_rank()
+print(launch(train))
+"""
+    nodes = [start(node, cell, backend) for node in range(2)]
+    outputs = _outputs(nodes)
+    assert [node.returncode for node in nodes] == [0, 0], outputs
     assert sorted(output.splitlines()[-1] for output in outputs) == ["[0, 1]", "[2, 3]"]
     for output in outputs:
         ranks = output.splitlines()[-1].strip("[]").split(", ")
         lines = sorted(line for line in output.splitlines() if line.startswith("["))
         for local, rank in enumerate(ranks):
             assert f"[{rank}] local {local} of 4" in lines
+
+
+def test_a_restart_is_one_of_all_nodes(start: Start) -> None:
+    cell = """
+def train():
+    count = total()
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 2:
+        raise ValueError("only once")
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        time.sleep(60)  # nothing tells these ranks but the other node's call
+    return count
+print(launch(train, max_restarts=1))
+"""
+    nodes = [start(node, cell) for node in range(2)]
+    outputs = _outputs(nodes)
+    assert [output.splitlines()[-1] for output in outputs] == ["[4, 4]", "[4, 4]"], outputs
+    assert "ValueError: only once; restart 1 of 1" in outputs[1]
+    assert "another node starts its workers again" in outputs[0]
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_node_that_waits_for_another_can_be_interrupted(start: Start, node: int) -> None:
+    cell = """
+print("go", flush=True)
+try:
+    launch(total)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    lonely = start(node, cell)
+    assert lonely.stdout is not None and lonely.stdout.readline() == "go\n"
+    time.sleep(2.0)
+    lonely.send_signal(signal.SIGINT)
+    output = lonely.communicate(timeout=10)[0]
+    assert output.splitlines()[-1] == "interrupted", output
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_node_that_does_not_come_is_named(start: Start, node: int) -> None:
+    lonely = start(node, "launch(total, rdzv_conf={'join_timeout': 1.5})")
+    (output,) = _outputs([lonely])
+    assert f"LaunchError: node {node} of 2 waited 1.5 s for node {1 - node}" in output
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_failure_on_one_node_ends_the_other(start: Start, failing: int) -> None:
+    cell = f"""
+def train():
+    total()
+    if node == {failing}:
+        raise ValueError("the cause")
+    total()
+launch(train)
+"""
+    nodes = [start(node, cell) for node in range(2)]
+    outputs = _outputs(nodes)
+    assert [node.returncode for node in nodes] == [1, 1], outputs
+    assert "ValueError: the cause" in outputs[failing]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 import traceback
 
@@ -11,6 +12,8 @@ import pytest
 from notebook_accel.errors import NotebookAccelError, WorkerError, WorkerExitedError, WorkerKilledError
 from notebook_accel.events import Failure
 from notebook_accel.launch import failures, signals
+from notebook_accel.stream.emit import Emitter
+from notebook_accel.stream.wire import FrameReader
 
 
 class Picky(Exception):
@@ -121,3 +124,27 @@ def test_exit_codes() -> None:
     assert isinstance(error, WorkerError) and isinstance(error, NotebookAccelError)
     back = _raised(error)
     assert type(back) is WorkerExitedError and back.exitcode == 7
+
+
+@pytest.mark.parametrize("way", ["__str__", "__reduce__", "__getattribute__"])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, RuntimeError])
+def test_an_error_whose_description_raises_keeps_its_name_and_place(
+    way: str, kind: type[BaseException]
+) -> None:
+    def broken(*args: object) -> None:
+        raise kind
+
+    odd = type("Odd", (ValueError,), {way: broken})
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        try:
+            raise odd("text")
+        except odd as error:
+            failures.report(Emitter(theirs, rank=0), error)
+        (event,) = FrameReader().feed(ours.recv(100_000))
+    assert isinstance(event, Failure) and event.error is not None
+    assert event.error.type_name == "Odd"
+    assert (
+        event.error.frames[-1].name
+        == test_an_error_whose_description_raises_keeps_its_name_and_place.__name__
+    )

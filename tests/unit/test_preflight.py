@@ -150,3 +150,31 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_a_master_that_no_name_server_knows() -> None:
     place = {"num_nodes": 2, "port": 29400, "node_rank": 1, "address": "no-such-host.invalid"}
     assert "master_addr='no-such-host.invalid': this machine finds no such host" in str(_error(**place))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"address": ""}, "master_addr='': a host name or address is needed"),
+        ({"address": "a..b"}, "is no address of this machine (no host has such a name)"),
+        ({"address": "a" * 70}, "(no host has such a name)"),
+        ({"port": "9" * 5000}, "a port from 0 to 65535 is needed"),
+        ({"run_id": "a\0b"}, "printable characters are needed"),
+        ({"run_id": "\udc80"}, "printable characters are needed"),
+        ({"endpoint": "localhost:99999"}, "a port from 1 to 65535"),
+        ({"endpoint": "no-such-host.invalid:2000", "num_nodes": 2}, "this machine finds no such host"),
+        ({"settings": {1: "x"}}, "a dict is needed, its keys are names"),
+        ({"settings": {"backend": "x"}}, "backend is set by an argument of the launch"),
+        ({"settings": {"join_timeout": "soon"}}, "join_timeout is a number of seconds"),
+        ({"max_restarts": 10**400}, "at most 1000000 is needed"),
+        ({"output": b"all"}, "output=b'all': choose among"),
+        ({"num_processes": np.int64(2), "output": [5]}, "the ranks of this run are 0 to 1"),
+    ],
+)
+def test_odd_values_are_named(changes: dict[str, Any], text: str) -> None:
+    assert text in str(_error(**changes))
+
+
+def test_seconds_and_ranks_of_numpy() -> None:
+    job = replace(GOOD, monitor_interval=np.float32(0.5), output=[np.int64(1)])
+    assert preflight.checked(job, "x").monitor_interval == 0.5

@@ -5,6 +5,7 @@ How processes start and are watched is ours: events instead of polling, and no s
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import sys
@@ -12,7 +13,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from torch.distributed import TCPStore
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -20,26 +20,20 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerSpec,
     WorkerState,
 )
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-)
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from ... import devices, environ
-from ...errors import LaunchError, ShipError
+from ...errors import ShipError
 from ...events import Phase, Result
 from ...stream.record import RunRecord
 from .. import failures, signals
-from ..addresses import listen
 from ..crew import Crew
 from ..culprit import pack_job
-from ..job import Job, Rendezvous
+from ..job import Job
 from ..segment import Segment
 from ..ship import unpack
 from .base import Deliver, Engine, Outcome, announcement
+from .rendezvous import OwnHandler, handler_for
 
 _INTERRUPT_GRACE = 1.5
 _AGENT_SLEEP = 1e-6  # elastic sleeps before each look at the workers; ours wait inside the look
@@ -50,20 +44,19 @@ class ElasticEngine(Engine):
 
     def run(self, job: Job, record: RunRecord, deliver: Deliver) -> Outcome:
         """Run the job; ShipError or LaunchError where it cannot start."""
-        payload: Any = (job.function, job.args)
-        if job.start_method != "fork":
-            payload = Segment(pack_job(job.function, job.args, job.name))
-        handler = _rendezvous(job.rendezvous)
-        deliver([announcement(job)])
-        agent = _Agent(job, payload, handler, record, deliver)
-        try:
+        with contextlib.ExitStack() as stack:
+            payload: Any = (job.function, job.args)
+            if job.start_method != "fork":
+                parcel = pack_job(job.function, job.args, job.name)
+                with signals.interrupt_held():
+                    payload = stack.enter_context(contextlib.closing(Segment(parcel)))
+            handler = handler_for(job.rendezvous)
+            stack.callback(handler.shutdown)
+            deliver([announcement(job)])
+            agent = _Agent(job, payload, handler, record, deliver)
+            stack.callback(agent.close)
             agent.run()
-        finally:
-            agent.close()
-            handler.shutdown()
-            if isinstance(payload, Segment):
-                payload.close()
-        return agent.outcome()
+            return agent.outcome()
 
 
 class _Agent(SimpleElasticAgent):
@@ -88,11 +81,15 @@ class _Agent(SimpleElasticAgent):
         self._record = record
         self._deliver = deliver
         self._crew: Crew | None = None
+        self._crews = 0
+        self._restarts_left = job.max_restarts
         self._stopped: frozenset[int] = frozenset()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        if self._remaining_restarts < self._job.max_restarts:
-            self._tell_restart()
+        if self._crews:
+            self._tell_restart(called=self._remaining_restarts == self._restarts_left)
+        self._crews += 1
+        self._restarts_left = self._remaining_restarts
         environments = {
             worker.global_rank: self._environment(worker, worker_group) for worker in worker_group.workers
         }
@@ -103,7 +100,8 @@ class _Agent(SimpleElasticAgent):
         return {worker.local_rank: self._crew.pids[worker.global_rank] for worker in worker_group.workers}
 
     def _environment(self, worker: Any, group: WorkerGroup) -> Mapping[str, str]:
-        attempt = self._job.max_restarts - self._remaining_restarts
+        handler = group.spec.rdzv_handler
+        attempt = getattr(handler, "attempt", self._job.max_restarts - self._remaining_restarts)
         values = {
             "RANK": worker.global_rank,
             "LOCAL_RANK": worker.local_rank,
@@ -113,10 +111,10 @@ class _Agent(SimpleElasticAgent):
             "GROUP_WORLD_SIZE": group.group_world_size,
             "MASTER_ADDR": group.master_addr,
             "MASTER_PORT": group.master_port,
-            "TORCHELASTIC_USE_AGENT_STORE": group.spec.rdzv_handler.use_agent_store,
+            "TORCHELASTIC_USE_AGENT_STORE": handler.use_agent_store,
             "TORCHELASTIC_RESTART_COUNT": attempt,
             "TORCHELASTIC_MAX_RESTARTS": self._job.max_restarts,
-            "TORCHELASTIC_RUN_ID": group.spec.rdzv_handler.get_run_id(),
+            "TORCHELASTIC_RUN_ID": handler.get_run_id(),
             "FORK_LAUNCHED": 1,
         }
         if sys.platform == "win32":
@@ -124,10 +122,14 @@ class _Agent(SimpleElasticAgent):
         texts = {name: str(value) for name, value in values.items()}
         return {**_loopback(group), **environ.snapshot(), **self._job.environment, **texts}
 
-    def _tell_restart(self) -> None:
+    def _tell_restart(self, called: bool) -> None:
+        """Say in the cell why workers start again: `called` by another node, or for a failure here."""
         restart = self._job.max_restarts - self._remaining_restarts
-        cause = failures.one_line(failures.first(self._record.failures))
-        detail = f"{cause}; restart {restart} of {self._job.max_restarts}"
+        if not called:
+            cause = failures.one_line(failures.first(self._record.failures))
+            detail = f"{cause}; restart {restart} of {self._job.max_restarts}"
+        else:
+            detail = "another node starts its workers again"
         self._deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=detail)])
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -141,6 +143,13 @@ class _Agent(SimpleElasticAgent):
             return RunResult(state=WorkerState.FAILED)
         values = dict.fromkeys((worker.global_rank for worker in worker_group.workers), None)
         return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
+
+    def _exit_barrier(self) -> None:
+        handler = self._worker_group.spec.rdzv_handler
+        if isinstance(handler, OwnHandler):
+            handler.wait_for_others()
+        else:
+            super()._exit_barrier()  # type: ignore[no-untyped-call]
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self.close()
@@ -162,83 +171,6 @@ class _Agent(SimpleElasticAgent):
         if self._record.failures:
             return Outcome(failures=tuple(self._record.failures), stopped=self._stopped)
         return Outcome(values={rank: _value(result) for rank, result in self._record.results.items()})
-
-
-class _SingleNode(RendezvousHandler):
-    """The rendezvous of a run on one node: a store on a free port, at once.
-
-    Torch's own backends take a tenth of a second to agree with nobody.
-    """
-
-    def __init__(self, place: Rendezvous) -> None:
-        self._place = place
-
-    use_agent_store = True
-
-    def get_backend(self) -> str:
-        return "single-node"
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        store = _open_store(self._place)  # a new one for each attempt: the last one's holds its addresses
-        where = RendezvousStoreInfo(master_addr=self._place.address, master_port=store.port)
-        return RendezvousInfo(store, 0, 1, where)
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._place.run_id
-
-    def shutdown(self) -> bool:
-        return True
-
-
-def _open_store(place: Rendezvous) -> TCPStore:
-    """Open a store that listens at the run's own address alone.
-
-    Left to itself torch's listens at all addresses, in IPv6; the name of each peer is then looked up as IPv6 too,
-    which no hosts file answers, and a name server that is slow or away delays everything.
-    """
-    if sys.platform == "win32":
-        return TCPStore(
-            place.address, int(place.port or 0), is_master=True, wait_for_workers=False, use_libuv=False
-        )
-    try:
-        listening = listen(place.address, int(place.port or 0))
-        return TCPStore(
-            place.address,
-            listening.getsockname()[1],
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listening.detach(),
-        )
-    except (RuntimeError, OSError) as error:
-        raise LaunchError(f"cannot open a store at {place.address}:{place.port}: {error}") from None
-
-
-def _rendezvous(place: Rendezvous) -> RendezvousHandler:
-    if place.num_nodes == 1 and not place.endpoint:
-        return _SingleNode(place)
-    settings = dict(place.settings or {})
-    endpoint = place.endpoint or f"{place.address}:{place.port}"
-    if place.backend == "static":
-        settings.setdefault("rank", place.node_rank)
-        settings.setdefault("timeout", 900)
-    parameters = RendezvousParameters(
-        backend=place.backend,
-        endpoint=endpoint,
-        run_id=place.run_id,
-        min_nodes=place.num_nodes,
-        max_nodes=place.num_nodes,
-        **settings,
-    )
-    return get_rendezvous_handler(parameters)
 
 
 def _loopback(group: WorkerGroup) -> dict[str, str]:
