@@ -26,7 +26,6 @@ from ..state import AcceleratorState, GradientState
 from ..strategies.base import Strategy
 from ..strategies.ddp import DataParallel
 from ..strategies.single import SingleDevice
-from ..tracking import choose_trackers
 from .collect import CollectPart
 from .prepare import PreparePart
 from .process import ProcessPart
@@ -106,8 +105,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, TrackPart, ProcessPart):
         self.dataloader_config = _loader_config(dataloader_config, split_batches)
         self.rng_types = _rng_types(rng_types)
         self.project_dir = project_dir
-        self.log_with = choose_trackers(log_with, self.logging_dir)
-        self.trackers = []
+        self._choose_trackers(log_with)
         handlers = _sort_handlers(kwargs_handlers or ())
         accumulation = _accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
         group: Any = handlers.get(InitProcessGroupKwargs)

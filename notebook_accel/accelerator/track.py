@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .. import runtime, tracking
-from ..tracking.base import SilentTracker
-from ..tracking.values import numbers_in
+from .. import runtime
 from .base import Shared
+
+if TYPE_CHECKING:  # trackers are imported by those who track
+    from ..tracking import GeneralTracker
 
 
 class TrackPart(Shared):
@@ -22,13 +23,21 @@ class TrackPart(Shared):
     """
 
     project_dir: str | os.PathLike[str] | None
-    log_with: list[str | tracking.GeneralTracker]
-    trackers: list[tracking.GeneralTracker]
+    log_with: list[str | GeneralTracker]
+    trackers: list[GeneralTracker]
 
     @property
     def logging_dir(self) -> str | os.PathLike[str] | None:
         """Folder that trackers write to."""
         return self.project_dir
+
+    def _choose_trackers(self, log_with: Any) -> None:
+        """Take what `log_with` asks for; see `choose_trackers`."""
+        self.log_with, self.trackers = [], []
+        if log_with is not None:
+            from ..tracking import choose_trackers
+
+            self.log_with = choose_trackers(log_with, self.logging_dir)
 
     def init_trackers(
         self,
@@ -84,8 +93,11 @@ class TrackPart(Shared):
         if not self._runtime.topology.is_main:
             return
         reporter = runtime.reporter()
-        if reporter is not None and (found := numbers_in(values)):
-            reporter.metrics(found, None if step is None else int(step))
+        if reporter is not None:
+            from ..tracking.values import numbers_in
+
+            if found := numbers_in(values):
+                reporter.metrics(found, None if step is None else int(step))
         for tracker in self.trackers:
             tracker.log(dict(values), step=step, **options.get(tracker.name, {}))
 
@@ -106,19 +118,23 @@ class TrackPart(Shared):
             raise ValueError(f"the accelerator has no tracker {name!r}, only {', '.join(names)}")
         if names and self._runtime.topology.is_main:
             raise RuntimeError(f"the tracker {name!r} is not running: call init_trackers first")
+        from ..tracking.base import SilentTracker
+
         return SilentTracker(name)
 
     def _make_tracker(
         self,
-        entry: str | tracking.GeneralTracker,
+        entry: str | GeneralTracker,
         project_name: str,
         options: Mapping[str, Mapping[str, Any]],
-    ) -> tracking.GeneralTracker:
-        if isinstance(entry, tracking.GeneralTracker):
+    ) -> GeneralTracker:
+        if not isinstance(entry, str):
             return entry
-        kind: Any = tracking.tracker_class(entry)
+        from ..tracking import tracker_class
+
+        kind: Any = tracker_class(entry)
         folder = [self.logging_dir] if kind.requires_logging_directory else []
-        made: tracking.GeneralTracker = kind(project_name, *folder, **options.get(entry, {}))
+        made: GeneralTracker = kind(project_name, *folder, **options.get(entry, {}))
         return made
 
     def _by_tracker(
@@ -127,11 +143,13 @@ class TrackPart(Shared):
         """Return keywords by tracker; those of a tracker that is not in use may stay, a name of none is an error."""
         if not given:
             return {}
+        from ..tracking import tracker_class
+
         own = [entry if isinstance(entry, str) else entry.name for entry in self.log_with]
         for name in given:
             if name not in own:
                 try:
-                    tracking.tracker_class(str(name))
+                    tracker_class(str(name))
                 except ValueError as error:
                     raise ValueError(f"{argument}: {error}") from None
         return {str(name): keywords for name, keywords in given.items()}
