@@ -28,6 +28,7 @@ TABLE: Final[Mapping[str, str]] = {
     "ACCELERATE_TORCH_DEVICE": "device to use, for example cuda:1",
     "ACCELERATE_DEBUG_MODE": "true: make a dry launch first, and check every collective's inputs",
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "batches per optimizer step",
+    "ACCELERATE_LOG_LEVEL": "level of the loggers of get_logger and of the root logger",
     "FORK_LAUNCHED": "true in a worker that a notebook launched",
     # torch and its libraries
     "OMP_NUM_THREADS": "threads of one process's CPU kernels",
@@ -39,6 +40,13 @@ TABLE: Final[Mapping[str, str]] = {
     "NCCL_IB_DISABLE": "1: no InfiniBand",
     "PYTORCH_ENABLE_MPS_FALLBACK": "1: run on the CPU what MPS lacks",
     "MPLBACKEND": "matplotlib's backend",
+    # as the trackers' libraries name them
+    "MLFLOW_EXPERIMENT_NAME": "experiment of MLflow's tracker",
+    "MLFLOW_RUN_ID": "run that MLflow's tracker goes on with",
+    "MLFLOW_TAGS": "tags of MLflow's run, as JSON",
+    "MLFLOW_NESTED_RUN": "true: MLflow's run is opened inside the active one",
+    "CLEARML_PROJECT": "project of ClearML's tracker",
+    "CLEARML_TASK": "task of ClearML's tracker",
 }
 
 _TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})

@@ -11,11 +11,15 @@ _DISTRIBUTIONS = {"yaml": "pyyaml", "sklearn": "scikit-learn", "PIL": "pillow"}
 
 @cache
 def is_available(name: str) -> bool:
-    """Return True if the top-level module `name` can be imported; it is looked up, not imported."""
+    """Return True if the top-level module `name` can be imported; it is looked up, not imported.
+
+    A folder without code is none: wandb, for one, leaves a folder `wandb` beside the notebook.
+    """
     if "." in name:
         raise ValueError(f"is_available takes a top-level module, not {name!r}")
     try:
-        return importlib.util.find_spec(name) is not None
+        spec = importlib.util.find_spec(name)
+        return spec is not None and spec.origin is not None
     except ValueError:  # a module in sys.modules without a spec, as tests and notebooks make them
         return True
 

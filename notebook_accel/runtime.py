@@ -1,4 +1,4 @@
-"""The only global slot of the package: the runtime of this process."""
+"""The only module with globals that change: the runtime of this process, and its way to the notebook."""
 
 from __future__ import annotations
 
@@ -118,7 +118,18 @@ class Runtime:
     accelerated: bool = False
 
 
+class Reporter(Protocol):
+    """The way from a launched function to the notebook."""
+
+    def metrics(self, values: Mapping[str, float], step: int | None) -> None:
+        """Report numbers of one step."""
+
+    def flush(self) -> None:
+        """Return when the notebook has this process's output, or after a moment."""
+
+
 _current: Runtime | None = None
+_reporter: Reporter | None = None
 
 
 def current() -> Runtime | None:
@@ -136,3 +147,14 @@ def reset() -> None:
     """Forget the runtime; a process group that it opened stays open, see `Comm.close`."""
     global _current
     _current = None
+
+
+def reporter() -> Reporter | None:
+    """Return the way to the notebook, None where none launched this process."""
+    return _reporter
+
+
+def set_reporter(reporter: Reporter | None) -> None:
+    """Make this the way to the notebook; `reset` leaves it, since it belongs to the launch."""
+    global _reporter
+    _reporter = reporter

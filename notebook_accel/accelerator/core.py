@@ -29,6 +29,7 @@ from ..strategies.single import SingleDevice
 from .collect import CollectPart
 from .prepare import PreparePart
 from .process import ProcessPart
+from .track import TrackPart
 from .train import TrainPart
 
 _UNSET: Final = object()
@@ -40,7 +41,7 @@ _HANDLERS: Final = (
 )
 
 
-class Accelerator(PreparePart, TrainPart, CollectPart, ProcessPart):
+class Accelerator(PreparePart, TrainPart, CollectPart, TrackPart, ProcessPart):
     """Prepares models, optimizers, data loaders and schedulers for the processes of a run.
 
     Args:
@@ -52,6 +53,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, ProcessPart):
         dataloader_config: how data loaders are prepared.
         rng_types: generators (`torch`, `cuda`, `generator`) that every epoch starts with as rank 0 has them; by
             default `generator`, that of the loader's sampler.
+        log_with: trackers: names, `all`, `LoggerType` members, instances of `GeneralTracker`, or a list of them.
         project_dir: folder for what the run writes.
         gradient_accumulation_plugin: more about accumulation, instead of `gradient_accumulation_steps`.
         step_scheduler_with_optimizer: step schedulers only when their optimizers step.
@@ -59,7 +61,9 @@ class Accelerator(PreparePart, TrainPart, CollectPart, ProcessPart):
             and `InitProcessGroupKwargs`.
 
     Raises:
-        ValueError: arguments contradict each other, the device, or an earlier Accelerator or PartialState.
+        ValueError: arguments contradict each other, the device, or an earlier Accelerator or PartialState; a
+            tracker is unknown.
+        ImportError: a tracker's library is not installed.
         NotImplementedError: an argument is not supported: any of the names not listed above.
     """
 
@@ -92,7 +96,6 @@ class Accelerator(PreparePart, TrainPart, CollectPart, ProcessPart):
             fsdp_plugin=fsdp_plugin,
             torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
-            log_with=log_with,
             project_config=project_config,
             dynamo_backend=None if str(dynamo_backend).lower() == "no" else dynamo_backend,
             dynamo_plugin=dynamo_plugin,
@@ -101,6 +104,8 @@ class Accelerator(PreparePart, TrainPart, CollectPart, ProcessPart):
         )
         self.dataloader_config = _loader_config(dataloader_config, split_batches)
         self.rng_types = _rng_types(rng_types)
+        self.project_dir = project_dir
+        self._choose_trackers(log_with)
         handlers = _sort_handlers(kwargs_handlers or ())
         accumulation = _accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
         group: Any = handlers.get(InitProcessGroupKwargs)
@@ -109,7 +114,6 @@ class Accelerator(PreparePart, TrainPart, CollectPart, ProcessPart):
         self.gradient_state = GradientState(accumulation)
         self.device_placement = device_placement
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
-        self.project_dir = project_dir
         self._precision = Precision(
             self._runtime.settings.mixed_precision,
             self._runtime.device,
@@ -209,9 +213,15 @@ class Accelerator(PreparePart, TrainPart, CollectPart, ProcessPart):
         return self.is_main_process
 
     def end_training(self) -> None:
-        """Close the process group that this package opened; in a launched worker its launcher does so."""
-        if not self.state.fork_launched:
-            self._runtime.comm.close()
+        """Finish the trackers, and close the process group that this package opened.
+
+        In a launched worker its launcher closes the group.
+        """
+        try:
+            self._finish_trackers()
+        finally:
+            if not self.state.fork_launched:
+                self._runtime.comm.close()
 
 
 def _refuse_unsupported(**arguments: Any) -> None:

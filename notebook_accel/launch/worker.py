@@ -28,6 +28,7 @@ from ..stream.wire import PipeEnd
 from . import failures, sources
 from .culprit import pack_value
 from .randomness import RandomStates
+from .report import WorkerReporter
 from .segment import Segment
 
 GO = b"g"  # the notebook's word, on the event socket, that all workers are started
@@ -106,6 +107,7 @@ def _work(seat: Seat, emitter: Emitter, output: capture.Capture) -> int:
     __tracebackhide__ = True
     try:
         _equip(seat, output)
+        runtime.set_reporter(WorkerReporter(emitter, output.flush))
         if seat.events.recv(len(GO)) != GO:
             return 1  # the notebook has given up
         function, args = seat.payload.open() if isinstance(seat.payload, Segment) else seat.payload

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
+from typing import NamedTuple
 
 from ..events import Event, Failure, Line, Metric, Phase, Progress, Result
 
 MAX_EVENTS = 100_000
+MAX_POINTS = 10_000
+
+
+class Point(NamedTuple):
+    """One value of a metric; `step` is None where none was given, `time` is in seconds since the epoch."""
+
+    step: int | None
+    time: float
+    value: float
 
 
 class RunRecord:
@@ -19,15 +29,16 @@ class RunRecord:
         failures: failures of the current attempt, in order of arrival.
         results: the returned values by rank, still pickled.
         progress: last state of each bar, by (rank, bar).
-        metrics: all metric events.
+        metrics: the last values of each metric (`max_points`), oldest first; a restart goes on with them.
     """
 
-    def __init__(self, max_events: int = MAX_EVENTS) -> None:
+    def __init__(self, max_events: int = MAX_EVENTS, max_points: int = MAX_POINTS) -> None:
         self.phases: dict[int, Phase] = {}
         self.failures: list[Failure] = []
         self.results: dict[int, Result] = {}
         self.progress: dict[tuple[int, int], Progress] = {}
-        self.metrics: list[Metric] = []
+        self.metrics: dict[str, deque[Point]] = {}
+        self._max_points = max_points
         self.restarts = 0
         self._shown: deque[Event] = deque(maxlen=max_events)
         self._count = 0
@@ -45,9 +56,14 @@ class RunRecord:
         elif isinstance(event, Progress):
             self.progress[event.rank, event.bar] = event
         elif isinstance(event, Metric):
-            self.metrics.append(event)
+            self._metric(event)
         self._shown.append(event)
         self._count += 1
+
+    def _metric(self, metric: Metric) -> None:
+        for name, value in metric.values.items():
+            history = self.metrics.setdefault(name, deque(maxlen=self._max_points))
+            history.append(Point(metric.step, metric.time, value))
 
     def _phase(self, phase: Phase) -> None:
         if phase.name == "restarting":

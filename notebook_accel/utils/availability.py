@@ -8,6 +8,7 @@ from typing import Final
 import torch
 
 from .. import devices, probes
+from ..tracking import LoggerType, is_installed
 
 _COMPARISONS: Final = {
     "<": operator.lt,
@@ -98,12 +99,47 @@ def is_pandas_available() -> bool:
 
 def is_tensorboard_available() -> bool:
     """Return True if tensorboard or tensorboardX is installed."""
-    return probes.is_available("tensorboard") or probes.is_available("tensorboardX")
+    return is_installed(LoggerType.TENSORBOARD)
 
 
 def is_wandb_available() -> bool:
     """Return True if wandb is installed."""
-    return probes.is_available("wandb")
+    return is_installed(LoggerType.WANDB)
+
+
+def is_trackio_available() -> bool:
+    """Return True if trackio is installed."""
+    return is_installed(LoggerType.TRACKIO)
+
+
+def is_aim_available() -> bool:
+    """Return True if aim is installed, in a version below 4."""
+    return is_installed(LoggerType.AIM)
+
+
+def is_comet_ml_available() -> bool:
+    """Return True if comet_ml is installed."""
+    return is_installed(LoggerType.COMETML)
+
+
+def is_mlflow_available() -> bool:
+    """Return True if mlflow, or its small variant, is installed."""
+    return is_installed(LoggerType.MLFLOW)
+
+
+def is_clearml_available() -> bool:
+    """Return True if clearml is installed."""
+    return is_installed(LoggerType.CLEARML)
+
+
+def is_dvclive_available() -> bool:
+    """Return True if dvclive is installed."""
+    return is_installed(LoggerType.DVCLIVE)
+
+
+def is_swanlab_available() -> bool:
+    """Return True if swanlab is installed."""
+    return is_installed(LoggerType.SWANLAB)
 
 
 def is_tqdm_available() -> bool:

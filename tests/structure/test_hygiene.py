@@ -17,6 +17,7 @@ FORBIDDEN_WORDS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 # module.name: why this module may hold a slot that changes
 SLOTS = {
     "notebook_accel.runtime._current": "the one global slot of the package",
+    "notebook_accel.runtime._reporter": "what a launch gives to the code that it calls",
 }
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 MUTABLE_CALLS = {"dict", "list", "set", "defaultdict", "deque", "Counter", "OrderedDict", "local", "WeakSet",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ... import environ, runtime
 from ...stream.record import RunRecord
 from ..job import Job
+from ..report import CellReporter
 from .base import Deliver, Engine, Outcome, announcement
 
 
@@ -15,13 +16,15 @@ class InProcessEngine(Engine):
         """Run the job; an exception of the function passes through."""
         __tracebackhide__ = True
         deliver([announcement(job)])
-        before = runtime.current()
+        before, reporter_before = runtime.current(), runtime.reporter()
         runtime.reset()
+        runtime.set_reporter(CellReporter(deliver))
         try:
             with environ.patch_environment(**job.environment):
                 value = job.function(*job.args)
         finally:
             runtime.reset()
+            runtime.set_reporter(reporter_before)
             if before is not None:
                 runtime.install(before)
         return Outcome(values={0: value})

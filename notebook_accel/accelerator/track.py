@@ -1,0 +1,164 @@
+"""The accelerator's trackers: what is logged goes to each of them, and to the notebook."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .. import runtime
+from .base import Shared
+
+if TYPE_CHECKING:  # trackers are imported by those who track
+    from ..tracking import GeneralTracker
+
+
+class TrackPart(Shared):
+    """Log to trackers, in rank 0.
+
+    Attributes:
+        project_dir: folder for what the run writes.
+        log_with: the trackers asked for, by name or as given.
+        trackers: those of the run, from `init_trackers` to `end_training`; empty outside rank 0.
+    """
+
+    project_dir: str | os.PathLike[str] | None
+    log_with: list[str | GeneralTracker]
+    trackers: list[GeneralTracker]
+
+    @property
+    def logging_dir(self) -> str | os.PathLike[str] | None:
+        """Folder that trackers write to."""
+        return self.project_dir
+
+    def _choose_trackers(self, log_with: Any) -> None:
+        """Take what `log_with` asks for; see `choose_trackers`."""
+        self.log_with, self.trackers = [], []
+        if log_with is not None:
+            from ..tracking import choose_trackers
+
+            self.log_with = choose_trackers(log_with, self.logging_dir)
+
+    def init_trackers(
+        self,
+        project_name: str,
+        config: dict[str, Any] | None = None,
+        init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Start the trackers that `log_with` asked for; those of an earlier call are finished first.
+
+        Args:
+            project_name: what each tracker calls the project or run.
+            config: hyperparameters to store.
+            init_kwargs: keywords for trackers, by their names: `{"wandb": {"tags": ["first"]}}`.
+
+        Raises:
+            TypeError: `project_name` is no text.
+            ValueError: `init_kwargs` names no tracker.
+        """
+        if not isinstance(project_name, str):
+            raise TypeError(f"project_name {project_name!r} is a {type(project_name).__name__}, not a text")
+        options = self._by_tracker("init_kwargs", init_kwargs)
+        if not self._runtime.topology.is_main:
+            return
+        made = [self._make_tracker(entry, project_name, options) for entry in self.log_with]
+        self._finish_trackers()
+        for tracker in made:
+            tracker.start()
+            self.trackers.append(tracker)
+        if config is not None:
+            for tracker in self.trackers:
+                tracker.store_init_configuration(config)
+
+    def log(
+        self,
+        values: Mapping[str, Any],
+        step: int | None = None,
+        log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Log values in rank 0, to each tracker and, where a notebook launched the run, its numbers to that.
+
+        Args:
+            values: numbers, texts and what else the trackers take, by name.
+            step: the step that they belong to.
+            log_kwargs: keywords for trackers' `log`, by their names.
+
+        Raises:
+            TypeError: `values` is no mapping.
+            ValueError: `log_kwargs` names no tracker.
+        """
+        if not isinstance(values, Mapping):
+            raise TypeError(f"log takes values by name, as {{'loss': 0.5}}, not {values!r}")
+        options = self._by_tracker("log_kwargs", log_kwargs)
+        if not self._runtime.topology.is_main:
+            return
+        reporter = runtime.reporter()
+        if reporter is not None:
+            from ..tracking.values import numbers_in
+
+            if found := numbers_in(values):
+                reporter.metrics(found, None if step is None else int(step))
+        for tracker in self.trackers:
+            tracker.log(dict(values), step=step, **options.get(tracker.name, {}))
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
+        """Return a tracker by name, or with `unwrap` the library's own object.
+
+        Outside rank 0, and where the accelerator has no trackers, it is a tracker whose methods do nothing.
+
+        Raises:
+            ValueError: there are trackers, but none of this name.
+            RuntimeError: the tracker is not started.
+        """
+        for tracker in self.trackers:
+            if tracker.name == name:
+                return getattr(tracker, "tracker") if unwrap else tracker  # noqa: B009 - not in the base's types
+        names = [entry if isinstance(entry, str) else entry.name for entry in self.log_with]
+        if names and name not in names:
+            raise ValueError(f"the accelerator has no tracker {name!r}, only {', '.join(names)}")
+        if names and self._runtime.topology.is_main:
+            raise RuntimeError(f"the tracker {name!r} is not running: call init_trackers first")
+        from ..tracking.base import SilentTracker
+
+        return SilentTracker(name)
+
+    def _make_tracker(
+        self,
+        entry: str | GeneralTracker,
+        project_name: str,
+        options: Mapping[str, Mapping[str, Any]],
+    ) -> GeneralTracker:
+        if not isinstance(entry, str):
+            return entry
+        from ..tracking import tracker_class
+
+        kind: Any = tracker_class(entry)
+        folder = [self.logging_dir] if kind.requires_logging_directory else []
+        made: GeneralTracker = kind(project_name, *folder, **options.get(entry, {}))
+        return made
+
+    def _by_tracker(
+        self, argument: str, given: Mapping[str, Mapping[str, Any]] | None
+    ) -> Mapping[str, Mapping[str, Any]]:
+        """Return keywords by tracker; those of a tracker that is not in use may stay, a name of none is an error."""
+        if not given:
+            return {}
+        from ..tracking import tracker_class
+
+        own = [entry if isinstance(entry, str) else entry.name for entry in self.log_with]
+        for name in given:
+            if name not in own:
+                try:
+                    tracker_class(str(name))
+                except ValueError as error:
+                    raise ValueError(f"{argument}: {error}") from None
+        return {str(name): keywords for name, keywords in given.items()}
+
+    def _finish_trackers(self) -> None:
+        """Finish all trackers, each of them even if one before it fails."""
+        while self.trackers:
+            try:
+                self.trackers.pop(0).finish()
+            except BaseException:
+                self._finish_trackers()
+                raise

@@ -1,0 +1,45 @@
+"""What code in the launched function can tell the notebook, besides its output: metrics."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from ..events import Metric
+from ..stream.emit import Emitter
+from .engines.base import Deliver
+
+
+class WorkerReporter:
+    """Sends a worker's metrics as events."""
+
+    def __init__(self, emitter: Emitter, flush: Callable[[], None]) -> None:
+        self._emitter = emitter
+        self._flush = flush
+
+    def metrics(self, values: Mapping[str, float], step: int | None) -> None:
+        """Send numbers of one step."""
+        emitter = self._emitter
+        emitter.emit(Metric(rank=emitter.rank, time=emitter.now(), values=values, step=step))
+
+    def flush(self) -> None:
+        """Return when the notebook has this worker's output, or after a moment."""
+        self._flush()
+
+
+class CellReporter:
+    """Takes the metrics of a function that runs in the notebook's own process."""
+
+    def __init__(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+
+    def metrics(self, values: Mapping[str, float], step: int | None) -> None:
+        """Take numbers of one step."""
+        self._deliver([Metric(rank=0, time=time.time(), values=values, step=step)])
+
+    def flush(self) -> None:
+        """Push out what Python holds back."""
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()

@@ -1,0 +1,63 @@
+"""DVCLive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .base import GeneralTracker, on_main_process
+from .values import warn_dropped
+
+
+class DVCLiveTracker(GeneralTracker):
+    """Logs with DVCLive, one step of which is one call of `log`.
+
+    Args:
+        run_name: not used; `kwargs` say where to write, as in `init_kwargs={"dvclive": {"dir": "folder"}}`.
+        live: a `dvclive.Live` to use instead of a new one.
+        kwargs: for `dvclive.Live`.
+    """
+
+    name = "dvclive"
+    requires_logging_directory = False
+
+    def __init__(self, run_name: str | None = None, live: Any = None, **kwargs: Any) -> None:
+        super().__init__()
+        self.live = live
+        self.init_kwargs = kwargs
+
+    @on_main_process
+    def start(self) -> None:
+        """Make the `dvclive.Live`, if none was given."""
+        from dvclive import Live
+
+        if self.live is None:
+            self.live = Live(**self.init_kwargs)
+
+    @property
+    def tracker(self) -> Any:
+        """The `dvclive.Live`."""
+        return self.live
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store hyperparameters, which may be nested."""
+        self.live.log_params(values)
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Add the values that are metrics to DVCLive and end the step; `kwargs` are for `Live.log_metric`."""
+        from dvclive.plots import Metric
+
+        if step is not None:
+            self.live.step = step
+        for name, value in values.items():
+            if Metric.could_log(value):
+                self.live.log_metric(name, value, **kwargs)
+            else:
+                warn_dropped(self.name, name, value)
+        self.live.next_step()
+
+    @on_main_process
+    def finish(self) -> None:
+        """Write the last step and what sums the run up."""
+        self.live.end()

@@ -1,0 +1,55 @@
+"""What a logged value is to a tracker: a number, something plain, or nothing it can take."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+
+
+def as_number(value: Any) -> float | None:
+    """Return a real number, or a tensor or array of one element, as a float; None for everything else."""
+    value = _item(value)
+    if not isinstance(value, Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def numbers_in(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are numbers."""
+    found = {str(name): as_number(value) for name, value in values.items()}
+    return {name: number for name, number in found.items() if number is not None}
+
+
+def plain(value: Any) -> Any:
+    """Return a value in the types of YAML: None, bool, int, float, str, list, dict; anything else as its text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(inner) for inner in value]
+    value = _item(value)
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    number = as_number(value)
+    return str(value) if number is None else number
+
+
+def warn_dropped(tracker: str, name: str, value: Any) -> None:
+    """Warn that a tracker cannot take a value: once for each name and type, as Python shows a warning once."""
+    warnings.warn(f"{tracker} cannot log {name!r}: a {type(value).__name__} is no number", stacklevel=2)
+
+
+def _item(value: Any) -> Any:
+    """Return the one element of a tensor, or of a number or array of NumPy, as Python has it."""
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 and not value.is_meta else value
+    is_numpy = type(value).__module__.partition(".")[0] == "numpy"
+    return value.item() if is_numpy and getattr(value, "size", 0) == 1 else value
