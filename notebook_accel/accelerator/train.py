@@ -94,7 +94,8 @@ class TrainPart(Shared):
         try:
             for sampler in samplers:
                 sampler.even_batches = even_batches
-            with Join(joinables, enable=enable, throw_on_early_termination=False):
+            joining = [self._strategy.joinable(item) for item in joinables]
+            with Join(joining, enable=enable, throw_on_early_termination=False):
                 yield
         finally:
             for sampler, value in zip(samplers, before, strict=True):
