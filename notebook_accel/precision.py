@@ -101,10 +101,14 @@ class LossScaler(torch.amp.GradScaler):
 
     def found_inf(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return True if the optimizer's last gradients held an infinite or undefined value."""
+        if not self.is_enabled():
+            return False
         found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
         return any(bool(value.item()) for value in found.values())
 
     def _stage(self, optimizer: torch.optim.Optimizer) -> OptState:
+        if not self.is_enabled():
+            return OptState.READY
         # torch keeps this for every optimizer, and makes the entry when it is first asked for
         stage: OptState = self._per_optimizer_states[id(optimizer)]["stage"]
         return stage

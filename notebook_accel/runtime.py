@@ -26,7 +26,7 @@ class GradientFlags:
     Attributes:
         sync_gradients: True when the next optimizer step is to happen.
         num_steps: batches per optimizer step.
-        adjust_scheduler: True steps the scheduler on accumulated batches too.
+        adjust_scheduler: what the user asked for; schedules step with the optimizer in either case.
         sync_with_dataloader: True makes the last batch of a loader a step.
         sync_each_batch: True reduces gradients on accumulated batches too, which saves memory.
         loaders: weak references to the loaders that are being iterated, innermost last.

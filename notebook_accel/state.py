@@ -361,7 +361,7 @@ class GradientState:
 
     @property
     def adjust_scheduler(self) -> bool:
-        """True steps the scheduler on accumulated batches too."""
+        """What the user asked for; schedules step with the optimizer in either case."""
         return self._flags.adjust_scheduler
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,12 +19,17 @@ def get_mixed_precision_context_manager(
     """Return a context in which operations run in the precision of the process's accelerator.
 
     Args:
-        native_amp: False for a context that changes nothing.
+        native_amp: False for a context that changes nothing; where it is True and the precision is `no`, torch
+            chooses the format.
         autocast_kwargs: arguments of `torch.autocast`.
     """
     found = detect.ensure()
-    mode = found.settings.mixed_precision if native_amp else "no"
-    return Precision.context(mode, found.device, autocast_kwargs)
+    if not native_amp:
+        return nullcontext()
+    if found.settings.mixed_precision == "no":
+        options = {} if autocast_kwargs is None else autocast_kwargs.to_kwargs()
+        return torch.autocast(found.device.type, **options)
+    return Precision.context(found.settings.mixed_precision, found.device, autocast_kwargs)
 
 
 def get_grad_scaler(distributed_type: DistributedType | None = None, **kwargs: Any) -> torch.amp.GradScaler:
