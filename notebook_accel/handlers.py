@@ -122,7 +122,7 @@ class GradientAccumulationPlugin(KwargsHandler):
 
     Attributes:
         num_steps: batches per optimizer step.
-        adjust_scheduler: count accumulated batches in the scheduler too.
+        adjust_scheduler: without effect, as in Accelerate: schedules step with the optimizer in either case.
         sync_with_dataloader: make the last batch of a loader a step.
         sync_each_batch: reduce gradients on accumulated batches too, which saves memory and costs time.
     """

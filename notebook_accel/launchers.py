@@ -45,7 +45,7 @@ def notebook_launcher(
         function: what each process runs, as `function(*args)`; it may be defined in a cell.
         args: its arguments.
         num_processes: processes on this node; None is one per GPU, or 1.
-        mixed_precision: `no`, `fp16` or `bf16`: what an `Accelerator` in the workers uses.
+        mixed_precision: `no`, `fp16`, `bf16` or `fp8`: what an `Accelerator` in the workers uses.
         use_port: port of the rendezvous store on node 0; None is a free one.
         master_addr: address of node 0.
         node_rank: number of this node, from 0.

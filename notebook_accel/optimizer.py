@@ -143,6 +143,12 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return runtime is None or runtime.gradient.sync_gradients
 
     def _step_scaled(self, arguments: tuple[Any, ...]) -> Any:
+        request_update = getattr(self.scaler, "request_update", None)
+        if request_update is not None:
+            result = self.scaler.step(self.optimizer, *arguments)
+            self._was_skipped = self.scaler.found_inf(self.optimizer)
+            request_update()
+            return result
         # Optimizers that unscale by themselves always run: whether they changed anything, only the scale tells.
         hooked = hasattr(self.optimizer, "register_step_post_hook")
         if not hooked or getattr(self.optimizer, "_step_supports_amp_scaling", False):

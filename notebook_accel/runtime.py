@@ -26,7 +26,7 @@ class GradientFlags:
     Attributes:
         sync_gradients: True when the next optimizer step is to happen.
         num_steps: batches per optimizer step.
-        adjust_scheduler: True steps the scheduler on accumulated batches too.
+        adjust_scheduler: what the user asked for; schedules step with the optimizer in either case.
         sync_with_dataloader: True makes the last batch of a loader a step.
         sync_each_batch: True reduces gradients on accumulated batches too, which saves memory.
         loaders: weak references to the loaders that are being iterated, innermost last.
@@ -89,11 +89,12 @@ class Settings:
     """What the user asked for; a second request that differs is a conflict.
 
     Attributes:
-        mixed_precision: `no`, `bf16` or `fp16`.
+        mixed_precision: `no`, `bf16`, `fp16` or `fp8`.
         debug: compare the inputs of all ranks before each collective.
         cpu: no accelerator device, asked for by argument or environment.
         backend: of the process group, None in a single process.
         group_options: what the process group was opened with.
+        dynamo_plugin: what the first accelerator compiles with.
     """
 
     mixed_precision: str = "no"
@@ -101,6 +102,7 @@ class Settings:
     cpu: bool = False
     backend: str | None = None
     group_options: Mapping[str, Any] = field(default_factory=dict)
+    dynamo_plugin: Any = None
 
 
 @dataclass(kw_only=True, slots=True)

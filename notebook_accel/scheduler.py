@@ -48,16 +48,13 @@ class AcceleratedScheduler:
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step as often as the schedule moved on; the arguments go to every step.
 
-        While gradients accumulate nothing is stepped; `adjust_scheduler` of the gradient flags lets the schedule
-        count the batch.
+        While gradients accumulate nothing is stepped or counted, whatever `adjust_scheduler` says.
         """
         if not self.step_with_optimizer:
             self.scheduler.step(*args, **kwargs)
             return
         runtime = self._runtime if self._runtime is not None else process.current()
         if runtime is not None and not runtime.gradient.sync_gradients:
-            if runtime.gradient.adjust_scheduler:
-                self.scheduler._step_count += 1
             return
         if any(getattr(optimizer, "step_was_skipped", False) for optimizer in self.optimizers):
             return

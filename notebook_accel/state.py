@@ -277,8 +277,13 @@ class AcceleratorState(PartialState):
 
     @property
     def mixed_precision(self) -> str:
-        """`no`, `bf16` or `fp16`."""
+        """`no`, `bf16`, `fp16` or `fp8`."""
         return self._runtime.settings.mixed_precision
+
+    @property
+    def dynamo_plugin(self) -> Any:
+        """What the first accelerator compiles models with."""
+        return self._runtime.settings.dynamo_plugin
 
     @property
     def is_fsdp2(self) -> bool:
@@ -356,7 +361,7 @@ class GradientState:
 
     @property
     def adjust_scheduler(self) -> bool:
-        """True steps the scheduler on accumulated batches too."""
+        """What the user asked for; schedules step with the optimizer in either case."""
         return self._flags.adjust_scheduler
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from ..compilation import TorchDynamoPlugin
 from ..data_loader.config import DataLoaderConfiguration
 from ..optimizer import AcceleratedOptimizer
 from ..precision import Precision
@@ -39,6 +40,7 @@ class Shared:
     _runtime: Runtime
     _strategy: Strategy
     _precision: Precision
+    _dynamo: TorchDynamoPlugin
     _models: list[torch.nn.Module]
     _optimizers: list[AcceleratedOptimizer]
     _schedulers: list[AcceleratedScheduler]

@@ -9,8 +9,10 @@ from typing import Any, Final
 
 import torch
 
-from .. import detect, environ, precision
+from .. import compilation, detect, environ, precision
+from ..compilation import TorchDynamoPlugin
 from ..data_loader.config import DataLoaderConfiguration
+from ..fp8 import AORecipeKwargs, FP8BackendType
 from ..handlers import (
     AutocastKwargs,
     DistributedDataParallelKwargs,
@@ -34,6 +36,7 @@ from .train import TrainPart
 
 _UNSET: Final = object()
 _HANDLERS: Final = (
+    AORecipeKwargs,
     AutocastKwargs,
     DistributedDataParallelKwargs,
     GradScalerKwargs,
@@ -47,7 +50,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, TrackPart, ProcessPart):
     Args:
         device_placement: move models and batches to the device.
         split_batches: set it in `dataloader_config`; kept for older code.
-        mixed_precision: `no`, `bf16` or `fp16`; by default that of ACCELERATE_MIXED_PRECISION, else `no`.
+        mixed_precision: `no`, `bf16`, `fp16` or `fp8`; by default that of ACCELERATE_MIXED_PRECISION, else `no`.
         gradient_accumulation_steps: batches per optimizer step; ACCELERATE_GRADIENT_ACCUMULATION_STEPS overrides it.
         cpu: use no accelerator device.
         dataloader_config: how data loaders are prepared.
@@ -57,8 +60,10 @@ class Accelerator(PreparePart, TrainPart, CollectPart, TrackPart, ProcessPart):
         project_dir: folder for what the run writes.
         gradient_accumulation_plugin: more about accumulation, instead of `gradient_accumulation_steps`.
         step_scheduler_with_optimizer: step schedulers only when their optimizers step.
-        kwargs_handlers: at most one each of `AutocastKwargs`, `DistributedDataParallelKwargs`, `GradScalerKwargs`
-            and `InitProcessGroupKwargs`.
+        kwargs_handlers: at most one each of `AORecipeKwargs`, `AutocastKwargs`, `DistributedDataParallelKwargs`,
+            `GradScalerKwargs` and `InitProcessGroupKwargs`.
+        dynamo_backend: compile prepared models with this backend of `torch.compile`.
+        dynamo_plugin: more about compiling, instead of `dynamo_backend`; by default that of the first accelerator.
 
     Raises:
         ValueError: arguments contradict each other, the device, or an earlier Accelerator or PartialState; a
@@ -87,7 +92,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, TrackPart, ProcessPart):
         step_scheduler_with_optimizer: bool = True,
         kwargs_handlers: Sequence[KwargsHandler] | None = None,
         dynamo_backend: Any = None,
-        dynamo_plugin: Any = None,
+        dynamo_plugin: TorchDynamoPlugin | None = None,
         deepspeed_plugins: Any = None,
         parallelism_config: Any = None,
     ) -> None:
@@ -97,8 +102,6 @@ class Accelerator(PreparePart, TrainPart, CollectPart, TrackPart, ProcessPart):
             torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
             project_config=project_config,
-            dynamo_backend=None if str(dynamo_backend).lower() == "no" else dynamo_backend,
-            dynamo_plugin=dynamo_plugin,
             deepspeed_plugins=deepspeed_plugins,
             parallelism_config=parallelism_config,
         )
@@ -109,16 +112,28 @@ class Accelerator(PreparePart, TrainPart, CollectPart, TrackPart, ProcessPart):
         handlers = _sort_handlers(kwargs_handlers or ())
         accumulation = _accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
         group: Any = handlers.get(InitProcessGroupKwargs)
+        dynamo = (
+            compilation.choose(dynamo_backend, dynamo_plugin) if dynamo_backend or dynamo_plugin else None
+        )
         self._runtime = _runtime_for(mixed_precision, cpu, {} if group is None else group.to_kwargs())
+        self._dynamo = dynamo or compilation.choose(None, None, self._runtime.settings.dynamo_plugin)
+        if self._runtime.settings.dynamo_plugin is None:
+            self._runtime.settings = dataclasses.replace(self._runtime.settings, dynamo_plugin=self._dynamo)
         self.state = AcceleratorState(_from_accelerator=True)
         self.gradient_state = GradientState(accumulation)
         self.device_placement = device_placement
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        recipe = handlers.get(AORecipeKwargs)
+        if recipe is not None and self._runtime.settings.mixed_precision != "fp8":
+            raise ValueError(
+                f"AORecipeKwargs is for mixed_precision='fp8', not {self._runtime.settings.mixed_precision!r}"
+            )
         self._precision = Precision(
             self._runtime.settings.mixed_precision,
             self._runtime.device,
             autocast=handlers.get(AutocastKwargs),
             scaling=handlers.get(GradScalerKwargs),
+            recipe=recipe,
         )
         self._strategy = _choose_strategy(
             self._runtime, self._precision, handlers.get(DistributedDataParallelKwargs)
@@ -135,8 +150,13 @@ class Accelerator(PreparePart, TrainPart, CollectPart, TrackPart, ProcessPart):
 
     @property
     def mixed_precision(self) -> str:
-        """`no`, `bf16` or `fp16`."""
+        """`no`, `bf16`, `fp16` or `fp8`."""
         return self._precision.mode
+
+    @property
+    def fp8_backend(self) -> FP8BackendType:
+        """The library that computes in float8; NO unless the precision is `fp8`."""
+        return FP8BackendType.AO if self._precision.mode == "fp8" else FP8BackendType.NO
 
     @property
     def native_amp(self) -> bool:

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from .. import devices
+from ..compilation import compile_model
 from ..data_loader.prepare import prepare_data_loader
 from ..data_loader.skip import skip_first_batches
 from ..optimizer import AcceleratedOptimizer
@@ -127,7 +128,8 @@ class PreparePart(Shared):
     ) -> Any:
         """Return the user's model out of what `prepare` put around it.
 
-        `keep_fp32_wrapper=False` gives it its own forward back.
+        `keep_fp32_wrapper=False` gives it its own forward back; `keep_torch_compile=False` gives the model that was
+        compiled. The prepared model stays as it is.
         """
         return unwrap(model, keep_fp32_wrapper, keep_torch_compile)
 
@@ -184,7 +186,8 @@ class PreparePart(Shared):
                 evaluation=evaluation,
             )
         )
-        for index, model in zip(models, bundle.models, strict=True):
+        for index, strategic in zip(models, bundle.models, strict=True):
+            model = compile_model(strategic, self._dynamo)
             setattr(model, _MARK, True)
             _remember(self._models, model)
             results[index] = model

@@ -47,13 +47,16 @@ class TrainPart(Shared):
     def gradient_accumulation_steps(self, gradient_accumulation_steps: int) -> None:
         self._runtime.gradient.num_steps = gradient_accumulation_steps
 
-    @contextmanager
-    def accumulate(self, *models: torch.nn.Module) -> Iterator[None]:
-        """Run the block as one batch: prepared optimizers and schedulers step in every N-th block only.
+    def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[None]:
+        """Return a context whose block counts as one batch; optimizers and schedulers step in every N-th only.
 
         N is `gradient_accumulation_steps`; the last batch of a loader is a step too. Gradients of the models are
         reduced over the processes with the step.
         """
+        return _Accumulation(self, models)
+
+    def _count_batch(self) -> bool:
+        """Set the flags for the next batch; return True if its gradients stay with the process."""
         flags = self._runtime.gradient
         if flags.sync_with_dataloader and flags.end_of_dataloader:
             self.step = 0
@@ -61,13 +64,7 @@ class TrainPart(Shared):
         else:
             self.step += 1
             flags.sync_gradients = self.step % flags.num_steps == 0
-        if flags.sync_gradients or flags.sync_each_batch:
-            yield
-            return
-        with ExitStack() as stack:
-            for model in models:
-                stack.enter_context(self._strategy.no_sync(model))
-            yield
+        return not (flags.sync_gradients or flags.sync_each_batch)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes of the model reduce no gradients over the processes."""
@@ -94,7 +91,8 @@ class TrainPart(Shared):
         try:
             for sampler in samplers:
                 sampler.even_batches = even_batches
-            with Join(joinables, enable=enable, throw_on_early_termination=False):
+            joining = [self._strategy.joinable(item) for item in joinables]
+            with Join(joining, enable=enable, throw_on_early_termination=False):
                 yield
         finally:
             for sampler, value in zip(samplers, before, strict=True):
@@ -138,3 +136,33 @@ class TrainPart(Shared):
     def optimizer_step_was_skipped(self) -> bool:
         """True if a prepared optimizer left out its last step because gradients overflowed."""
         return any(optimizer.step_was_skipped for optimizer in self._optimizers)
+
+
+class _Accumulation(AbstractContextManager[None]):
+    """One batch of gradient accumulation; a class, because a generator takes three times as long for every batch."""
+
+    __slots__ = ("_accelerator", "_models", "_quiet")
+
+    def __init__(self, accelerator: TrainPart, models: tuple[torch.nn.Module, ...]) -> None:
+        self._accelerator = accelerator
+        self._models = models
+        self._quiet: AbstractContextManager[Any] | None = None
+
+    def __enter__(self) -> None:
+        if not self._accelerator._count_batch():
+            return
+        quiet = [self._accelerator.no_sync(model) for model in self._models]
+        self._quiet = quiet[0] if len(quiet) == 1 else _together(quiet)
+        self._quiet.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        if self._quiet is not None:
+            self._quiet.__exit__(*raised)
+
+
+@contextmanager
+def _together(contexts: list[AbstractContextManager[Any]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield

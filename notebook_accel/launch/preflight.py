@@ -13,12 +13,12 @@ from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, Final
 
-from .. import devices, environ
+from .. import devices, environ, probes
 from . import kernel_state
 from .addresses import unknown, unusable
 from .job import RETURNS, START_METHODS, Job, Rendezvous, StartMethod
 
-PRECISIONS: Final = ("no", "fp16", "bf16")
+PRECISIONS: Final = ("no", "fp16", "bf16", "fp8")
 BACKENDS: Final = ("static", "c10d")
 OUTPUTS: Final = ("all", "first", "none")
 _DAY: Final = 86_400
@@ -81,7 +81,7 @@ def checked(job: Job, caller: str) -> Job:
     _check_place(problems)
     _check_function(problems, job.function, job.args)
     _check_processes(problems, job)
-    _check_precision(problems, job.mixed_precision, _on_cpu(job))
+    _check_precision(problems, job.mixed_precision)
     _check_rendezvous(problems, job.rendezvous)
     _check_restarts(problems, job.max_restarts, job.monitor_interval)
     _check_choices(problems, job)
@@ -163,11 +163,13 @@ def _check_processes(problems: Problems, job: Job) -> None:
         )
 
 
-def _check_precision(problems: Problems, mixed_precision: Any, on_cpu: bool) -> None:
+def _check_precision(problems: Problems, mixed_precision: Any) -> None:
     word = mixed_precision.lower() if isinstance(mixed_precision, str) else mixed_precision
     problems.one_of("mixed_precision", word, PRECISIONS)
-    if isinstance(word, str) and word == "fp16" and on_cpu:
-        problems.value("mixed_precision='fp16': it needs a GPU, on the CPU 'bf16' works")
+    if isinstance(word, str) and word == "fp8" and not probes.is_available("torchao"):
+        problems.value(
+            "mixed_precision='fp8': torchao computes in it, which is not installed: pip install torchao"
+        )
 
 
 def _check_rendezvous(problems: Problems, place: Rendezvous) -> None:

@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 
+from ..compilation import is_compiled_module, original, recompiled
 from ..precision import Precision, restore_forward
 from ..runtime import Runtime
 
@@ -70,6 +71,10 @@ class Strategy(ABC):
         """Return a context whose backward pass reduces gradients, though its forward ran under `no_sync`."""
         return nullcontext()
 
+    def joinable(self, model: Any) -> Any:
+        """Return what takes part in a `Join` for the model."""
+        return model
+
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float
     ) -> torch.Tensor:
@@ -81,8 +86,10 @@ class Strategy(ABC):
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return the whole state of the user's model."""
-        state: dict[str, Any] = unwrap(model).state_dict()
+        """Return the whole state of the user's model, under its own names."""
+        state: dict[str, Any] = unwrap(model, keep_torch_compile=False).state_dict()
+        for name in [name for name in state if "_orig_mod." in name]:  # of parts that the user compiled
+            state[name.replace("_orig_mod.", "")] = state.pop(name)
         return state
 
 
@@ -97,22 +104,45 @@ def unwrap(
     Args:
         model: prepared or not.
         keep_fp32_wrapper: leave the mixed precision forward in place.
-        keep_torch_compile: return a compiled model as compiled.
+        keep_torch_compile: return a compiled model as compiled, in a new wrapper where there was another in between.
         recursive: unwrap submodules too, in place.
     """
-    compiled: Any = model if hasattr(model, "_orig_mod") else None
-    inner: Any = compiled._orig_mod if compiled is not None else model
-    while isinstance(inner, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
-        inner = inner.module
+    compiled, inner = _peel(model)
     if recursive:
         for parent in list(inner.modules()):
             for name, child in list(parent.named_children()):
-                if isinstance(child, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
+                if isinstance(child, _WRAPPERS):
                     setattr(parent, name, child.module)
     if not keep_fp32_wrapper:
         restore_forward(inner)
-    if keep_torch_compile and compiled is not None:
-        if inner is not compiled._orig_mod:
-            compiled._orig_mod = inner
+    if not keep_torch_compile or compiled is None:
+        return inner
+    if not is_compiled_module(compiled):  # in regions
+        compiled = _without_wrappers(compiled)
+        if not keep_fp32_wrapper:
+            restore_forward(compiled)
         return compiled
-    return inner
+    return compiled if original(compiled) is inner else recompiled(compiled, inner)
+
+
+_WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+
+
+def _without_wrappers(model: Any) -> Any:
+    while isinstance(model, _WRAPPERS):
+        model = model.module
+    return model
+
+
+def _peel(model: Any) -> tuple[Any, Any]:
+    """Return the outermost compiled module around the user's model, None without one, and the model itself."""
+    compiled: Any = None
+    while True:
+        source = original(model)
+        if source is not None:
+            compiled = model if compiled is None else compiled
+            model = source
+        elif isinstance(model, _WRAPPERS):
+            model = model.module
+        else:
+            return compiled, model

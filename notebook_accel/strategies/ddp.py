@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ..compilation import is_compiled_module, original
 from ..handlers import DistributedDataParallelKwargs
 from ..precision import Precision
 from ..runtime import Runtime
@@ -46,10 +47,21 @@ class DataParallel(SingleDevice):
         return wrapped
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+        wrapped = _wrapper(model)
+        return wrapped.no_sync() if wrapped is not None else nullcontext()
 
     def sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        return _forced_sync(model) if isinstance(model, DistributedDataParallel) else nullcontext()
+        wrapped = _wrapper(model)
+        return _forced_sync(wrapped) if wrapped is not None else nullcontext()
+
+    def joinable(self, model: Any) -> Any:
+        return _wrapper(model) or model
+
+
+def _wrapper(model: Any) -> DistributedDataParallel | None:
+    """Return the wrapper that reduces the model's gradients, also out of a compiled one; None without one."""
+    inner = original(model) if is_compiled_module(model) else model
+    return inner if isinstance(inner, DistributedDataParallel) else None
 
 
 @contextmanager

@@ -12,14 +12,16 @@ class SingleDevice(Strategy):
 
     def prepare(self, bundle: Bundle) -> Bundle:
         for model, place in zip(bundle.models, bundle.placements, strict=True):
-            if place:
-                self._move(model, bundle.optimizers)
-            self.precision.apply(model)
+            self._place(model, place, bundle.optimizers)
         return bundle
 
-    def _move(self, model: torch.nn.Module, optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
+    def _place(
+        self, model: torch.nn.Module, move: bool, optimizers: tuple[torch.optim.Optimizer, ...]
+    ) -> None:
         before = list(model.parameters())
-        model.to(self.runtime.device)
+        if move:
+            model.to(self.runtime.device)
+        self.precision.apply(model)
         # torch moves parameters in place, unless told to make new ones; the optimizers follow
         renewed = {old: new for old, new in zip(before, model.parameters(), strict=True) if old is not new}
         if renewed:

@@ -2,9 +2,17 @@
 
 from ..choices import Choice as BaseEnum
 from ..comm.ops import CannotPadNestedTensorWarning
+from ..compilation import (
+    DynamoBackend,
+    TorchDynamoPlugin,
+    compile_regions,
+    has_compiled_regions,
+    is_compiled_module,
+)
 from ..data_loader.config import DataLoaderConfiguration
 from ..environ import clear_environment, patch_environment
 from ..errors import CollectiveError as DistributedOperationException
+from ..fp8 import AORecipeKwargs, FP8BackendType
 from ..handlers import (
     AutocastKwargs,
     DDPCommunicationHookType,
@@ -31,6 +39,7 @@ from ..seeding import RNGType, set_seed, synchronize_rng_state, synchronize_rng_
 from ..state import DistributedType
 from ..strategies.base import unwrap as extract_model_from_parallel
 from ..tracking import LoggerType
+from .amp import get_grad_scaler, get_mixed_precision_context_manager
 from .availability import (
     compare_versions,
     is_aim_available,
@@ -68,6 +77,7 @@ from .operations import (
 )
 
 __all__ = [
+    "AORecipeKwargs",
     "AutocastKwargs",
     "BaseEnum",
     "CannotPadNestedTensorWarning",
@@ -76,6 +86,8 @@ __all__ = [
     "DistributedDataParallelKwargs",
     "DistributedOperationException",
     "DistributedType",
+    "DynamoBackend",
+    "FP8BackendType",
     "GradScalerKwargs",
     "GradientAccumulationPlugin",
     "InitProcessGroupKwargs",
@@ -83,10 +95,12 @@ __all__ = [
     "LoggerType",
     "PrecisionType",
     "RNGType",
+    "TorchDynamoPlugin",
     "broadcast",
     "broadcast_object_list",
     "clear_environment",
     "compare_versions",
+    "compile_regions",
     "concatenate",
     "convert_outputs_to_fp32",
     "convert_to_fp32",
@@ -94,11 +108,15 @@ __all__ = [
     "find_batch_size",
     "gather",
     "gather_object",
+    "get_grad_scaler",
+    "get_mixed_precision_context_manager",
+    "has_compiled_regions",
     "honor_type",
     "is_aim_available",
     "is_bf16_available",
     "is_clearml_available",
     "is_comet_ml_available",
+    "is_compiled_module",
     "is_cuda_available",
     "is_datasets_available",
     "is_deepspeed_available",

@@ -275,8 +275,8 @@ def test_an_interrupt_while_the_first_fork_server_starts(fresh_kernel: Kernel) -
 def test_processes_of_a_function_are_waited_for(kernel: Kernel, method: str) -> None:
     cell = kernel.run(
         f"""
-        import multiprocessing, tempfile, pathlib
-        folder = pathlib.Path(tempfile.mkdtemp())
+        import multiprocessing, pathlib
+        folder = pathlib.Path("waited for by {method}"); folder.mkdir()
         def start():
             def late():
                 time.sleep(0.5)

@@ -11,7 +11,7 @@ from tests.structure.source import ROOT, modules, resolve
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "environ", "probes", "registry", "choices"),
     ("topology", "nested", "devices", "config", "handlers"),
-    ("comm", "stream"),
+    ("comm", "stream", "compilation", "fp8"),
     ("runtime",),
     ("detect",),
     ("state",),

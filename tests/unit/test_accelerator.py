@@ -203,11 +203,10 @@ def test_a_second_accelerator(clean_runtime: None) -> None:
 
 
 def test_what_is_not_supported_is_refused(clean_runtime: None) -> None:
-    for name in ("fsdp_plugin", "parallelism_config", "dynamo_backend", "deepspeed_plugin"):
+    for name in ("fsdp_plugin", "parallelism_config", "deepspeed_plugin"):
         unsupported: dict[str, Any] = {name: "x"}
         with pytest.raises(NotImplementedError, match=name):
             Accelerator(cpu=True, **unsupported)
-    Accelerator(cpu=True, dynamo_backend="no")
     with pytest.raises(ValueError, match="rng_types"):
         Accelerator(cpu=True, rng_types=["dice"])
     with pytest.raises(ValueError, match="more than one GradScalerKwargs"):

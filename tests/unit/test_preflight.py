@@ -41,7 +41,6 @@ def _error(**changes: Any) -> Exception:
         ({"args": (1, 2)}, TypeError, "args has 2 values, but the call would be _function"),
         ({"function": None}, TypeError, "pass the function itself, without calling it"),
         ({"mixed_precision": None}, ValueError, "mixed_precision=None: choose among"),
-        ({"mixed_precision": "fp16"}, ValueError, "it needs a GPU, on the CPU 'bf16' works"),
         ({"port": "abc"}, ValueError, "use_port='abc'"),
         ({"port": -1}, ValueError, "use_port=-1"),
         ({"num_nodes": 2}, ValueError, "the nodes must agree on a port"),

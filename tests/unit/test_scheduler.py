@@ -81,7 +81,7 @@ def test_accumulated_batches_do_not_step(adjust: bool) -> None:
         optimizer.step()
         scheduler.step()
     assert inner.last_epoch == 1
-    assert inner._step_count == before + 1 + 2 * adjust
+    assert inner._step_count == before + 1, "one that is counted more often ends OneCycleLR early"
 
 
 def test_a_skipped_optimizer_step_holds_the_schedule() -> None:

@@ -1,0 +1,122 @@
+"""Linear layers that compute in float8, by torchao."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import environ, probes
+from .choices import Choice
+from .handlers import KwargsHandler
+
+_MULTIPLE = 16  # of both sizes of a layer, which the float8 matrix product asks for
+_CAPABILITY = (8, 9)
+
+
+class FP8BackendType(Choice):
+    """Which library computes in float8; of these only AO, which is torchao, can be used."""
+
+    NO = "NO"
+    TE = "TE"
+    MSAMP = "MSAMP"
+    AO = "AO"
+
+
+@dataclass
+class AORecipeKwargs(KwargsHandler):
+    """How torchao turns linear layers into float8 ones.
+
+    Attributes:
+        config: a `torchao.float8.Float8LinearConfig`, instead of the two fields at the end.
+        module_filter_func: is called with each module and its name and says whether to convert it; by default all
+            linear layers whose sizes are multiples of 16 are converted, but for the model's first and last.
+        pad_inner_dim: pad batches to multiples of 16; by default ACCELERATE_FP8_PAD_INNER_DIM, else True.
+        enable_fsdp_float8_all_gather: send weights in float8 where FSDP shards them; by default
+            ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER, else False.
+
+    Raises:
+        ImportError: torchao is not installed.
+    """
+
+    config: Any = None
+    module_filter_func: Callable[[torch.nn.Module, str], bool] | None = None
+    pad_inner_dim: bool | None = None
+    enable_fsdp_float8_all_gather: bool | None = None
+
+    def __post_init__(self) -> None:
+        require_torchao()
+        if self.config is not None:
+            return
+        if self.pad_inner_dim is None:
+            self.pad_inner_dim = environ.flag("ACCELERATE_FP8_PAD_INNER_DIM", True)
+        if self.enable_fsdp_float8_all_gather is None:
+            self.enable_fsdp_float8_all_gather = environ.flag("ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER")
+        from torchao.float8 import Float8LinearConfig
+
+        self.config = Float8LinearConfig(
+            pad_inner_dim=self.pad_inner_dim,
+            enable_fsdp_float8_all_gather=self.enable_fsdp_float8_all_gather,
+        )
+
+
+def require_torchao() -> None:
+    """Raise ImportError if torchao is missing."""
+    if not probes.is_available("torchao"):
+        raise ImportError("mixed_precision 'fp8' is torchao's, which is not installed: pip install torchao")
+
+
+def check(device: torch.device) -> None:
+    """Raise ImportError if torchao is missing, ValueError if this process cannot compute in float8."""
+    wanted = environ.get("ACCELERATE_FP8_BACKEND") or "AO"
+    if wanted.upper() not in ("AO", "NO"):
+        raise ValueError(
+            f"environment variable ACCELERATE_FP8_BACKEND={wanted!r}: only 'AO', which is torchao, is supported"
+        )
+    require_torchao()
+    if device.type == "cuda":
+        own = torch.cuda.get_device_capability(device)
+        if own < _CAPABILITY:
+            raise ValueError(
+                f"mixed_precision 'fp8' needs a GPU of compute capability {'.'.join(map(str, _CAPABILITY))} or "
+                f"later, and {torch.cuda.get_device_name(device)} has {'.'.join(map(str, own))}: use 'bf16'"
+            )
+    elif device.type != "cpu":
+        raise ValueError(
+            f"mixed_precision 'fp8' works on CUDA and, slowly, on CPU, not on {device.type}: use 'bf16'"
+        )
+
+
+def convert(model: torch.nn.Module, recipe: AORecipeKwargs) -> None:
+    """Replace linear layers within the model, over the same weights; one that has float8 layers stays as it is."""
+    from torchao.float8 import convert_to_float8_training
+    from torchao.float8.float8_linear import Float8Linear
+
+    if any(isinstance(part, Float8Linear) for part in model.modules()):
+        return
+    chosen = recipe.module_filter_func or _inner_layers(model)
+    if isinstance(model, torch.nn.Linear) and chosen(model, ""):
+        raise ValueError("a model that is a single linear layer cannot be converted to float8 in place")
+    convert_to_float8_training(model, module_filter_fn=chosen, config=recipe.config)
+    if not any(isinstance(part, Float8Linear) for part in model.modules()):
+        warnings.warn(
+            f"mixed_precision 'fp8' found no layer to convert in {type(model).__name__}, which runs in bfloat16: by "
+            f"default linear layers with sizes of multiples of {_MULTIPLE} are converted, but the first and the last",
+            stacklevel=2,
+        )
+
+
+def _inner_layers(model: torch.nn.Module) -> Callable[[torch.nn.Module, str], bool]:
+    """Return the default filter: the layers next to data and loss stay precise, which keeps training stable."""
+    names = [name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)]
+    outer = {names[0], names[-1]} if names else set()
+
+    def chosen(module: torch.nn.Module, name: str) -> bool:
+        if not isinstance(module, torch.nn.Linear) or name in outer:
+            return False
+        return module.in_features % _MULTIPLE == 0 and module.out_features % _MULTIPLE == 0
+
+    return chosen
