@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from .choices import Choice
+
+if TYPE_CHECKING:
+    import torch
+
+_ACTIVITIES: Final = ("cpu", "cuda", "xpu", "mtia")
+_CYCLE: Final = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait")
 
 
 @dataclass
@@ -131,3 +137,66 @@ class GradientAccumulationPlugin(KwargsHandler):
     adjust_scheduler: bool = True
     sync_with_dataloader: bool = True
     sync_each_batch: bool = False
+
+
+@dataclass
+class ProfileKwargs(KwargsHandler):
+    """Arguments of `torch.profiler.profile`, and where its trace goes.
+
+    Attributes:
+        activities: what is recorded: `cpu`, `cuda`, `xpu` or `mtia`; None is all that this machine has.
+        schedule_option: arguments of `torch.profiler.schedule`; needs `wait`, `warmup` and `active`, in steps.
+        on_trace_ready: called with the profiler at the end of each cycle of the schedule.
+        record_shapes: record the shapes of inputs.
+        profile_memory: record what is allocated and freed.
+        with_stack: record file and line.
+        with_flops: estimate floating point operations.
+        with_modules: record which module an operation belongs to.
+        output_trace_dir: folder for the traces of `Accelerator.profile`, a file for each process.
+    """
+
+    activities: list[str] | None = None
+    schedule_option: dict[str, int] | None = None
+    on_trace_ready: Callable[..., Any] | None = None
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+    output_trace_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.activities or () if name not in _ACTIVITIES]
+        if unknown:
+            raise ValueError(f"activities {unknown} are unknown, choose among {', '.join(_ACTIVITIES)}")
+        if self.schedule_option is not None:
+            given = set(self.schedule_option)
+            if given - set(_CYCLE) or not given >= {"wait", "warmup", "active"}:
+                raise ValueError(
+                    f"schedule_option {self.schedule_option} needs wait, warmup and active, "
+                    "and takes repeat, skip_first and skip_first_wait besides"
+                )
+
+    def build(self) -> torch.profiler.profile:
+        """Return a profiler that has not started; ValueError for an activity that this machine cannot record."""
+        from torch import profiler
+
+        activities = None
+        if self.activities is not None:
+            able = {activity.name.lower(): activity for activity in profiler.supported_activities()}
+            missing = [name for name in self.activities if name not in able]
+            if missing:
+                raise ValueError(
+                    f"activities {missing} cannot be recorded here, choose among {', '.join(sorted(able))}"
+                )
+            activities = [able[name] for name in self.activities]
+        return profiler.profile(
+            activities=activities,
+            schedule=None if self.schedule_option is None else profiler.schedule(**self.schedule_option),
+            on_trace_ready=self.on_trace_ready,
+            record_shapes=self.record_shapes,
+            profile_memory=self.profile_memory,
+            with_stack=self.with_stack,
+            with_flops=self.with_flops,
+            with_modules=self.with_modules,
+        )

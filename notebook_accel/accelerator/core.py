@@ -18,6 +18,7 @@ from ..handlers import (
     GradScalerKwargs,
     InitProcessGroupKwargs,
     KwargsHandler,
+    ProfileKwargs,
 )
 from ..precision import Precision
 from ..runtime import Runtime
@@ -29,6 +30,7 @@ from ..strategies.single import SingleDevice
 from .collect import CollectPart
 from .prepare import PreparePart
 from .process import ProcessPart
+from .profiling import ProfilePart
 from .train import TrainPart
 
 _UNSET: Final = object()
@@ -37,10 +39,11 @@ _HANDLERS: Final = (
     DistributedDataParallelKwargs,
     GradScalerKwargs,
     InitProcessGroupKwargs,
+    ProfileKwargs,
 )
 
 
-class Accelerator(PreparePart, TrainPart, CollectPart, ProcessPart):
+class Accelerator(PreparePart, TrainPart, CollectPart, ProcessPart, ProfilePart):
     """Prepares models, optimizers, data loaders and schedulers for the processes of a run.
 
     Args:
@@ -55,8 +58,8 @@ class Accelerator(PreparePart, TrainPart, CollectPart, ProcessPart):
         project_dir: folder for what the run writes.
         gradient_accumulation_plugin: more about accumulation, instead of `gradient_accumulation_steps`.
         step_scheduler_with_optimizer: step schedulers only when their optimizers step.
-        kwargs_handlers: at most one each of `AutocastKwargs`, `DistributedDataParallelKwargs`, `GradScalerKwargs`
-            and `InitProcessGroupKwargs`.
+        kwargs_handlers: at most one each of `AutocastKwargs`, `DistributedDataParallelKwargs`, `GradScalerKwargs`,
+            `InitProcessGroupKwargs` and `ProfileKwargs`.
 
     Raises:
         ValueError: arguments contradict each other, the device, or an earlier Accelerator or PartialState.
@@ -110,6 +113,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, ProcessPart):
         self.device_placement = device_placement
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.project_dir = project_dir
+        self.profile_handler = handlers.get(ProfileKwargs)
         self._precision = Precision(
             self._runtime.settings.mixed_precision,
             self._runtime.device,
