@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -90,6 +91,31 @@ class DistributedDataParallelKwargs(KwargsHandler):
     comm_wrapper: DDPCommunicationHookType = DDPCommunicationHookType.NO
     comm_state_option: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        kind = DDPCommunicationHookType
+        legal = {"comm_hook": tuple(kind), "comm_wrapper": (kind.NO, kind.FP16, kind.BF16)}
+        for name, choices in legal.items():
+            if (value := getattr(self, name)) not in choices:
+                raise ValueError(
+                    f"{name} {str(value)!r} is unknown, choose among {', '.join(map(str, choices))}"
+                )
+        if not isinstance(self.comm_state_option, dict):
+            raise TypeError(f"comm_state_option is a dict, not {self.comm_state_option!r}")
+        if self.comm_state_option:
+            self._check_state_option()
+
+    def _check_state_option(self) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+        legal = list(inspect.signature(powerSGD_hook.PowerSGDState).parameters)[
+            1:
+        ]  # without the process group
+        if unknown := sorted(self.comm_state_option.keys() - set(legal)):
+            raise ValueError(
+                f"comm_state_option {unknown} are not arguments of torch's PowerSGDState, "
+                f"choose among {', '.join(legal)}"
+            )
+
     def to_dict(
         self, ignore_keys: Sequence[str] = ("comm_hook", "comm_wrapper", "comm_state_option")
     ) -> dict[str, Any]:
@@ -97,7 +123,8 @@ class DistributedDataParallelKwargs(KwargsHandler):
         return {name: value for name, value in super().to_dict().items() if name not in ignore_keys}
 
     def register_comm_hook(self, model: Any) -> None:
-        """Give the wrapped model the hook that compresses its messages."""
+        """Give the wrapped model the hook that compresses its messages; ValueError where its backend has none."""
+        import torch
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
         kind = DDPCommunicationHookType
@@ -114,12 +141,38 @@ class DistributedDataParallelKwargs(KwargsHandler):
         chosen = kind(self.comm_hook)
         if chosen is kind.NO:
             return
+        if chosen is kind.BATCHED_POWER_SGD and not _orthogonalizes_matrices(powerSGD_hook):
+            raise ValueError(
+                f"comm_hook 'batched_power_sgd' fails in torch {torch.__version__} as soon as it compresses, "
+                "after start_powerSGD_iter steps: choose power_sgd"
+            )
         hook: Any = hooks[chosen]
         wrapper: Any = wrappers.get(kind(self.comm_wrapper))
         state = None
         if chosen in (kind.POWER_SGD, kind.BATCHED_POWER_SGD):
             state = powerSGD_hook.PowerSGDState(None, **self.comm_state_option)
-        model.register_comm_hook(state=state, hook=hook if wrapper is None else wrapper(hook))
+        try:
+            model.register_comm_hook(state=state, hook=hook if wrapper is None else wrapper(hook))
+        except TypeError as error:
+            raise ValueError(
+                f"comm_hook {str(chosen)!r} with comm_wrapper {str(self.comm_wrapper)!r} does not work with this "
+                f"backend, {torch.distributed.get_backend()}: torch says {str(error)!r}; "
+                "fp16 compresses on every backend"
+            ) from error
+
+
+def _orthogonalizes_matrices(hooks: Any) -> bool:
+    """Return False for a torch whose batched hook hands single matrices to a function that takes stacks of them."""
+    import torch
+
+    orthogonalize = getattr(hooks, "_orthogonalize", None)
+    if orthogonalize is None:
+        return True
+    try:
+        orthogonalize(torch.eye(2))
+    except AssertionError:
+        return False
+    return True
 
 
 @dataclass
