@@ -45,14 +45,15 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
             f"CPU affinity of process {local_process_index} is left as it is: {cores}", stacklevel=2
         )
         return
-    os.sched_setaffinity(0, cores)
+    if hasattr(os, "sched_setaffinity"):  # else there are no cores to set
+        os.sched_setaffinity(0, cores)
     if verbose:
         print(f"process {local_process_index} runs on {len(cores)} cores: {_ranges(cores)}")
 
 
 def _cores_near(index: int) -> set[int] | str:
     """Return the allowed cores near the GPU of a local rank, or the reason why they are not known."""
-    if not hasattr(os, "sched_setaffinity"):
+    if not hasattr(os, "sched_getaffinity"):
         return "this system does not let a process choose its cores"
     available = devices.count("cuda")
     if available == 0:

@@ -94,7 +94,7 @@ def ranks_outputs() -> dict[str, Any]:
     return seen
 
 
-@pytest.mark.may_leak("shared memory", reason="torch.fx makes tqdm's lock in the ranks, which end at once")
+@pytest.mark.may_leak("shared_memory", reason="torch.fx makes tqdm's lock in the ranks, which end at once")
 def test_two_processes_give_what_the_plain_model_gives() -> None:
     first, second = run_ranks(ranks_outputs)
     assert (first[1], first[4], first[11]) == (None, None, None)
