@@ -18,8 +18,11 @@ from .handlers import (
     DistributedDataParallelKwargs,
     GradScalerKwargs,
     InitProcessGroupKwargs,
+    ProfileKwargs,
 )
+from .inference import prepare_pippy
 from .launchers import debug_launcher, notebook_launcher
+from .memory import find_executable_batch_size
 from .seeding import synchronize_rng_states
 from .state import DistributedType, PartialState
 
@@ -39,12 +42,15 @@ __all__ = [
     "LaunchError",
     "NotebookAccelError",
     "PartialState",
+    "ProfileKwargs",
     "ShipError",
     "WorkerError",
     "WorkerExitedError",
     "WorkerKilledError",
     "debug_launcher",
+    "find_executable_batch_size",
     "notebook_launcher",
+    "prepare_pippy",
     "skip_first_batches",
     "synchronize_rng_states",
 ]

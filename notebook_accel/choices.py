@@ -25,3 +25,18 @@ class Choice(str, Enum, metaclass=_Meta):
     def list(cls) -> list[Any]:
         """Return the legal values in the order of definition."""
         return [member.value for member in cls]
+
+
+class ComputeEnvironment(Choice):
+    """Where a run takes place."""
+
+    LOCAL_MACHINE = "LOCAL_MACHINE"
+    AMAZON_SAGEMAKER = "AMAZON_SAGEMAKER"
+
+
+class SageMakerDistributedType(Choice):
+    """How a run on Amazon SageMaker is distributed."""
+
+    NO = "NO"
+    DATA_PARALLEL = "DATA_PARALLEL"
+    MODEL_PARALLEL = "MODEL_PARALLEL"

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from . import devices, environ, runtime, topology
+from . import affinity, devices, environ, runtime, topology
 from .comm import torch_dist
 from .comm.base import Comm
 from .comm.single import SingleComm
@@ -63,6 +63,8 @@ def _make(cpu: bool, options: dict[str, Any]) -> Runtime:
         wanted = torch_dist.group_backend() if has_group else options.get("backend")
         kind, backend = _match(kind, wanted, cpu=cpu)
     device = devices.device_for(kind, place.local_rank)
+    if device.type == "cuda" and environ.flag("ACCELERATE_CPU_AFFINITY"):
+        affinity.set_numa_affinity(place.local_rank)
     comm: Comm = SingleComm(device, debug=debug)
     if place.world_size > 1:
         devices.use(device)

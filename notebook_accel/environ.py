@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 TABLE: Final[Mapping[str, str]] = {
     # set by torchrun, torch elastic and our launcher; read to find the topology
@@ -37,6 +38,7 @@ TABLE: Final[Mapping[str, str]] = {
     "ACCELERATE_FP8_BACKEND": "library for fp8: AO, which is torchao",
     "ACCELERATE_FP8_PAD_INNER_DIM": "false: do not pad batches of float8 layers",
     "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "true: send sharded weights in float8",
+    "ACCELERATE_CPU_AFFINITY": "true: run each process on the cores near its GPU",
     "FORK_LAUNCHED": "true in a worker that a notebook launched",
     # torch and its libraries
     "OMP_NUM_THREADS": "threads of one process's CPU kernels",
@@ -142,6 +144,46 @@ def patch_environment(**kwargs: object) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = text
+
+
+def purge_accelerate_environment(func_or_cls: Any) -> Any:
+    """Decorate a function, or all methods `test...` of a class, to leave ACCELERATE_* variables as they found them.
+
+    Subclasses of a decorated class are decorated too, in place, as is the class.
+    """
+    if not isinstance(func_or_cls, type):
+        return _purged(func_or_cls)
+    inherited = func_or_cls.__init_subclass__
+
+    def decorate_subclass(cls: Any, /, **kwargs: Any) -> None:
+        inherited.__func__(cls, **kwargs) if hasattr(inherited, "__func__") else inherited(**kwargs)
+        _purge_tests(cls)
+
+    _purge_tests(func_or_cls)
+    func_or_cls.__init_subclass__ = classmethod(decorate_subclass)  # type: ignore[assignment]
+    return func_or_cls
+
+
+def _purge_tests(cls: type) -> None:
+    for name, value in list(vars(cls).items()):
+        if name.startswith("test") and callable(value) and not isinstance(value, type):
+            setattr(cls, name, _purged(value))
+
+
+def _purged(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        before = {name: text for name, text in os.environ.items() if name.startswith("ACCELERATE_")}
+        try:
+            return function(*args, **kwargs)
+        finally:
+            for name in [
+                name for name in os.environ if name.startswith("ACCELERATE_") and name not in before
+            ]:
+                del os.environ[name]
+            os.environ.update(before)
+
+    return wrapper
 
 
 def _known(name: str) -> str:

@@ -175,9 +175,15 @@ class MixedForward:
     def __init__(self, forward: Callable[..., Any], precision: Precision) -> None:
         functools.update_wrapper(self, forward)
         self._forward = forward
-        self._precision = precision
+        self._precision: Precision | None = precision
+
+    def disable(self) -> None:
+        """Become the forward inside, for whom something else calls this one."""
+        self._precision = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._precision is None:
+            return self._forward(*args, **kwargs)
         with self._precision.autocast():
             outputs = self._forward(*args, **kwargs)
         return convert_to_fp32(outputs)
@@ -192,7 +198,14 @@ class MixedForward:
 def restore_forward(model: torch.nn.Module) -> None:
     """Undo `Precision.apply`."""
     if model.__dict__.pop("_original_forward", None) is not None:
-        wrapper = model.__dict__.pop("forward", None)
+        wrapper = model.__dict__.get("forward")
+        inner = wrapper
+        while inner is not None and not hasattr(inner, "_forward"):
+            inner = getattr(inner, "__wrapped__", None)
+        if isinstance(inner, MixedForward) and inner is not wrapper:  # a hook was put around it since
+            inner.disable()
+            return
+        model.__dict__.pop("forward", None)
         own = getattr(wrapper, "_forward", None)
         # a forward that was itself set on the instance goes back there
         if own is not None and getattr(own, "__func__", None) is not type(model).forward:

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from ..compilation import TorchDynamoPlugin
 from ..data_loader.config import DataLoaderConfiguration
+from ..handlers import ProfileKwargs
 from ..optimizer import AcceleratedOptimizer
 from ..precision import Precision
 from ..runtime import Runtime
@@ -27,6 +28,7 @@ class Shared:
         dataloader_config: how loaders are prepared.
         step_scheduler_with_optimizer: False steps schedulers at every call.
         rng_types: generators that every epoch starts with as rank 0 has them.
+        profile_handler: what `profile` records if it is not told.
         step: batches since the last optimizer step that ended a loader.
     """
 
@@ -36,6 +38,7 @@ class Shared:
     dataloader_config: DataLoaderConfiguration
     step_scheduler_with_optimizer: bool
     rng_types: list[str]
+    profile_handler: ProfileKwargs | None
     step: int
     _runtime: Runtime
     _strategy: Strategy

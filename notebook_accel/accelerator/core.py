@@ -20,6 +20,7 @@ from ..handlers import (
     GradScalerKwargs,
     InitProcessGroupKwargs,
     KwargsHandler,
+    ProfileKwargs,
 )
 from ..precision import Precision
 from ..runtime import Runtime
@@ -31,6 +32,7 @@ from ..strategies.single import SingleDevice
 from .collect import CollectPart
 from .prepare import PreparePart
 from .process import ProcessPart
+from .profiling import ProfilePart
 from .track import TrackPart
 from .train import TrainPart
 
@@ -41,10 +43,11 @@ _HANDLERS: Final = (
     DistributedDataParallelKwargs,
     GradScalerKwargs,
     InitProcessGroupKwargs,
+    ProfileKwargs,
 )
 
 
-class Accelerator(PreparePart, TrainPart, CollectPart, TrackPart, ProcessPart):
+class Accelerator(PreparePart, TrainPart, CollectPart, TrackPart, ProcessPart, ProfilePart):
     """Prepares models, optimizers, data loaders and schedulers for the processes of a run.
 
     Args:
@@ -61,7 +64,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, TrackPart, ProcessPart):
         gradient_accumulation_plugin: more about accumulation, instead of `gradient_accumulation_steps`.
         step_scheduler_with_optimizer: step schedulers only when their optimizers step.
         kwargs_handlers: at most one each of `AORecipeKwargs`, `AutocastKwargs`, `DistributedDataParallelKwargs`,
-            `GradScalerKwargs` and `InitProcessGroupKwargs`.
+            `GradScalerKwargs`, `InitProcessGroupKwargs` and `ProfileKwargs`.
         dynamo_backend: compile prepared models with this backend of `torch.compile`.
         dynamo_plugin: more about compiling, instead of `dynamo_backend`; by default that of the first accelerator.
 
@@ -128,6 +131,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, TrackPart, ProcessPart):
             raise ValueError(
                 f"AORecipeKwargs is for mixed_precision='fp8', not {self._runtime.settings.mixed_precision!r}"
             )
+        self.profile_handler = handlers.get(ProfileKwargs)
         self._precision = Precision(
             self._runtime.settings.mixed_precision,
             self._runtime.device,

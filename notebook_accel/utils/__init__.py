@@ -1,6 +1,8 @@
 """Compatibility shelf: the names that users import from `accelerate.utils`."""
 
+from ..affinity import set_numa_affinity
 from ..choices import Choice as BaseEnum
+from ..choices import ComputeEnvironment, SageMakerDistributedType
 from ..comm.ops import CannotPadNestedTensorWarning
 from ..compilation import (
     DynamoBackend,
@@ -10,7 +12,7 @@ from ..compilation import (
     is_compiled_module,
 )
 from ..data_loader.config import DataLoaderConfiguration
-from ..environ import clear_environment, patch_environment
+from ..environ import clear_environment, patch_environment, purge_accelerate_environment
 from ..errors import CollectiveError as DistributedOperationException
 from ..fp8 import AORecipeKwargs, FP8BackendType
 from ..handlers import (
@@ -21,7 +23,9 @@ from ..handlers import (
     GradScalerKwargs,
     InitProcessGroupKwargs,
     KwargsHandler,
+    ProfileKwargs,
 )
+from ..memory import find_executable_batch_size, release_memory
 from ..nested import (
     concatenate,
     convert_to_fp32,
@@ -66,6 +70,7 @@ from .availability import (
     is_wandb_available,
     is_xpu_available,
 )
+from .modules import get_module_children_bottom_up, has_transformer_engine_layers
 from .operations import (
     broadcast,
     broadcast_object_list,
@@ -75,12 +80,36 @@ from .operations import (
     reduce,
     wait_for_everyone,
 )
+from .vendor import (
+    AbstractTrainStep,
+    AORecipeKwargs,
+    BertTrainStep,
+    BnbQuantizationConfig,
+    FP8RecipeKwargs,
+    GPTTrainStep,
+    MegatronLMDummyDataLoader,
+    MegatronLMDummyScheduler,
+    MegatronLMPlugin,
+    MSAMPRecipeKwargs,
+    T5TrainStep,
+    TERecipeKwargs,
+    apply_fp8_autowrap,
+    avg_losses_across_data_parallel_group,
+    contextual_fp8_autocast,
+    convert_model,
+    install_xla,
+    load_and_quantize_model,
+)
 
 __all__ = [
     "AORecipeKwargs",
+    "AbstractTrainStep",
     "AutocastKwargs",
     "BaseEnum",
+    "BertTrainStep",
+    "BnbQuantizationConfig",
     "CannotPadNestedTensorWarning",
+    "ComputeEnvironment",
     "DDPCommunicationHookType",
     "DataLoaderConfiguration",
     "DistributedDataParallelKwargs",
@@ -88,30 +117,48 @@ __all__ = [
     "DistributedType",
     "DynamoBackend",
     "FP8BackendType",
+    "FP8RecipeKwargs",
+    "GPTTrainStep",
     "GradScalerKwargs",
     "GradientAccumulationPlugin",
     "InitProcessGroupKwargs",
     "KwargsHandler",
     "LoggerType",
+    "MSAMPRecipeKwargs",
+    "MegatronLMDummyDataLoader",
+    "MegatronLMDummyScheduler",
+    "MegatronLMPlugin",
     "PrecisionType",
+    "ProfileKwargs",
     "RNGType",
+    "SageMakerDistributedType",
+    "T5TrainStep",
+    "TERecipeKwargs",
     "TorchDynamoPlugin",
+    "apply_fp8_autowrap",
+    "avg_losses_across_data_parallel_group",
     "broadcast",
     "broadcast_object_list",
     "clear_environment",
     "compare_versions",
     "compile_regions",
     "concatenate",
+    "contextual_fp8_autocast",
+    "convert_model",
     "convert_outputs_to_fp32",
     "convert_to_fp32",
     "extract_model_from_parallel",
     "find_batch_size",
+    "find_executable_batch_size",
     "gather",
     "gather_object",
     "get_grad_scaler",
     "get_mixed_precision_context_manager",
+    "get_module_children_bottom_up",
     "has_compiled_regions",
+    "has_transformer_engine_layers",
     "honor_type",
+    "install_xla",
     "is_aim_available",
     "is_bf16_available",
     "is_clearml_available",
@@ -139,11 +186,15 @@ __all__ = [
     "is_wandb_available",
     "is_xpu_available",
     "listify",
+    "load_and_quantize_model",
     "pad_across_processes",
     "patch_environment",
+    "purge_accelerate_environment",
     "recursively_apply",
     "reduce",
+    "release_memory",
     "send_to_device",
+    "set_numa_affinity",
     "set_seed",
     "slice_tensors",
     "synchronize_rng_state",

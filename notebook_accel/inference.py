@@ -1,0 +1,320 @@
+"""Inference with a model whose layers are spread over the processes of a run, which work on it as a pipeline."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from . import detect, devices, nested
+from .comm import ops
+from .runtime import Runtime
+
+
+def prepare_pippy(
+    model: nn.Module,
+    split_points: str | Sequence[str] | None = "auto",
+    no_split_module_classes: Sequence[str | type[nn.Module]] | None = None,
+    example_args: tuple[Any, ...] | None = (),
+    example_kwargs: dict[str, Any] | None = None,
+    num_chunks: int | None = None,
+    gather_output: bool = False,
+) -> nn.Module:
+    """Split a model over the processes, one stage each, and return it with a forward that runs the pipeline.
+
+    The forward takes its input from rank 0; other ranks may call it without. Batches of any size are cut into chunks
+    as large as the example, and several rounds of `num_chunks` of them where that is not enough. Only the last
+    rank gets the output, the others None, unless `gather_output` is True. Gradients are not recorded.
+
+    Args:
+        model: on the CPU, and traceable by `torch.export`; every process has the same.
+        split_points: names of the modules that later stages begin with, one less than there are processes;
+            `auto` chooses them so that stages have weights of about equal size.
+        no_split_module_classes: classes, or their names, whose modules `auto` keeps whole.
+        example_args: positional inputs with tensors as large as one chunk; dim 0 counts samples.
+        example_kwargs: keyword inputs of one chunk; each call then takes the same keywords.
+        num_chunks: chunks that are on their way through the stages together, by default one per process.
+        gather_output: send the output to all processes.
+
+    Raises:
+        ValueError: there is one process, an argument is wrong, or the split points give another number of stages.
+        RuntimeError: the model cannot be traced; the cause says where.
+    """
+    runtime = detect.ensure()
+    world = runtime.topology.world_size
+    example = Inputs.of(example_args or (), example_kwargs or {})
+    chunks = world if num_chunks is None else num_chunks
+    _check(model, world, example, chunks)
+    if isinstance(split_points, str) and split_points != "auto":
+        raise ValueError(f"split_points is 'auto' or a list of module names, not {split_points!r}")
+    if split_points is None or isinstance(split_points, str):
+        names = _balanced_points(model, world, no_split_module_classes or ())
+    else:
+        names = _checked_points(model, world, split_points)
+    pipe, structure = _trace(model, names, example)
+    from torch.distributed.pipelining import ScheduleGPipe
+
+    schedule = ScheduleGPipe(pipe.build_stage(runtime.topology.rank, device=runtime.device), chunks)
+    forward = PipelinedForward(model.forward, runtime, schedule, chunks, example, structure, gather_output)
+    vars(model).update(
+        _original_forward=model.forward, pippy_stage=schedule, hf_split_points=names, forward=forward
+    )
+    return model
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """The inputs of one call: tensors, and around them what is the same at every call."""
+
+    tensors: tuple[torch.Tensor, ...]
+    constants: tuple[Any, ...]
+    """All leaves of the inputs, `...` in place of the tensors."""
+    structure: pytree.TreeSpec
+
+    @classmethod
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs:
+        """Take the inputs of a call apart."""
+        leaves, structure = pytree.tree_flatten(
+            (tuple(args), {name: kwargs[name] for name in sorted(kwargs)})
+        )
+        return cls(
+            tensors=tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)),
+            constants=tuple(... if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves),
+            structure=structure,
+        )
+
+    def rebuild(self, tensors: Iterable[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return args and kwargs with other tensors."""
+        rest = iter(tensors)
+        leaves = [next(rest) if leaf is ... else leaf for leaf in self.constants]
+        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+        return args, kwargs
+
+    def batch_size(self) -> int | None:
+        """Return the length of dim 0 of all tensors, None where there is no single one."""
+        sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in self.tensors}
+        return int(sizes.pop()) if len(sizes) == 1 and 0 not in sizes else None
+
+    def describe(self) -> str:
+        """Say for an error what the tensors look like."""
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in self.tensors)
+        return f"tensors of shapes {shapes}" if shapes else "no tensors"
+
+
+class PipelinedForward:
+    """The forward of a model that is spread over the processes; its signature is that of the model's own."""
+
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        runtime: Runtime,
+        schedule: Any,
+        chunks: int,
+        example: Inputs,
+        structure: pytree.TreeSpec,
+        gather_output: bool,
+    ) -> None:
+        functools.update_wrapper(self, forward)
+        self._forward = forward
+        self._runtime = runtime
+        self._schedule = schedule
+        self._capacity = chunks * int(example.batch_size() or 0)
+        self._example = example
+        self._structure = structure
+        self._gather_output = gather_output
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        plan: int | str | None = None
+        inputs = Inputs.of(args, kwargs)
+        if self._runtime.topology.is_main:
+            plan = self._plan(inputs)
+        plan = self._runtime.comm.broadcast_object(plan, 0)  # all raise what is wrong: nobody waits for input
+        if isinstance(plan, str):
+            raise ValueError(plan)
+        assert plan is not None
+        with torch.no_grad():
+            output = self._rounds(plan, inputs.tensors)
+        return self._share(output) if self._gather_output else output
+
+    def _plan(self, inputs: Inputs) -> int | str:
+        """Return the number of samples, or a sentence that says what is wrong."""
+        if (inputs.structure, inputs.constants) != (self._example.structure, self._example.constants):
+            return (
+                "the model must be called like the example that it was prepared with, tensors apart: "
+                f"{self._example.rebuild(self._example.tensors)!r}"
+            )
+        size = inputs.batch_size()
+        if size is None:
+            return f"dim 0 of all inputs must count samples, the same number; rank 0 got {inputs.describe()}"
+        return size
+
+    def _rounds(self, batch_size: int, tensors: tuple[torch.Tensor, ...]) -> Any:
+        topology, capacity = self._runtime.topology, self._capacity
+        parts = []
+        for start in range(0, batch_size, capacity):
+            if topology.is_main:
+                rows = [_filled(tensor[start : start + capacity], capacity) for tensor in tensors]
+                part = self._schedule.step(*nested.send_to_device(rows, self._runtime.device))
+            else:
+                part = self._schedule.step()
+            if topology.is_last:
+                kept = min(capacity, batch_size - start)
+                leaves = [_kept(leaf, capacity, kept) for leaf in pytree.tree_leaves(part)]
+                parts.append(pytree.tree_unflatten(leaves, self._structure))
+        if not parts:
+            return None
+        return parts[0] if len(parts) == 1 else nested.concatenate(parts)
+
+    def _share(self, output: Any) -> Any:
+        """Return the last rank's output in every rank."""
+        comm, last = self._runtime.comm, self._runtime.topology.world_size - 1
+        layout = nested.recursively_apply(lambda tensor: tensor.to("meta"), output)
+        layout = comm.broadcast_object(layout, last)
+        if not self._runtime.topology.is_last:
+            output = nested.recursively_apply(
+                lambda tensor: torch.empty_like(tensor, device=self._runtime.device), layout
+            )
+        return ops.broadcast(comm, output, last)
+
+
+def _filled(rows: torch.Tensor, length: int) -> torch.Tensor:
+    """Repeat the last row until there are `length` rows."""
+    missing = length - rows.shape[0]
+    return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing else rows
+
+
+def _kept(leaf: Any, capacity: int, length: int) -> Any:
+    """Drop the rows of an output that are there for repeated ones."""
+    counts = isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and leaf.shape[0] == capacity
+    return leaf[:length] if counts else leaf
+
+
+class _Entry(nn.Module):
+    """A model with its tensors as positional inputs, all of which the first stage takes and hands on as results.
+
+    A later stage could not get at an input of the whole model.
+    """
+
+    def __init__(self, model: nn.Module, example: Inputs) -> None:
+        super().__init__()
+        self.model = model
+        self._example = example
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        args, kwargs = self._example.rebuild(tensor.clone() for tensor in tensors)
+        return self.model(*args, **kwargs)
+
+
+def _check(model: Any, world: int, example: Inputs, chunks: Any) -> None:
+    """Raise ValueError or TypeError for arguments that cannot work."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"prepare_pippy takes a torch.nn.Module, not {model!r}")
+    if world == 1:
+        raise ValueError(
+            "a pipeline needs at least 2 processes, and this run has 1: start it with notebook_launcher(..., "
+            "num_processes=2) or more, or call the model as it is"
+        )
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
+        raise ValueError(f"num_chunks is an int of at least 1, not {chunks!r}")
+    if example.batch_size() is None:
+        raise ValueError(
+            "example_args and example_kwargs must hold tensors whose dim 0 counts the samples of one chunk, the same "
+            f"number in all; they have {example.describe()}"
+        )
+
+
+def _checked_points(model: nn.Module, world: int, split_points: Sequence[str]) -> list[str]:
+    names = list(split_points)
+    known = dict(model.named_modules())
+    unknown = [name for name in names if not name or name not in known]
+    if unknown:
+        raise ValueError(f"split_points {unknown} are no modules of {type(model).__name__}")
+    if len(set(names)) != world - 1 or len(names) != world - 1:
+        raise ValueError(
+            f"split_points has {len(names)} names, and {world} processes need {world - 1} different ones"
+        )
+    return names
+
+
+def _balanced_points(model: nn.Module, world: int, whole: Sequence[str | type[nn.Module]]) -> list[str]:
+    """Return the names of the modules that stages 1 to world - 1 begin with."""
+    names = {item if isinstance(item, str) else item.__name__ for item in whole}
+    parts = [(name, size) for name, size in _parts(model, "", names) if name]
+    total = sum(size for _, size in parts)
+    if len(parts) < world:
+        raise ValueError(
+            f"{type(model).__name__} has {len(parts)} parts to split between, too few for {world} processes"
+        )
+    points: list[str] = []
+    before, position = parts[0][1], 1
+    for stage in range(1, world):
+        goal = total * stage / world
+        last = len(parts) - (world - stage)  # one part stays for each later stage
+        # another part goes to this stage as long as that brings its end nearer to the goal
+        while position < last and abs(before + parts[position][1] - goal) <= abs(before - goal):
+            before += parts[position][1]
+            position += 1
+        points.append(parts[position][0])
+        before += parts[position][1]
+        position += 1
+    return points
+
+
+def _parts(module: nn.Module, name: str, whole: set[str]) -> Iterator[tuple[str, int]]:
+    """Yield name and bytes of what may begin a stage, in the order of definition."""
+    children = list(module.named_children())
+    if not children or type(module).__name__ in whole:
+        yield name, sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
+        return
+    for child_name, child in children:
+        yield from _parts(child, f"{name}.{child_name}" if name else child_name, whole)
+
+
+def _trace(model: nn.Module, names: list[str], example: Inputs) -> tuple[Any, pytree.TreeSpec]:
+    """Return torch's pipeline of the model, whose output is a flat tuple, and the structure of the model's own.
+
+    What tracing puts on the modules is taken off again.
+    """
+    from torch.distributed.pipelining import SplitPoint, pipeline
+
+    device = next((tensor.device for tensor in model.parameters()), torch.device(devices.CPU.name))
+    tensors = tuple(tensor.to(device) for tensor in example.tensors)
+    structures: list[pytree.TreeSpec] = []
+    with _unchanged(model, names):
+        watch = model.register_forward_hook(lambda _, __, out: structures.append(pytree.tree_structure(out)))
+        try:
+            spec = {f"model.{name}": SplitPoint.BEGINNING for name in names}
+            pipe = pipeline(_Entry(model, example), mb_args=tensors, split_spec=spec)
+        except Exception as error:
+            raise RuntimeError(
+                f"{type(model).__name__} cannot be traced by torch.export, which a pipeline needs: "
+                f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            ) from error
+        finally:
+            watch.remove()
+    if pipe.num_stages != len(names) + 1:
+        raise ValueError(
+            f"split_points {names} give {pipe.num_stages} stages for {len(names) + 1} processes: "
+            "each must be a module that the forward calls exactly once, and not as its first"
+        )
+    return pipe, structures[-1]
+
+
+@contextmanager
+def _unchanged(model: nn.Module, names: list[str]) -> Iterator[None]:
+    modules = [model.get_submodule(name) for name in names]
+    before = [vars(module).get("forward") for module in modules]
+    try:
+        yield
+    finally:
+        for module, forward in zip(modules, before, strict=True):
+            vars(module).pop("_orig_forward", None)
+            vars(module).pop("forward", None)
+            if forward is not None:
+                vars(module)["forward"] = forward

@@ -1,0 +1,77 @@
+"""Local SGD: every process trains on its own for some steps, then all take the mean of their parameters.
+
+Zhang, De Sa, Mitliagkas, Ré: Parallel SGD: When does averaging help? (2016), arXiv:1606.07365.
+Stich: Local SGD converges fast and communicates little (2019), arXiv:1805.09767.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+
+import torch
+
+from .accelerator import Accelerator
+
+
+class LocalSGD:
+    """Context manager in which backward passes of the model reduce no gradients and `step` averages parameters.
+
+    The parameters are averaged once more at the end of the block, unless an exception ends it. Buffers and the
+    states of optimizers stay each process's own.
+
+    Args:
+        accelerator: that prepared the model.
+        model: prepared; all its parameters are averaged.
+        local_sgd_steps: calls of `step` between two averages.
+        enabled: False leaves everything as without it; so does a single process.
+
+    Raises:
+        ValueError: `local_sgd_steps` is less than 1.
+        NotImplementedError: the accelerator's strategy does not keep the whole model in every process.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, model: torch.nn.Module, local_sgd_steps: int, enabled: bool = True
+    ) -> None:
+        if local_sgd_steps < 1:
+            raise ValueError(f"local_sgd_steps {local_sgd_steps} < 1")
+        strategy = accelerator._strategy
+        if strategy.shards_weights or strategy.owns_backward:
+            raise NotImplementedError(
+                f"LocalSGD needs the whole model in every process, which {type(strategy).__name__} does not keep: "
+                "train with DistributedDataParallel"
+            )
+        self.enabled = enabled and accelerator.use_distributed
+        self.num_steps = 0
+        self.accelerator = accelerator
+        self.model = model
+        self.local_sgd_steps = local_sgd_steps
+        self._alone = ExitStack()
+
+    def __enter__(self) -> LocalSGD:
+        if self.enabled:
+            self._alone.enter_context(self.accelerator.no_sync(self.model))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._alone:
+            # after an error the other processes may never come to an average
+            if self.enabled and kind is None:
+                self._average()
+
+    def step(self) -> None:
+        """Count an optimizer step, and average the parameters after every `local_sgd_steps` of them.
+
+        Every process must call it equally often.
+        """
+        self.num_steps += 1
+        if self.enabled and self.num_steps % self.local_sgd_steps == 0:
+            self._average()
+
+    def _average(self) -> None:
+        own = [parameter.data for parameter in self.model.parameters()]
+        for tensor, mean in zip(own, self.accelerator.reduce(own, reduction="mean"), strict=True):
+            tensor.copy_(mean)

@@ -1,0 +1,10 @@
+"""Compatibility shelf: the names that users import from `accelerate.utils.memory`."""
+
+from ..memory import (
+    clear_device_cache,
+    find_executable_batch_size,
+    release_memory,
+    should_reduce_batch_size,
+)
+
+__all__ = ["clear_device_cache", "find_executable_batch_size", "release_memory", "should_reduce_batch_size"]

@@ -1,0 +1,85 @@
+"""Names of `accelerate.utils` for libraries that this package does not drive; using one raises a sentence."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NoReturn
+
+_MEGATRON: Final = (
+    "training with Megatron-LM is not supported; several GPUs train with the Accelerator's data parallelism"
+)
+_TRANSFORMER_ENGINE: Final = (
+    "fp8 with Transformer Engine is not supported; Accelerator(mixed_precision='bf16') is the nearest"
+)
+_RECIPES: Final = "fp8 is not supported; Accelerator(mixed_precision='bf16') is the nearest"
+_QUANTIZATION: Final = (
+    "quantizing with bitsandbytes is not supported; transformers does it: "
+    "from_pretrained(..., quantization_config=BitsAndBytesConfig(...))"
+)
+
+
+class _Refused(type):
+    """Metaclass: a class with a `reason` cannot be instantiated or subclassed."""
+
+    reason: str
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> _Refused:
+        for base in bases:
+            if isinstance(base, _Refused):
+                raise NotImplementedError(f"{base.__name__}: {base.reason}")
+        return super().__new__(mcs, name, bases, namespace)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"{cls.__name__}: {cls.reason}")
+
+
+def _refused_class(name: str, reason: str) -> Any:
+    namespace = {
+        "reason": reason,
+        "__module__": __name__,
+        "__doc__": f"Raises NotImplementedError: {reason}.",
+    }
+    return _Refused(name, (), namespace)
+
+
+def _refused_function(name: str, reason: str) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"{name}: {reason}")
+
+    refuse.__name__ = refuse.__qualname__ = name
+    refuse.__doc__ = f"Raise NotImplementedError: {reason}."
+    return refuse
+
+
+MegatronLMPlugin: Any = _refused_class("MegatronLMPlugin", _MEGATRON)
+MegatronLMDummyDataLoader: Any = _refused_class("MegatronLMDummyDataLoader", _MEGATRON)
+MegatronLMDummyScheduler: Any = _refused_class("MegatronLMDummyScheduler", _MEGATRON)
+AbstractTrainStep: Any = _refused_class("AbstractTrainStep", _MEGATRON)
+BertTrainStep: Any = _refused_class("BertTrainStep", _MEGATRON)
+GPTTrainStep: Any = _refused_class("GPTTrainStep", _MEGATRON)
+T5TrainStep: Any = _refused_class("T5TrainStep", _MEGATRON)
+avg_losses_across_data_parallel_group: Any = _refused_function(
+    "avg_losses_across_data_parallel_group", _MEGATRON
+)
+
+BnbQuantizationConfig: Any = _refused_class("BnbQuantizationConfig", _QUANTIZATION)
+load_and_quantize_model: Any = _refused_function("load_and_quantize_model", _QUANTIZATION)
+
+FP8RecipeKwargs: Any = _refused_class("FP8RecipeKwargs", _RECIPES)
+AORecipeKwargs: Any = _refused_class("AORecipeKwargs", _RECIPES)
+MSAMPRecipeKwargs: Any = _refused_class("MSAMPRecipeKwargs", _RECIPES)
+TERecipeKwargs: Any = _refused_class("TERecipeKwargs", _RECIPES)
+convert_model: Any = _refused_function("convert_model", _TRANSFORMER_ENGINE)
+apply_fp8_autowrap: Any = _refused_function("apply_fp8_autowrap", _TRANSFORMER_ENGINE)
+contextual_fp8_autocast: Any = _refused_function("contextual_fp8_autocast", _TRANSFORMER_ENGINE)
+
+
+def install_xla(upgrade: bool = False) -> NoReturn:
+    """Raise NotImplementedError with the command that installs torch_xla; nothing is installed for the user."""
+    import torch
+
+    release = ".".join(torch.__version__.partition("+")[0].split(".")[:2])
+    wanted = "torch torch_xla[tpu]" if upgrade else f"torch_xla[tpu]~={release}.0"
+    raise NotImplementedError(
+        f"install_xla: packages are yours to install; `pip install {'-U ' if upgrade else ''}'{wanted}'` "
+        f"has torch_xla for torch {release}, if there is one"
+    )
