@@ -1,8 +1,10 @@
 """Distributed PyTorch from a notebook cell."""
 
 from .accelerator import Accelerator
+from .checkpointing.shards import load_checkpoint_in_model
 from .data_loader import DataLoaderConfiguration, skip_first_batches
 from .errors import (
+    CheckpointError,
     CollectiveError,
     DeviceGuardError,
     LaunchError,
@@ -28,6 +30,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Accelerator",
     "AutocastKwargs",
+    "CheckpointError",
     "CollectiveError",
     "DDPCommunicationHookType",
     "DataLoaderConfiguration",
@@ -44,6 +47,7 @@ __all__ = [
     "WorkerExitedError",
     "WorkerKilledError",
     "debug_launcher",
+    "load_checkpoint_in_model",
     "notebook_launcher",
     "skip_first_batches",
     "synchronize_rng_states",

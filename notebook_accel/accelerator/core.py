@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 
 from .. import detect, environ, precision
+from ..checkpointing.project import ProjectConfiguration
 from ..data_loader.config import DataLoaderConfiguration
 from ..handlers import (
     AutocastKwargs,
@@ -29,6 +30,7 @@ from ..strategies.single import SingleDevice
 from .collect import CollectPart
 from .prepare import PreparePart
 from .process import ProcessPart
+from .save import SavePart
 from .train import TrainPart
 
 _UNSET: Final = object()
@@ -40,7 +42,7 @@ _HANDLERS: Final = (
 )
 
 
-class Accelerator(PreparePart, TrainPart, CollectPart, ProcessPart):
+class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, ProcessPart):
     """Prepares models, optimizers, data loaders and schedulers for the processes of a run.
 
     Args:
@@ -53,6 +55,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, ProcessPart):
         rng_types: generators (`torch`, `cuda`, `generator`) that every epoch starts with as rank 0 has them; by
             default `generator`, that of the loader's sampler.
         project_dir: folder for what the run writes.
+        project_config: that folder and more about checkpoints.
         gradient_accumulation_plugin: more about accumulation, instead of `gradient_accumulation_steps`.
         step_scheduler_with_optimizer: step schedulers only when their optimizers step.
         kwargs_handlers: at most one each of `AutocastKwargs`, `DistributedDataParallelKwargs`, `GradScalerKwargs`
@@ -78,7 +81,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, ProcessPart):
         rng_types: Sequence[str | RNGType] | None = None,
         log_with: Any = None,
         project_dir: str | os.PathLike[str] | None = None,
-        project_config: Any = None,
+        project_config: ProjectConfiguration | None = None,
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
         step_scheduler_with_optimizer: bool = True,
         kwargs_handlers: Sequence[KwargsHandler] | None = None,
@@ -93,7 +96,6 @@ class Accelerator(PreparePart, TrainPart, CollectPart, ProcessPart):
             torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
             log_with=log_with,
-            project_config=project_config,
             dynamo_backend=None if str(dynamo_backend).lower() == "no" else dynamo_backend,
             dynamo_plugin=dynamo_plugin,
             deepspeed_plugins=deepspeed_plugins,
@@ -109,7 +111,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, ProcessPart):
         self.gradient_state = GradientState(accumulation)
         self.device_placement = device_placement
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
-        self.project_dir = project_dir
+        self._init_saving(project_config, project_dir)
         self._precision = Precision(
             self._runtime.settings.mixed_precision,
             self._runtime.device,
@@ -209,7 +211,11 @@ class Accelerator(PreparePart, TrainPart, CollectPart, ProcessPart):
         return self.is_main_process
 
     def end_training(self) -> None:
-        """Close the process group that this package opened; in a launched worker its launcher does so."""
+        """Wait for a checkpoint that is being written, and close the process group that this package opened.
+
+        In a launched worker its launcher closes the group.
+        """
+        self._writer.wait()
         if not self.state.fork_launched:
             self._runtime.comm.close()
 

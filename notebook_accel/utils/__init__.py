@@ -1,5 +1,8 @@
 """Compatibility shelf: the names that users import from `accelerate.utils`."""
 
+from ..checkpointing.plain import load, save
+from ..checkpointing.project import ProjectConfiguration
+from ..checkpointing.shards import load_checkpoint_in_model, load_state_dict
 from ..choices import Choice as BaseEnum
 from ..comm.ops import CannotPadNestedTensorWarning
 from ..data_loader.config import DataLoaderConfiguration
@@ -73,6 +76,7 @@ __all__ = [
     "InitProcessGroupKwargs",
     "KwargsHandler",
     "PrecisionType",
+    "ProjectConfiguration",
     "RNGType",
     "broadcast",
     "broadcast_object_list",
@@ -105,10 +109,14 @@ __all__ = [
     "is_wandb_available",
     "is_xpu_available",
     "listify",
+    "load",
+    "load_checkpoint_in_model",
+    "load_state_dict",
     "pad_across_processes",
     "patch_environment",
     "recursively_apply",
     "reduce",
+    "save",
     "send_to_device",
     "set_seed",
     "slice_tensors",
