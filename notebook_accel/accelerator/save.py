@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ..checkpointing import agreement, folder, gather, names, plain, read, shard
 from ..checkpointing.background import Writer
 from ..checkpointing.project import PathLike, ProjectConfiguration
 from ..errors import CheckpointError
+from ..strategies.base import unwrap
 from .base import Shared
 
 
@@ -33,7 +35,9 @@ class SavePart(Shared):
         self.project_configuration = config or ProjectConfiguration(project_dir=project_dir)
         if project_dir is not None and self.project_configuration.project_dir is None:
             self.project_configuration.set_directories(project_dir)
-        self._custom_objects, self._save_hooks, self._load_hooks = [], {}, {}
+        self._custom_objects = []
+        # handles refer to them weakly, which a dict does not allow
+        self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
         self._writer = Writer()
 
     @property
@@ -195,9 +199,10 @@ class SavePart(Shared):
         )
 
     def _files_to_save(self, where: Path, safe_serialization: bool) -> list[write.File]:
-        weights = [model.state_dict() for model in self._models]
+        models = [unwrap(model) for model in self._models]
+        weights = [self._strategy.state_dict(model) for model in self._models]
         for hook in list(self._save_hooks.values()):
-            hook(self._models, weights, str(where))
+            hook(models, weights, str(where))
         topology = self._runtime.topology
         files = gather.own_files(topology.rank, self.step)
         each_node = self.project_configuration.save_on_each_node
@@ -233,7 +238,7 @@ class SavePart(Shared):
         self._writer.wait()
         target, number = self._load_source(input_dir)
         options = {key: value for key, value in load_model_func_kwargs.items() if key != "map_location"}
-        models = list(self._models)
+        models = [unwrap(model) for model in self._models]
         for hook in list(self._load_hooks.values()):
             hook(models, str(target))
         error: Exception | None = None

@@ -60,6 +60,7 @@ class ByFiles(Agreement):
         self._rank = rank
         self._world_size = world_size
         self._timeout_s = timeout_s
+        self._gave_up = False
 
     def exchange(self, stage: str, error: str | None) -> list[str | None]:
         if self._world_size == 1:
@@ -68,7 +69,7 @@ class ByFiles(Agreement):
         return [self._wait(stage, rank) for rank in range(self._world_size)]
 
     def leave(self) -> None:
-        if self._world_size == 1:
+        if self._world_size == 1 or self._gave_up:
             return
         if self._rank != 0:
             self._post("left", None)
@@ -88,6 +89,7 @@ class ByFiles(Agreement):
         deadline = time.monotonic() + self._timeout_s
         while not path.exists():
             if time.monotonic() > deadline:
+                self._gave_up = True
                 raise CheckpointError(f"rank {rank} did not finish its part within {self._timeout_s:g} s")
             time.sleep(_PAUSE_S)
         answer: str | None = json.loads(path.read_text(encoding="utf-8"))

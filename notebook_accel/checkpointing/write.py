@@ -75,6 +75,13 @@ def finish(plan: Plan, agree: Agreement) -> None:
 
     CheckpointError on all ranks if one fails; then nothing is left of the new checkpoint.
     """
+    try:
+        _finish(plan, agree)
+    finally:
+        agree.leave()
+
+
+def _finish(plan: Plan, agree: Agreement) -> None:
     where = folder.saving(plan.target)
     what = f"checkpoint {plan.target} was not written, what was there before is untouched"
     error = _attempt(lambda: _write_all(plan.files, where))
@@ -88,7 +95,6 @@ def finish(plan: Plan, agree: Agreement) -> None:
     if plan.topology.is_local_main and not plan.topology.is_main and where.exists():
         error = _attempt(lambda: _commit(plan))
     agree.require("committed-nodes", error, what)
-    agree.leave()
 
 
 def _write_all(files: list[File], where: Path) -> None:
