@@ -246,7 +246,7 @@ class SavePart(Shared):
         try:
             loading = read.plan(
                 target,
-                self._parts(models),
+                self._parts([unwrap(model, keep_torch_compile=False) for model in models]),
                 self._runtime.topology.rank,
                 count_models=not self._load_hooks,
                 options=load_kwargs or {},

@@ -157,4 +157,7 @@ def _numpy_names() -> list[Any]:
     core = importlib.import_module("numpy._core" if hasattr(numpy, "_core") else "numpy.core")
     names: list[Any] = [core.multiarray._reconstruct, numpy.ndarray, numpy.dtype]
     names.append(importlib.import_module("_codecs").encode)
-    return [*names, numpy.dtypes.UInt32DType] if hasattr(numpy, "dtypes") else names
+    kinds = getattr(numpy, "dtypes", None)
+    # of numbers and texts; arrays of objects stay refused
+    known = {} if kinds is None else vars(kinds)
+    return names + [known[name] for name in known if name.endswith("DType") and name != "ObjectDType"]

@@ -12,7 +12,6 @@ from typing import Any, Final
 import torch
 
 from ..errors import CheckpointError
-from ..strategies.base import unwrap
 from . import models, names, pickled, randomness
 from .models import Apply
 from .pickled import Outline
@@ -86,7 +85,7 @@ def plan(
 
     Args:
         folder: of the checkpoint.
-        parts: the objects.
+        parts: the objects; models without wrappers.
         rank: of this process; a checkpoint of fewer processes has no random states for the last ones, which get
             those that `randomness.derive` makes of rank 0's.
         count_models: False if hooks load some models by themselves.
@@ -101,8 +100,7 @@ def plan(
     steps: list[Apply] = []
     for index, model in enumerate(parts.models):
         source = models.open_source(_model_file(folder, index))
-        inner = unwrap(model, keep_torch_compile=False)
-        steps.append(models.plan(inner, [source], **model_options))
+        steps.append(models.plan(model, [source], **model_options))
     for index, optimizer in enumerate(parts.optimizers):
         path = folder / names.numbered(names.OPTIMIZER, index)
         steps.append(_plan_optimizer(optimizer, Outline(path, **options)))
