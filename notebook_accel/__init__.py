@@ -1,8 +1,10 @@
 """Distributed PyTorch from a notebook cell."""
 
 from .accelerator import Accelerator
+from .checkpointing.shards import load_checkpoint_in_model
 from .data_loader import DataLoaderConfiguration, skip_first_batches
 from .errors import (
+    CheckpointError,
     CollectiveError,
     DeviceGuardError,
     LaunchError,
@@ -31,6 +33,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Accelerator",
     "AutocastKwargs",
+    "CheckpointError",
     "CollectiveError",
     "DDPCommunicationHookType",
     "DataLoaderConfiguration",
@@ -49,6 +52,7 @@ __all__ = [
     "WorkerKilledError",
     "debug_launcher",
     "find_executable_batch_size",
+    "load_checkpoint_in_model",
     "notebook_launcher",
     "prepare_pippy",
     "skip_first_batches",

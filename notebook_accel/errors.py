@@ -10,6 +10,7 @@
     |   +-- WorkerKilledError  by a signal
     |   +-- WorkerExitedError  by an exit code, or without returning
     +-- CollectiveError        ranks disagree about the input of a collective
+    +-- CheckpointError        a checkpoint could not be written, or does not fit what it is loaded into
 
 Wrong arguments raise ValueError or TypeError. An exception raised inside a worker is raised in the notebook
 with its own type, see `notebook_accel.launch.failures`.
@@ -69,6 +70,10 @@ class WorkerExitedError(WorkerError):
 
 class CollectiveError(NotebookAccelError):
     """Ranks passed inputs of different structure, shape or dtype to one collective."""
+
+
+class CheckpointError(NotebookAccelError):
+    """A checkpoint could not be written, or is damaged or does not fit; checkpoints and objects are unchanged."""
 
 
 def _rebuild(cls: type[WorkerError], args: tuple[object, ...], state: dict[str, object]) -> WorkerError:

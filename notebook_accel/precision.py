@@ -172,10 +172,10 @@ class Precision:
 class MixedForward:
     """A forward under autocast whose outputs are float32; its signature is that of the model's own."""
 
-    def __init__(self, forward: Callable[..., Any], precision: Precision) -> None:
+    def __init__(self, forward: Callable[..., Any], precision: Precision | None) -> None:
         functools.update_wrapper(self, forward)
         self._forward = forward
-        self._precision: Precision | None = precision
+        self._precision = precision
 
     def disable(self) -> None:
         """Become the forward inside, for whom something else calls this one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from .. import compilation, detect, environ, precision
+from ..checkpointing.project import ProjectConfiguration
 from ..compilation import TorchDynamoPlugin
 from ..data_loader.config import DataLoaderConfiguration
 from ..fp8 import AORecipeKwargs, FP8BackendType
@@ -33,6 +35,7 @@ from .collect import CollectPart
 from .prepare import PreparePart
 from .process import ProcessPart
 from .profiling import ProfilePart
+from .save import SavePart
 from .track import TrackPart
 from .train import TrainPart
 
@@ -47,7 +50,7 @@ _HANDLERS: Final = (
 )
 
 
-class Accelerator(PreparePart, TrainPart, CollectPart, TrackPart, ProcessPart, ProfilePart):
+class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, ProcessPart, ProfilePart):
     """Prepares models, optimizers, data loaders and schedulers for the processes of a run.
 
     Args:
@@ -61,6 +64,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, TrackPart, ProcessPart, P
             default `generator`, that of the loader's sampler.
         log_with: trackers: names, `all`, `LoggerType` members, instances of `GeneralTracker`, or a list of them.
         project_dir: folder for what the run writes.
+        project_config: that folder and more about checkpoints.
         gradient_accumulation_plugin: more about accumulation, instead of `gradient_accumulation_steps`.
         step_scheduler_with_optimizer: step schedulers only when their optimizers step.
         kwargs_handlers: at most one each of `AORecipeKwargs`, `AutocastKwargs`, `DistributedDataParallelKwargs`,
@@ -90,7 +94,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, TrackPart, ProcessPart, P
         rng_types: Sequence[str | RNGType] | None = None,
         log_with: Any = None,
         project_dir: str | os.PathLike[str] | None = None,
-        project_config: Any = None,
+        project_config: ProjectConfiguration | None = None,
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
         step_scheduler_with_optimizer: bool = True,
         kwargs_handlers: Sequence[KwargsHandler] | None = None,
@@ -104,13 +108,12 @@ class Accelerator(PreparePart, TrainPart, CollectPart, TrackPart, ProcessPart, P
             fsdp_plugin=fsdp_plugin,
             torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
-            project_config=project_config,
             deepspeed_plugins=deepspeed_plugins,
             parallelism_config=parallelism_config,
         )
         self.dataloader_config = _loader_config(dataloader_config, split_batches)
         self.rng_types = _rng_types(rng_types)
-        self.project_dir = project_dir
+        self._init_saving(project_config, project_dir)
         self._choose_trackers(log_with)
         handlers = _sort_handlers(kwargs_handlers or ())
         accumulation = _accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
@@ -237,15 +240,15 @@ class Accelerator(PreparePart, TrainPart, CollectPart, TrackPart, ProcessPart, P
         return self.is_main_process
 
     def end_training(self) -> None:
-        """Finish the trackers, and close the process group that this package opened.
+        """Wait for a checkpoint that is being written, finish the trackers, close the group that this package opened.
 
         In a launched worker its launcher closes the group.
         """
-        try:
-            self._finish_trackers()
-        finally:
+        with contextlib.ExitStack() as stack:
             if not self.state.fork_launched:
-                self._runtime.comm.close()
+                stack.callback(self._runtime.comm.close)
+            stack.callback(self._finish_trackers)
+            self._writer.wait()
 
 
 def _refuse_unsupported(**arguments: Any) -> None:

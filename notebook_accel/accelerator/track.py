@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .. import runtime
+from ..checkpointing.project import ProjectConfiguration
 from .base import Shared
 
 if TYPE_CHECKING:  # trackers are imported by those who track
@@ -17,19 +17,14 @@ class TrackPart(Shared):
     """Log to trackers, in rank 0.
 
     Attributes:
-        project_dir: folder for what the run writes.
+        project_configuration: says where trackers write to.
         log_with: the trackers asked for, by name or as given.
         trackers: those of the run, from `init_trackers` to `end_training`; empty outside rank 0.
     """
 
-    project_dir: str | os.PathLike[str] | None
+    project_configuration: ProjectConfiguration
     log_with: list[str | GeneralTracker]
     trackers: list[GeneralTracker]
-
-    @property
-    def logging_dir(self) -> str | os.PathLike[str] | None:
-        """Folder that trackers write to."""
-        return self.project_dir
 
     def _choose_trackers(self, log_with: Any) -> None:
         """Take what `log_with` asks for; see `choose_trackers`."""
@@ -37,7 +32,7 @@ class TrackPart(Shared):
         if log_with is not None:
             from ..tracking import choose_trackers
 
-            self.log_with = choose_trackers(log_with, self.logging_dir)
+            self.log_with = choose_trackers(log_with, self.project_configuration.logging_dir)
 
     def init_trackers(
         self,
@@ -133,7 +128,7 @@ class TrackPart(Shared):
         from ..tracking import tracker_class
 
         kind: Any = tracker_class(entry)
-        folder = [self.logging_dir] if kind.requires_logging_directory else []
+        folder = [self.project_configuration.logging_dir] if kind.requires_logging_directory else []
         made: GeneralTracker = kind(project_name, *folder, **options.get(entry, {}))
         return made
 

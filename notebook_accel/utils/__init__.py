@@ -1,6 +1,9 @@
 """Compatibility shelf: the names that users import from `accelerate.utils`."""
 
 from ..affinity import set_numa_affinity
+from ..checkpointing.plain import load, save
+from ..checkpointing.project import ProjectConfiguration
+from ..checkpointing.shards import load_checkpoint_in_model, load_state_dict
 from ..choices import Choice as BaseEnum
 from ..choices import ComputeEnvironment, SageMakerDistributedType
 from ..comm.ops import CannotPadNestedTensorWarning
@@ -82,7 +85,6 @@ from .operations import (
 )
 from .vendor import (
     AbstractTrainStep,
-    AORecipeKwargs,
     BertTrainStep,
     BnbQuantizationConfig,
     FP8RecipeKwargs,
@@ -130,6 +132,7 @@ __all__ = [
     "MegatronLMPlugin",
     "PrecisionType",
     "ProfileKwargs",
+    "ProjectConfiguration",
     "RNGType",
     "SageMakerDistributedType",
     "T5TrainStep",
@@ -186,13 +189,17 @@ __all__ = [
     "is_wandb_available",
     "is_xpu_available",
     "listify",
+    "load",
     "load_and_quantize_model",
+    "load_checkpoint_in_model",
+    "load_state_dict",
     "pad_across_processes",
     "patch_environment",
     "purge_accelerate_environment",
     "recursively_apply",
     "reduce",
     "release_memory",
+    "save",
     "send_to_device",
     "set_numa_affinity",
     "set_seed",

@@ -65,7 +65,6 @@ BnbQuantizationConfig: Any = _refused_class("BnbQuantizationConfig", _QUANTIZATI
 load_and_quantize_model: Any = _refused_function("load_and_quantize_model", _QUANTIZATION)
 
 FP8RecipeKwargs: Any = _refused_class("FP8RecipeKwargs", _RECIPES)
-AORecipeKwargs: Any = _refused_class("AORecipeKwargs", _RECIPES)
 MSAMPRecipeKwargs: Any = _refused_class("MSAMPRecipeKwargs", _RECIPES)
 TERecipeKwargs: Any = _refused_class("TERecipeKwargs", _RECIPES)
 convert_model: Any = _refused_function("convert_model", _TRANSFORMER_ENGINE)

@@ -1,0 +1,130 @@
+"""A checkpoint's folder: written beside its place, put there whole, and found again after a crash.
+
+`NAME.saving` is being written, or is what `NAME` was before; `NAME.previous` holds the old checkpoint for the
+moment between two renames, on systems that cannot exchange two folders in one step. A process may die at any
+instant: `NAME` is whole or, in that moment, `recover` brings it back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from . import names, rawio
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def saving(target: Path) -> Path:
+    """Return the folder in which the checkpoint is written."""
+    return target.with_name(f"{target.name}.saving")
+
+
+def previous(target: Path) -> Path:
+    """Return the folder that holds the old checkpoint between two renames."""
+    return target.with_name(f"{target.name}.previous")
+
+
+def check(target: Path) -> None:
+    """Raise ValueError if a checkpoint cannot be put there."""
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{target} is a file: a checkpoint is a folder, choose another name")
+    inside = target == Path.cwd() or target in Path.cwd().parents
+    if inside or os.path.ismount(target):
+        kind = "the working folder or above it" if inside else "a mount point"
+        raise ValueError(
+            f"{target} is {kind}, which cannot be replaced in one step: save to a folder below it"
+        )
+
+
+def recover(target: Path) -> None:
+    """Bring back the old checkpoint where a process died between two renames."""
+    if not target.exists() and previous(target).is_dir():
+        try:
+            os.rename(previous(target), target)
+        except FileNotFoundError:  # another process was faster
+            return
+
+
+def prepare(target: Path) -> None:
+    """Make an empty folder to write the checkpoint in."""
+    recover(target)
+    remove(saving(target))
+    remove(previous(target))
+    saving(target).mkdir(parents=True)
+
+
+def commit(target: Path) -> None:
+    """Put the written folder in its place, durably.
+
+    Files in the old folder that no checkpoint is made of stay: they are linked into the new one first.
+    """
+    new = saving(target)
+    if target.exists():
+        _carry(target, new)
+    _sync_tree(new)
+    if not target.exists():
+        os.rename(new, target)
+        rawio.sync(target.parent)
+        return
+    old = new
+    if not _exchange(new, target):
+        old = previous(target)
+        os.rename(target, old)
+        os.rename(new, target)
+    rawio.sync(target.parent)
+    _carry(old, target)
+    remove(old)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, under another name first so that no half of it is taken for a checkpoint."""
+    if not folder.exists():
+        return
+    doomed = folder.with_name(f"{folder.name}.removing")
+    if folder.suffix not in (".saving", ".previous"):
+        shutil.rmtree(doomed, ignore_errors=True)
+        os.rename(folder, doomed)
+        folder = doomed
+    shutil.rmtree(folder)
+
+
+def _carry(source: Path, into: Path, top: bool = True) -> None:
+    for entry in os.scandir(source):
+        if top and names.is_ours(entry.name):
+            continue
+        there = into / entry.name
+        if entry.is_dir(follow_symlinks=False):
+            there.mkdir(exist_ok=True)
+            _carry(Path(entry.path), there, top=False)
+        elif not os.path.lexists(there):
+            try:
+                os.link(entry.path, there, follow_symlinks=False)
+            except (OSError, NotImplementedError):  # a file system without hard links
+                shutil.copy2(entry.path, there, follow_symlinks=False)
+
+
+def _sync_tree(folder: Path) -> None:
+    for where, _, files in os.walk(folder):
+        for name in files:
+            path = Path(where, name)
+            if not names.is_ours(name) and not path.is_symlink():
+                rawio.sync(path)
+        rawio.sync(Path(where))
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two folders in one step; return False where the system cannot."""
+    if sys.platform != "linux":
+        return False
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    done: int = renameat2(
+        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)
+    )
+    return done == 0

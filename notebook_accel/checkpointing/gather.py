@@ -1,0 +1,43 @@
+"""What goes into the files of a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import names, randomness, weights
+from .read import Parts, loader_state
+from .write import File
+
+
+def model_files(states: list[dict[str, Any]], safe_serialization: bool) -> list[File]:
+    """Return a file for each model's state; ValueError names an entry that safetensors cannot hold."""
+    if not safe_serialization:
+        return [
+            File(name=names.numbered(names.MODEL, index), content=dict(state))
+            for index, state in enumerate(states)
+        ]
+    files = []
+    for index, state in enumerate(states):
+        tensors, dropped = weights.without_ties(state)
+        files.append(File(name=names.numbered(names.SAFE_MODEL, index), content=tensors, texts=dropped))
+    return files
+
+
+def shared_files(parts: Parts) -> list[File]:
+    """Return the files of everything but the models that all processes have alike."""
+    files = []
+    for name, objects in ((names.OPTIMIZER, parts.optimizers), (names.SCHEDULER, parts.schedulers)):
+        for index, item in enumerate(objects):
+            files.append(File(name=names.numbered(name, index), content=item.state_dict()))
+    for index, loader in enumerate(parts.loaders):
+        files.append(File(name=names.numbered(names.SAMPLER, index), content=loader_state(loader)))
+    if parts.scaler is not None:
+        files.append(File(name=names.SCALER, content=parts.scaler.state_dict()))
+    for index, item in enumerate(parts.custom):
+        files.append(File(name=names.custom(index), content=item.state_dict(), opaque=True))
+    return files
+
+
+def own_files(rank: int, step: int) -> list[File]:
+    """Return the files that each process has of its own."""
+    return [File(name=names.random_states(rank), content=randomness.capture(step))]

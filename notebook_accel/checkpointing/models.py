@@ -1,0 +1,241 @@
+"""Loading weights into a model: checked by names and shapes first, then read straight into its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from ..errors import CheckpointError
+from . import rawio, weights
+from .pickled import Outline
+
+Apply = Callable[[], None]
+_PREFIXES: Final = ("module.", "_orig_mod.")
+_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """The weights in one file.
+
+    Attributes:
+        path: of the file.
+        shapes: of its tensors, by the name they have there.
+        twins: for a name that was left out, the name with the same values.
+        header: of a safetensors file.
+        outline: of a file of torch.save.
+        others: names of entries that are no tensors.
+    """
+
+    path: Path
+    shapes: dict[str, tuple[int, ...]]
+    twins: dict[str, str]
+    header: weights.Header | None = None
+    outline: Outline | None = None
+    others: tuple[str, ...] = ()
+
+    def read(self) -> dict[str, Any]:
+        """Return all entries, on the CPU."""
+        if self.header is not None:
+            return dict(weights.read(self.path, self.header))
+        assert self.outline is not None
+        return dict(self.outline.fill(lambda path, tensor: None))
+
+    def read_into(self, targets: Mapping[str, torch.Tensor]) -> None:
+        """Copy the tensors of these names into tensors of the same shapes, of any device and dtype."""
+        if self.header is not None:
+            self._read_safe(self.header, targets)
+            return
+        assert self.outline is not None
+
+        def choose(path: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor | None:
+            target = targets.get(path[0])
+            return target if target is not None and _fits(target, tensor.dtype) else None
+
+        for name, value in self.outline.fill(choose).items():
+            target = targets.get(name)
+            if target is not None and target is not value:
+                target.copy_(value)
+
+    def _read_safe(self, header: weights.Header, targets: Mapping[str, torch.Tensor]) -> None:
+        direct: list[rawio.Piece] = []
+        for name, target in targets.items():
+            entry = header.entries[name]
+            if _fits(target, entry.dtype):
+                direct.append((entry.offset, target))
+                continue
+            value = torch.empty(entry.shape, dtype=entry.dtype)
+            rawio.read_at(self.path, [(entry.offset, value)])
+            target.copy_(value)
+        rawio.read_at(self.path, direct)
+
+
+def _fits(target: torch.Tensor, dtype: torch.dtype) -> bool:
+    plain = type(target) in (torch.Tensor, torch.nn.Parameter)
+    return plain and target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous()
+
+
+def open_source(path: Path) -> Source:
+    """Return what the file holds; CheckpointError names a file that is missing, cut off or foreign."""
+    if path.suffix == ".safetensors":
+        header = weights.read_header(path)
+        shapes = {name: entry.shape for name, entry in header.entries.items()}
+        return Source(path=path, shapes=shapes, twins=header.texts, header=header)
+    outline = Outline(path)
+    if not isinstance(outline.content, dict):
+        raise CheckpointError(f"{path} holds a {type(outline.content).__name__}, no weights by name")
+    tensors = {name: value for name, value in outline.content.items() if isinstance(value, torch.Tensor)}
+    return Source(
+        path=path,
+        shapes={name: tuple(value.shape) for name, value in tensors.items()},
+        twins={},
+        outline=outline,
+        others=tuple(name for name in outline.content if name not in tensors),
+    )
+
+
+def plan(
+    model: torch.nn.Module,
+    sources: Sequence[Source],
+    *,
+    strict: bool = True,
+    **options: Any,
+) -> Apply:
+    """Check that the weights fit the model, and return what loads them.
+
+    Wrappers' prefixes in front of all names do not matter. A name that was left out when the weights were
+    saved, because another had the same memory, gets that one's values.
+
+    Args:
+        model: the user's model, unwrapped.
+        sources: files that hold its weights together.
+        strict: refuse names that are missing or unknown.
+        options: more arguments of the model's `load_state_dict`.
+
+    Raises:
+        CheckpointError: names the file and the name that does not fit.
+    """
+    if options or not _loads_plainly(model) or any(source.others for source in sources):
+        return _plan_by_model(model, sources, strict=strict, **options)
+    state: dict[str, torch.Tensor] = model.state_dict()
+    renamed = _strip({name for source in sources for name in source.shapes}, state.keys())
+    places = {renamed(name): source for source in sources for name in source.shapes}
+    originals = {renamed(name): name for source in sources for name in source.shapes}
+    twins = {renamed(name): renamed(kept) for source in sources for name, kept in source.twins.items()}
+    wanted: dict[str, str] = {name: name if name in places else twins.get(name, "") for name in state}
+    present = {_address(state[name]) for name, kept in wanted.items() if kept in places}
+    missing = [
+        name
+        for name, kept in wanted.items()
+        if kept not in places and (_address(state[name]) not in present or state[name].nbytes == 0)
+    ]
+    used = {kept for kept in wanted.values() if kept in places}
+    where = ", ".join(str(source.path) for source in sources)
+    if strict and missing:
+        raise CheckpointError(f"{where} has no weights for {_some(missing)}")
+    if strict and (unknown := sorted(places.keys() - used)):
+        raise CheckpointError(f"{where} has weights that the model does not know: {_some(unknown)}")
+    for name, kept in wanted.items():
+        if kept in places:
+            shape = places[kept].shapes[originals[kept]]
+            if shape != tuple(state[name].shape):
+                raise CheckpointError(
+                    f"{places[kept].path}: {name!r} has shape {list(shape)}, the model's {list(state[name].shape)}"
+                )
+
+    def apply() -> None:
+        for source in sources:
+            names = {name: kept for name, kept in wanted.items() if places.get(kept) is source}
+            with torch.no_grad():
+                source.read_into(
+                    {originals[kept]: state[name] for name, kept in names.items() if name == kept}
+                )
+                for name, kept in names.items():
+                    if name == kept:
+                        continue
+                    if kept not in state:
+                        source.read_into({originals[kept]: state[name]})
+                    elif _address(state[name]) != _address(state[kept]):
+                        state[name].copy_(state[kept])
+
+    return apply
+
+
+def _plan_by_model(model: torch.nn.Module, sources: Sequence[Source], **options: Any) -> Apply:
+    """Return what lets the model's own code load the weights, and undoes it where that fails."""
+
+    def apply() -> None:
+        content = {name: value for source in sources for name, value in source.read().items()}
+        renamed = _strip(set(content), model.state_dict().keys())
+        content = {renamed(name): value for name, value in content.items()}
+        for source in sources:
+            for name, kept in source.twins.items():
+                if renamed(kept) in content:
+                    content.setdefault(renamed(name), content[renamed(kept)])
+        before = {
+            name: value.clone() if isinstance(value, torch.Tensor) else value
+            for name, value in model.state_dict().items()
+        }
+        try:
+            model.load_state_dict(content, **options)
+        except Exception as error:
+            model.load_state_dict(before, **{key: value for key, value in options.items() if key == "assign"})
+            where = ", ".join(str(source.path) for source in sources)
+            raise CheckpointError(f"{where} does not fit the model: {error}") from error
+
+    return apply
+
+
+def _loads_plainly(model: torch.nn.Module) -> bool:
+    """Return True if loading copies tensors by name and does nothing else."""
+    for part in model.modules():
+        kind = type(part)
+        own = kind._load_from_state_dict is not torch.nn.Module._load_from_state_dict
+        if own and not kind._load_from_state_dict.__module__.startswith("torch.nn.modules"):
+            return False
+        if kind.load_state_dict is not torch.nn.Module.load_state_dict:
+            return False
+        if kind.set_extra_state is not torch.nn.Module.set_extra_state:
+            return False
+        hooks = ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_state_dict_hooks")
+        if any(getattr(part, name, None) for name in hooks):
+            return False
+    return all(
+        tensor.device.type != "meta" and tensor.layout is torch.strided
+        for tensor in model.state_dict().values()
+    )
+
+
+def _strip(names: set[str], known: Any) -> Callable[[str], str]:
+    """Return what takes wrappers' prefixes off names, as many as give the most names that the model knows."""
+    known = set(known)
+    best, best_count = "", len(names & known)
+    prefix, rest = "", names
+    while rest:
+        found = next((p for p in _PREFIXES if all(name.startswith(p) for name in rest)), None)
+        if found is None:
+            break
+        prefix += found
+        rest = {name[len(found) :] for name in rest}
+        if len(rest & known) > best_count:
+            best, best_count = prefix, len(rest & known)
+    if best:
+        return lambda name: name.removeprefix(best)
+    # weights of a bare model in one whose own names carry a prefix, such as a compiled one
+    for extra in _PREFIXES:
+        if len({extra + name for name in names} & known) > best_count:
+            return lambda name, extra=extra: extra + name  # type: ignore[misc]
+    return lambda name: name
+
+
+def _address(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+
+
+def _some(found: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in found[:_SHOWN])
+    return shown if len(found) <= _SHOWN else f"{shown} and {len(found) - _SHOWN} more"

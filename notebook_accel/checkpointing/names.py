@@ -1,0 +1,57 @@
+"""The names of the files and folders of a checkpoint; all but the manifest are Accelerate's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+MANIFEST: Final = "notebook_accel.json"
+SCALER: Final = "scaler.pt"
+OPTIMIZER: Final = "optimizer.bin"
+SCHEDULER: Final = "scheduler.bin"
+SAMPLER: Final = "sampler.bin"
+SAFE_MODEL: Final = "model.safetensors"
+MODEL: Final = "pytorch_model.bin"
+
+_OURS: Final = re.compile(
+    r"(model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin|(optimizer|scheduler|sampler)(_\d+)?\.bin|scaler\.pt"
+    r"|(random_states|custom_checkpoint)_\d+\.pkl|notebook_accel\.json)"
+)
+_NUMBERED: Final = re.compile(r"checkpoint_(\d+)")
+
+
+def numbered(name: str, index: int) -> str:
+    """Return the name of the file for the object of this index: `optimizer.bin`, `optimizer_1.bin`."""
+    stem, dot, ending = name.partition(".")
+    return name if index == 0 else f"{stem}_{index}{dot}{ending}"
+
+
+def random_states(rank: int) -> str:
+    """Return the name of the file with the random states of a rank."""
+    return f"random_states_{rank}.pkl"
+
+
+def custom(index: int) -> str:
+    """Return the name of the file of a registered object."""
+    return f"custom_checkpoint_{index}.pkl"
+
+
+def is_ours(name: str) -> bool:
+    """Return True for the name of a file that a checkpoint is made of."""
+    return _OURS.fullmatch(name) is not None
+
+
+def count(folder: Path, name: str) -> int:
+    """Return how many files of this kind the folder holds, `name` and its numbered ones."""
+    stem, dot, ending = name.partition(".")
+    pattern = re.compile(rf"{re.escape(stem)}(_\d+)?{re.escape(dot + ending)}")
+    return sum(pattern.fullmatch(path.name) is not None for path in folder.iterdir())
+
+
+def checkpoints(parent: Path) -> list[tuple[int, Path]]:
+    """Return the automatically named checkpoints in a folder with their numbers, oldest first."""
+    if not parent.is_dir():
+        return []
+    found = [(_NUMBERED.fullmatch(path.name), path) for path in parent.iterdir() if path.is_dir()]
+    return sorted((int(match[1]), path) for match, path in found if match is not None)

@@ -1,0 +1,163 @@
+"""Files of torch.save: written without checksums nobody reads, checked by their structure, read into place."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import probes
+from ..errors import CheckpointError
+from . import rawio
+
+
+def write(path: Path, obj: Any) -> None:
+    """Write the object with torch.save, durably."""
+    before = torch.serialization.get_crc32_options()
+    # torch.load never compares them, and computing them takes most of the time
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(obj, path)
+    finally:
+        torch.serialization.set_crc32_options(before)
+    rawio.sync(path)
+
+
+def load(f: Any, **options: Any) -> Any:
+    """Return the object of a file or an open file, with `weights_only` unless told otherwise."""
+    with torch.serialization.safe_globals(_numpy_names()):
+        return torch.load(f, **{"weights_only": True} | options)
+
+
+def read(path: Path, **options: Any) -> Any:
+    """Return the object of a file, on the CPU and with `weights_only` unless told otherwise.
+
+    CheckpointError names a file that is missing, cut off or foreign.
+    """
+    try:
+        return load(path, **{"map_location": "cpu"} | options)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} is cut off, or holds objects that weights_only=True refuses: {error}"
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, ImportError) as error:
+        raise CheckpointError(f"{path} is cut off or no file of torch.save: {error}") from error
+
+
+class Outline:
+    """The object in a file with tensors that have no values yet, so that it can be checked before it is read.
+
+    Attributes:
+        content: the object; its tensors are on the meta device where the file allows it.
+    """
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.path = path
+        self._lazy = not options and sys.byteorder == "little" and _is_whole_zip(path)
+        self.content = read(path, **({"map_location": "meta"} if self._lazy else options))
+        if self._lazy and not all(map(_is_placed, tensors_in(self.content))):
+            self._lazy = False
+            self.content = read(path)
+
+    def fill(self, choose: Callable[[tuple[Any, ...], torch.Tensor], torch.Tensor | None]) -> Any:
+        """Return the object with values.
+
+        `choose(path, tensor)` may give a contiguous CPU tensor of the same shape and dtype to read into.
+        """
+        if not self._lazy:
+            return self.content
+        pieces: dict[int, rawio.Piece] = {}
+        filled: dict[int, torch.Tensor] = {}
+
+        def place(path: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) in filled:
+                return filled[id(tensor)]
+            storage: Any = tensor.untyped_storage()
+            target = choose(path, tensor) if _is_whole(tensor) else None
+            if target is not None:
+                pieces[id(tensor)] = (storage._checkpoint_offset, target)
+            else:
+                offset = int(storage._checkpoint_offset)
+                whole = wholes.get(offset)
+                if whole is None:
+                    whole = wholes[offset] = torch.empty(storage.nbytes(), dtype=torch.uint8)
+                    pieces[-offset - 1] = (offset, whole)
+                target = torch.empty(0, dtype=tensor.dtype)
+                target.set_(whole.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+            filled[id(tensor)] = target
+            return target
+
+        wholes: dict[int, torch.Tensor] = {}
+        result = replace_tensors(self.content, place)
+        rawio.read_at(self.path, list(pieces.values()))
+        return result
+
+
+def replace_tensors(
+    tree: Any, change: Callable[[tuple[Any, ...], torch.Tensor], Any], path: tuple[Any, ...] = ()
+) -> Any:
+    """Return a copy of nested dicts, lists and tuples with `change(path, tensor)` for each tensor."""
+    if isinstance(tree, torch.Tensor):
+        return change(path, tree)
+    if isinstance(tree, dict):
+        items = {key: replace_tensors(value, change, (*path, key)) for key, value in tree.items()}
+        if type(tree) is dict:
+            return items
+        copy = tree.copy()  # an OrderedDict, a Counter
+        copy.update(items) if not hasattr(copy, "most_common") else dict.update(copy, items)
+        return copy
+    if isinstance(tree, (list, tuple)):
+        values = [replace_tensors(value, change, (*path, index)) for index, value in enumerate(tree)]
+        if type(tree) in (list, tuple):
+            return type(tree)(values)
+        return type(tree)(*values) if hasattr(tree, "_fields") else tree
+    return tree
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors of nested dicts, lists and tuples."""
+    found: list[torch.Tensor] = []
+    replace_tensors(tree, lambda path, tensor: found.append(tensor))
+    return found
+
+
+def _is_placed(tensor: torch.Tensor) -> bool:
+    """Return True for a plain tensor of which it is known where in the file its values lie."""
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_quantized:
+        return False
+    return getattr(tensor.untyped_storage(), "_checkpoint_offset", None) is not None
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
+def _is_whole_zip(path: Path) -> bool:
+    """Return True for a zip file all whose entries lie within it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def _numpy_names() -> list[Any]:
+    """Return what NumPy's random state is made of, for `weights_only`."""
+    if not probes.is_available("numpy"):
+        return []
+    numpy = importlib.import_module("numpy")
+    core = importlib.import_module("numpy._core" if hasattr(numpy, "_core") else "numpy.core")
+    names: list[Any] = [core.multiarray._reconstruct, numpy.ndarray, numpy.dtype]
+    names.append(importlib.import_module("_codecs").encode)
+    kinds = getattr(numpy, "dtypes", None)
+    # of numbers and texts; arrays of objects stay refused
+    known = {} if kinds is None else vars(kinds)
+    return names + [known[name] for name in known if name.endswith("DType") and name != "ObjectDType"]

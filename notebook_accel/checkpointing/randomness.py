@@ -1,0 +1,77 @@
+"""The random states of a process, and those of a rank that the checkpoint does not know."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import probes
+from ..errors import CheckpointError
+
+_KEYS = ("random_state", "torch_manual_seed")
+
+
+def capture(step: int) -> dict[str, Any]:
+    """Return the state of every random generator of this process, with the step, under Accelerate's keys."""
+    states: dict[str, Any] = {"step": step, "random_state": random.getstate()}
+    if probes.is_available("numpy"):
+        states["numpy_random_seed"] = importlib.import_module("numpy").random.get_state()
+    states["torch_manual_seed"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state_all()
+    if torch.xpu.is_available():
+        states["torch_xpu_manual_seed"] = torch.xpu.get_rng_state_all()
+    return states
+
+
+def check(path: Path, states: Any) -> None:
+    """Raise CheckpointError unless these are random states that `apply` can set."""
+    if not isinstance(states, dict):
+        raise CheckpointError(f"{path} holds a {type(states).__name__}, no random states")
+    for key in _KEYS:
+        if key not in states:
+            raise CheckpointError(f"{path} has no key {key!r}")
+    try:
+        random.Random().setstate(states["random_state"])
+        torch.Generator().set_state(states["torch_manual_seed"])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path} holds random states that do not fit: {error}") from error
+
+
+def apply(states: Mapping[str, Any]) -> None:
+    """Set the generators that the states name and this process has; devices are matched from the first on."""
+    random.setstate(states["random_state"])
+    if "numpy_random_seed" in states and probes.is_available("numpy"):
+        importlib.import_module("numpy").random.set_state(states["numpy_random_seed"])
+    torch.set_rng_state(states["torch_manual_seed"])
+    for key, module in (("torch_cuda_manual_seed", torch.cuda), ("torch_xpu_manual_seed", torch.xpu)):
+        if key in states and module.is_available():
+            for index, state in zip(range(module.device_count()), states[key], strict=False):
+                module.set_rng_state(state, index)
+
+
+def derive(states: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """Return states for a rank that the checkpoint has none of, made of another rank's.
+
+    The seed is the first 4 bytes of SHA-256 over that rank's torch state and the decimal new rank: the same
+    checkpoint and rank always give the same numbers, and other ranks other numbers.
+    """
+    text = bytes(states["torch_manual_seed"].tolist()) + str(rank).encode()
+    seed = int.from_bytes(hashlib.sha256(text).digest()[:4], "little")
+    derived: dict[str, Any] = {key: value for key, value in states.items() if key == "step"}
+    derived["random_state"] = random.Random(seed).getstate()
+    if probes.is_available("numpy"):
+        derived["numpy_random_seed"] = importlib.import_module("numpy").random.RandomState(seed).get_state()
+    derived["torch_manual_seed"] = torch.Generator().manual_seed(seed).get_state()
+    if torch.cuda.is_available():
+        derived["torch_cuda_manual_seed"] = [
+            torch.Generator(f"cuda:{index}").manual_seed(seed).get_state()
+            for index in range(torch.cuda.device_count())
+        ]
+    return derived

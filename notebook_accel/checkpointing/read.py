@@ -1,0 +1,281 @@
+"""Reading a checkpoint: everything is checked before anything is changed."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from ..errors import CheckpointError
+from . import models, names, pickled, randomness
+from .models import Apply
+from .pickled import Outline
+
+# state of torch's optimizers that has its parameter's shape
+_LIKE_PARAMETER: Final = frozenset(
+    {
+        "exp_avg",
+        "exp_avg_sq",
+        "max_exp_avg_sq",
+        "momentum_buffer",
+        "square_avg",
+        "grad_avg",
+        "acc_delta",
+        "exp_inf",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What a checkpoint is made of, or loaded into: the objects that an accelerator prepared, in order."""
+
+    models: Sequence[torch.nn.Module]
+    optimizers: Sequence[Any]
+    schedulers: Sequence[Any]
+    loaders: Sequence[Any]
+    scaler: Any
+    custom: Sequence[Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loading:
+    """A checked checkpoint: `run` loads it.
+
+    Attributes:
+        first: steps of users' code that can fail, each with its undoing.
+        steps: what does not fail any more.
+        step: of the accelerator, None where the checkpoint has none.
+    """
+
+    first: list[tuple[Apply, Apply]] = field(default_factory=list)
+    steps: list[Apply] = field(default_factory=list)
+    step: int | None = None
+
+    def run(self) -> None:
+        """Load; where a user's object refuses its state, those before it get theirs back."""
+        undo: list[Apply] = []
+        try:
+            for apply, restore in self.first:
+                undo.append(restore)
+                apply()
+        except Exception:
+            for restore in reversed(undo):
+                restore()
+            raise
+        for apply in self.steps:
+            apply()
+
+
+def plan(
+    folder: Path,
+    parts: Parts,
+    rank: int,
+    *,
+    count_models: bool,
+    options: dict[str, Any],
+    model_options: dict[str, Any],
+) -> Loading:
+    """Check a checkpoint against the objects it is to be loaded into.
+
+    Args:
+        folder: of the checkpoint.
+        parts: the objects; models without wrappers.
+        rank: of this process; a checkpoint of fewer processes has no random states for the last ones, which get
+            those that `randomness.derive` makes of rank 0's.
+        count_models: False if hooks load some models by themselves.
+        options: arguments of `torch.load` for optimizers and schedulers.
+        model_options: arguments of the models' `load_state_dict`.
+
+    Raises:
+        CheckpointError: names the file, and the key, that is missing, damaged or does not fit.
+    """
+    _check_manifest(folder)
+    _check_counts(folder, parts, count_models)
+    steps: list[Apply] = []
+    for index, model in enumerate(parts.models):
+        source = models.open_source(_model_file(folder, index))
+        steps.append(models.plan(model, [source], **model_options))
+    for index, optimizer in enumerate(parts.optimizers):
+        path = folder / names.numbered(names.OPTIMIZER, index)
+        steps.append(_plan_optimizer(optimizer, Outline(path, **options)))
+    for index, scheduler in enumerate(parts.schedulers):
+        path = folder / names.numbered(names.SCHEDULER, index)
+        steps.append(_plan_simple(scheduler, path, pickled.read(path, **options)))
+    if parts.scaler is not None:
+        path = folder / names.SCALER
+        steps.append(_plan_simple(parts.scaler, path, pickled.read(path)))
+    for index, loader in enumerate(parts.loaders):
+        path = folder / names.numbered(names.SAMPLER, index)
+        if path.exists() and (folder / names.MANIFEST).exists():
+            steps.append(_plan_loader(loader, path))
+    states = _random_states(folder, rank)
+    steps.append(lambda: randomness.apply(states))
+    return Loading(first=_plan_custom(folder, parts.custom), steps=steps, step=states.get("step"))
+
+
+def _check_manifest(folder: Path) -> None:
+    path = folder / names.MANIFEST
+    if not path.exists():
+        return
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        version, files = int(manifest["version"]), dict(manifest["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error!r}") from error
+    if version != 1:
+        raise CheckpointError(f"{path} is of version {version}, and this notebook_accel knows version 1")
+    for name, size in files.items():
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name} is missing, though {names.MANIFEST} lists it")
+        if (found := (folder / name).stat().st_size) != size:
+            raise CheckpointError(f"{folder / name} has {found} bytes, it was written with {size}")
+
+
+def _check_counts(folder: Path, parts: Parts, count_models: bool) -> None:
+    found = {
+        "optimizers": (names.count(folder, names.OPTIMIZER), len(parts.optimizers)),
+        "schedulers": (names.count(folder, names.SCHEDULER), len(parts.schedulers)),
+        "objects registered for checkpointing": (
+            sum((folder / path.name).match("custom_checkpoint_*.pkl") for path in folder.iterdir()),
+            len(parts.custom),
+        ),
+    }
+    if count_models:
+        stored = max(names.count(folder, names.SAFE_MODEL), names.count(folder, names.MODEL))
+        found = {"models": (stored, len(parts.models)), **found}
+    for what, (stored, prepared) in found.items():
+        if stored != prepared:
+            missing = ""
+            if stored < prepared:
+                first = {
+                    "models": names.SAFE_MODEL,
+                    "optimizers": names.OPTIMIZER,
+                    "schedulers": names.SCHEDULER,
+                }.get(what)
+                name = names.custom(stored) if first is None else names.numbered(first, stored)
+                missing = f": it has no {name}"
+            raise CheckpointError(
+                f"{folder} holds {stored} {what}, and this accelerator has {prepared}{missing}"
+            )
+
+
+def _model_file(folder: Path, index: int) -> Path:
+    safe, plain = (folder / names.numbered(name, index) for name in (names.SAFE_MODEL, names.MODEL))
+    if not safe.exists() and not plain.exists():
+        raise CheckpointError(f"{folder} has neither {safe.name} nor {plain.name}")
+    return safe if safe.exists() else plain
+
+
+def _plan_optimizer(optimizer: Any, outline: Outline) -> Apply:
+    content, path = outline.content, outline.path
+    raw = getattr(optimizer, "optimizer", optimizer)
+    for key in ("state", "param_groups"):
+        if not isinstance(content, dict) or key not in content:
+            raise CheckpointError(f"{path} has no key {key!r}: it holds no optimizer's state")
+    sizes = [len(group["params"]) for group in raw.param_groups]
+    stored = [len(group["params"]) for group in content["param_groups"]]
+    if sizes != stored:
+        raise CheckpointError(
+            f"{path}: param_groups hold {stored} parameters, those of the optimizer {sizes}"
+        )
+    numbers = [number for group in content["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in raw.param_groups for parameter in group["params"]]
+    by_number = dict(zip(numbers, parameters, strict=True))
+    for number, values in content["state"].items():
+        if number in by_number:
+            _check_state(path, number, values, by_number[number], raw.state.get(by_number[number], {}))
+
+    def choose(where: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor | None:
+        if len(where) != 3 or where[0] != "state" or where[1] not in by_number:
+            return None
+        own = raw.state.get(by_number[where[1]], {}).get(where[2])
+        if type(own) is not torch.Tensor or own.device.type != "cpu" or not own.is_contiguous():
+            return None
+        return own if own.shape == tensor.shape and own.dtype == tensor.dtype else None
+
+    return lambda: optimizer.load_state_dict(outline.fill(choose))
+
+
+def _check_state(path: Path, number: Any, values: Any, parameter: torch.Tensor, own: Any) -> None:
+    if not isinstance(values, dict):
+        return
+    for key, value in own.items():
+        if isinstance(value, torch.Tensor) and key not in values:
+            raise CheckpointError(f"{path}: the state of parameter {number} has no key {key!r}")
+    for key, value in values.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        expected = own[key].shape if isinstance(own.get(key), torch.Tensor) else None
+        if expected is None and key in _LIKE_PARAMETER:
+            expected = parameter.shape
+        if expected is not None and value.shape != expected:
+            raise CheckpointError(
+                f"{path}: {key!r} of parameter {number} has shape {list(value.shape)}, the optimizer's {list(expected)}"
+            )
+
+
+def _plan_simple(owner: Any, path: Path, content: Any) -> Apply:
+    """Check the state of a scheduler or scaler by the keys it has now."""
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds a {type(content).__name__}, no state")
+    for key in owner.state_dict():
+        if not key.startswith("_") and key not in content:
+            raise CheckpointError(f"{path} has no key {key!r}")
+    return lambda: owner.load_state_dict(content)
+
+
+def loader_state(loader: Any) -> dict[str, Any]:
+    """Return where the loader stands: its epoch, and what decides its order."""
+    state: dict[str, Any] = {"iteration": int(getattr(loader, "iteration", 0))}
+    sampler: Any = loader.get_sampler() if hasattr(loader, "get_sampler") else None
+    for key in ("epoch", "initial_seed"):
+        if isinstance(getattr(sampler, key, None), int):
+            state[key] = getattr(sampler, key)
+    if isinstance(getattr(sampler, "generator", None), torch.Generator):
+        state["generator"] = sampler.generator.get_state()
+    return state
+
+
+def _plan_loader(loader: Any, path: Path) -> Apply:
+    state = pickled.read(path)
+    if not isinstance(state, dict) or "iteration" not in state:
+        raise CheckpointError(f"{path} has no key 'iteration'")
+
+    def apply() -> None:
+        loader.iteration = state["iteration"]
+        sampler: Any = loader.get_sampler() if hasattr(loader, "get_sampler") else None
+        for key in ("epoch", "initial_seed"):
+            if key in state and hasattr(sampler, key):
+                setattr(sampler, key, state[key])
+        if "generator" in state and isinstance(getattr(sampler, "generator", None), torch.Generator):
+            sampler.generator.set_state(state["generator"])
+
+    return apply
+
+
+def _random_states(folder: Path, rank: int) -> dict[str, Any]:
+    path = folder / names.random_states(rank)
+    derived = not path.exists()
+    if derived:
+        path = folder / names.random_states(0)
+    states = pickled.read(path)
+    randomness.check(path, states)
+    return randomness.derive(states, rank) if derived else dict(states)
+
+
+def _plan_custom(folder: Path, objects: Sequence[Any]) -> list[tuple[Apply, Apply]]:
+    return [
+        _with_undoing(owner, pickled.read(folder / names.custom(index), weights_only=False))
+        for index, owner in enumerate(objects)
+    ]
+
+
+def _with_undoing(owner: Any, content: Any) -> tuple[Apply, Apply]:
+    before = copy.deepcopy(owner.state_dict())
+    return lambda: owner.load_state_dict(content), lambda: owner.load_state_dict(before)

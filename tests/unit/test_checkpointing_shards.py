@@ -1,0 +1,126 @@
+"""Tests for save_model, load_checkpoint_in_model, save, load and load_state_dict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import numpy as np
+import pytest
+import torch
+
+from notebook_accel import Accelerator, CheckpointError, load_checkpoint_in_model
+from notebook_accel.utils import load, load_state_dict, save
+from tests.unit.checkpoints import Tied
+
+pytestmark = pytest.mark.usefixtures("clean_runtime")
+
+
+def model(seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.BatchNorm1d(20), torch.nn.Linear(20, 5))
+
+
+def same(one: Any, other: Any) -> bool:
+    return all(
+        torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("safe", [True, False])
+@pytest.mark.parametrize("size", ["10GB", 500, "1KB"])
+def test_both_libraries_load_what_was_saved(tmp_path: Path, safe: bool, size: int | str) -> None:
+    accelerator = Accelerator(cpu=True)
+    original = accelerator.prepare(model())
+    accelerator.save_model(original, tmp_path / "m", max_shard_size=size, safe_serialization=safe)
+    files = sorted(path.name for path in (tmp_path / "m").iterdir())
+    assert len(files) == 1 if size == "10GB" else f"{files[-1]}".endswith("index.json") or len(files) > 2
+    for loader in (load_checkpoint_in_model, accelerate.load_checkpoint_in_model):
+        fresh = model(1)
+        loader(fresh, str(tmp_path / "m"), strict=size == "10GB")
+        assert same(fresh, original)
+    accelerator.save_model(original, tmp_path / "m", safe_serialization=safe)
+    assert len(list((tmp_path / "m").iterdir())) == 1, "shards of an earlier save are gone"
+
+
+def test_we_load_accelerates_shards(tmp_path: Path) -> None:
+    original = model()
+    accelerate.Accelerator(cpu=True).save_model(original, tmp_path / "m", max_shard_size="1KB")
+    fresh = model(1)
+    load_checkpoint_in_model(fresh, tmp_path / "m", strict=True)
+    assert same(fresh, original)
+
+
+@pytest.mark.parametrize("size", ["10GB", 30])
+def test_tied_weights_are_written_once_and_given_to_all_names(tmp_path: Path, size: int | str) -> None:
+    original = Tied()
+    Accelerator(cpu=True).save_model(original, tmp_path / "m", max_shard_size=size)
+    assert load_state_dict(tmp_path / "m" / "model.safetensors").keys() == {"first.weight"}
+    untied = Tied()
+    untied.second.weight = torch.nn.Parameter(torch.zeros(4, 4))
+    for fresh in (Tied(), untied):
+        load_checkpoint_in_model(fresh, tmp_path / "m", strict=True)
+        assert same(fresh, original)
+
+
+def test_views_of_one_memory_are_no_ties(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    whole = torch.arange(12.0).reshape(3, 4)
+    accelerator.save({"a": whole, "t": whole.T, "part": whole[1:]}, tmp_path / "f.safetensors", True)
+    loaded = load_state_dict(tmp_path / "f.safetensors")
+    assert torch.equal(loaded["t"], whole.T) and torch.equal(loaded["part"], whole[1:])
+
+
+def test_casts(tmp_path: Path) -> None:
+    original = model()
+    Accelerator(cpu=True).save_model(original, tmp_path / "m")
+    fresh = model(1)
+    load_checkpoint_in_model(fresh, tmp_path / "m", dtype="float16", keep_in_fp32_modules=["2"])
+    assert fresh[0].weight.dtype == torch.float16 and fresh[2].weight.dtype == torch.float32
+    assert torch.equal(fresh[0].weight, original[0].weight.half())
+    with pytest.raises(ValueError, match="dtype 'float17' is unknown"):
+        load_checkpoint_in_model(fresh, tmp_path / "m", dtype="float17")
+
+
+def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+    Accelerator(cpu=True).save_model(model(), tmp_path / "m", max_shard_size=500)
+    fresh = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.BatchNorm1d(20), torch.nn.Linear(20, 6))
+    before = [value.clone() for value in fresh.state_dict().values()]
+    with pytest.raises(CheckpointError, match=r"'2.weight' has shape \[5, 20\], the model's \[6, 20\]"):
+        load_checkpoint_in_model(fresh, tmp_path / "m", dtype="float16")
+    assert all(torch.equal(a, b) for a, b in zip(before, fresh.state_dict().values(), strict=True))
+    index = tmp_path / "m" / "model.safetensors.index.json"
+    first = sorted(set(json.loads(index.read_text())["weight_map"].values()))[0]
+    (tmp_path / "m" / first).unlink()
+    with pytest.raises(CheckpointError, match=f"{first} is missing, though"):
+        load_checkpoint_in_model(model(), index)
+    index.write_text("[1]")
+    with pytest.raises(CheckpointError, match="is no index of weights"):
+        load_checkpoint_in_model(model(), index)
+    with pytest.raises(ValueError, match="is neither a file of weights"):
+        load_checkpoint_in_model(model(), tmp_path / "none")
+    with pytest.raises(NotImplementedError, match="device_map, offload_folder: not supported yet"):
+        load_checkpoint_in_model(model(), tmp_path, device_map="auto", offload_folder="x")
+
+
+@pytest.mark.parametrize("size", ["", "10", "x GB", 0, -1, "0MB", True])
+def test_wrong_sizes(tmp_path: Path, size: Any) -> None:
+    with pytest.raises(ValueError, match=r"size .* is "):
+        Accelerator(cpu=True).save_model(model(), tmp_path / "m", max_shard_size=size)
+    assert not list(tmp_path.iterdir())
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    content = {"array": np.arange(3), "tensor": torch.ones(2), "text": "x"}
+    save(content, tmp_path / "f")
+    found = load(tmp_path / "f")
+    assert found["text"] == "x" and found["array"].tolist() == [0, 1, 2]
+    save({"f": Path("x")}, tmp_path / "f")
+    with pytest.raises(Exception, match=r"[Ww]eights.only"):
+        load(tmp_path / "f")
+    assert load(tmp_path / "f", weights_only=False) == {"f": Path("x")}
+    with pytest.raises(ValueError, match="'n' is a int"):
+        save({"n": 3}, tmp_path / "g", safe_serialization=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
