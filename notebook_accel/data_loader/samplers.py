@@ -133,15 +133,21 @@ class BatchSamplerShard(BatchSampler):
         indices = _indices_of(self.sampler) if self.num_processes > 1 else None
         yield from self._walk_samples() if indices is None else self._take_shares(indices)
 
-    def _take_shares(self, indices: Indices) -> Iterator[list[int]]:
+    def iterate_from(self, start: int) -> Iterator[list[int]]:
+        """Iterate without the first `start` batches, which cost nothing where this process computes its share."""
+        own = type(self).__iter__ is BatchSamplerShard.__iter__
+        indices = _indices_of(self.sampler) if own and is_plain(self.batch_sampler) else None
+        yield from islice(self, start, None) if indices is None else self._take_shares(indices, start)
+
+    def _take_shares(self, indices: Indices, skipped: int = 0) -> Iterator[list[int]]:
         length, span, share = indices.length, self.span, self._share
         whole = length - length % span
-        start = self._offset
-        for reach in range(span, whole + 1, span):
+        start = self._offset + skipped * span
+        for reach in range((skipped + 1) * span, whole + 1, span):
             yield indices.take(start, start + share, reach)
             start += span
         indices.finish()
-        if whole == length or self.drop_last:
+        if whole == length or self.drop_last or skipped * span > whole:
             return
         stop = start + share if self.even_batches else min(start + share, length)
         batch: list[int] = []
@@ -224,9 +230,29 @@ def check_split(batch_size: int | None, num_processes: int) -> None:
         )
 
 
+def sampler_chain(sampler: Any) -> Iterator[Any]:
+    """Yield a sampler and those within it, from the outermost to that of single indices."""
+    while sampler is not None:
+        yield sampler
+        inner = getattr(sampler, "batch_sampler", None)
+        sampler = getattr(sampler, "sampler", None) if inner is None else inner
+
+
 def is_plain(batch_sampler: object) -> bool:
     """Return True if the batches are those that torch's BatchSampler makes of its sampler."""
     return isinstance(batch_sampler, BatchSampler) and type(batch_sampler).__iter__ is BatchSampler.__iter__
+
+
+def batches_from(batch_sampler: Any, start: int) -> Iterator[Any]:
+    """Iterate a batch sampler without its first `start` batches, at no cost for them where torch chooses them."""
+    if start == 0:
+        return iter(batch_sampler)
+    if hasattr(type(batch_sampler), "iterate_from"):
+        rest: Iterator[Any] = batch_sampler.iterate_from(start)
+        return rest
+    if is_plain(batch_sampler):
+        return BatchSamplerShard(batch_sampler, even_batches=False).iterate_from(start)
+    return islice(batch_sampler, start, None)
 
 
 def _indices_of(sampler: object) -> Indices | None:

@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .base import PreparedLoader, options_of, outer_sampler
 from .dispatch import DataLoaderDispatcher
+from .samplers import batches_from
 from .shard import DataLoaderShard
 
 
@@ -42,7 +43,11 @@ class SkipBatchSampler(BatchSampler):
         return max(0, len(self.batch_sampler) - self.skip_batches)
 
     def __iter__(self) -> Iterator[list[int]]:
-        yield from islice(self.batch_sampler, self.skip_batches, None)
+        return batches_from(self.batch_sampler, self.skip_batches)
+
+    def iterate_from(self, start: int) -> Iterator[Any]:
+        """Iterate without the first `start` of the batches that are left."""
+        return batches_from(self.batch_sampler, self.skip_batches + start)
 
 
 class SkipDataLoader(PreparedLoader):
@@ -60,7 +65,7 @@ class SkipDataLoader(PreparedLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.begin()
-        yield from islice(DataLoader.__iter__(self), self.skip_batches, None)
+        yield from islice(self._read_all(), self.skip_batches, None)
         self.end()
 
     def __len__(self) -> int:
@@ -70,8 +75,14 @@ class SkipDataLoader(PreparedLoader):
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
     """Return a loader like the given one, prepared or not, whose iterations start after `num_batches` batches.
 
-    Batches that a batch sampler chooses are not read; those of an iterable dataset are read and dropped.
+    Batches that a batch sampler chooses are not read, and where torch's own sampler chooses them not walked through
+    either; those of an iterable dataset are read and dropped.
+
+    Raises:
+        ValueError: `num_batches` is negative.
     """
+    if num_batches < 0:
+        raise ValueError(f"num_batches must be 0 or more, not {num_batches}")
     skipped = num_batches
     if isinstance(dataloader, DataLoaderDispatcher) and not dataloader.split_batches:
         skipped *= dataloader.num_processes
@@ -98,7 +109,10 @@ def _remade(dataloader: PreparedLoader, options: dict[str, Any]) -> DataLoader[A
             "_non_blocking": dataloader._non_blocking,
             "iteration": dataloader.iteration,
         }
+    if hasattr(dataloader, "snapshot_every_n_steps"):
+        options["snapshot_every_n_steps"] = dataloader.snapshot_every_n_steps
     options["runtime"] = dataloader.runtime
+    options["use_stateful_dataloader"] = dataloader.use_stateful_dataloader
     if isinstance(dataloader, DataLoaderShard):
         return DataLoaderShard(
             dataloader.dataset,
@@ -112,6 +126,7 @@ def _remade(dataloader: PreparedLoader, options: dict[str, Any]) -> DataLoader[A
             dataloader.dataset,
             split_batches=dataloader.split_batches,
             slice_fn=dataloader.slice_fn,
+            torch_device_mesh=dataloader.torch_device_mesh,
             **options,
         )
     return SkipDataLoader(dataloader.dataset, **options)

@@ -340,10 +340,8 @@ def test_arguments_are_checked() -> None:
         prepare_data_loader(loader, dispatch_batches=True)
     with pytest.raises(ValueError, match=r"process_index 2 .* 0\.\.1"):
         prepare_data_loader(loader, None, 2, 2)
-    with pytest.raises(ValueError, match="not supported"):
-        prepare_data_loader(loader, use_stateful_dataloader=True)
-    with pytest.raises(ValueError, match="not supported"):
-        DataLoaderConfiguration(use_stateful_dataloader=True)
+    with pytest.raises(ValueError, match="0 or more, not -1"):
+        skip_first_batches(loader, -1)
     assert DataLoaderConfiguration().even_batches
     with pytest.raises(ValueError, match="skip_first_batches"):
         shares(loader, 1)[0].state_dict()
