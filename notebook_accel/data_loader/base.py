@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -94,6 +95,16 @@ class PreparedLoader(DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_runtime": None, "_iterator": None}
+
+    def after(self, skip_batches: int, samplers: dict[str, Any]) -> Self:
+        """Return a loader like this one that reads and drops more batches and takes samples by other samplers."""
+        made = copy.copy(self)
+        # Not by assignment, which torch forbids for samplers once a loader is made: this one is being made.
+        made.__dict__.update(
+            samplers, skip_batches=self.skip_batches + skip_batches, _runtime=self._runtime, _left_early=False
+        )
+        made.reset()
+        return made
 
     def reset(self) -> None:
         """Forget where the last iteration stood."""

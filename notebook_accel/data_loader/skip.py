@@ -11,7 +11,6 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from .base import PreparedLoader, options_of, outer_sampler
 from .dispatch import DataLoaderDispatcher
 from .samplers import batches_from
-from .shard import DataLoaderShard
 
 
 class SkipBatchSampler(BatchSampler):
@@ -83,50 +82,23 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
     """
     if num_batches < 0:
         raise ValueError(f"num_batches must be 0 or more, not {num_batches}")
-    skipped = num_batches
-    if isinstance(dataloader, DataLoaderDispatcher) and not dataloader.split_batches:
-        skipped *= dataloader.num_processes
-    options = options_of(dataloader)
     in_reading = isinstance(dataloader.dataset, IterableDataset)
+    if isinstance(dataloader, PreparedLoader):
+        return dataloader.after(num_batches if in_reading else 0, _sampler_after(dataloader, num_batches))
     if in_reading:
-        options |= {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
-    elif dataloader.batch_sampler is None:
-        options |= {"sampler": SkipBatchSampler(outer_sampler(dataloader), skipped), "batch_size": None}
-    else:
-        options |= {"batch_sampler": SkipBatchSampler(outer_sampler(dataloader), skipped)}
-    if not isinstance(dataloader, PreparedLoader):
-        if in_reading:
-            return SkipDataLoader(dataloader.dataset, num_batches, **options)
-        return DataLoader(dataloader.dataset, **options)
-    options["skip_batches"] = dataloader.skip_batches + (num_batches if in_reading else 0)
-    return _remade(dataloader, options)
+        options = {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
+        return SkipDataLoader(dataloader.dataset, num_batches, **options_of(dataloader), **options)
+    choice = {"batch_size": None} if dataloader.batch_sampler is None else {}
+    return DataLoader(
+        dataloader.dataset, **options_of(dataloader), **choice, **_sampler_after(dataloader, num_batches)
+    )
 
 
-def _remade(dataloader: PreparedLoader, options: dict[str, Any]) -> DataLoader[Any]:
-    if isinstance(dataloader, (DataLoaderShard, DataLoaderDispatcher)):
-        options |= {
-            "_drop_last": dataloader._drop_last,
-            "_non_blocking": dataloader._non_blocking,
-            "iteration": dataloader.iteration,
-        }
-    if hasattr(dataloader, "snapshot_every_n_steps"):
-        options["snapshot_every_n_steps"] = dataloader.snapshot_every_n_steps
-    options["runtime"] = dataloader.runtime
-    options["use_stateful_dataloader"] = dataloader.use_stateful_dataloader
-    if isinstance(dataloader, DataLoaderShard):
-        return DataLoaderShard(
-            dataloader.dataset,
-            device=dataloader.device,
-            rng_types=dataloader.rng_types,
-            synchronized_generator=dataloader.synchronized_generator,
-            **options,
-        )
-    if isinstance(dataloader, DataLoaderDispatcher):
-        return DataLoaderDispatcher(
-            dataloader.dataset,
-            split_batches=dataloader.split_batches,
-            slice_fn=dataloader.slice_fn,
-            torch_device_mesh=dataloader.torch_device_mesh,
-            **options,
-        )
-    return SkipDataLoader(dataloader.dataset, **options)
+def _sampler_after(dataloader: DataLoader[Any], num_batches: int) -> dict[str, Any]:
+    """Return the sampler that leaves out what makes up the batches, by its name in `DataLoader`."""
+    if isinstance(dataloader.dataset, IterableDataset):
+        return {}
+    if isinstance(dataloader, DataLoaderDispatcher) and not dataloader.split_batches:
+        num_batches *= dataloader.num_processes
+    name = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
+    return {name: SkipBatchSampler(outer_sampler(dataloader), num_batches)}

@@ -5,7 +5,7 @@ Imported only where one is asked for.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.data import IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -15,6 +15,9 @@ from .dispatch import DataLoaderDispatcher
 from .resume import ResumableSampler, order_of, restore_order
 from .shard import DataLoaderShard
 from .skip import SkipDataLoader
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _EPOCH: Final = "_iteration"
 _ORDER: Final = "_order"
@@ -41,6 +44,11 @@ class StatefulLoader(PreparedLoader, StatefulDataLoader):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_initial_iter_for_state_dict": False}
+
+    def after(self, skip_batches: int, samplers: dict[str, Any]) -> Self:
+        made = super().after(skip_batches, samplers)
+        made.__dict__.update(_state=None, _goes_on=False, _next_order=None, next_iter_state=None)
+        return made
 
     @property
     def _reads(self) -> bool:
