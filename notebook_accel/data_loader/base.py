@@ -64,7 +64,8 @@ class PreparedLoader(DataLoader[Any]):
         require_torchdata()
         from .stateful import stateful_class
 
-        return super().__new__(stateful_class(cls))
+        made: Self = super().__new__(stateful_class(cls))
+        return made
 
     def __init__(
         self,

@@ -95,7 +95,9 @@ def prepare_data_loader(
         raise ValueError("dispatch_batches=True puts batches on the device: it needs put_on_device=True")
     runtime = runtime if runtime is not None else process.current()
     num_processes, process_index = share_of(
-        _given(num_processes, runtime, "world_size", 1), _given(process_index, runtime, "rank", 0), torch_device_mesh
+        _given(num_processes, runtime, "world_size", 1),
+        _given(process_index, runtime, "rank", 0),
+        torch_device_mesh,
     )
     place = _Place(
         num_processes=num_processes,

@@ -25,7 +25,7 @@ class ResumableSampler(BatchSampler):
     def __len__(self) -> int:
         return len(self.inner)
 
-    def __iter__(self) -> ResumableIterator:  # type: ignore[override]
+    def __iter__(self) -> ResumableIterator:
         return ResumableIterator(self.inner, self.order)
 
 

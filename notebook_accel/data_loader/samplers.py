@@ -203,17 +203,22 @@ class BatchSamplerShard(BatchSampler):
             elif self.drop_last:
                 continue
             elif self.even_batches:
-                yield self._completed(group, head)[self.process_index]
+                yield self._completed(group, head)
             elif self.process_index < len(group):
                 yield group[self.process_index]
 
-    def _completed(self, group: list[Any], head: list[Any]) -> list[Any]:
-        missing = self.num_processes - len(group)
+    def _completed(self, group: list[Any], head: list[Any]) -> Any:
+        """Return this process's batch of a last round that is short, completed from the first round."""
+        place = self.process_index
+        absent = place - len(group)
         if self.batch_size is None:
-            return group + list(islice(cycle(head), missing))
-        filler = cycle([index for batch in head for index in batch])
-        batches = group + [[]] * missing
-        return [list(batch) + list(islice(filler, max(0, self.batch_size - len(batch)))) for batch in batches]
+            return group[place] if absent < 0 else head[absent % len(head)]
+        batch = [] if absent >= 0 else list(group[place])
+        used = sum(max(0, self.batch_size - len(before)) for before in group[:place])
+        used += max(0, absent) * self.batch_size
+        filler = [index for batch in head for index in batch]
+        missing = range(used, used + max(0, self.batch_size - len(batch)))
+        return batch + [filler[position % len(filler)] for position in missing]
 
 
 def check_split(batch_size: int | None, num_processes: int) -> None:

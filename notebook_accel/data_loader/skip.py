@@ -85,13 +85,13 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
     in_reading = isinstance(dataloader.dataset, IterableDataset)
     if isinstance(dataloader, PreparedLoader):
         return dataloader.after(num_batches if in_reading else 0, _sampler_after(dataloader, num_batches))
+    options = options_of(dataloader) | _sampler_after(dataloader, num_batches)
     if in_reading:
-        options = {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
-        return SkipDataLoader(dataloader.dataset, num_batches, **options_of(dataloader), **options)
-    choice = {"batch_size": None} if dataloader.batch_sampler is None else {}
-    return DataLoader(
-        dataloader.dataset, **options_of(dataloader), **choice, **_sampler_after(dataloader, num_batches)
-    )
+        options |= {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
+        return SkipDataLoader(dataloader.dataset, num_batches, **options)
+    if dataloader.batch_sampler is None:
+        options["batch_size"] = None
+    return DataLoader(dataloader.dataset, **options)
 
 
 def _sampler_after(dataloader: DataLoader[Any], num_batches: int) -> dict[str, Any]:

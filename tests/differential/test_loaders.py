@@ -1,4 +1,4 @@
-"""Prepared loaders beside Accelerate's: what each rank reads, what metrics gather, and every difference with a reason."""
+"""Prepared loaders beside Accelerate's: what ranks read, what metrics gather, every difference with a reason."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def differences(case: Case, world: int) -> dict[str, str]:
         reason = "Accelerate fails where dropping leaves nothing to dispatch; ours is empty"
         return dict.fromkeys(("error", "len", "epochs", "skipped"), reason)
     if dispatch and case.data == "map" and not split and world > 1 and case.n > case.batch_size:
-        found["skipped"] = "Accelerate skips batches of the raw loader; ours skip what all ranks got in a step"
+        found["skipped"] = (
+            "Accelerate skips batches of the raw loader; ours skip what all ranks got in a step"
+        )
     if world > 1 and case.data == "map" and split and not even and not case.drop_last and short == 1:
         found["len"] = "Accelerate counts a last batch that the rank does not get"
     if world > 1 and case.data != "map" and not dispatch:
@@ -88,7 +90,9 @@ def check_ours(case: Case, views: list[dict[str, Any]]) -> None:
         assert view["len"] in ("unknown", len(first)), case
         assert len(first) == len(second), case
         assert len(view["skipped"]) == max(0, len(first) - case.skip), case
-        assert [step[1] == "more" for step in first] == [True] * (len(first) - 1) + [False] * bool(first), case
+        assert [step[1] == "more" for step in first] == [True] * (len(first) - 1) + [False] * bool(first), (
+            case
+        )
         if case.even and case.shape == "tensor":
             gathered = [number for step in first for number in step[2]]
             span = case.batch_size * (1 if case.config.get("split_batches") else len(views))
