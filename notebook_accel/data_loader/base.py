@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .. import runtime as process
 from ..runtime import GradientFlags, Runtime
-from .config import require_stateless
+from .config import require_torchdata
 from .iterable import IterableDatasetShard
-from .samplers import is_plain
+from .samplers import is_plain, sampler_chain
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _OPTIONS: Final = (
     "num_workers",
@@ -53,6 +57,16 @@ class PreparedLoader(DataLoader[Any]):
     remainder: int = -1
     use_stateful_dataloader: bool = False
 
+    def __new__(cls, *args: Any, use_stateful_dataloader: bool = False, **kwargs: Any) -> Self:
+        """Return a loader of torchdata where one is asked for: it is a subclass of the one that is named."""
+        if not use_stateful_dataloader or cls.use_stateful_dataloader:
+            return super().__new__(cls)
+        require_torchdata()
+        from .stateful import stateful_class
+
+        made: Self = super().__new__(stateful_class(cls))
+        return made
+
     def __init__(
         self,
         dataset: Any,
@@ -65,7 +79,8 @@ class PreparedLoader(DataLoader[Any]):
         runtime: Runtime | None = None,
         **kwargs: Any,
     ) -> None:
-        require_stateless(use_stateful_dataloader)
+        if use_stateful_dataloader != self.use_stateful_dataloader:
+            raise TypeError("give use_stateful_dataloader by its name")
         super().__init__(dataset, **kwargs)
         self.skip_batches = skip_batches
         self.iteration = iteration
@@ -81,6 +96,16 @@ class PreparedLoader(DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_runtime": None, "_iterator": None}
+
+    def after(self, skip_batches: int, samplers: dict[str, Any]) -> Self:
+        """Return a loader like this one that reads and drops more batches and takes samples by other samplers."""
+        made = copy.copy(self)
+        # Not by assignment, which torch forbids for samplers once a loader is made: this one is being made.
+        made.__dict__.update(
+            samplers, skip_batches=self.skip_batches + skip_batches, _runtime=self._runtime, _left_early=False
+        )
+        made.reset()
+        return made
 
     def reset(self) -> None:
         """Forget where the last iteration stood."""
@@ -124,12 +149,23 @@ class PreparedLoader(DataLoader[Any]):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 
+    def _read_all(self) -> Iterator[Any]:
+        """Return torch's own iterator of this loader, or torchdata's."""
+        return super().__iter__()
+
+    def _batches_to_skip(self) -> int:
+        """Return the batches to read and drop at the start of this iteration."""
+        return self.skip_batches
+
+    def _note_state(self) -> None:
+        """Note the state that goes on after the batch at hand; nothing here, a stateful loader has one."""
+
+    def _reach_end(self) -> None:
+        """Note that the batch at hand is the last one."""
+        self.end_of_dataloader = True
+
     def _sampler_chain(self) -> Iterator[Any]:
-        part = outer_sampler(self)
-        while part is not None:
-            yield part
-            inner = getattr(part, "batch_sampler", None)
-            part = getattr(part, "sampler", None) if inner is None else inner
+        return sampler_chain(outer_sampler(self))
 
     def get_sampler(self) -> Any:
         """Return the sampler of single indices, None where the batch sampler has none."""
@@ -181,15 +217,26 @@ class PreparedLoader(DataLoader[Any]):
             return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Raise ValueError: only loaders of torchdata have a state, and they are not supported."""
-        raise ValueError("a prepared data loader has no state: use skip_first_batches to go on in an epoch")
+        """Return what `load_state_dict` takes to go on after the batch handed out last.
+
+        Raises:
+            ValueError: the loader was not prepared with `use_stateful_dataloader`.
+        """
+        raise ValueError(
+            "this data loader has no state: prepare it with use_stateful_dataloader=True, or use skip_first_batches "
+            "to go on in the middle of an epoch"
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raise ValueError, as `state_dict` does."""
+        """Let the next iteration go on where the state was taken.
+
+        Raises:
+            ValueError: as `state_dict` does, or the state does not fit this loader.
+        """
         self.state_dict()
 
     def adjust_state_dict_for_prefetch(self) -> None:
-        """Do nothing: there is no state to adjust."""
+        """Do nothing: states are taken before a batch is read ahead."""
         return None
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..probes import at_least, version
+
 
 @dataclass(frozen=True)
 class DataLoaderConfiguration:
-    """How data loaders are shared out among the processes; ValueError for what is not supported.
+    """How data loaders are shared out among the processes.
 
     Attributes:
         split_batches: True splits each batch of the loader over the processes, so that the batch size is the
@@ -18,7 +20,8 @@ class DataLoaderConfiguration:
         use_seedable_sampler: True shuffles by seed and epoch alone, see `SeedableRandomSampler`.
         data_seed: its seed; None takes that of torch's global generator.
         non_blocking: True copies from pinned memory while the computation goes on.
-        use_stateful_dataloader: must be False; loaders of torchdata are not supported.
+        use_stateful_dataloader: True gives loaders `state_dict` and `load_state_dict`, to go on in the middle of
+            an epoch; needs torchdata.
     """
 
     split_batches: bool = False
@@ -30,13 +33,15 @@ class DataLoaderConfiguration:
     use_stateful_dataloader: bool = False
 
     def __post_init__(self) -> None:
-        require_stateless(self.use_stateful_dataloader)
+        if self.use_stateful_dataloader:
+            require_torchdata()
 
 
-def require_stateless(use_stateful_dataloader: bool) -> None:
-    """Raise ValueError if a loader of torchdata is asked for."""
-    if use_stateful_dataloader:
-        raise ValueError(
-            "use_stateful_dataloader=True is not supported: use False, and skip_first_batches to go on in the "
-            "middle of an epoch"
+def require_torchdata() -> None:
+    """Raise ImportError unless there is a torchdata whose loaders have a state."""
+    if not at_least("torchdata", "0.11"):
+        found = version("torchdata")
+        raise ImportError(
+            f"use_stateful_dataloader=True needs torchdata 0.11 or later, and "
+            f"{'there is none' if found is None else f'this is {found}'}: pip install 'notebook-accel[stateful]'"
         )

@@ -8,13 +8,12 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.datapipe import IterDataPipe
 
 from ..nested import concatenate, find_batch_size, send_to_device, slice_tensors
 from ..runtime import Runtime
 from .base import PreparedLoader
-from .config import require_stateless
+from .shares import share_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,13 +43,14 @@ class DataLoaderDispatcher(PreparedLoader):
         dataset: as `DataLoader` takes it.
         split_batches: see above.
         skip_batches: global batches to leave out at the start of every iteration.
+        use_stateful_dataloader: True makes it a loader of torchdata, with `state_dict` and `load_state_dict`.
         slice_fn: called as `slice_fn(batch, slice, process_index=, num_processes=)` in place of `slice_tensors`.
-        torch_device_mesh: must be None here; ranks that share samples are not supported.
+        torch_device_mesh: ranks that differ only in its `tp` and `cp` dimensions get the same samples.
         iteration: the epoch to start with.
         kwargs: all that `DataLoader` takes.
 
     Raises:
-        ValueError: there is no runtime, or a device mesh is given.
+        ValueError: there is no runtime, or the mesh has not one share for each of its processes.
     """
 
     def __init__(
@@ -68,14 +68,10 @@ class DataLoaderDispatcher(PreparedLoader):
         runtime: Runtime | None = None,
         **kwargs: Any,
     ) -> None:
-        require_stateless(use_stateful_dataloader)
-        if torch_device_mesh is not None:
-            raise ValueError(
-                "dispatch_batches=True does not support a device mesh: use dispatch_batches=False"
-            )
         super().__init__(
             dataset,
             skip_batches=skip_batches,
+            use_stateful_dataloader=use_stateful_dataloader,
             drop_last_round=_drop_last,
             non_blocking=_non_blocking,
             iteration=iteration,
@@ -84,7 +80,9 @@ class DataLoaderDispatcher(PreparedLoader):
         )
         self.split_batches = split_batches
         self.slice_fn = slice_tensors if slice_fn is None else slice_fn
-        self._place()
+        self.torch_device_mesh = torch_device_mesh
+        topology = self._place().topology
+        self._num_shares, self._share = share_of(topology.world_size, topology.rank, torch_device_mesh)
 
     def _place(self) -> Runtime:
         if (runtime := self.runtime) is None:
@@ -96,15 +94,17 @@ class DataLoaderDispatcher(PreparedLoader):
 
     @property
     def num_processes(self) -> int:
-        """Number of processes that share a global batch."""
-        return self._place().topology.world_size
+        """Number of processes, or groups of them that get the same samples, that share a global batch."""
+        return self._num_shares
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return self._track(self._batches)
 
     def _batches(self) -> Iterator[Any]:
         runtime = self._place()
-        rank, world_size = runtime.topology.rank, runtime.topology.world_size
+        rank = runtime.topology.rank
+        part, num_parts = self._share, self._num_shares
+        note_state = self._note_state if self.use_stateful_dataloader and rank != 0 else None
         own = self._read() if rank == 0 else self._stand_by()
         is_last = False
         while not is_last:
@@ -116,23 +116,29 @@ class DataLoaderDispatcher(PreparedLoader):
                 raise RuntimeError(f"rank 0 could not read the next batch: {received.error}")
             if received.batch is None:
                 return
-            share = -(-received.num_samples // world_size)
+            share = -(-received.num_samples // num_parts)
             if self._drop_last:
-                share = received.num_samples // world_size
-            part = slice(rank * share, (rank + 1) * share)
-            batch = self.slice_fn(received.batch, part, process_index=rank, num_processes=world_size)
+                share = received.num_samples // num_parts
+            chosen = slice(part * share, (part + 1) * share)
+            batch = self.slice_fn(received.batch, chosen, process_index=part, num_processes=num_parts)
+            if note_state is not None:
+                note_state()
             if is_last := received.is_last:
-                self.end_of_dataloader = True
+                self._reach_end()
                 self.remainder = received.num_samples
             yield send_to_device(batch, runtime.device, non_blocking=self._non_blocking)
 
     def _read(self) -> Iterator[_Round]:
         """Yield the rounds on rank 0, one read ahead to know the last one."""
-        batches = self._global_batches(DataLoader.__iter__(self))
+        note_state = self._note_state if self.use_stateful_dataloader else None
+        skipped = self._batches_to_skip()
+        batches = self._global_batches(self._read_all())
         first = batch = next(batches, None)
-        for _ in range(self.skip_batches):
+        for _ in range(skipped):
             batch = next(batches, None)
         while batch is not None:
+            if note_state is not None:
+                note_state()
             following = next(batches, None)
             num_samples = find_batch_size(batch)
             completed = self._complete(batch, num_samples, first)
@@ -168,7 +174,7 @@ class DataLoaderDispatcher(PreparedLoader):
     def _stand_by(self) -> Iterator[_Round]:
         """Keep the generators of a rank that does not read in step with those of rank 0."""
         if self.num_workers == 0 or isinstance(self.dataset, IterDataPipe):
-            DataLoader.__iter__(self)
+            self._read_all()
         else:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         return iter(())

@@ -13,12 +13,12 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from .. import runtime as process
 from ..runtime import Runtime
 from .base import options_of, outer_sampler
-from .config import require_stateless
 from .dispatch import DataLoaderDispatcher
 from .indices import draw_seed
 from .iterable import IterableDatasetShard
 from .samplers import BatchSamplerShard, SeedableRandomSampler, check_split
 from .shard import DataLoaderShard
+from .shares import share_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,19 +81,24 @@ def prepare_data_loader(
         use_seedable_sampler: True replaces a `RandomSampler` by a `SeedableRandomSampler`.
         data_seed: its seed; by default that of rank 0's global generator.
         non_blocking: True copies from pinned memory while the computation goes on.
+        use_stateful_dataloader: True returns a loader of torchdata, with `state_dict` and `load_state_dict`.
         torch_device_mesh: ranks that differ only in its `tp` and `cp` dimensions get the same batches.
 
     Raises:
         ValueError: `split_batches` with a batch size that is unknown or no multiple of the number of processes,
-            `dispatch_batches` without `put_on_device`, or what is not supported.
+            or `dispatch_batches` without `put_on_device`.
+        ImportError: `use_stateful_dataloader` without torchdata.
     """
-    require_stateless(use_stateful_dataloader)
     if dispatch_batches is None:
         dispatch_batches = put_on_device and isinstance(dataloader.dataset, IterableDataset)
     if dispatch_batches and not put_on_device:
         raise ValueError("dispatch_batches=True puts batches on the device: it needs put_on_device=True")
     runtime = runtime if runtime is not None else process.current()
-    num_processes, process_index = _share(num_processes, process_index, torch_device_mesh, runtime)
+    num_processes, process_index = share_of(
+        _given(num_processes, runtime, "world_size", 1),
+        _given(process_index, runtime, "rank", 0),
+        torch_device_mesh,
+    )
     place = _Place(
         num_processes=num_processes,
         process_index=process_index,
@@ -110,9 +115,12 @@ def prepare_data_loader(
         "_drop_last": bool(dataloader.drop_last or getattr(outer, "drop_last", False)),
         "_non_blocking": non_blocking,
         "torch_device_mesh": torch_device_mesh,
+        "use_stateful_dataloader": use_stateful_dataloader,
         "runtime": runtime,
     }
     options = options_of(dataloader) | source.choice | shared
+    if use_stateful_dataloader and hasattr(dataloader, "snapshot_every_n_steps"):
+        options["snapshot_every_n_steps"] = dataloader.snapshot_every_n_steps
     if dispatch_batches:
         del options["generator"]
         return DataLoaderDispatcher(
@@ -129,24 +137,10 @@ def prepare_data_loader(
     )
 
 
-def _share(
-    num_processes: int | None, process_index: int | None, mesh: Any, runtime: Runtime | None
-) -> tuple[int, int]:
-    """Return how many shares there are and which one is this process's."""
-    if num_processes is None:
-        num_processes = 1 if runtime is None else runtime.topology.world_size
-    if process_index is None:
-        process_index = 0 if runtime is None else runtime.topology.rank
-    if mesh is not None:
-        names = mesh.mesh_dim_names or ()
-        sizes = {name: int(mesh[name].size()) for name in names}
-        process_index //= sizes.get("tp", 1) * sizes.get("cp", 1)
-        num_processes = sizes.get("dp_replicate", 1) * sizes.get("dp_shard", 1)
-    if not 0 <= process_index < num_processes:
-        raise ValueError(
-            f"process_index {process_index} is not among the {num_processes} processes 0..{num_processes - 1}"
-        )
-    return num_processes, process_index
+def _given(number: int | None, runtime: Runtime | None, name: str, alone: int) -> int:
+    if number is not None:
+        return number
+    return alone if runtime is None else int(getattr(runtime.topology, name))
 
 
 def _batch_size(dataloader: DataLoader[Any]) -> int | None:

@@ -133,15 +133,21 @@ class BatchSamplerShard(BatchSampler):
         indices = _indices_of(self.sampler) if self.num_processes > 1 else None
         yield from self._walk_samples() if indices is None else self._take_shares(indices)
 
-    def _take_shares(self, indices: Indices) -> Iterator[list[int]]:
+    def iterate_from(self, start: int) -> Iterator[list[int]]:
+        """Iterate without the first `start` batches, which cost nothing where this process computes its share."""
+        own = type(self).__iter__ is BatchSamplerShard.__iter__
+        indices = _indices_of(self.sampler) if own and is_plain(self.batch_sampler) else None
+        yield from islice(self, start, None) if indices is None else self._take_shares(indices, start)
+
+    def _take_shares(self, indices: Indices, skipped: int = 0) -> Iterator[list[int]]:
         length, span, share = indices.length, self.span, self._share
         whole = length - length % span
-        start = self._offset
-        for reach in range(span, whole + 1, span):
+        start = self._offset + skipped * span
+        for reach in range((skipped + 1) * span, whole + 1, span):
             yield indices.take(start, start + share, reach)
             start += span
         indices.finish()
-        if whole == length or self.drop_last:
+        if whole == length or self.drop_last or skipped * span > whole:
             return
         stop = start + share if self.even_batches else min(start + share, length)
         batch: list[int] = []
@@ -197,17 +203,22 @@ class BatchSamplerShard(BatchSampler):
             elif self.drop_last:
                 continue
             elif self.even_batches:
-                yield self._completed(group, head)[self.process_index]
+                yield self._completed(group, head)
             elif self.process_index < len(group):
                 yield group[self.process_index]
 
-    def _completed(self, group: list[Any], head: list[Any]) -> list[Any]:
-        missing = self.num_processes - len(group)
+    def _completed(self, group: list[Any], head: list[Any]) -> Any:
+        """Return this process's batch of a last round that is short, completed from the first round."""
+        place = self.process_index
+        absent = place - len(group)
         if self.batch_size is None:
-            return group + list(islice(cycle(head), missing))
-        filler = cycle([index for batch in head for index in batch])
-        batches = group + [[]] * missing
-        return [list(batch) + list(islice(filler, max(0, self.batch_size - len(batch)))) for batch in batches]
+            return group[place] if absent < 0 else head[absent % len(head)]
+        batch = [] if absent >= 0 else list(group[place])
+        used = sum(max(0, self.batch_size - len(before)) for before in group[:place])
+        used += max(0, absent) * self.batch_size
+        filler = [index for batch in head for index in batch]
+        missing = range(used, used + max(0, self.batch_size - len(batch)))
+        return batch + [filler[position % len(filler)] for position in missing]
 
 
 def check_split(batch_size: int | None, num_processes: int) -> None:
@@ -224,9 +235,29 @@ def check_split(batch_size: int | None, num_processes: int) -> None:
         )
 
 
+def sampler_chain(sampler: Any) -> Iterator[Any]:
+    """Yield a sampler and those within it, from the outermost to that of single indices."""
+    while sampler is not None:
+        yield sampler
+        inner = getattr(sampler, "batch_sampler", None)
+        sampler = getattr(sampler, "sampler", None) if inner is None else inner
+
+
 def is_plain(batch_sampler: object) -> bool:
     """Return True if the batches are those that torch's BatchSampler makes of its sampler."""
     return isinstance(batch_sampler, BatchSampler) and type(batch_sampler).__iter__ is BatchSampler.__iter__
+
+
+def batches_from(batch_sampler: Any, start: int) -> Iterator[Any]:
+    """Iterate a batch sampler without its first `start` batches, at no cost for them where torch chooses them."""
+    if start == 0:
+        return iter(batch_sampler)
+    if hasattr(type(batch_sampler), "iterate_from"):
+        rest: Iterator[Any] = batch_sampler.iterate_from(start)
+        return rest
+    if is_plain(batch_sampler):
+        return BatchSamplerShard(batch_sampler, even_batches=False).iterate_from(start)
+    return islice(batch_sampler, start, None)
 
 
 def _indices_of(sampler: object) -> Indices | None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
-from torch.utils.data import DataLoader
 
 from ..nested import send_to_device
 from ..runtime import Runtime
@@ -28,6 +27,7 @@ class DataLoaderShard(PreparedLoader):
         rng_types: generators that every epoch starts with as rank 0 has them.
         synchronized_generator: the one that `generator` in `rng_types` means.
         skip_batches: batches to leave out at the start of every iteration.
+        use_stateful_dataloader: True makes it a loader of torchdata, with `state_dict` and `load_state_dict`.
         torch_device_mesh: taken for compatibility; `prepare_data_loader` applies it.
         iteration: the epoch to start with.
         kwargs: all that `DataLoader` takes.
@@ -70,14 +70,18 @@ class DataLoaderShard(PreparedLoader):
 
     def _batches(self) -> Iterator[Any]:
         device, non_blocking = self.device, self._non_blocking
-        iterator = DataLoader.__iter__(self)
-        for _ in range(self.skip_batches):
+        note_state = self._note_state if self.use_stateful_dataloader else None
+        skipped = self._batches_to_skip()
+        iterator = self._read_all()
+        for _ in range(skipped):
             if next(iterator, _END) is _END:
                 return
         batch = next(iterator, _END)
         while batch is not _END:
             if device is not None and not _lies_on(batch, device):
                 batch = send_to_device(batch, device, non_blocking=non_blocking)
+            if note_state is not None:
+                note_state()
             following = next(iterator, _END)
             if following is _END:
                 self._reach_end()
@@ -85,7 +89,7 @@ class DataLoaderShard(PreparedLoader):
             batch = following
 
     def _reach_end(self) -> None:
-        self.end_of_dataloader = True
+        super()._reach_end()
         if self.remainder == -1 and not self._drop_last and isinstance(self.dataset, IterableDatasetShard):
             # Counted while reading; loader processes read copies of the dataset, then it stays unknown.
             self.remainder = self.dataset.remainder

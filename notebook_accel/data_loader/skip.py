@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .base import PreparedLoader, options_of, outer_sampler
 from .dispatch import DataLoaderDispatcher
-from .shard import DataLoaderShard
+from .samplers import batches_from
 
 
 class SkipBatchSampler(BatchSampler):
@@ -42,7 +42,11 @@ class SkipBatchSampler(BatchSampler):
         return max(0, len(self.batch_sampler) - self.skip_batches)
 
     def __iter__(self) -> Iterator[list[int]]:
-        yield from islice(self.batch_sampler, self.skip_batches, None)
+        return batches_from(self.batch_sampler, self.skip_batches)
+
+    def iterate_from(self, start: int) -> Iterator[Any]:
+        """Iterate without the first `start` of the batches that are left."""
+        return batches_from(self.batch_sampler, self.skip_batches + start)
 
 
 class SkipDataLoader(PreparedLoader):
@@ -60,7 +64,7 @@ class SkipDataLoader(PreparedLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.begin()
-        yield from islice(DataLoader.__iter__(self), self.skip_batches, None)
+        yield from islice(self._read_all(), self.skip_batches, None)
         self.end()
 
     def __len__(self) -> int:
@@ -70,48 +74,31 @@ class SkipDataLoader(PreparedLoader):
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
     """Return a loader like the given one, prepared or not, whose iterations start after `num_batches` batches.
 
-    Batches that a batch sampler chooses are not read; those of an iterable dataset are read and dropped.
+    Batches that a batch sampler chooses are not read, and where torch's own sampler chooses them not walked through
+    either; those of an iterable dataset are read and dropped.
+
+    Raises:
+        ValueError: `num_batches` is negative.
     """
-    skipped = num_batches
-    if isinstance(dataloader, DataLoaderDispatcher) and not dataloader.split_batches:
-        skipped *= dataloader.num_processes
-    options = options_of(dataloader)
+    if num_batches < 0:
+        raise ValueError(f"num_batches must be 0 or more, not {num_batches}")
     in_reading = isinstance(dataloader.dataset, IterableDataset)
+    if isinstance(dataloader, PreparedLoader):
+        return dataloader.after(num_batches if in_reading else 0, _sampler_after(dataloader, num_batches))
+    options = options_of(dataloader) | _sampler_after(dataloader, num_batches)
     if in_reading:
         options |= {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
-    elif dataloader.batch_sampler is None:
-        options |= {"sampler": SkipBatchSampler(outer_sampler(dataloader), skipped), "batch_size": None}
-    else:
-        options |= {"batch_sampler": SkipBatchSampler(outer_sampler(dataloader), skipped)}
-    if not isinstance(dataloader, PreparedLoader):
-        if in_reading:
-            return SkipDataLoader(dataloader.dataset, num_batches, **options)
-        return DataLoader(dataloader.dataset, **options)
-    options["skip_batches"] = dataloader.skip_batches + (num_batches if in_reading else 0)
-    return _remade(dataloader, options)
+        return SkipDataLoader(dataloader.dataset, num_batches, **options)
+    if dataloader.batch_sampler is None:
+        options["batch_size"] = None
+    return DataLoader(dataloader.dataset, **options)
 
 
-def _remade(dataloader: PreparedLoader, options: dict[str, Any]) -> DataLoader[Any]:
-    if isinstance(dataloader, (DataLoaderShard, DataLoaderDispatcher)):
-        options |= {
-            "_drop_last": dataloader._drop_last,
-            "_non_blocking": dataloader._non_blocking,
-            "iteration": dataloader.iteration,
-        }
-    options["runtime"] = dataloader.runtime
-    if isinstance(dataloader, DataLoaderShard):
-        return DataLoaderShard(
-            dataloader.dataset,
-            device=dataloader.device,
-            rng_types=dataloader.rng_types,
-            synchronized_generator=dataloader.synchronized_generator,
-            **options,
-        )
-    if isinstance(dataloader, DataLoaderDispatcher):
-        return DataLoaderDispatcher(
-            dataloader.dataset,
-            split_batches=dataloader.split_batches,
-            slice_fn=dataloader.slice_fn,
-            **options,
-        )
-    return SkipDataLoader(dataloader.dataset, **options)
+def _sampler_after(dataloader: DataLoader[Any], num_batches: int) -> dict[str, Any]:
+    """Return the sampler that leaves out what makes up the batches, by its name in `DataLoader`."""
+    if isinstance(dataloader.dataset, IterableDataset):
+        return {}
+    if isinstance(dataloader, DataLoaderDispatcher) and not dataloader.split_batches:
+        num_batches *= dataloader.num_processes
+    name = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
+    return {name: SkipBatchSampler(outer_sampler(dataloader), num_batches)}

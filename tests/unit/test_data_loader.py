@@ -340,10 +340,8 @@ def test_arguments_are_checked() -> None:
         prepare_data_loader(loader, dispatch_batches=True)
     with pytest.raises(ValueError, match=r"process_index 2 .* 0\.\.1"):
         prepare_data_loader(loader, None, 2, 2)
-    with pytest.raises(ValueError, match="not supported"):
-        prepare_data_loader(loader, use_stateful_dataloader=True)
-    with pytest.raises(ValueError, match="not supported"):
-        DataLoaderConfiguration(use_stateful_dataloader=True)
+    with pytest.raises(ValueError, match="0 or more, not -1"):
+        skip_first_batches(loader, -1)
     assert DataLoaderConfiguration().even_batches
     with pytest.raises(ValueError, match="skip_first_batches"):
         shares(loader, 1)[0].state_dict()
@@ -449,3 +447,38 @@ def test_dispatcher_sends_every_rank_its_part() -> None:
     assert [rank[-2] for rank in results] == [(2, 4), (2, 4)]
     assert results[0][-1] == "OSError('no such disk')"
     assert results[1][-1] == "RuntimeError: rank 0 could not read the next batch: OSError: no such disk"
+
+
+class _Mesh:
+    """A device mesh of the given sizes."""
+
+    def __init__(self, **sizes: int) -> None:
+        self.sizes = sizes
+        self.mesh_dim_names = tuple(sizes)
+
+    def __getitem__(self, name: str) -> Any:
+        return types.SimpleNamespace(size=lambda: self.sizes[name])
+
+
+def _dispatch_under_a_mesh() -> list[Any]:
+    _install_gloo()
+    seen: list[Any] = []
+    for mesh in (_Mesh(tp=2), _Mesh(dp_shard=2, tp=1), _Mesh(dp=2)):
+        loader: Any = prepare_data_loader(
+            load(range(5), batch_size=2),
+            CPU,
+            put_on_device=True,
+            dispatch_batches=True,
+            torch_device_mesh=mesh,
+        )
+        skipping: Any = skip_first_batches(loader, 1)
+        seen.append((batches_of(loader), len(loader), loader.remainder, len(skipping)))
+    return seen
+
+
+def test_dispatch_gives_ranks_of_one_replica_the_same() -> None:
+    first, second = run_ranks(_dispatch_under_a_mesh)
+    assert first[0] == second[0] == ([[0, 1], [2, 3], [4]], 3, 1, 2)
+    for own, other in (first[1:2] + second[1:2], first[2:] + second[2:]):
+        assert own == ([[0, 1], [4]], 2, 1, 1)
+        assert other == ([[2, 3], [0]], 2, 1, 1)
