@@ -10,7 +10,7 @@ _MEGATRON: Final = (
 _TRANSFORMER_ENGINE: Final = (
     "fp8 with Transformer Engine is not supported; Accelerator(mixed_precision='bf16') is the nearest"
 )
-_RECIPES: Final = "of fp8 only torchao is supported: use AORecipeKwargs"
+_RECIPES: Final = "this recipe for fp8 is not supported; torchao's is: AORecipeKwargs"
 _QUANTIZATION: Final = (
     "quantizing with bitsandbytes is not supported; transformers does it: "
     "from_pretrained(..., quantization_config=BitsAndBytesConfig(...))"
