@@ -25,6 +25,7 @@ from .handlers import (
 from .inference import prepare_pippy
 from .launchers import debug_launcher, notebook_launcher
 from .memory import find_executable_batch_size
+from .probes import is_rich_available
 from .seeding import synchronize_rng_states
 from .state import DistributedType, PartialState
 
@@ -52,6 +53,7 @@ __all__ = [
     "WorkerKilledError",
     "debug_launcher",
     "find_executable_batch_size",
+    "is_rich_available",
     "load_checkpoint_in_model",
     "notebook_launcher",
     "prepare_pippy",

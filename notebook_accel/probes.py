@@ -49,3 +49,8 @@ def at_least(name: str, minimum: str) -> bool:
         return Version(Version(installed).base_version) >= wanted
     except InvalidVersion:
         return False
+
+
+def is_rich_available() -> bool:
+    """Return True if rich is installed."""
+    return is_available("rich")

@@ -16,12 +16,17 @@ from .runtime import Runtime
 
 
 class RNGType(Choice):
-    """A source of random numbers."""
+    """A source of random numbers: torch's, that of a device torch has a module for, or a generator given."""
 
     TORCH = "torch"
     CUDA = "cuda"
+    HPU = "hpu"
+    MLU = "mlu"
     MPS = "mps"
+    MUSA = "musa"
+    NEURON = "neuron"
     NPU = "npu"
+    SDAA = "sdaa"
     XLA = "xla"
     XPU = "xpu"
     GENERATOR = "generator"

@@ -42,6 +42,7 @@ from ..nested import (
 )
 from ..nested import is_tensor as is_torch_tensor
 from ..precision import PrecisionType, convert_outputs_to_fp32
+from ..probes import is_rich_available
 from ..seeding import RNGType, set_seed, synchronize_rng_state, synchronize_rng_states
 from ..state import DistributedType
 from ..strategies.base import unwrap as extract_model_from_parallel
@@ -62,7 +63,6 @@ from .availability import (
     is_mps_available,
     is_npu_available,
     is_pandas_available,
-    is_rich_available,
     is_swanlab_available,
     is_tensorboard_available,
     is_torch_version,

@@ -72,11 +72,6 @@ def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = Fals
     return probes.is_available("torch_xla")
 
 
-def is_rich_available() -> bool:
-    """Return True if rich is installed."""
-    return probes.is_available("rich")
-
-
 def is_datasets_available() -> bool:
     """Return True if datasets is installed."""
     return probes.is_available("datasets")
