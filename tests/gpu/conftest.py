@@ -5,6 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.notebooks.kernel import make_event_loop
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _event_loop() -> None:
+    make_event_loop()
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
