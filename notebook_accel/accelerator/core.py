@@ -206,7 +206,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
 
     @property
     def use_stateful_dataloader(self) -> bool:
-        """False: loaders of torchdata are not supported."""
+        """True if loaders are torchdata's, which have a state."""
         return self.dataloader_config.use_stateful_dataloader
 
     @property

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.notebooks.kernel import Kernel
-
-IMPORTS = "import os, torch\nfrom notebook_accel import Accelerator, debug_launcher, notebook_launcher"
-
-
-@pytest.fixture
-def kernel(tmp_path: Path) -> Iterator[Kernel]:
-    started = Kernel(tmp_path)
-    started.run(IMPORTS).ok()
-    yield started
-    started.close()
 
 
 def test_counting_devices_initialises_none(kernel: Kernel) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import jupyter_core.utils
 import pytest
 
-from tests.notebooks.kernel import Kernel
+from tests.notebooks.kernel import Kernel, make_event_loop
 
 IMPORTS = """
 import os, sys, time, signal, torch
@@ -20,10 +19,7 @@ torch.set_num_threads(1)  # tests say themselves when the kernel is to use OpenM
 
 @pytest.fixture(scope="session", autouse=True)
 def _event_loop() -> None:
-    """Make the event loop that jupyter_client keeps for this thread before a test counts descriptors."""
-    ensure = getattr(jupyter_core.utils, "ensure_event_loop", None)  # old versions close theirs
-    if ensure is not None:
-        ensure()
+    make_event_loop()
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jupyter_core.utils
 import psutil
 from jupyter_client import BlockingKernelClient, KernelManager
 
@@ -181,6 +182,13 @@ def _is_servant(process: psutil.Process) -> bool:
 def _names_servant(process: psutil.Process) -> bool:
     line = " ".join(process.cmdline())
     return "multiprocessing.resource_tracker" in line or "multiprocessing.forkserver" in line
+
+
+def make_event_loop() -> None:
+    """Make the event loop that jupyter_client keeps for this thread, before a test counts descriptors."""
+    ensure = getattr(jupyter_core.utils, "ensure_event_loop", None)  # old versions close theirs
+    if ensure is not None:
+        ensure()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -11,6 +11,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIALS = sorted((ROOT / "tutorials").glob("*.ipynb"))
+# what is printed besides, by tutorial
+SAYS = {
+    "01_first_launch": ["caught: a learning rate of -1 makes no sense"],
+    "03_images": ["before: accuracy", "with random filters"],
+}
 pytestmark = [pytest.mark.notebook, pytest.mark.slow]
 
 
@@ -35,7 +40,7 @@ def test_a_tutorial_runs(notebook: Path, tmp_path: Path) -> None:
     executed = nbformat.read(tmp_path / "executed.ipynb", as_version=4)
     outputs = [output for cell in executed.cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in outputs)
-    assert "caught: a learning rate of -1 makes no sense" in done.stdout
+    assert not [text for text in SAYS.get(notebook.stem, []) if text not in done.stdout]
 
 
 def test_the_runner_reports_a_failing_cell(tmp_path: Path) -> None:
