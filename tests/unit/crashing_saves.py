@@ -111,7 +111,7 @@ def main(where: Path, mode: str, kills: int) -> dict[str, Any]:
         folder._exchange = (lambda one, other: False) if number % 2 else exchange  # type: ignore[assignment]
         sweep = (number + 1) // 2 if mode == "sweep" else None
         ahead = range(generation + 1, generation + (2 if sweep else 1000))
-        delay = None if sweep else random.uniform(0.0, max(0.12, 10 * duration))
+        delay = None if sweep else random.uniform(0.0, max(0.3, 20 * duration))
         status = in_child(functools.partial(save_some, parts, target, ahead, sweep), delay)
         assert status in (0, signal.SIGKILL), f"a child ended with status {status}"
         deaths += status == signal.SIGKILL
