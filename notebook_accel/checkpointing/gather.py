@@ -28,7 +28,9 @@ def shared_files(parts: Parts) -> list[File]:
     files = []
     for name, objects in ((names.OPTIMIZER, parts.optimizers), (names.SCHEDULER, parts.schedulers)):
         for index, item in enumerate(objects):
-            files.append(File(name=names.numbered(name, index), content=item.state_dict()))
+            file = names.numbered(name, index)
+            # what only a resume reads does not push other files out of the system's cache
+            files.append(File(name=file, content=item.state_dict(), cached=False))
     for index, loader in enumerate(parts.loaders):
         files.append(File(name=names.numbered(names.SAMPLER, index), content=loader_state(loader)))
     if parts.scaler is not None:

@@ -5,28 +5,33 @@ from __future__ import annotations
 import importlib
 import pickle
 import sys
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from .. import probes
 from ..errors import CheckpointError
 from . import rawio
+from .output import Output
+
+_one_writer: Final = threading.Lock()  # torch's option for checksums is one for all threads
 
 
-def write(path: Path, obj: Any) -> None:
-    """Write the object with torch.save, durably."""
-    before = torch.serialization.get_crc32_options()
-    # torch.load never compares them, and computing them takes most of the time
-    torch.serialization.set_crc32_options(False)
-    try:
-        torch.save(obj, path)
-    finally:
-        torch.serialization.set_crc32_options(before)
-    rawio.sync(path)
+def write(path: Path, obj: Any, *, cached: bool = True) -> None:
+    """Write the object with torch.save, durably; for `cached` see `Output`."""
+    with _one_writer, Output(path, cached=cached) as output:
+        file: Any = output  # of IO[bytes], torch needs `write` and `flush`
+        before = torch.serialization.get_crc32_options()
+        # torch.load never compares them, and computing them takes most of the time
+        torch.serialization.set_crc32_options(False)
+        try:
+            torch.save(obj, file)
+        finally:
+            torch.serialization.set_crc32_options(before)
 
 
 def load(f: Any, **options: Any) -> Any:

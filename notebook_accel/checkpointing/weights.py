@@ -12,6 +12,7 @@ import torch
 
 from ..errors import CheckpointError
 from . import rawio
+from .output import Output
 
 # https://github.com/huggingface/safetensors#format
 _CODES: Final = {
@@ -94,11 +95,10 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, s
         at += tensor.nbytes
     text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    start = 8 + len(text)
-    with open(path, "wb") as file:
+    with Output(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
-    rawio.write_at(path, [(start + head[name]["data_offsets"][0], tensors[name]) for name in order])
-    rawio.sync(path)
+        for name in order:
+            file.write(rawio.memory(tensors[name].detach().to("cpu").contiguous()))
 
 
 def read_header(path: Path) -> Header:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from ..topology import Topology
 from . import folder, names, pickled, rawio, weights
 from .agreement import Agreement
+
+_LANES: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,17 +29,19 @@ class File:
         content: tensors by name for a safetensors file, any object for others.
         texts: None for files of torch.save; for safetensors, the texts of its header.
         opaque: the content is a user's object that only `copy.deepcopy` knows how to copy.
+        cached: whether the file stays in the system's cache, for files that may be read soon.
     """
 
     name: str
     content: Any
     texts: dict[str, str] | None = None
     opaque: bool = False
+    cached: bool = True
 
     def write(self, where: Path) -> None:
         """Write the file, durably."""
         if self.texts is None:
-            pickled.write(where / self.name, self.content)
+            pickled.write(where / self.name, self.content, cached=self.cached)
         else:
             weights.write(where / self.name, self.content, self.texts)
 
@@ -98,8 +103,8 @@ def _finish(plan: Plan, agree: Agreement) -> None:
 
 
 def _write_all(files: list[File], where: Path) -> None:
-    for file in files:
-        file.write(where)
+    """Write files of safetensors beside those of torch.save, which a lock keeps one after the other."""
+    rawio.work_off([functools.partial(file.write, where) for file in files], _LANES)
 
 
 def _commit(plan: Plan) -> None:
@@ -176,6 +181,7 @@ class Copies:
     def _copy(self, storage: torch.UntypedStorage) -> torch.Tensor:
         spare = self._spare.get(storage.nbytes())
         block = spare.pop() if spare else torch.empty(storage.nbytes(), dtype=torch.uint8)
-        block.untyped_storage().copy_(storage)
+        # between tensors, as torch copies these by several threads
+        block.copy_(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
         self._used.append(block)
         return block

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import torch
 
 from notebook_accel import Accelerator, CheckpointError
 from notebook_accel.checkpointing import folder, names
+from tests.unit import full_disk
 from tests.unit.checkpoints import Counter, make_loader, make_parts, step, values
 from tests.unit.multiprocess import run_ranks
 
@@ -74,6 +76,21 @@ def test_a_full_disk(tmp_path: Path, clean_runtime: None, limit: int, safe: bool
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     accelerator.load_state(where)
     assert values(*parts) == wanted
+
+
+def test_a_full_small_disk(tmp_path: Path) -> None:
+    alone = ["unshare", "--user", "--map-root-user", "--mount"]
+    trial = [*alone, *full_disk.MOUNT, str(tmp_path)]
+    if shutil.which("unshare") is None or subprocess.run(trial, capture_output=True, check=False).returncode:
+        pytest.skip("this system lets no process mount a disk for itself")
+    command = [*alone, sys.executable, "-m", "tests.unit.full_disk", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["left"] == answer["then"] == ["kept"] and answer["same"]
+    assert len(answer["errors"]) == 4
+    for text in answer["errors"]:
+        assert "No space left on device" in text and "what was there before is untouched" in text
 
 
 def test_the_end_of_the_interpreter_waits_for_the_thread(tmp_path: Path) -> None:
