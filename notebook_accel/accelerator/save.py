@@ -204,11 +204,12 @@ class SavePart(Shared):
         for hook in list(self._save_hooks.values()):
             hook(models, weights, str(where))
         topology = self._runtime.topology
-        files = gather.own_files(topology.rank, self.step)
+        parts = self._parts(self._models)
+        files = gather.own_files(parts, topology.rank, self.step)
         each_node = self.project_configuration.save_on_each_node
         if topology.is_local_main if each_node else topology.is_main:
             files += gather.model_files(weights, safe_serialization)
-            files += gather.shared_files(self._parts(self._models))
+            files += gather.shared_files(parts)
         return files
 
     def load_state(
@@ -221,8 +222,12 @@ class SavePart(Shared):
 
         All files are checked first: where one is damaged or does not fit, nothing is changed on any process. The
         number of processes may differ from that of the save; random states of processes that it did not have
-        are derived from those of rank 0 and the rank. Registered objects are unpickled, which runs code: load
-        checkpoints that you trust.
+        are derived from those of rank 0 and the rank. Registered objects and the states of stateful loaders are
+        unpickled, which runs code: load checkpoints that you trust.
+
+        In a checkpoint that was saved in the middle of an epoch, loaders prepared with `use_stateful_dataloader` go
+        on after the batch they were at. Others do so through `skip_first_batches(loader, n)`, in the order of that
+        epoch; an iteration without it starts a new one.
 
         Args:
             input_dir: the folder; with automatic naming, None or "latest" is the newest one, and the next save
@@ -248,6 +253,7 @@ class SavePart(Shared):
                 target,
                 self._parts([unwrap(model, keep_torch_compile=False) for model in models]),
                 self._runtime.topology.rank,
+                self._runtime.topology.world_size,
                 count_models=not self._load_hooks,
                 options=load_kwargs or {},
                 model_options=options,

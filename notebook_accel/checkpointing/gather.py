@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import names, randomness, weights
-from .read import Parts, loader_state
+from .read import Parts, is_stateful, loader_state
 from .write import File
 
 
@@ -40,6 +40,10 @@ def shared_files(parts: Parts) -> list[File]:
     return files
 
 
-def own_files(rank: int, step: int) -> list[File]:
+def own_files(parts: Parts, rank: int, step: int) -> list[File]:
     """Return the files that each process has of its own."""
-    return [File(name=names.random_states(rank), content=randomness.capture(step))]
+    files = [File(name=names.random_states(rank), content=randomness.capture(step))]
+    if any(map(is_stateful, parts.loaders)):
+        states = [loader.state_dict() if is_stateful(loader) else None for loader in parts.loaders]
+        files.append(File(name=names.loader_states(rank), content=states, opaque=True))
+    return files

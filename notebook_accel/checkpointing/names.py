@@ -16,7 +16,7 @@ MODEL: Final = "pytorch_model.bin"
 
 _OURS: Final = re.compile(
     r"(model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin|(optimizer|scheduler|sampler)(_\d+)?\.bin|scaler\.pt"
-    r"|(random_states|custom_checkpoint)_\d+\.pkl|notebook_accel\.json)"
+    r"|(random_states|loader_states|custom_checkpoint)_\d+\.pkl|notebook_accel\.json)"
 )
 _NUMBERED: Final = re.compile(r"checkpoint_(\d+)")
 
@@ -30,6 +30,11 @@ def numbered(name: str, index: int) -> str:
 def random_states(rank: int) -> str:
     """Return the name of the file with the random states of a rank."""
     return f"random_states_{rank}.pkl"
+
+
+def loader_states(rank: int) -> str:
+    """Return the name of the file with the states of a rank's stateful loaders, which Accelerate does not have."""
+    return f"loader_states_{rank}.pkl"
 
 
 def custom(index: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from ..data_loader.base import PreparedLoader
 from ..errors import CheckpointError
 from . import models, names, pickled, randomness
 from .models import Apply
@@ -76,6 +78,7 @@ def plan(
     folder: Path,
     parts: Parts,
     rank: int,
+    world_size: int,
     *,
     count_models: bool,
     options: dict[str, Any],
@@ -88,6 +91,7 @@ def plan(
         parts: the objects; models without wrappers.
         rank: of this process; a checkpoint of fewer processes has no random states for the last ones, which get
             those that `randomness.derive` makes of rank 0's.
+        world_size: number of processes; stateful loaders go on in an epoch only where it was so many.
         count_models: False if hooks load some models by themselves.
         options: arguments of `torch.load` for optimizers and schedulers.
         model_options: arguments of the models' `load_state_dict`.
@@ -95,7 +99,7 @@ def plan(
     Raises:
         CheckpointError: names the file, and the key, that is missing, damaged or does not fit.
     """
-    _check_manifest(folder)
+    manifest = _check_manifest(folder)
     _check_counts(folder, parts, count_models)
     steps: list[Apply] = []
     for index, model in enumerate(parts.models):
@@ -116,13 +120,16 @@ def plan(
             steps.append(_plan_loader(loader, path))
     states = _random_states(folder, rank)
     steps.append(lambda: randomness.apply(states))
-    return Loading(first=_plan_custom(folder, parts.custom), steps=steps, step=states.get("step"))
+    first = _plan_custom(folder, parts.custom)
+    if any(map(is_stateful, parts.loaders)):
+        first += _plan_stateful(folder, parts.loaders, rank, world_size, manifest.get("world_size"))
+    return Loading(first=first, steps=steps, step=states.get("step"))
 
 
-def _check_manifest(folder: Path) -> None:
+def _check_manifest(folder: Path) -> dict[str, Any]:
     path = folder / names.MANIFEST
     if not path.exists():
-        return
+        return {}
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         version, files = int(manifest["version"]), dict(manifest["files"])
@@ -135,6 +142,7 @@ def _check_manifest(folder: Path) -> None:
             raise CheckpointError(f"{folder / name} is missing, though {names.MANIFEST} lists it")
         if (found := (folder / name).stat().st_size) != size:
             raise CheckpointError(f"{folder / name} has {found} bytes, it was written with {size}")
+    return dict(manifest)
 
 
 def _check_counts(folder: Path, parts: Parts, count_models: bool) -> None:
@@ -230,8 +238,33 @@ def _plan_simple(owner: Any, path: Path, content: Any) -> Apply:
     return lambda: owner.load_state_dict(content)
 
 
+def is_stateful(loader: Any) -> bool:
+    """Return True for a loader of which the position in its epoch is saved."""
+    return bool(getattr(loader, "use_stateful_dataloader", False))
+
+
+def _plan_stateful(
+    folder: Path, loaders: Sequence[Any], rank: int, world_size: int, saved_by: int | None
+) -> list[tuple[Apply, Apply]]:
+    path = folder / names.loader_states(rank)
+    if saved_by != world_size or not path.exists():
+        reason = "was saved without their states"
+        if saved_by not in (None, world_size):
+            reason = f"was saved by {saved_by} processes, not by {world_size}"
+        warnings.warn(f"stateful loaders start a new epoch: {folder} {reason}", stacklevel=4)
+        return []
+    states = pickled.read(path, weights_only=False)
+    if not isinstance(states, list) or len(states) != len(loaders):
+        raise CheckpointError(f"{path} does not hold the states of {len(loaders)} loaders")
+    return [
+        _with_undoing(loader, state)
+        for loader, state in zip(loaders, states, strict=True)
+        if is_stateful(loader) and state is not None
+    ]
+
+
 def loader_state(loader: Any) -> dict[str, Any]:
-    """Return where the loader stands: its epoch, and what decides its order."""
+    """Return where the loader stands: its epoch, what decides its order, and in an epoch what decided that one's."""
     state: dict[str, Any] = {"iteration": int(getattr(loader, "iteration", 0))}
     sampler: Any = loader.get_sampler() if hasattr(loader, "get_sampler") else None
     for key in ("epoch", "initial_seed"):
@@ -239,6 +272,8 @@ def loader_state(loader: Any) -> dict[str, Any]:
             state[key] = getattr(sampler, key)
     if isinstance(getattr(sampler, "generator", None), torch.Generator):
         state["generator"] = sampler.generator.get_state()
+    if isinstance(loader, PreparedLoader) and loader.course.order is not None:
+        state["order"] = loader.course.order
     return state
 
 
@@ -255,6 +290,8 @@ def _plan_loader(loader: Any, path: Path) -> Apply:
                 setattr(sampler, key, state[key])
         if "generator" in state and isinstance(getattr(sampler, "generator", None), torch.Generator):
             sampler.generator.set_state(state["generator"])
+        if isinstance(loader, PreparedLoader):
+            loader.course.interrupted = state.get("order")
 
     return apply
 

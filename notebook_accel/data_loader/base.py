@@ -6,12 +6,14 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .. import runtime as process
 from ..runtime import GradientFlags, Runtime
 from .config import require_torchdata
 from .iterable import IterableDatasetShard
+from .resume import Course, ResumableSampler
 from .samplers import is_plain, sampler_chain
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class PreparedLoader(DataLoader[Any]):
             where an incomplete one is dropped.
         iteration: the epoch, counted from 0; `set_epoch` overwrites it.
         skip_batches: batches left out at the start of an iteration.
+        course: what decides the order of its epochs.
     """
 
     end_of_dataloader: bool = False
@@ -81,12 +84,14 @@ class PreparedLoader(DataLoader[Any]):
     ) -> None:
         if use_stateful_dataloader != self.use_stateful_dataloader:
             raise TypeError("give use_stateful_dataloader by its name")
+        self.course = Course()
         super().__init__(dataset, **kwargs)
         self.skip_batches = skip_batches
         self.iteration = iteration
         self._drop_last = drop_last_round
         self._non_blocking = non_blocking
         self._left_early = False
+        self._origin: PreparedLoader | None = None
         self._runtime = runtime if runtime is not None else process.current()
 
     @property
@@ -98,12 +103,16 @@ class PreparedLoader(DataLoader[Any]):
         return {**self.__dict__, "_runtime": None, "_iterator": None}
 
     def after(self, skip_batches: int, samplers: dict[str, Any]) -> Self:
-        """Return a loader like this one that reads and drops more batches and takes samples by other samplers."""
+        """Return a loader like this one that reads and drops more batches and takes samples by other samplers.
+
+        Both are in the same epoch, and once its end is reached by the new one, both are in the next.
+        """
         made = copy.copy(self)
         # Not by assignment, which torch forbids for samplers once a loader is made: this one is being made.
         made.__dict__.update(
             samplers, skip_batches=self.skip_batches + skip_batches, _runtime=self._runtime, _left_early=False
         )
+        made.course, made._origin = Course(self.course), self
         made.reset()
         return made
 
@@ -115,6 +124,7 @@ class PreparedLoader(DataLoader[Any]):
     def begin(self) -> None:
         """Note that an iteration starts."""
         self.reset()
+        self.course.begin()
         if not self._drop_last:
             self.remainder = self._count_remainder()
         if (runtime := self.runtime) is not None:
@@ -123,6 +133,7 @@ class PreparedLoader(DataLoader[Any]):
 
     def end(self) -> None:
         """Note that the iteration ended."""
+        self.course.end()
         if (runtime := self.runtime) is not None:
             runtime.gradient.end(self)
 
@@ -139,7 +150,10 @@ class PreparedLoader(DataLoader[Any]):
         except BaseException:
             self._left_early = True
             raise
-        self.iteration += 1
+        loader: PreparedLoader | None = self
+        while loader is not None:
+            loader.iteration = self.iteration + 1 if loader is self else self.iteration
+            loader = loader._origin
         self.end()
 
     def set_epoch(self, epoch: int) -> None:
@@ -151,7 +165,19 @@ class PreparedLoader(DataLoader[Any]):
 
     def _read_all(self) -> Iterator[Any]:
         """Return torch's own iterator of this loader, or torchdata's."""
-        return super().__iter__()
+        if not self.course.goes_on:
+            return super().__iter__()
+        here = torch.get_rng_state()
+        iterator = super().__iter__()
+        torch.set_rng_state(here)  # the seed of loader processes was drawn when the epoch was begun
+        return iterator
+
+    @property
+    def _index_sampler(self) -> Any:
+        sampler = outer_sampler(self)
+        if isinstance(self.dataset, IterableDataset) or hasattr(sampler, "load_state_dict"):
+            return sampler
+        return ResumableSampler(sampler, self.course)
 
     def _batches_to_skip(self) -> int:
         """Return the batches to read and drop at the start of this iteration."""

@@ -175,7 +175,7 @@ class DataLoaderDispatcher(PreparedLoader):
         """Keep the generators of a rank that does not read in step with those of rank 0."""
         if self.num_workers == 0 or isinstance(self.dataset, IterDataPipe):
             self._read_all()
-        else:
+        elif not self.course.goes_on:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         return iter(())
 

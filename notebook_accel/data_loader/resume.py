@@ -3,30 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from .samplers import SeedableRandomSampler, batches_from, sampler_chain
-from .skip import SkipBatchSampler
+from .samplers import SeedableRandomSampler, SkipBatchSampler, batches_from, sampler_chain
+
+Order = list[dict[str, Any]]
+"""What decides the order of an epoch, a dict for each sampler; see `order_of`."""
+
+
+class Course:
+    """What decided, or is to decide, the order of a loader's epochs.
+
+    Attributes:
+        order: of the epoch that is being read; None before its first batch and after its last.
+        next_order: of the epoch that starts next; None leaves it to the samplers.
+        interrupted: of the epoch in which a checkpoint was saved, for `skip_first_batches` to go on with.
+        goes_on: this epoch was begun by another process, so that its start draws no random numbers here.
+        parent: the course of the loader that `skip_first_batches` was given, which is in the same epoch.
+    """
+
+    def __init__(self, parent: Course | None = None) -> None:
+        self.order: Order | None = None
+        self.next_order: Order | None = None if parent is None else parent.interrupted
+        self.interrupted: Order | None = None
+        self.goes_on = False
+        self.parent = parent
+
+    def begin(self) -> None:
+        """Note that an epoch starts."""
+        self.goes_on = self.next_order is not None
+        self._set(None)
+
+    def draw(self, order: Order) -> None:
+        """Note what decided the order when the first batch was drawn."""
+        self.next_order = None
+        self._set(order)
+
+    def end(self) -> None:
+        """Note that the epoch's last batch was read."""
+        self._set(None)
+
+    def _set(self, order: Order | None) -> None:
+        course: Course | None = self
+        while course is not None:
+            course.order, course.interrupted = order, None
+            course = course.parent
 
 
 class ResumableSampler(BatchSampler):
-    """A batch sampler, or sampler, whose iterators have a state in the sense of torchdata.
+    """A batch sampler, or sampler, whose iterators have a state in the sense of torchdata."""
 
-    `order` is that of the next epoch, as `order_of` gives it; None leaves it to the samplers.
-    """
-
-    def __init__(self, sampler: Any, order: list[dict[str, Any]] | None = None) -> None:
+    def __init__(self, sampler: Any, course: Course) -> None:
         self.inner = sampler
-        self.order = order
+        self.course = course
 
     def __len__(self) -> int:
         return len(self.inner)
 
     def __iter__(self) -> ResumableIterator:
-        return ResumableIterator(self.inner, self.order)
+        return ResumableIterator(self.inner, self.course)
 
 
 class ResumableIterator:
@@ -36,14 +75,15 @@ class ResumableIterator:
     state fits loaders that skip and loaders that don't.
     """
 
-    def __init__(self, sampler: Any, order: list[dict[str, Any]] | None = None) -> None:
+    def __init__(self, sampler: Any, course: Course) -> None:
         self._skipped = 0
         while type(sampler) is SkipBatchSampler:
             self._skipped += sampler.skip_batches
             sampler = sampler.batch_sampler
         self._sampler = sampler
         self._position = self._skipped
-        self._order = order
+        self._course = course
+        self._order: Order | None = None
         self._batches: Iterator[Any] | None = None
 
     def __iter__(self) -> ResumableIterator:
@@ -51,10 +91,7 @@ class ResumableIterator:
 
     def __next__(self) -> Any:
         if self._batches is None:
-            if self._order is not None:
-                restore_order(self._sampler, self._order)
-            self._order = order_of(self._sampler, with_global=True)
-            self._batches = batches_from(self._sampler, self._skipped)
+            self._batches = self._draw(self._course.next_order)
         batch = next(self._batches)
         self._position += 1
         return batch
@@ -67,24 +104,31 @@ class ResumableIterator:
         """Go on at the position, in the order of the epoch that the state is of."""
         if state_dict["order"] is None:
             return
-        self._position, self._order = state_dict["position"], state_dict["order"]
+        self._position = state_dict["position"]
+        self._batches = self._draw(state_dict["order"])
+
+    def _draw(self, order: Order | None) -> Iterator[Any]:
+        """Return the batches from the position on, in this order where there is one."""
         here = torch.get_rng_state()
-        restore_order(self._sampler, state_dict["order"])
-        self._batches = batches_from(self._sampler, self._position)
-        if any("global" in state for state in state_dict["order"]):
-            # Samplers without a generator of their own draw when the first batch is asked for.
-            first = next(self._batches, None)
-            torch.set_rng_state(here)
-            if first is not None:
-                self._batches = _chain(first, self._batches)
+        if order is not None:
+            restore_order(self._sampler, order)
+        self._order = order_of(self._sampler, with_global=True)
+        self._course.draw(self._order)
+        batches = batches_from(self._sampler, self._position)
+        if order is None or not any("global" in state for state in order):
+            return batches
+        # Samplers without a generator of their own draw when the first batch is asked for.
+        first = list(islice(batches, 1))
+        torch.set_rng_state(here)
+        return chain(first, batches)
 
 
-def order_of(sampler: Any, *, with_global: bool = False) -> list[dict[str, Any]]:
+def order_of(sampler: Any, *, with_global: bool = False) -> Order:
     """Return what decides the order of the sampler's next epoch, a dict for each sampler within it.
 
     `with_global` adds torch's global generator where no sampler of a shuffled epoch has one of its own.
     """
-    states: list[dict[str, Any]] = []
+    states: Order = []
     part: Any = None
     for part in sampler_chain(sampler):
         if type(part) is SkipBatchSampler:
@@ -101,7 +145,7 @@ def order_of(sampler: Any, *, with_global: bool = False) -> list[dict[str, Any]]
     return states
 
 
-def restore_order(sampler: Any, states: list[dict[str, Any]]) -> None:
+def restore_order(sampler: Any, states: Order) -> None:
     """Make the sampler's next epoch that of the states.
 
     Raises:
@@ -125,8 +169,3 @@ def restore_order(sampler: Any, states: list[dict[str, Any]]) -> None:
             part.generator.set_state(state["generator"])
         elif "global" in state:
             torch.set_rng_state(state["global"])
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest

@@ -64,14 +64,14 @@ class DataLoaderShard(PreparedLoader):
         self.synchronized_generator = synchronized_generator
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        if self.rng_types and self.runtime is not None:
-            synchronize_rng_states(self.rng_types, self.synchronized_generator, runtime=self.runtime)
         yield from self._track(self._batches)
 
     def _batches(self) -> Iterator[Any]:
         device, non_blocking = self.device, self._non_blocking
         note_state = self._note_state if self.use_stateful_dataloader else None
         skipped = self._batches_to_skip()
+        if self.rng_types and self.runtime is not None and not self.course.goes_on:
+            synchronize_rng_states(self.rng_types, self.synchronized_generator, runtime=self.runtime)
         iterator = self._read_all()
         for _ in range(skipped):
             if next(iterator, _END) is _END:

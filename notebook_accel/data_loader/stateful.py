@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from torch.utils.data import IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from .base import PreparedLoader, outer_sampler
 from .dispatch import DataLoaderDispatcher
-from .resume import ResumableSampler, order_of, restore_order
+from .resume import order_of, restore_order
 from .shard import DataLoaderShard
 from .skip import SkipDataLoader
 
@@ -38,8 +37,8 @@ class StatefulLoader(PreparedLoader, StatefulDataLoader):  # type: ignore[misc]
 
     def __init__(self, *args: Any, use_stateful_dataloader: bool = True, **kwargs: Any) -> None:
         self._state: dict[str, Any] | None = None
-        self._goes_on = False
-        self._next_order: list[dict[str, Any]] | None = None
+        self._goes_on = False  # the next epoch is one of which the first batches were read by another process
+        self._inside = False  # this one is
         super().__init__(*args, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -47,20 +46,13 @@ class StatefulLoader(PreparedLoader, StatefulDataLoader):  # type: ignore[misc]
 
     def after(self, skip_batches: int, samplers: dict[str, Any]) -> Self:
         made = super().after(skip_batches, samplers)
-        made.__dict__.update(_state=None, _goes_on=False, _next_order=None, next_iter_state=None)
+        made.__dict__.update(_state=None, _goes_on=False, next_iter_state=None)
         return made
 
     @property
     def _reads(self) -> bool:
         """True where this process reads, False where it only receives."""
         return True
-
-    @property
-    def _index_sampler(self) -> Any:
-        sampler = outer_sampler(self)
-        if isinstance(self.dataset, IterableDataset) or hasattr(sampler, "load_state_dict"):
-            return sampler
-        return ResumableSampler(sampler, self._next_order)
 
     def _get_iterator(self) -> Any:
         state = self.next_iter_state
@@ -72,14 +64,17 @@ class StatefulLoader(PreparedLoader, StatefulDataLoader):  # type: ignore[misc]
             iterator._num_yielded += state.get("_steps_since_snapshot", 0)
         return iterator
 
+    def begin(self) -> None:
+        super().begin()
+        self._inside, self._goes_on = self._goes_on, False
+        self.course.goes_on |= self._inside
+
     def _batches_to_skip(self) -> int:
-        goes_on, self._goes_on = self._goes_on, False
-        return 0 if goes_on else self.skip_batches
+        return 0 if self._inside else self.skip_batches
 
     def _note_state(self) -> None:
         inner = super(PreparedLoader, self).state_dict() if self._reads else {_RECEIVES: True}
         self._state = {**inner, _FINISHED: False, _EPOCH: self.iteration}
-        self._next_order = None
 
     def _reach_end(self) -> None:
         super()._reach_end()
@@ -109,7 +104,7 @@ class StatefulLoader(PreparedLoader, StatefulDataLoader):  # type: ignore[misc]
         if order is not None:
             restore_order(outer_sampler(self), order)
         # Persistent workers draw no seed for the second epoch; those that are started for it here do.
-        self._next_order = order if self.persistent_workers else None
+        self.course.next_order = order if self.persistent_workers else None
         super(PreparedLoader, self).load_state_dict(state_dict if self._reads and not finished else {})
         self.iteration = state_dict.get(_EPOCH, self.iteration)
         self._goes_on = not finished
