@@ -142,9 +142,10 @@ def _finish(seat: Seat, emitter: Emitter, value: Any) -> None:
 
 
 def _leave_group() -> None:
-    """Close the process group when all ranks are done with it: one that leaves early resets its peers' connections.
+    """Leave the process group when all ranks are done with it: one that leaves early resets its peers' connections.
 
-    The others may be in their last collective still, or not even through making the group.
+    The others may be in their last collective still, or not even through making the group. To close it frees devices;
+    gloo has none, and its threads notice only some 20 ms later that they are to end, as they do with the process.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
@@ -154,7 +155,8 @@ def _leave_group() -> None:
             store.set("notebook_accel/all_done", "1")
         store.wait(["notebook_accel/all_done"], _LAST_COLLECTIVE)
     with contextlib.suppress(Exception):
-        torch.distributed.destroy_process_group()
+        if torch.distributed.get_backend() != "gloo":
+            torch.distributed.destroy_process_group()
 
 
 def _exit_code(error: SystemExit, seat: Seat, emitter: Emitter) -> int:
