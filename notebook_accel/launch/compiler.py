@@ -15,9 +15,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
 import sys
-from collections.abc import Iterator
-from types import CodeType, FunctionType
+import sysconfig
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 import torch
@@ -27,6 +30,10 @@ from . import signals
 
 MODULE: Final = "torch._dynamo"
 _MARKS: Final = {"optim", "torch.optim", "backward"}
+_INSTALLED: Final = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    str(Path(__file__).parents[1]),
+)
 
 
 def is_loaded() -> bool:
@@ -50,32 +57,52 @@ def load_for(function: Any) -> bool:
 
 
 def needed_by(function: Any) -> bool:
-    """Whether a function names an optimizer or `backward`, or what it names of its own module does."""
-    waiting, seen, home = [_plain(function)], set(), _plain(function).__module__
+    """Whether a function names an optimizer or `backward`, or what it names of the user's own code does.
+
+    Of installed packages only the module of the function itself is looked into: most name optimizers somewhere.
+    """
+    root = _plain(function)
+    waiting: list[FunctionType | type] = [root]
+    seen: set[int] = set()
     while waiting:
         part = waiting.pop()
         if isinstance(part, type) and issubclass(part, torch.optim.Optimizer):
             return True
-        if part in seen or part.__module__ != home:
+        if id(part) in seen or (part.__module__ != root.__module__ and _is_installed(part.__module__)):
             continue
-        seen.add(part)
+        seen.add(id(part))
         if isinstance(part, type):
-            waiting += map(_plain, vars(part).values())
+            waiting += [*part.__mro__, *map(_plain, vars(part).values())]
             continue
         names = set(_names(part.__code__))
         if names & _MARKS:
             return True
-        waiting += [_plain(part.__globals__[name]) for name in names if name in part.__globals__]
-        waiting += map(_plain, _enclosed(part))
+        waiting += map(_plain, [*_named(names, part.__globals__), *_enclosed(part)])
     return False
 
 
+def _is_installed(module: str) -> bool:
+    """Whether a module came with Python or a package, or is ours; a cell's has no file."""
+    origin = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None)
+    return origin is not None and (not os.path.isabs(origin) or origin.startswith(_INSTALLED))
+
+
+def _named(names: Collection[str], scope: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield what names stand for in a scope, and in the user's modules that are among it."""
+    for value in [scope[name] for name in names if name in scope]:
+        if not issubclass(type(value), ModuleType):
+            yield value
+        elif not _is_installed(vars(value).get("__name__", "")):
+            yield from (vars(value)[name] for name in names if name in vars(value))
+
+
 def _plain(value: Any) -> FunctionType | type:
-    """Return the function behind a partial or method; of other objects the class."""
-    while isinstance(value, functools.partial):
+    """Return the function behind a partial or method; of other objects the class. Runs no code of theirs."""
+    while issubclass(type(value), functools.partial):
         value = value.func
-    value = getattr(value, "__func__", value)
-    return value if isinstance(value, (FunctionType, type)) else type(value)
+    if issubclass(type(value), (MethodType, staticmethod, classmethod)):
+        value = value.__func__
+    return value if issubclass(type(value), (FunctionType, type)) else type(value)
 
 
 def _names(code: CodeType) -> Iterator[str]:

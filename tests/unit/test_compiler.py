@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +40,8 @@ def _defined(code: str) -> Any:
         "class Training:\n    @staticmethod\n    def step(loss): loss.backward()\n"
         "mine = Training()\ndef run(): mine.step()",
         "class Training:\n    def step(self): self.loss.backward()\nrun = Training().step",
+        "class Base:\n    def step(self): SGD(parameters)\nclass Training(Base): pass\nrun = Training().step",
+        "class Base:\n    def step(self): SGD(parameters)\nclass Training(Base): pass\ndef run(): Training()",
         "class Training:\n    def __call__(self): SGD(parameters)\nrun = Training()",
         "def decorated(function):\n    def inner(): function()\n    return inner\n"
         "@decorated\ndef run(): SGD(parameters)",
@@ -64,9 +67,60 @@ def test_other_functions_do_not_wait_for_it(code: str) -> None:
     assert not compiler.needed_by(_defined(code))
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "from mine import loop\ndef run(): loop()",
+        "import mine\ndef run(): mine.loop()",
+        "import mine as library\nclass Run:\n    def __call__(self): library.loop()\nrun = Run()",
+    ],
+)
+def test_the_user_s_own_modules_are_looked_into(
+    cell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def loop(): step()\ndef step(loss): loss.backward()\ndef other(): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert compiler.needed_by(_defined(cell))
+        assert not compiler.needed_by(_defined(cell.replace("loop", "other")))
+    finally:
+        del sys.modules["mine"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from notebook_accel import Accelerator\ndef run(): Accelerator()",
+        "from torch.autograd import grad\ndef run(): grad()",
+        "import unittest\ndef run(): unittest.main()",
+        "from notebook_accel import local_sgd\ndef run(): local_sgd.LocalSGD",
+    ],
+)
+def test_installed_packages_are_not_looked_into(code: str) -> None:
+    assert not compiler.needed_by(_defined(code))
+
+
 @pytest.mark.parametrize("function", [print, len, [].append, int, torch.ones, str.upper])
 def test_what_has_no_code_to_look_at(function: Callable[..., Any]) -> None:
     assert not compiler.needed_by(function)
+
+
+def test_no_code_of_the_user_s_objects_is_run() -> None:
+    code = """
+    class Strange:
+        def __getattr__(self, name): raise RuntimeError(name)
+        @property
+        def __class__(self): raise RuntimeError("class")
+    class Kind(type):
+        def __eq__(self, other): raise RuntimeError("equal")
+        __hash__ = None
+    class Unhashable(metaclass=Kind): pass
+    strange = Strange()
+    def run(): return strange, Unhashable
+    """
+    assert not compiler.needed_by(_defined(code))
 
 
 def test_the_import_leaves_the_process_as_it_was_and_fit_to_be_forked() -> None:
