@@ -144,8 +144,9 @@ def _finish(seat: Seat, emitter: Emitter, value: Any) -> None:
 def _leave_group() -> None:
     """Leave the process group when all ranks are done with it: one that leaves early resets its peers' connections.
 
-    The others may be in their last collective still, or not even through making the group. To close it frees devices;
-    gloo has none, and its threads notice only some 20 ms later that they are to end, as they do with the process.
+    The others may be in their last collective still, or not even through making the group. Closing frees devices;
+    gloo has none, and its threads take 20 ms to see that they are to end. They end with the process as well, and exit
+    handlers find a group of gloo still open.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
