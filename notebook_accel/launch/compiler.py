@@ -4,10 +4,12 @@ The first optimizer or DistributedDataParallel of a process imports `torch._dyna
 workers are new processes at each launch. A worker that is forked from a process that has it does not import it again.
 The import starts no thread, touches no device and changes no signal handler, so this process can be forked after it.
 
-Only functions that train cause it, and only right before their workers start, when these would do nothing else: the
-first launch takes no longer than it did, less where workers share cores. What a function needs is read from its code.
-A worker that needs the compiler for another reason imports it itself. So the function is too late to set
-environment variables that are read at that import (TORCH_COMPILE_DISABLE): they belong in a cell before the launch.
+A function that trains causes it, right before its workers start: they would spend that time on it themselves, so the
+first launch takes no longer than it did, and less where workers share cores. Whether a function trains is read from its
+code, since nothing else is known that early: to wait until a worker tells would leave the second launch to pay again,
+a thread that imports may hold a lock at a fork, and other functions are not to wait. A worker whose need is not seen
+imports it itself. Environment variables that are read at the import, TORCH_COMPILE_DISABLE for example, have to be set
+before the launch: in the function it is too late.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import os
 import sys
 import sysconfig
 from collections.abc import Collection, Iterator, Mapping
@@ -30,10 +31,8 @@ from . import signals
 
 MODULE: Final = "torch._dynamo"
 _MARKS: Final = {"optim", "torch.optim", "backward"}
-_INSTALLED: Final = (
-    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    str(Path(__file__).parents[1]),
-)
+_PACKAGES: Final = {"site-packages", "dist-packages"}  # also the user's own and the system's
+_OTHERS: Final = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
 
 
 def is_loaded() -> bool:
@@ -49,10 +48,11 @@ def load_for(function: Any) -> bool:
     """
     if is_loaded() or not needed_by(function):
         return False
-    saved = environ.snapshot()
-    with signals.interrupt_held(), contextlib.suppress(Exception):
-        importlib.import_module(MODULE)
-    environ.restore(saved)  # it sets a folder for what it compiles, which is set again when it compiles
+    with signals.interrupt_held():
+        saved = environ.snapshot()
+        with contextlib.suppress(Exception):
+            importlib.import_module(MODULE)
+        environ.restore(saved)  # it sets a folder for what it compiles, which is set again when it compiles
     return True
 
 
@@ -84,7 +84,10 @@ def needed_by(function: Any) -> bool:
 def _is_installed(module: str) -> bool:
     """Whether a module came with Python or a package, or is ours; a cell's has no file."""
     origin = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None)
-    return origin is not None and (not os.path.isabs(origin) or origin.startswith(_INSTALLED))
+    if origin is None:
+        return False
+    place = Path(origin)  # "built-in" and "frozen" are none
+    return not place.is_absolute() or bool(_PACKAGES & set(place.parts)) or origin.startswith(_OTHERS)
 
 
 def _named(names: Collection[str], scope: Mapping[str, Any]) -> Iterator[Any]:

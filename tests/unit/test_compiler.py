@@ -163,9 +163,11 @@ def test_an_interrupt_comes_after_the_import() -> None:
 
     sys.meta_path.insert(0, Interrupting())
     def train(): torch.optim.SGD
+    environment = dict(os.environ)
     try:
         compiler.load_for(train)
     except KeyboardInterrupt:
+        assert os.environ == environment
         torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
         print("interrupted, whole")
     """
