@@ -122,10 +122,12 @@ def debug_launcher(function: Callable[..., Any], args: tuple[Any, ...] = (), num
 
 def _run(job: Job, caller: str) -> Any:
     __tracebackhide__ = True
-    from .launch import guard, preflight
+    from .launch import compiler, guard, preflight
     from .launch.run import launch
 
-    job = preflight.checked(job, caller)
+    ready = preflight.checked(job, caller)
+    if ready.distributed and ready.start_method == "fork" and compiler.load_for(job.function):
+        ready = preflight.checked(job, caller)  # what an import started could forbid the fork
     if environ.flag("ACCELERATE_DEBUG_MODE"):
-        guard.dry_launch(job)
-    return launch(job)
+        guard.dry_launch(ready)
+    return launch(ready)

@@ -19,7 +19,7 @@ from ..events import Event, Failure
 from ..stream.inbox import Channel, End, Inbox
 from ..stream.record import RunRecord
 from ..stream.wire import PipeEnd
-from . import signals, sources
+from . import compiler, signals, sources
 from .job import Job
 from .randomness import RandomStates
 from .worker import GO, Seat, main
@@ -70,7 +70,7 @@ class Crew:
         """
         states = RandomStates.capture()
         if self._job.start_method == "forkserver":
-            _preload_fork_server()
+            _preload_fork_server(self._job)
         if self._job.start_method != "fork" and sys.platform != "win32":
             resource_tracker.ensure_running()  # its start would unblock the interrupt below
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
@@ -244,13 +244,17 @@ def _child_start_method() -> str | None:
     return chosen or ("fork" if sys.platform == "linux" else None)
 
 
-def _preload_fork_server() -> None:
-    """Have the fork server, when it starts, import what the user told it to and what every worker needs."""
+def _preload_fork_server(job: Job) -> None:
+    """Have the fork server, when it starts, import what the user told it to and what every worker needs.
+
+    It starts once in a kernel: where the kernel has torch's compiler, a later launch is taken to need it.
+    """
     from multiprocessing import forkserver  # not on every system
 
     chosen = getattr(forkserver._forkserver, "_preload_modules", ())
     shell = ["IPython.core.interactiveshell"] if "IPython" in sys.modules else []
-    modules = dict.fromkeys([*chosen, *_PRELOAD, *shell])
+    trained = [compiler.MODULE] if compiler.is_loaded() or compiler.needed_by(job.function) else []
+    modules = dict.fromkeys([*chosen, *_PRELOAD, *shell, *trained])
     modules.pop("__main__", None)  # the default: it would run a script again
     forkserver.set_forkserver_preload(list(modules))
 

@@ -142,9 +142,11 @@ def _finish(seat: Seat, emitter: Emitter, value: Any) -> None:
 
 
 def _leave_group() -> None:
-    """Close the process group when all ranks are done with it: one that leaves early resets its peers' connections.
+    """Leave the process group when all ranks are done with it: one that leaves early resets its peers' connections.
 
-    The others may be in their last collective still, or not even through making the group.
+    The others may be in their last collective still, or not even through making the group. Closing frees devices;
+    gloo has none, and its threads take 20 ms to see that they are to end. They end with the process as well, and exit
+    handlers find a group of gloo still open.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
@@ -154,7 +156,8 @@ def _leave_group() -> None:
             store.set("notebook_accel/all_done", "1")
         store.wait(["notebook_accel/all_done"], _LAST_COLLECTIVE)
     with contextlib.suppress(Exception):
-        torch.distributed.destroy_process_group()
+        if torch.distributed.get_backend() != "gloo":
+            torch.distributed.destroy_process_group()
 
 
 def _exit_code(error: SystemExit, seat: Seat, emitter: Emitter) -> int:

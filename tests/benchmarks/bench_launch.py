@@ -1,4 +1,4 @@
-"""Launch of two workers that gather one tensor, from a process that stays as clean as a new kernel."""
+"""Launch of two workers from a process that stays as clean as a new kernel: a gather; an optimizer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ from tests.benchmarks.subprocesses import Contender
 from tests.benchmarks.table import Row, compare, interleave
 
 ROUNDS = 9
+OPTIMIZER_ROUNDS = 3
 
 
 def run() -> list[Row]:
+    return gather() + optimizer()
+
+
+def gather() -> list[Row]:
     with contextlib.ExitStack() as stack:
         makers = {"ours": "ours", "accelerate": "accelerate", "two bare forks": "bare_forks"}
         contenders = {
@@ -25,10 +30,33 @@ def run() -> list[Row]:
     return compare("launch of 2 workers, one gather", seconds, {"accelerate": 0.5})
 
 
+def optimizer() -> list[Row]:
+    """Compare launches after the first one, which imports what an optimizer needs."""
+    with contextlib.ExitStack() as stack:
+        makers = {"ours": "ours_optimizer", "accelerate": "accelerate_optimizer"}
+        contenders = {
+            name: stack.enter_context(Contender(f"bench_launch:{maker}")) for name, maker in makers.items()
+        }
+        seconds = interleave(contenders, rounds=OPTIMIZER_ROUNDS, warmup=1)
+    return compare("second launch that makes an optimizer", seconds, {"accelerate": 0.25})
+
+
 def ours() -> Callable[[], float]:
     import notebook_accel
 
     return lambda: launch(notebook_accel)
+
+
+def ours_optimizer() -> Callable[[], float]:
+    import notebook_accel
+
+    return lambda: launch_optimizer(notebook_accel)
+
+
+def accelerate_optimizer() -> Callable[[], float]:
+    import accelerate as reference
+
+    return lambda: launch_optimizer(reference)
 
 
 def accelerate() -> Callable[[], float]:
@@ -45,6 +73,20 @@ def launch(library: Any) -> float:
         everyone = accelerator.gather(torch.tensor([accelerator.process_index]))
         assert everyone.tolist() == [0, 1]
 
+    return timed(library, work)
+
+
+def launch_optimizer(library: Any) -> float:
+    def work() -> None:
+        import torch
+
+        library.Accelerator()
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+    return timed(library, work)
+
+
+def timed(library: Any, work: Callable[[], None]) -> float:
     started = time.perf_counter()
     library.notebook_launcher(work, num_processes=2, use_port=str(free_port()))
     return time.perf_counter() - started

@@ -34,6 +34,25 @@ def test_a_thread_that_draws_random_numbers(fresh_kernel: Kernel) -> None:
     assert cell.value == "25" and "(forked)" in cell.stdout
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_exit_handlers_and_late_threads_find_the_group_open(kernel: Kernel, method: str) -> None:
+    cell = kernel.run(
+        f"""
+        def join_late():
+            import atexit, threading
+            dist.init_process_group("gloo")
+            atexit.register(lambda: print("at exit", dist.is_initialized()))
+            def late():
+                time.sleep(0.5)
+                print("late", dist.get_world_size())
+            threading.Thread(target=late).start()
+        notebook_launcher(join_late, num_processes=2, start_method={method!r})
+        """
+    ).ok()
+    told = ["at exit True", "late 2"]
+    assert sorted(cell.lines) == sorted(f"[{rank}] {text}" for rank in range(2) for text in told)
+
+
 def test_torchs_own_thread_pool_is_a_reason_not_to_fork(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.run(
         """

@@ -175,3 +175,45 @@ def test_the_fork_server_imports_what_the_user_told_it_to(fresh_kernel: Kernel) 
         """
     ).ok()
     assert cell.value == "True"
+
+
+OPTIMIZE = """
+def has_compiler():
+    return "torch._dynamo" in sys.modules
+def optimize():
+    had = has_compiler()
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    return had
+"""
+
+
+def test_the_compiler_is_imported_once_for_all_forks(fresh_kernel: Kernel) -> None:
+    run = "notebook_launcher({}, num_processes=2, returns='all'), has_compiler()"
+    fresh_kernel.run(OPTIMIZE).ok()
+    cell = fresh_kernel.run(run.format("has_compiler")).ok()
+    assert cell.value == "([False, False], False)", "a function without an optimizer waits for nothing"
+    environment = fresh_kernel.run("dict(os.environ)").value
+    for _ in range(2):
+        cell = fresh_kernel.run(run.format("optimize")).ok()
+        assert cell.value == "([True, True], True)"
+        assert "(forked)" in cell.stdout
+    assert fresh_kernel.run("dict(os.environ)").value == environment
+    # nor does an optimizer in the kernel itself keep it from being forked
+    fresh_kernel.run("optimize()").ok()
+    assert "(forked)" in fresh_kernel.run("notebook_launcher(optimize, num_processes=2)").ok().stdout
+
+
+def test_the_fork_server_imports_the_compiler_for_a_function_that_trains(fresh_kernel: Kernel) -> None:
+    cell = fresh_kernel.run(
+        OPTIMIZE
+        + "runs = [notebook_launcher(optimize, num_processes=2, start_method='forkserver') for _ in range(2)]\n"
+        + "runs, has_compiler()"
+    ).ok()
+    assert cell.value == "([True, True], False)", "the kernel itself has no use for it"
+
+
+def test_the_fork_server_of_other_functions_does_not_import_it(fresh_kernel: Kernel) -> None:
+    cell = fresh_kernel.run(
+        OPTIMIZE + "notebook_launcher(has_compiler, num_processes=2, start_method='forkserver')"
+    ).ok()
+    assert cell.value == "False"
