@@ -86,8 +86,8 @@ class ProcessPart(Shared):
 
     @property
     def multi_device(self) -> bool:
-        """True if there is more than one process, whatever their devices."""
-        return self.use_distributed
+        """True if there is more than one process, each with a device of its own: not on CPUs."""
+        return self.use_distributed and self.device.type != "cpu"
 
     def wait_for_everyone(self) -> None:
         """Return once every process has come here."""

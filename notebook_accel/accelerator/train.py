@@ -57,7 +57,9 @@ class TrainPart(Shared):
                 "before gradients are averaged"
             )
         if self._precision.scaler is not None:
-            raise ValueError("a LOMO optimizer knows no loss scale: use mixed_precision='bf16' instead of 'fp16'")
+            raise ValueError(
+                "a LOMO optimizer knows no loss scale: use mixed_precision='bf16' instead of 'fp16'"
+            )
         for optimizer in chosen:
             optimizer.fused_backward(loss, learning_rate)
 
