@@ -19,14 +19,14 @@ from .base import Shared
 class TrainPart(Shared):
     """Backward, accumulation, clipping and precision."""
 
-    def backward(self, loss: torch.Tensor, *, learning_rate: float | None = None, **kwargs: Any) -> None:
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Run the backward pass of the loss, divided by the batches per step and scaled where precision needs it.
 
         Args:
             loss: a single number.
-            learning_rate: of LOMO optimizers, which then step within the pass; see `lomo_backward`.
-            kwargs: for the loss's own `backward`.
+            kwargs: for the loss's own `backward`; or `learning_rate`, for LOMO optimizers: see `lomo_backward`.
         """
+        learning_rate = kwargs.pop("learning_rate", None)
         steps = self._runtime.gradient.num_steps
         if steps != 1 and not self._strategy.owns_accumulation:
             loss = loss / steps
