@@ -8,9 +8,10 @@ _MEGATRON: Final = (
     "training with Megatron-LM is not supported; several GPUs train with the Accelerator's data parallelism"
 )
 _TRANSFORMER_ENGINE: Final = (
-    "fp8 with Transformer Engine is not supported; Accelerator(mixed_precision='bf16') is the nearest"
+    "fp8 with Transformer Engine is not supported; torchao's is (pip install torchao): "
+    "Accelerator(mixed_precision='fp8')"
 )
-_RECIPES: Final = "this recipe for fp8 is not supported; torchao's is: AORecipeKwargs"
+_RECIPES: Final = "this recipe for fp8 is not supported; torchao's is (pip install torchao): AORecipeKwargs"
 
 
 class _Refused(type):
