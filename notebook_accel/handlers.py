@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -231,18 +232,21 @@ class ProfileKwargs(KwargsHandler):
                 )
 
     def build(self) -> torch.profiler.profile:
-        """Return a profiler that has not started; ValueError for an activity that this machine cannot record."""
+        """Return a profiler that has not started.
+
+        Activities that this machine cannot record are left out with a warning; ValueError if no other is left.
+        """
         from torch import profiler
 
         activities = None
         if self.activities is not None:
             able = {activity.name.lower(): activity for activity in profiler.supported_activities()}
-            missing = [name for name in self.activities if name not in able]
-            if missing:
-                raise ValueError(
-                    f"activities {missing} cannot be recorded here, choose among {', '.join(sorted(able))}"
-                )
-            activities = [able[name] for name in self.activities]
+            activities = [able[name] for name in self.activities if name in able]
+            if missing := [name for name in self.activities if name not in able]:
+                text = f"activities {missing} cannot be recorded here"
+                if not activities:
+                    raise ValueError(f"{text}, choose among {', '.join(sorted(able))}")
+                warnings.warn(f"{text} and are left out", stacklevel=3)
         return profiler.profile(
             activities=activities,
             schedule=None if self.schedule_option is None else profiler.schedule(**self.schedule_option),

@@ -15,7 +15,8 @@ from .runtime import Runtime
 class AcceleratedOptimizer(torch.optim.Optimizer):
     """A wrapper whose `step` and `zero_grad` do nothing while gradients accumulate.
 
-    Everything else is the wrapped optimizer's own, `optimizer`.
+    Everything else is the wrapped optimizer's own, `optimizer`. A LOMO optimizer changes weights within
+    `Accelerator.lomo_backward` (then `steps_in_backward` is True), and its `step` does nothing.
 
     Args:
         optimizer: the optimizer to wrap.
@@ -39,6 +40,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self._runtime = runtime if runtime is not None else process.current()
         self._was_skipped = False
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
+        # by name: importing lomo_optim imports transformers
+        self.steps_in_backward = any(
+            kind.__module__.partition(".")[0] == "lomo_optim" for kind in type(optimizer).__mro__
+        )
         if device_placement and optimizer.state:
             optimizer.load_state_dict(optimizer.state_dict())
 
@@ -131,7 +136,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step, unless gradients are being accumulated; return what the wrapped optimizer returns."""
-        if not self._is_due():
+        if self.steps_in_backward or not self._is_due():
             return None
         arguments = () if closure is None else (closure,)
         if self.scaler is None:

@@ -166,25 +166,29 @@ class Precision:
             fp8.convert(model, self.recipe)
         if self.is_mixed and "_original_forward" not in model.__dict__:
             forward = model.forward
-            vars(model).update(_original_forward=forward, forward=MixedForward(forward, self))
+            # not this object: copies of the model would copy its scaler
+            context = functools.partial(self.context, self.mode, self._device, self._autocast)
+            vars(model).update(_original_forward=forward, forward=MixedForward(forward, context))
 
 
 class MixedForward:
-    """A forward under autocast whose outputs are float32; its signature is that of the model's own."""
+    """A forward within a context, autocast, whose outputs are float32; its signature is that of the model's own."""
 
-    def __init__(self, forward: Callable[..., Any], precision: Precision | None) -> None:
+    def __init__(
+        self, forward: Callable[..., Any], context: Callable[[], AbstractContextManager[Any]] | None
+    ) -> None:
         functools.update_wrapper(self, forward)
         self._forward = forward
-        self._precision = precision
+        self._context = context
 
     def disable(self) -> None:
         """Become the forward inside, for whom something else calls this one."""
-        self._precision = None
+        self._context = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._precision is None:
+        if self._context is None:
             return self._forward(*args, **kwargs)
-        with self._precision.autocast():
+        with self._context():
             outputs = self._forward(*args, **kwargs)
         return convert_to_fp32(outputs)
 
@@ -192,7 +196,7 @@ class MixedForward:
         """Return the same for a copy of the model, whose own forward it then calls."""
         if getattr(self._forward, "__self__", None) is not old:
             return self
-        return MixedForward(MethodType(self._forward.__func__, new), self._precision)  # type: ignore[attr-defined]
+        return MixedForward(MethodType(self._forward.__func__, new), self._context)  # type: ignore[attr-defined]
 
 
 def restore_forward(model: torch.nn.Module) -> None:

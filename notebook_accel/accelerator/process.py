@@ -55,14 +55,39 @@ class ProcessPart(Shared):
         return self._runtime.topology.is_last
 
     @property
+    def data_parallel_rank(self) -> int:
+        """Rank among the copies of the model, which see different batches: every process has one."""
+        return self._runtime.topology.rank
+
+    @property
+    def data_parallel_shard_rank(self) -> int:
+        """Rank among the processes that share one copy of the model: 0, since each has all of it."""
+        return 0
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        """Rank among the processes that share each layer: 0, since layers are not split."""
+        return 0
+
+    @property
+    def pipeline_parallel_rank(self) -> int:
+        """Rank among the stages of a pipeline: 0, since training has one stage."""
+        return 0
+
+    @property
+    def context_parallel_rank(self) -> int:
+        """Rank among the processes that share each sequence: 0, since sequences are not split."""
+        return 0
+
+    @property
     def use_distributed(self) -> bool:
         """True if there is more than one process."""
         return self._runtime.topology.world_size > 1
 
     @property
     def multi_device(self) -> bool:
-        """True if there is more than one process, whatever their devices."""
-        return self.use_distributed
+        """True if there is more than one process, each with a device of its own: not on CPUs."""
+        return self.use_distributed and self.device.type != "cpu"
 
     def wait_for_everyone(self) -> None:
         """Return once every process has come here."""

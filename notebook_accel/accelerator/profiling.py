@@ -36,8 +36,8 @@ class ProfilePart(Shared):
         if handler.output_trace_dir is None:
             return
         rank = self._runtime.topology.rank
-        os.makedirs(handler.output_trace_dir, exist_ok=True)
         try:
+            os.makedirs(handler.output_trace_dir, exist_ok=True)
             _export(profiler, os.path.join(handler.output_trace_dir, f"profile_{rank}.json"), handler)
         finally:
             self._runtime.comm.barrier()

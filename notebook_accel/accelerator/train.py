@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.distributed.algorithms.join import Join
 
+from .. import probes
 from ..handlers import AutocastKwargs
 from ..optimizer import AcceleratedOptimizer
 from .base import Shared
@@ -19,15 +20,48 @@ class TrainPart(Shared):
     """Backward, accumulation, clipping and precision."""
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Run the backward pass of the loss, divided by the batches per step and scaled where precision needs it."""
-        if "learning_rate" in kwargs:
-            raise NotImplementedError(
-                "backward(learning_rate=...) is for LOMO optimizers, which are not supported"
-            )
+        """Run the backward pass of the loss, divided by the batches per step and scaled where precision needs it.
+
+        Args:
+            loss: a single number.
+            kwargs: for the loss's own `backward`; or `learning_rate`, for LOMO optimizers: see `lomo_backward`.
+        """
+        learning_rate = kwargs.pop("learning_rate", None)
         steps = self._runtime.gradient.num_steps
         if steps != 1 and not self._strategy.owns_accumulation:
             loss = loss / steps
-        self._strategy.backward(loss, **kwargs)
+        if learning_rate is None:
+            self._strategy.backward(loss, **kwargs)
+        else:
+            self.lomo_backward(loss, learning_rate)
+
+    def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
+        """Run the backward pass with the prepared LOMO optimizers, which change weights as their gradients come.
+
+        Raises:
+            ImportError: lomo-optim is not installed.
+            ValueError: no prepared optimizer is of lomo-optim, the precision is `fp16`, or there are several
+                processes: weights would change before gradients are averaged.
+        """
+        chosen = [optimizer for optimizer in self._optimizers if optimizer.steps_in_backward]
+        if not chosen and not probes.is_available("lomo_optim"):
+            raise ImportError("LOMO optimizers need a library that is not installed: pip install lomo-optim")
+        if not chosen:
+            kinds = [type(optimizer.optimizer).__name__ for optimizer in self._optimizers]
+            raise ValueError(
+                f"learning_rate is for Lomo and AdaLomo of lomo_optim, and the prepared optimizers are {kinds}"
+            )
+        if self._runtime.topology.world_size > 1:
+            raise ValueError(
+                f"a LOMO optimizer works in 1 process, not in {self._runtime.topology.world_size}: it changes weights "
+                "before gradients are averaged"
+            )
+        if self._precision.scaler is not None:
+            raise ValueError(
+                "a LOMO optimizer knows no loss scale: use mixed_precision='bf16' instead of 'fp16'"
+            )
+        for optimizer in chosen:
+            optimizer.fused_backward(loss, learning_rate)
 
     @property
     def sync_gradients(self) -> bool:
@@ -73,6 +107,15 @@ class TrainPart(Shared):
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward pass reduces gradients, though its forward ran under `no_sync`."""
         return self._strategy.sync_in_backward(model)
+
+    def maybe_context_parallel(
+        self,
+        buffers: list[torch.Tensor] | None = None,
+        buffer_seq_dims: list[int] | None = None,
+        no_restore_buffers: set[torch.Tensor] | None = None,
+    ) -> AbstractContextManager[None]:
+        """Return a context that splits sequences over the processes of a context parallel run: here, none does."""
+        return nullcontext()
 
     @contextmanager
     def join_uneven_inputs(self, joinables: list[Any], even_batches: bool | None = None) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .base import GeneralTracker, on_main_process
-from .values import warn_dropped
+from .values import plain, warn_dropped
 
 
 class DVCLiveTracker(GeneralTracker):
@@ -51,8 +51,8 @@ class DVCLiveTracker(GeneralTracker):
         if step is not None:
             self.live.step = step
         for name, value in values.items():
-            if Metric.could_log(value):
-                self.live.log_metric(name, value, **kwargs)
+            if Metric.could_log(known := plain(value)):  # plain: it knows no tensors
+                self.live.log_metric(name, known, **kwargs)
             else:
                 warn_dropped(self.name, name, value)
         self.live.next_step()

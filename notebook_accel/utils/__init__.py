@@ -43,6 +43,7 @@ from ..nested import (
 from ..nested import is_tensor as is_torch_tensor
 from ..precision import PrecisionType, convert_outputs_to_fp32
 from ..probes import is_rich_available
+from ..quantization import BnbQuantizationConfig, load_and_quantize_model
 from ..seeding import RNGType, set_seed, synchronize_rng_state, synchronize_rng_states
 from ..state import DistributedType
 from ..strategies.base import unwrap as extract_model_from_parallel
@@ -86,7 +87,6 @@ from .operations import (
 from .vendor import (
     AbstractTrainStep,
     BertTrainStep,
-    BnbQuantizationConfig,
     FP8RecipeKwargs,
     GPTTrainStep,
     MegatronLMDummyDataLoader,
@@ -100,7 +100,6 @@ from .vendor import (
     contextual_fp8_autocast,
     convert_model,
     install_xla,
-    load_and_quantize_model,
 )
 
 __all__ = [

@@ -8,13 +8,10 @@ _MEGATRON: Final = (
     "training with Megatron-LM is not supported; several GPUs train with the Accelerator's data parallelism"
 )
 _TRANSFORMER_ENGINE: Final = (
-    "fp8 with Transformer Engine is not supported; Accelerator(mixed_precision='bf16') is the nearest"
+    "fp8 with Transformer Engine is not supported; torchao's is (pip install torchao): "
+    "Accelerator(mixed_precision='fp8')"
 )
-_RECIPES: Final = "this recipe for fp8 is not supported; torchao's is: AORecipeKwargs"
-_QUANTIZATION: Final = (
-    "quantizing with bitsandbytes is not supported; transformers does it: "
-    "from_pretrained(..., quantization_config=BitsAndBytesConfig(...))"
-)
+_RECIPES: Final = "this recipe for fp8 is not supported; torchao's is (pip install torchao): AORecipeKwargs"
 
 
 class _Refused(type):
@@ -60,9 +57,6 @@ T5TrainStep: Any = _refused_class("T5TrainStep", _MEGATRON)
 avg_losses_across_data_parallel_group: Any = _refused_function(
     "avg_losses_across_data_parallel_group", _MEGATRON
 )
-
-BnbQuantizationConfig: Any = _refused_class("BnbQuantizationConfig", _QUANTIZATION)
-load_and_quantize_model: Any = _refused_function("load_and_quantize_model", _QUANTIZATION)
 
 FP8RecipeKwargs: Any = _refused_class("FP8RecipeKwargs", _RECIPES)
 MSAMPRecipeKwargs: Any = _refused_class("MSAMPRecipeKwargs", _RECIPES)

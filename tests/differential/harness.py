@@ -15,30 +15,31 @@ from typing import Any
 from tests.unit.multiprocess import run_ranks
 
 REFERENCE, OURS = "accelerate", "notebook_accel"
-MODULES = ("accumulation", "schedulers", "precision", "collecting")
+# the cases of a group share one set of processes for each library, which a single test has to wait for
+GROUPS = (("accumulation", "schedulers", "precision", "collecting"), ("objects",), ("tools",))
 
 Case = Callable[[Any], Any]
 """Takes one of the two packages and returns what is to be equal."""
 
 
 @functools.cache
-def cases() -> dict[str, Case]:
-    """Return the functions of all case modules by `module: name`."""
+def cases(group: tuple[str, ...]) -> dict[str, Case]:
+    """Return the functions of these case modules by `module: name`."""
     found: dict[str, Case] = {}
-    for name in MODULES:
+    for name in group:
         own: Mapping[str, Case] = importlib.import_module(f"tests.differential.{name}").CASES
         found |= {f"{name}: {case}": function for case, function in own.items()}
     return found
 
 
 @functools.cache
-def outcomes(library: str, world_size: int) -> list[dict[str, Any]]:
-    """Return for each rank what every case gave; all cases of a library share one set of processes."""
-    return run_ranks(run_all, library, world_size=world_size, timeout=110.0)
+def outcomes(library: str, world_size: int, group: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return for each rank what every case of a group gave."""
+    return run_ranks(run_all, library, group, world_size=world_size, timeout=110.0)
 
 
-def run_all(library: str) -> dict[str, Any]:
-    """Run every case in this rank; a case that raises gives its exception's name."""
+def run_all(library: str, group: tuple[str, ...]) -> dict[str, Any]:
+    """Run every case of a group in this rank; a case that raises gives its exception's name."""
     if os.environ["WORLD_SIZE"] == "1":
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             del os.environ[name]
@@ -46,7 +47,7 @@ def run_all(library: str) -> dict[str, Any]:
     package = importlib.import_module(library)
     importlib.import_module(f"{library}.utils")
     seen = {}
-    for name, case in cases().items():
+    for name, case in cases(group).items():
         reset(library)
         try:
             seen[name] = plain(case(package))

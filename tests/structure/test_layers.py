@@ -19,7 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("data_loader", "big_modeling"),
     ("launch",),
     ("strategies", "tracking", "checkpointing", "launch.run"),
-    ("accelerator", "memory", "inference"),
+    ("accelerator", "memory", "inference", "quantization"),
     ("local_sgd",),
     ("widgets",),
     ("launchers",),

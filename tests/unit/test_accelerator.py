@@ -350,27 +350,6 @@ def test_gradient_synchronisation() -> None:
     assert (first["padded"], second["padded"]) == ([1, 0], [1, 1])
 
 
-def ranks_uneven() -> tuple[int, list[float]]:
-    accelerator = Accelerator()
-    model, optimizer, loader, _ = accelerator.prepare(*make_parts(samples=10))
-    batches = 0
-    with accelerator.join_uneven_inputs([model], even_batches=False):
-        for x, y in loader:
-            accelerator.backward(mse_loss(model(x), y))
-            optimizer.step()
-            optimizer.zero_grad()
-            batches += 1
-    assert loader.batch_sampler.even_batches
-    accelerator.end_training()
-    return batches, accelerator.unwrap_model(model).weight.flatten().tolist()
-
-
-def test_joining_uneven_inputs_works_on_the_cpu() -> None:
-    (first, weights), (second, other) = run_ranks(ranks_uneven)
-    assert (first, second) == (3, 2)
-    assert weights == pytest.approx(other)
-
-
 def ranks_evened(split: bool) -> int:
     accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=split))
     loader = accelerator.prepare(make_parts(samples=8)[2])

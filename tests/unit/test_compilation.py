@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -218,6 +220,24 @@ def ranks_compiled(regional: bool) -> dict[str, Any]:
             accelerator.backward(prepared(x).sum())
     accelerator.end_training()
     return seen
+
+
+def rank_inductor() -> tuple[list[float], list[float], int]:
+    accelerator = Accelerator(dynamo_backend="inductor")
+    compiled = step(accelerator, accelerator.prepare(Model()), 3)
+    plain = step(accelerator, Accelerator(dynamo_backend="no").prepare(Model()), 3)
+    accelerator.end_training()
+    return compiled, plain, torch._inductor.metrics.generated_cpp_vec_kernel_count
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not shutil.which("g++"), reason="inductor needs the C++ compiler g++, which is not installed"
+)
+def test_inductor(tmp_path: Path) -> None:
+    own = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    ((compiled, plain, kernels),) = run_ranks(rank_inductor, world_size=1, timeout=110.0, environment=own)
+    assert compiled == pytest.approx(plain, rel=1e-4) and kernels > 0
 
 
 @pytest.mark.parametrize("regional", [False, True])

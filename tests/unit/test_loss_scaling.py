@@ -59,6 +59,18 @@ def test_a_step_in_fp16(clean_runtime: None) -> None:
     assert model.weight.tolist() == [[0, -1]] and not accelerator.optimizer_step_was_skipped
 
 
+def test_a_model_is_copied_between_clipping_and_the_step(clean_runtime: None) -> None:
+    accelerator, (model,), (optimizer,) = make()
+    accelerator.backward(model(torch.ones(1, 2)).sum())
+    accelerator.clip_grad_norm_(model.parameters(), 100.0)
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    optimizer.step()
+    assert model(torch.ones(1, 2)).item() == 0 and [twin(torch.ones(1, 2)).item() for twin in copies] == [
+        2,
+        2,
+    ]
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_an_overflow_skips_the_step_and_lowers_the_scale(clean_runtime: None, fused: bool) -> None:
     accelerator, (model,), (optimizer,) = make(fused=fused)

@@ -90,6 +90,12 @@ def test_wrong_options() -> None:
         ProfileKwargs(activities=["mtia"]).build()
 
 
+def test_what_this_machine_cannot_record_is_left_out() -> None:
+    with pytest.warns(UserWarning, match=r"activities \['mtia'\] cannot be recorded here and are left out"):
+        profiler = ProfileKwargs(activities=["cpu", "mtia"]).build()
+    assert profiler.activities == {torch.profiler.ProfilerActivity.CPU}
+
+
 def test_fields_and_profiler_are_accelerates() -> None:
     options: dict[str, Any] = {"activities": ["cpu"], "record_shapes": True, "with_flops": True}
     ours, theirs = ProfileKwargs(**options), TheirProfileKwargs(**options)

@@ -18,7 +18,6 @@ from notebook_accel.utils import vendor
 CLASSES = [name for name, value in vars(vendor).items() if isinstance(value, vendor._Refused)]
 FUNCTIONS = (
     "avg_losses_across_data_parallel_group",
-    "load_and_quantize_model",
     "convert_model",
     "apply_fp8_autowrap",
     "contextual_fp8_autocast",

@@ -1,0 +1,221 @@
+"""Models whose linear layers hold 8 or 4 bits a weight, by bitsandbytes: for inference, or under trained adapters."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from . import detect, probes
+from .checkpointing.project import PathLike
+from .checkpointing.shards import load_checkpoint_in_model
+
+_DTYPES: Final = {
+    name: dtype
+    for dtype, names in {
+        torch.float32: ("fp32", "float32"),
+        torch.float16: ("fp16", "float16"),
+        torch.bfloat16: ("bf16", "bfloat16"),
+    }.items()
+    for name in names
+}
+_FORMATS: Final = ("fp4", "nf4")
+
+
+@dataclass
+class BnbQuantizationConfig:
+    """How `load_and_quantize_model` quantizes; one of `load_in_8bit` and `load_in_4bit` is to be True.
+
+    Attributes:
+        load_in_8bit: 8 bits a weight, LLM.int8() (Dettmers, Lewis, Belkada, Zettlemoyer 2022, arXiv:2208.07339).
+        llm_int8_threshold: columns of inputs with larger values than this are multiplied in full precision.
+        load_in_4bit: 4 bits a weight, QLoRA (Dettmers, Pagnoni, Holtzman, Zettlemoyer 2023, arXiv:2305.14314).
+        bnb_4bit_quant_type: `fp4` or `nf4`.
+        bnb_4bit_use_double_quant: quantize the scales of the 4-bit blocks too.
+        bnb_4bit_compute_dtype: `fp32`, `fp16`, `bf16` or a dtype, in which 4-bit layers compute.
+        torch_dtype: of all other weights, in the same words; by default what 4-bit layers compute in, float16 for 8.
+        skip_modules: names of modules that are not quantized, with what is inside; by default the last linear layer
+            and those that share their weights.
+        keep_in_fp32_modules: names of modules that are not quantized and keep float32.
+    """
+
+    load_in_8bit: bool = False
+    llm_int8_threshold: float = 6.0
+    load_in_4bit: bool = False
+    bnb_4bit_quant_type: str = "fp4"
+    bnb_4bit_use_double_quant: bool = False
+    bnb_4bit_compute_dtype: str | torch.dtype = "fp16"
+    torch_dtype: str | torch.dtype | None = None
+    skip_modules: list[str] | None = None
+    keep_in_fp32_modules: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.load_in_8bit == self.load_in_4bit:
+            raise ValueError(
+                f"load_in_8bit={self.load_in_8bit} and load_in_4bit={self.load_in_4bit}: one of them is to be True"
+            )
+        if self.bnb_4bit_quant_type not in _FORMATS:
+            raise ValueError(
+                f"bnb_4bit_quant_type {self.bnb_4bit_quant_type!r} is unknown, choose {' or '.join(_FORMATS)}"
+            )
+        self.bnb_4bit_compute_dtype = _dtype("bnb_4bit_compute_dtype", self.bnb_4bit_compute_dtype)
+        usual = self.bnb_4bit_compute_dtype if self.load_in_4bit else torch.float16
+        self.torch_dtype = usual if self.torch_dtype is None else _dtype("torch_dtype", self.torch_dtype)
+
+
+def load_and_quantize_model(
+    model: nn.Module,
+    bnb_quantization_config: BnbQuantizationConfig,
+    weights_location: PathLike | None = None,
+    device_map: Mapping[str, Any] | None = None,
+    no_split_module_classes: Sequence[str] | None = None,
+    max_memory: Mapping[Any, Any] | None = None,
+    offload_folder: PathLike | None = None,
+    offload_state_dict: bool = False,
+) -> nn.Module:
+    """Replace a model's linear layers by quantized ones, in place, and return it on the device of this process.
+
+    Args:
+        model: with weights, or with parameters on the meta device where `weights_location` has them all.
+        bnb_quantization_config: how to quantize.
+        weights_location: what `load_checkpoint_in_model` takes, loaded first.
+        device_map: `{"": device}` for another device; maps of several entries are not supported, nor are the
+            arguments for them, which are all that follow.
+        no_split_module_classes: see `device_map`.
+        max_memory: see `device_map`.
+        offload_folder: see `device_map`.
+        offload_state_dict: see `device_map`.
+
+    Raises:
+        ImportError: bitsandbytes is not installed.
+        ValueError: there are tensors without values, or no layer to quantize.
+        CheckpointError: the weights are damaged or do not fit.
+        NotImplementedError: an argument is not supported.
+    """
+    if not probes.is_available("bitsandbytes"):
+        raise ImportError(
+            "quantized layers are bitsandbytes', which is not installed: pip install bitsandbytes"
+        )
+    _refuse_spreading(device_map, max_memory, offload_folder, offload_state_dict)
+    device = torch.device(device_map[""]) if device_map else detect.ensure().device
+    _fill(model, weights_location)
+    config = bnb_quantization_config
+    chosen = list(_layers(model, config))
+    if not chosen:
+        raise ValueError(
+            f"{type(model).__name__} has no linear layer to quantize besides {_skipped(model, config)}"
+        )
+    quantized = {name: _quantized(layer, config) for name, layer in chosen}
+    for name in quantized:
+        model.set_submodule(name, nn.Identity())
+    _cast(model, config)
+    for name, layer in quantized.items():
+        model.set_submodule(name, layer)
+    bits: Any = model
+    bits.is_loaded_in_8bit, bits.is_loaded_in_4bit = config.load_in_8bit, config.load_in_4bit
+    return model.to(device)
+
+
+def _dtype(argument: str, value: str | torch.dtype) -> torch.dtype:
+    found = value if isinstance(value, torch.dtype) else _DTYPES.get(value)
+    if found is None:
+        raise ValueError(f"{argument} {value!r} is unknown, choose fp32, fp16, bf16 or a dtype of torch")
+    return found
+
+
+def _refuse_spreading(
+    device_map: Mapping[str, Any] | None, max_memory: Any, offload_folder: Any, offload_state_dict: bool
+) -> None:
+    given = {
+        "max_memory": max_memory,
+        "offload_folder": offload_folder,
+        "offload_state_dict": offload_state_dict,
+    }
+    unsupported = [name for name, value in given.items() if value]
+    if device_map is not None and set(device_map) != {""}:
+        unsupported.insert(0, "device_map")
+    if unsupported:
+        raise NotImplementedError(
+            f"{', '.join(unsupported)}: a quantized model is on one device so far, "
+            "that of the process or the one in device_map={'': device}"
+        )
+
+
+def _fill(model: nn.Module, weights_location: PathLike | None) -> None:
+    """Load the weights; ValueError where tensors would stay without values."""
+    stored = set(model.state_dict())
+    named = [*model.named_parameters(), *model.named_buffers()]
+    empty = [name for name, tensor in named if tensor.is_meta]
+    if lost := empty if weights_location is None else [name for name in empty if name not in stored]:
+        raise ValueError(
+            f"tensors on the meta device have no values: {', '.join(lost)}; load them, or give a weights_location "
+            "that has them (buffers that are not persistent are in no file: make them on the CPU)"
+        )
+    if weights_location is None:
+        return
+    for part in model.modules():
+        if any(tensor.is_meta for tensor in [*part.parameters(False), *part.buffers(False)]):
+            part.to_empty(device="cpu", recurse=False)
+    load_checkpoint_in_model(model, weights_location, strict=bool(empty))
+
+
+def _layers(model: nn.Module, config: BnbQuantizationConfig) -> Iterator[tuple[str, nn.Linear]]:
+    skipped = [*_skipped(model, config), *(config.keep_in_fp32_modules or ())]
+    for name, part in model.named_modules():
+        if type(part) is nn.Linear and name and not _is_within(name, skipped):
+            yield name, part
+
+
+def _skipped(model: nn.Module, config: BnbQuantizationConfig) -> list[str]:
+    if config.skip_modules is not None:
+        return config.skip_modules
+    owners: dict[nn.Parameter, list[str]] = {}
+    linear: list[str] = []
+    for name, part in model.named_modules():
+        for parameter in part.parameters(False):
+            owners.setdefault(parameter, []).append(name)
+        linear += [name] if type(part) is nn.Linear else []
+    tied = [name for names in owners.values() if len(names) > 1 for name in names]
+    return [*linear[-1:], *(name for name in linear if name in tied and name != linear[-1])]
+
+
+def _is_within(name: str, modules: Sequence[str]) -> bool:
+    """Return True if the name is one of the modules' or leads through one; `head` also means `model.head`."""
+    return any(f".{module}." in f".{name}." for module in modules)
+
+
+def _quantized(layer: nn.Linear, config: BnbQuantizationConfig) -> Any:
+    """Return the layer of bitsandbytes over the same weights, which are quantized when they go to a device."""
+    kinds: Any = importlib.import_module("bitsandbytes.nn")
+    sizes = layer.in_features, layer.out_features, layer.bias is not None
+    weight = layer.weight.detach().cpu()
+    if config.load_in_8bit:
+        threshold = config.llm_int8_threshold
+        made = kinds.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=threshold, device="meta")
+        made.weight = kinds.Int8Params(weight, requires_grad=False)
+    else:
+        made = kinds.Linear4bit(*sizes, compute_dtype=config.bnb_4bit_compute_dtype, device="meta")
+        made.weight = kinds.Params4bit(
+            weight,
+            requires_grad=False,
+            compress_statistics=config.bnb_4bit_use_double_quant,
+            quant_type=config.bnb_4bit_quant_type,
+            module=made,
+        )
+    if layer.bias is not None:
+        dtype: Any = config.torch_dtype
+        made.bias = nn.Parameter(layer.bias.detach().to(dtype), requires_grad=False)
+    return made.train(layer.training)
+
+
+def _cast(model: nn.Module, config: BnbQuantizationConfig) -> None:
+    keep = config.keep_in_fp32_modules or ()
+    for name, part in model.named_modules():
+        dtype: Any = torch.float32 if _is_within(name, keep) else config.torch_dtype
+        for tensor in [*part.parameters(False), *part.buffers(False)]:
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(dtype)

@@ -1,0 +1,177 @@
+"""Quantized models: which layers become bitsandbytes', what they compute, and where weights come from."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import accelerate.utils as theirs
+import pytest
+import torch
+from torch import nn
+
+from notebook_accel import probes
+from notebook_accel.accelerator import Accelerator
+from notebook_accel.errors import CheckpointError
+from notebook_accel.utils import BnbQuantizationConfig, load_and_quantize_model
+
+pytestmark = pytest.mark.usefixtures("clean_runtime")
+
+
+class Model(nn.Module):
+    """An embedding, blocks, and an output layer."""
+
+    def __init__(self, tied: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(11, 64)
+        self.blocks = nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64, bias=False)])
+        self.norm = nn.LayerNorm(64)
+        self.head = nn.Linear(64, 11, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        out: torch.Tensor = self.head(self.norm(x))
+        return out
+
+
+TOKENS = torch.arange(10).reshape(2, 5)
+EIGHT: dict[str, Any] = {"load_in_8bit": True, "torch_dtype": torch.float32}
+FOUR: dict[str, Any] = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "fp32"}
+
+
+def kinds(model: Any) -> list[str]:
+    return [type(part).__name__ for part in (*model.blocks, model.head)]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("options", "kind", "dtype", "near"),
+    [
+        (EIGHT, "Linear8bitLt", torch.int8, 0.01),
+        (FOUR, "Linear4bit", torch.uint8, 0.1),
+        ({**FOUR, "bnb_4bit_use_double_quant": True}, "Linear4bit", torch.uint8, 0.1),
+    ],
+)
+def test_layers_become_small_and_compute_nearly_the_same(
+    options: dict[str, Any], kind: str, dtype: torch.dtype, near: float, tied: bool
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    wanted = Model(tied)(TOKENS)
+    model: Any = load_and_quantize_model(
+        Model(tied).eval(), BnbQuantizationConfig(**options), device_map={"": "cpu"}
+    )
+    assert kinds(model) == [kind, kind, "Linear"] and not model.training
+    assert {block.weight.dtype for block in model.blocks} == {dtype}
+    assert not any(block.weight.requires_grad for block in model.blocks)
+    assert (model.head.weight is model.embed.weight) is tied
+    assert 0 < (model(TOKENS) - wanted).norm() / wanted.norm() < near
+    assert (model.is_loaded_in_8bit, model.is_loaded_in_4bit) == (
+        kind == "Linear8bitLt",
+        kind == "Linear4bit",
+    )
+    assert Accelerator(cpu=True).prepare_model(model, evaluation_mode=True)(TOKENS).shape == (2, 5, 11)
+
+
+def test_what_is_left_out_and_its_dtype() -> None:
+    pytest.importorskip("bitsandbytes")
+    config = BnbQuantizationConfig(
+        load_in_4bit=True,
+        bnb_4bit_compute_dtype="bf16",
+        skip_modules=["blocks.0"],
+        keep_in_fp32_modules=["norm", "blocks.1"],
+    )
+    model: Any = load_and_quantize_model(Model(), config)
+    assert kinds(model) == ["Linear", "Linear", "Linear4bit"]
+    kept = (model.embed, model.blocks[0], model.blocks[1], model.norm)
+    assert [part.weight.dtype for part in kept] == [
+        torch.bfloat16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float32,
+    ]
+    everything = BnbQuantizationConfig(load_in_8bit=True, skip_modules=["blocks", "head"])
+    with pytest.raises(
+        ValueError, match=r"Model has no linear layer to quantize besides \['blocks', 'head'\]"
+    ):
+        load_and_quantize_model(Model(), everything)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_weights_come_from_files(tmp_path: Path, device: str) -> None:
+    pytest.importorskip("bitsandbytes")
+    config = BnbQuantizationConfig(**FOUR)
+    wanted = load_and_quantize_model(Model(), config)(TOKENS)
+    Accelerator(cpu=True).save_model(Model(), tmp_path)
+    other = Model().to(device)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    torch.testing.assert_close(load_and_quantize_model(other, config, tmp_path)(TOKENS), wanted)
+
+
+def test_missing_values_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    config = BnbQuantizationConfig(**FOUR)
+    with pytest.raises(ValueError, match=r"no values: embed\.weight, .*weights_location"):
+        load_and_quantize_model(Model().to("meta"), config)
+    Accelerator(cpu=True).save_model(Model().blocks, tmp_path)
+    with pytest.raises(CheckpointError, match="embed"):
+        load_and_quantize_model(Model().to("meta"), config, tmp_path)
+    model = Model()
+    model.register_buffer("scale", torch.ones(1, device="meta"), persistent=False)
+    with pytest.raises(ValueError, match=r"no values: scale; .*not persistent"):
+        load_and_quantize_model(model, config, tmp_path)
+
+
+def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("bitsandbytes")
+    config = BnbQuantizationConfig(**FOUR)
+    with pytest.raises(NotImplementedError, match=r"^device_map, max_memory: .* on one device"):
+        load_and_quantize_model(Model(), config, device_map={"embed": 0, "head": 1}, max_memory={0: "1GB"})
+    monkeypatch.setattr(probes, "is_available", lambda name: name != "bitsandbytes")
+    with pytest.raises(ImportError, match="pip install bitsandbytes"):
+        load_and_quantize_model(Model(), config)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"load_in_8bit": True},
+        {"load_in_4bit": True},
+        {"load_in_4bit": True, "bnb_4bit_compute_dtype": "bf16"},
+        {"load_in_4bit": True, "bnb_4bit_compute_dtype": torch.float32, "torch_dtype": torch.bfloat16},
+        {
+            "load_in_8bit": True,
+            "skip_modules": ["a"],
+            "keep_in_fp32_modules": ["b"],
+            "llm_int8_threshold": 5.0,
+        },
+    ],
+)
+def test_the_config_is_accelerates(options: dict[str, Any]) -> None:
+    ours, other = BnbQuantizationConfig(**options), theirs.BnbQuantizationConfig(**options)
+    assert dataclasses.asdict(ours) == dataclasses.asdict(other)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "one of them is to be True"),
+        ({"load_in_4bit": True, "load_in_8bit": True}, "one of them is to be True"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "int4"}, "'int4' is unknown, choose fp4 or nf4"),
+        (
+            {"load_in_4bit": True, "bnb_4bit_compute_dtype": "fp8"},
+            "'fp8' is unknown, choose fp32, fp16, bf16",
+        ),
+        ({"load_in_8bit": True, "torch_dtype": "half"}, "torch_dtype 'half' is unknown"),
+    ],
+)
+def test_a_wrong_config_says_what_is_legal(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        BnbQuantizationConfig(**options)
