@@ -14,6 +14,7 @@ from .base import PreparedLoader
 from .iterable import IterableDatasetShard
 
 _END: Final = object()
+_NEVER_MOVED: Final = frozenset((str, bytes, bool, int, float, type(None)))
 
 
 class DataLoaderShard(PreparedLoader):
@@ -99,13 +100,15 @@ class DataLoaderShard(PreparedLoader):
 
 
 def _lies_on(batch: Any, device: torch.device) -> bool:
-    """Return True if the batch is a tensor, or a flat container of tensors, that need not be moved."""
+    """Return True if nothing in the batch need be moved; False too where only `send_to_device` can tell."""
     kind = type(batch)
     if kind is torch.Tensor:
         return bool(batch.device == device)
-    if kind is not list and kind is not tuple and kind is not dict:
-        return False
-    for leaf in batch.values() if kind is dict else batch:
-        if type(leaf) is not torch.Tensor or leaf.device != device:
+    if kind is dict:
+        batch = batch.values()
+    elif kind is not list and kind is not tuple:
+        return kind in _NEVER_MOVED
+    for part in batch:  # a loop: all() over a generator takes twice the time
+        if not _lies_on(part, device):
             return False
     return True
