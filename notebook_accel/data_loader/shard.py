@@ -7,14 +7,12 @@ from typing import Any, Final
 
 import torch
 
-from ..nested import send_to_device
 from ..runtime import Runtime
 from ..seeding import synchronize_rng_states
-from .base import PreparedLoader
+from .base import PreparedLoader, on_device
 from .iterable import IterableDatasetShard
 
 _END: Final = object()
-_NEVER_MOVED: Final = frozenset((str, bytes, bool, int, float, type(None)))
 
 
 class DataLoaderShard(PreparedLoader):
@@ -79,8 +77,8 @@ class DataLoaderShard(PreparedLoader):
                 return
         batch = next(iterator, _END)
         while batch is not _END:
-            if device is not None and not _lies_on(batch, device):
-                batch = send_to_device(batch, device, non_blocking=non_blocking)
+            if device is not None:
+                batch = on_device(batch, device, non_blocking)
             if note_state is not None:
                 note_state()
             following = next(iterator, _END)
@@ -91,24 +89,12 @@ class DataLoaderShard(PreparedLoader):
 
     def _reach_end(self) -> None:
         super()._reach_end()
-        if self.remainder == -1 and not self._drop_last and isinstance(self.dataset, IterableDatasetShard):
+        shard = self.dataset
+        if self._drop_last or not isinstance(shard, IterableDatasetShard) or shard.batch_size is None:
+            return  # without a batch size its samples may be batches, of which nobody knows the size
+        if self.remainder == -1:
             # Counted while reading; loader processes read copies of the dataset, then it stays unknown.
-            self.remainder = self.dataset.remainder
+            self.remainder = shard.remainder
 
     def __len__(self) -> int:
         return max(0, super().__len__() - self.skip_batches)
-
-
-def _lies_on(batch: Any, device: torch.device) -> bool:
-    """Return True if nothing in the batch need be moved; False too where only `send_to_device` can tell."""
-    kind = type(batch)
-    if kind is torch.Tensor:
-        return bool(batch.device == device)
-    if kind is dict:
-        batch = batch.values()
-    elif kind is not list and kind is not tuple:
-        return kind in _NEVER_MOVED
-    for part in batch:  # a loop: all() over a generator takes twice the time
-        if not _lies_on(part, device):
-            return False
-    return True
