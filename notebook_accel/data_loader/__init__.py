@@ -4,9 +4,9 @@ from .config import DataLoaderConfiguration
 from .dispatch import DataLoaderDispatcher
 from .iterable import IterableDatasetShard
 from .prepare import prepare_data_loader
-from .samplers import BatchSamplerShard, SeedableRandomSampler
+from .samplers import BatchSamplerShard, SeedableRandomSampler, SkipBatchSampler
 from .shard import DataLoaderShard
-from .skip import SkipBatchSampler, SkipDataLoader, skip_first_batches
+from .skip import SkipDataLoader, skip_first_batches
 
 __all__ = [
     "BatchSamplerShard",

@@ -170,6 +170,13 @@ class PreparedLoader(DataLoader[Any]):
     def _sampler_chain(self) -> Iterator[Any]:
         return sampler_chain(outer_sampler(self))
 
+    def __len__(self) -> int:
+        return max(0, self._count_batches() - self.skip_batches)
+
+    def _count_batches(self) -> int:
+        """Return the batches of an epoch that leaves none out; TypeError where nobody knows."""
+        return super().__len__()
+
     def get_sampler(self) -> Any:
         """Return the sampler of single indices, None where the batch sampler has none."""
         return getattr(outer_sampler(self), "sampler", None)

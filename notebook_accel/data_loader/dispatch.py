@@ -189,8 +189,8 @@ class DataLoaderDispatcher(PreparedLoader):
     def _stand_by(self) -> Iterator[_Round]:
         """Keep the generators of a rank that does not read in step with those of rank 0."""
         if self.num_workers == 0 or isinstance(self.dataset, IterDataPipe):
-            self._read_all()
-        else:
+            self._read_all()  # of a datapipe even with worker processes: torch agrees on its seed by a collective
+        else:  # what torch draws for the seeds of worker processes
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         return iter(())
 
@@ -198,12 +198,12 @@ class DataLoaderDispatcher(PreparedLoader):
         size: int | None = getattr(self.batch_sampler, "batch_size", None)
         return size if size is None or self.split_batches else size * self.num_processes
 
-    def __len__(self) -> int:
-        batches = super().__len__()
-        if not self.split_batches:
-            whole, extra = divmod(batches, self.num_processes)
-            batches = whole + (extra > 0 and not self._drop_last)
-        return max(0, batches - self.skip_batches)
+    def _count_batches(self) -> int:
+        batches = super()._count_batches()
+        if self.split_batches:
+            return batches
+        whole, extra = divmod(batches, self.num_processes)
+        return whole + (extra > 0 and not self._drop_last)
 
 
 def _next_round(rounds: Iterator[_Round]) -> tuple[_Round | str | None, Exception | None]:

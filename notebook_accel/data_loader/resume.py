@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from .samplers import SeedableRandomSampler, batches_from, sampler_chain
-from .skip import SkipBatchSampler
+from .samplers import SeedableRandomSampler, SkipBatchSampler, batches_from, sampler_chain
 
 
 class ResumableSampler(BatchSampler):
@@ -76,7 +76,7 @@ class ResumableIterator:
             first = next(self._batches, None)
             torch.set_rng_state(here)
             if first is not None:
-                self._batches = _chain(first, self._batches)
+                self._batches = chain([first], self._batches)
 
 
 def order_of(sampler: Any, *, with_global: bool = False) -> list[dict[str, Any]]:
@@ -125,8 +125,3 @@ def restore_order(sampler: Any, states: list[dict[str, Any]]) -> None:
             part.generator.set_state(state["generator"])
         elif "global" in state:
             torch.set_rng_state(state["global"])
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest

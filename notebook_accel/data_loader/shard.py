@@ -95,6 +95,3 @@ class DataLoaderShard(PreparedLoader):
         if self.remainder == -1:
             # Counted while reading; loader processes read copies of the dataset, then it stays unknown.
             self.remainder = shard.remainder
-
-    def __len__(self) -> int:
-        return max(0, super().__len__() - self.skip_batches)

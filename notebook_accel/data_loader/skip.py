@@ -2,51 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from .base import PreparedLoader, options_of, outer_sampler
 from .dispatch import DataLoaderDispatcher
-from .samplers import batches_from
-
-
-class SkipBatchSampler(BatchSampler):
-    """The batches of another batch sampler after its first `skip_batches`."""
-
-    def __init__(self, batch_sampler: BatchSampler | Iterable[Any], skip_batches: int = 0) -> None:
-        self.batch_sampler: Any = batch_sampler
-        self.skip_batches = skip_batches
-        self.batch_size: Any = getattr(batch_sampler, "batch_size", None)
-        self.drop_last: bool = getattr(batch_sampler, "drop_last", False)
-        self.num_processes: int = getattr(batch_sampler, "num_processes", 1)
-        self.split_batches: bool = getattr(batch_sampler, "split_batches", False)
-
-    @property
-    def sampler(self) -> Any:
-        """The sampler under the batch sampler; AttributeError where it has none."""
-        return self.batch_sampler.sampler
-
-    @sampler.setter
-    def sampler(self, sampler: Any) -> None:
-        self.batch_sampler.sampler = sampler
-
-    @property
-    def total_length(self) -> int:
-        """Number of batches without skipping."""
-        return len(self.batch_sampler)
-
-    def __len__(self) -> int:
-        return max(0, len(self.batch_sampler) - self.skip_batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return batches_from(self.batch_sampler, self.skip_batches)
-
-    def iterate_from(self, start: int) -> Iterator[Any]:
-        """Iterate without the first `start` of the batches that are left."""
-        return batches_from(self.batch_sampler, self.skip_batches + start)
+from .samplers import SkipBatchSampler
 
 
 class SkipDataLoader(PreparedLoader):
@@ -66,9 +30,6 @@ class SkipDataLoader(PreparedLoader):
         self.begin()
         yield from islice(self._read_all(), self.skip_batches, None)
         self.end()
-
-    def __len__(self) -> int:
-        return max(0, super().__len__() - self.skip_batches)
 
 
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
