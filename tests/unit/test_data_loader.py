@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import pickle
 import types
@@ -175,6 +176,13 @@ def test_a_loader_left_early_stays_active_until_the_next_begins(alone: Runtime) 
     for _ in second:
         assert alone.gradient.active is second
     assert alone.gradient.active is None
+
+
+def test_loaders_that_are_left_and_forgotten_leave_nothing(alone: Runtime) -> None:
+    for _ in range(5):
+        next(iter(prepare_data_loader(load(range(3)), runtime=alone)))
+        gc.collect()
+    assert len(alone.gradient.loaders) == 1
 
 
 def test_loaders_nest(alone: Runtime) -> None:
