@@ -10,7 +10,13 @@ from typing import Any, Final
 import torch
 from torch.utils.data.datapipes.datapipe import IterDataPipe
 
-from ..nested import concatenate, find_batch_size, ignorant_find_batch_size, slice_tensors
+from ..nested import (
+    concatenate,
+    find_batch_size,
+    ignorant_find_batch_size,
+    recursively_apply,
+    slice_tensors,
+)
 from ..runtime import Runtime
 from .base import PreparedLoader, on_device
 from .shares import share_of
@@ -138,14 +144,15 @@ class DataLoaderDispatcher(PreparedLoader):
         note_state = self._note_state if self.use_stateful_dataloader else None
         skipped = self._batches_to_skip()
         batches = self._global_batches(self._read_all())
-        first = batch = next(batches, _END)
+        batch = next(batches, _END)
+        filler = None if batch is _END else self._filler(batch)
         for _ in range(skipped):
             batch = next(batches, _END)
         while batch is not _END:
             if note_state is not None:
                 note_state()
             following = next(batches, _END)
-            yield self._round(batch, first, is_last=following is _END)
+            yield self._round(batch, filler, is_last=following is _END)
             batch = following
 
     def _global_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -163,13 +170,13 @@ class DataLoaderDispatcher(PreparedLoader):
                     "use split_batches=True, or dispatch_batches=False"
                 ) from error
 
-    def _round(self, batch: Any, first: Any, is_last: bool) -> _Round:
+    def _round(self, batch: Any, filler: Any, is_last: bool) -> _Round:
         if self.num_processes == 1:
             num_samples = ignorant_find_batch_size(batch)
             return _Round(batch=on_device(batch, CPU), num_samples=num_samples, is_last=is_last)
         try:
             num_samples = find_batch_size(batch)
-            completed = self._complete(batch, num_samples, first)
+            completed = self._complete(batch, num_samples, filler)
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"the batch cannot be shared out to {self.num_processes} processes ({error}): let the collate_fn make "
@@ -177,12 +184,18 @@ class DataLoaderDispatcher(PreparedLoader):
             ) from error
         return _Round(batch=on_device(completed, CPU), num_samples=num_samples, is_last=is_last)
 
-    def _complete(self, batch: Any, num_samples: int, first: Any) -> Any:
+    def _filler(self, first: Any) -> Any:
+        """Return the first samples, one for each process: a copy, for rank 0 hands out views of the batch itself."""
         num_parts = self.num_processes
-        missing = -num_samples % num_parts
+        if num_parts == 1 or self._drop_last:
+            return None
+        few = self.slice_fn(first, slice(0, num_parts), process_index=0, num_processes=num_parts)
+        return recursively_apply(torch.clone, few)
+
+    def _complete(self, batch: Any, num_samples: int, filler: Any) -> Any:
+        missing = -num_samples % self.num_processes
         if missing == 0 or self._drop_last:
             return batch
-        filler = self.slice_fn(first, slice(0, num_parts), process_index=0, num_processes=num_parts)
         repeats = -(-missing // find_batch_size(filler))
         return concatenate([batch, *[filler] * repeats], dim=0)
 

@@ -128,6 +128,19 @@ def test_dispatch_gives_ranks_of_one_replica_the_same() -> None:
         assert other == ([[2, 3], [0]], 2, 1, 1)
 
 
+def _write_to_batches() -> list[list[int]]:
+    install_gloo()
+    seen = []
+    for batch in prepare_data_loader(load(Given(*range(7, 12)), batch_size=2), CPU, put_on_device=True):
+        seen.append(batch.tolist())
+        batch.zero_()
+    return seen
+
+
+def test_last_batches_are_completed_by_samples_as_they_were_read() -> None:
+    assert run_ranks(_write_to_batches) == [[[7, 8], [11]], [[9, 10], [7]]]
+
+
 def _dispatch_what_cannot_be() -> list[str]:
     install_gloo()
     heard = []
