@@ -50,8 +50,8 @@ class GradientFlags:
         self.loaders: list[weakref.ref[Any]] = []
 
     def begin(self, loader: Loader) -> None:
-        """Note that the iteration of a loader starts."""
-        self.loaders.append(weakref.ref(loader))
+        """Note that the iteration of a loader starts; entries of dead loaders go."""
+        self.loaders = [*self._alive(), weakref.ref(loader)]
 
     def end(self, loader: Loader) -> None:
         """Note that the iteration of a loader ended; its innermost entry goes, and entries of dead loaders."""
@@ -59,7 +59,10 @@ class GradientFlags:
             if self.loaders[position]() is loader:
                 del self.loaders[position]
                 break
-        self.loaders = [reference for reference in self.loaders if reference() is not None]
+        self.loaders = self._alive()
+
+    def _alive(self) -> list[weakref.ref[Any]]:
+        return [reference for reference in self.loaders if reference() is not None]
 
     @property
     def active(self) -> Any | None:

@@ -11,6 +11,8 @@ import torch
 from torch.distributed.algorithms.join import Join
 
 from .. import probes
+from ..data_loader.base import outer_sampler
+from ..data_loader.samplers import sampler_chain
 from ..handlers import AutocastKwargs
 from ..optimizer import AcceleratedOptimizer
 from .base import Shared
@@ -128,7 +130,7 @@ class TrainPart(Shared):
         if not self._runtime.topology.world_size > 1:
             yield
             return
-        samplers = [] if even_batches is None else self._batch_samplers()
+        samplers = [] if even_batches is None else self._shards()
         before = [sampler.even_batches for sampler in samplers]
         enable = not (self.dataloader_config.even_batches if even_batches is None else even_batches)
         try:
@@ -141,12 +143,18 @@ class TrainPart(Shared):
             for sampler, value in zip(samplers, before, strict=True):
                 sampler.even_batches = value
 
-    def _batch_samplers(self) -> list[Any]:
-        found = [getattr(loader, "batch_sampler", None) for loader in self._dataloaders]
-        samplers = [sampler for sampler in found if hasattr(sampler, "even_batches")]
-        if len(samplers) < len(found):
-            warnings.warn("even_batches does not apply to loaders of iterable datasets", stacklevel=4)
-        return samplers
+    def _shards(self) -> list[Any]:
+        """Return the samplers that share out batches, one for each prepared loader that has one."""
+        chains = [sampler_chain(outer_sampler(loader)) for loader in self._dataloaders]
+        found = [next((part for part in chain if hasattr(part, "even_batches")), None) for chain in chains]
+        shards = [part for part in found if part is not None]
+        if without := len(found) - len(shards):
+            warnings.warn(
+                f"even_batches does not apply to {without} of the {len(found)} prepared loaders: neither to those of "
+                "iterable datasets nor to those that dispatch their batches",
+                stacklevel=4,
+            )
+        return shards
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Divide the gradients of the optimizers, by default all, by the loss scale; only `fp16` has one."""

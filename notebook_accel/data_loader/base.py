@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .. import runtime as process
+from ..nested import send_to_device
 from ..runtime import GradientFlags, Runtime
 from .config import require_torchdata
 from .iterable import IterableDatasetShard
@@ -32,6 +33,7 @@ _OPTIONS: Final = (
     "pin_memory_device",
     "in_order",
 )
+_NEVER_MOVED: Final = frozenset((str, bytes, bool, int, float, type(None)))
 
 
 def options_of(dataloader: DataLoader[Any]) -> dict[str, Any]:
@@ -193,6 +195,13 @@ class PreparedLoader(DataLoader[Any]):
     def _sampler_chain(self) -> Iterator[Any]:
         return sampler_chain(outer_sampler(self))
 
+    def __len__(self) -> int:
+        return max(0, self._count_batches() - self.skip_batches)
+
+    def _count_batches(self) -> int:
+        """Return the batches of an epoch that leaves none out; TypeError where nobody knows."""
+        return super().__len__()
+
     def get_sampler(self) -> Any:
         """Return the sampler of single indices, None where the batch sampler has none."""
         return getattr(outer_sampler(self), "sampler", None)
@@ -272,3 +281,25 @@ def _forget_left(flags: GradientFlags) -> None:
         if isinstance(loader, PreparedLoader) and loader._left_early:
             flags.end(loader)
             loader._left_early = False
+
+
+def on_device(batch: Any, device: torch.device, non_blocking: bool = False) -> Any:
+    """Return the batch on the device: itself where all of it lies there."""
+    if _lies_on(batch, device):
+        return batch
+    return send_to_device(batch, device, non_blocking=non_blocking)
+
+
+def _lies_on(batch: Any, device: torch.device) -> bool:
+    """Return True if nothing in the batch need be moved; False too where only `send_to_device` can tell."""
+    kind = type(batch)
+    if kind is torch.Tensor:
+        return bool(batch.device == device)
+    if kind is dict:
+        batch = batch.values()
+    elif kind is not list and kind is not tuple:
+        return kind in _NEVER_MOVED
+    for part in batch:  # noqa: SIM110 - all() over a generator takes twice the time
+        if not _lies_on(part, device):
+            return False
+    return True

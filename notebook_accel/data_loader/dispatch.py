@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils.data.datapipes.datapipe import IterDataPipe
 
-from ..nested import concatenate, find_batch_size, send_to_device, slice_tensors
+from ..nested import (
+    concatenate,
+    find_batch_size,
+    ignorant_find_batch_size,
+    recursively_apply,
+    slice_tensors,
+)
 from ..runtime import Runtime
-from .base import PreparedLoader
+from .base import PreparedLoader, on_device
 from .shares import share_of
+
+CPU: Final = torch.device("cpu")
+_END: Final = object()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,16 +30,14 @@ class _Round:
     """What rank 0 sends: one global batch on the CPU.
 
     Attributes:
-        batch: completed to a multiple of the number of processes; None where there is nothing to read.
-        num_samples: samples in it before it was completed.
+        batch: completed to a multiple of the number of processes.
+        num_samples: samples in it before it was completed; None where one process gets it as it is, uncounted.
         is_last: nothing follows.
-        error: why rank 0 could not read.
     """
 
-    batch: Any = None
-    num_samples: int = 0
-    is_last: bool = True
-    error: str | None = None
+    batch: Any
+    num_samples: int | None
+    is_last: bool
 
 
 class DataLoaderDispatcher(PreparedLoader):
@@ -103,52 +110,53 @@ class DataLoaderDispatcher(PreparedLoader):
     def _batches(self) -> Iterator[Any]:
         runtime = self._place()
         rank = runtime.topology.rank
-        part, num_parts = self._share, self._num_shares
         note_state = self._note_state if self.use_stateful_dataloader and rank != 0 else None
         own = self._read() if rank == 0 else self._stand_by()
         is_last = False
         while not is_last:
             sent, failure = _next_round(own) if rank == 0 else (None, None)
-            received: _Round = runtime.comm.broadcast_object(sent, 0)
+            received: _Round | str | None = runtime.comm.broadcast_object(sent, 0)
             if failure is not None:
                 raise failure
-            if received.error is not None:
-                raise RuntimeError(f"rank 0 could not read the next batch: {received.error}")
-            if received.batch is None:
+            if isinstance(received, str):
+                raise RuntimeError(f"rank 0 could not read the next batch: {received}")
+            if received is None:
                 return
-            share = -(-received.num_samples // num_parts)
-            if self._drop_last:
-                share = received.num_samples // num_parts
-            chosen = slice(part * share, (part + 1) * share)
-            batch = self.slice_fn(received.batch, chosen, process_index=part, num_processes=num_parts)
+            batch = self._part_of(received)
             if note_state is not None:
                 note_state()
             if is_last := received.is_last:
                 self._reach_end()
-                self.remainder = received.num_samples
-            yield send_to_device(batch, runtime.device, non_blocking=self._non_blocking)
+                self.remainder = -1 if received.num_samples is None else received.num_samples
+            yield on_device(batch, runtime.device, self._non_blocking)
+
+    def _part_of(self, received: _Round) -> Any:
+        part, num_parts = self._share, self._num_shares
+        if num_parts == 1 or received.num_samples is None:
+            return received.batch
+        rounded = 0 if self._drop_last else num_parts - 1
+        share = (received.num_samples + rounded) // num_parts
+        chosen = slice(part * share, (part + 1) * share)
+        return self.slice_fn(received.batch, chosen, process_index=part, num_processes=num_parts)
 
     def _read(self) -> Iterator[_Round]:
         """Yield the rounds on rank 0, one read ahead to know the last one."""
         note_state = self._note_state if self.use_stateful_dataloader else None
         skipped = self._batches_to_skip()
         batches = self._global_batches(self._read_all())
-        first = batch = next(batches, None)
+        batch = next(batches, _END)
+        filler = None if batch is _END else self._filler(batch)
         for _ in range(skipped):
-            batch = next(batches, None)
-        while batch is not None:
+            batch = next(batches, _END)
+        while batch is not _END:
             if note_state is not None:
                 note_state()
-            following = next(batches, None)
-            num_samples = find_batch_size(batch)
-            completed = self._complete(batch, num_samples, first)
-            yield _Round(
-                batch=send_to_device(completed, "cpu"), num_samples=num_samples, is_last=following is None
-            )
+            following = next(batches, _END)
+            yield self._round(batch, filler, is_last=following is _END)
             batch = following
 
     def _global_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
-        if self.split_batches:
+        if self.split_batches or self.num_processes == 1:
             yield from batches
             return
         while group := list(islice(batches, self.num_processes)):
@@ -156,26 +164,46 @@ class DataLoaderDispatcher(PreparedLoader):
                 return
             try:
                 yield concatenate(group, dim=0)
-            except RuntimeError as error:
+            except (RuntimeError, TypeError) as error:
                 raise RuntimeError(
                     f"the batches for {len(group)} processes cannot be joined into one to dispatch ({error}): "
                     "use split_batches=True, or dispatch_batches=False"
                 ) from error
 
-    def _complete(self, batch: Any, num_samples: int, first: Any) -> Any:
-        world_size = self.num_processes
-        missing = -num_samples % world_size
+    def _round(self, batch: Any, filler: Any, is_last: bool) -> _Round:
+        if self.num_processes == 1:
+            num_samples = ignorant_find_batch_size(batch)
+            return _Round(batch=on_device(batch, CPU), num_samples=num_samples, is_last=is_last)
+        try:
+            num_samples = find_batch_size(batch)
+            completed = self._complete(batch, num_samples, filler)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"the batch cannot be shared out to {self.num_processes} processes ({error}): let the collate_fn make "
+                "tensors whose first dimension counts the samples, or use dispatch_batches=False"
+            ) from error
+        return _Round(batch=on_device(completed, CPU), num_samples=num_samples, is_last=is_last)
+
+    def _filler(self, first: Any) -> Any:
+        """Return the first samples, one for each process: a copy, for rank 0 hands out views of the batch itself."""
+        num_parts = self.num_processes
+        if num_parts == 1 or self._drop_last:
+            return None
+        few = self.slice_fn(first, slice(0, num_parts), process_index=0, num_processes=num_parts)
+        return recursively_apply(torch.clone, few)
+
+    def _complete(self, batch: Any, num_samples: int, filler: Any) -> Any:
+        missing = -num_samples % self.num_processes
         if missing == 0 or self._drop_last:
             return batch
-        filler = self.slice_fn(first, slice(0, world_size), process_index=0, num_processes=world_size)
         repeats = -(-missing // find_batch_size(filler))
         return concatenate([batch, *[filler] * repeats], dim=0)
 
     def _stand_by(self) -> Iterator[_Round]:
         """Keep the generators of a rank that does not read in step with those of rank 0."""
         if self.num_workers == 0 or isinstance(self.dataset, IterDataPipe):
-            self._read_all()
-        elif not self.course.goes_on:
+            self._read_all()  # of a datapipe even with worker processes: torch agrees on its seed by a collective
+        elif not self.course.goes_on:  # what torch draws for the seeds of worker processes
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         return iter(())
 
@@ -183,17 +211,20 @@ class DataLoaderDispatcher(PreparedLoader):
         size: int | None = getattr(self.batch_sampler, "batch_size", None)
         return size if size is None or self.split_batches else size * self.num_processes
 
-    def __len__(self) -> int:
-        batches = super().__len__()
-        if not self.split_batches:
-            whole, extra = divmod(batches, self.num_processes)
-            batches = whole + (extra > 0 and not self._drop_last)
-        return max(0, batches - self.skip_batches)
+    def _count_batches(self) -> int:
+        batches = super()._count_batches()
+        if self.split_batches:
+            return batches
+        whole, extra = divmod(batches, self.num_processes)
+        return whole + (extra > 0 and not self._drop_last)
 
 
-def _next_round(rounds: Iterator[_Round]) -> tuple[_Round, Exception | None]:
-    """Return the next round, and the error that the others must hear of before it is raised here."""
+def _next_round(rounds: Iterator[_Round]) -> tuple[_Round | str | None, Exception | None]:
+    """Return the next round and no error, or why there is none and the error to raise once the others know.
+
+    None in place of both is the end.
+    """
     try:
-        return next(rounds, _Round()), None
+        return next(rounds, None), None
     except Exception as error:
-        return _Round(error=f"{type(error).__name__}: {error}"), error
+        return f"{type(error).__name__}: {error}", error

@@ -1,4 +1,4 @@
-"""Samplers: a random one that its epoch seeds, and one process's share of a batch sampler."""
+"""Samplers: a random one that its epoch seeds, one process's share of a batch sampler, and one's later batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,30 @@ class SeedableRandomSampler(RandomSampler):
         self.epoch = epoch
 
 
-class BatchSamplerShard(BatchSampler):
+class _Over(BatchSampler):
+    """What samplers over another batch sampler have in common."""
+
+    def __init__(self, batch_sampler: BatchSampler | Iterable[Any]) -> None:
+        self.batch_sampler: Any = batch_sampler
+        self.batch_size: Any = getattr(batch_sampler, "batch_size", None)
+        self.drop_last: bool = getattr(batch_sampler, "drop_last", False)
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler under the batch sampler; AttributeError where it has none."""
+        return self.batch_sampler.sampler
+
+    @sampler.setter
+    def sampler(self, sampler: Any) -> None:
+        self.batch_sampler.sampler = sampler
+
+    @property
+    def total_length(self) -> int:
+        """Number of batches of the whole batch sampler."""
+        return len(self.batch_sampler)
+
+
+class BatchSamplerShard(_Over):
     """The share of a batch sampler's batches that process `process_index` of `num_processes` gets.
 
     Of the batches `[[0, 1, 2, 3], [4, 5, 6, 7]]` the first of two processes gets `[[0, 1, 2, 3]]`, or with
@@ -69,29 +92,13 @@ class BatchSamplerShard(BatchSampler):
         split_batches: bool = False,
         even_batches: bool = True,
     ) -> None:
-        self.batch_sampler: Any = batch_sampler
+        super().__init__(batch_sampler)
         self.num_processes = num_processes
         self.process_index = process_index
         self.split_batches = split_batches
         self.even_batches = even_batches
-        self.batch_size: Any = getattr(batch_sampler, "batch_size", None)
-        self.drop_last: bool = getattr(batch_sampler, "drop_last", False)
         if split_batches:
             check_split(self.batch_size, num_processes)
-
-    @property
-    def sampler(self) -> Any:
-        """The sampler under the batch sampler; AttributeError where it has none."""
-        return self.batch_sampler.sampler
-
-    @sampler.setter
-    def sampler(self, sampler: Any) -> None:
-        self.batch_sampler.sampler = sampler
-
-    @property
-    def total_length(self) -> int:
-        """Number of batches of the whole batch sampler."""
-        return len(self.batch_sampler)
 
     @property
     def span(self) -> int:
@@ -221,6 +228,26 @@ class BatchSamplerShard(BatchSampler):
         return batch + [filler[position % len(filler)] for position in missing]
 
 
+class SkipBatchSampler(_Over):
+    """The batches of another batch sampler after its first `skip_batches`."""
+
+    def __init__(self, batch_sampler: BatchSampler | Iterable[Any], skip_batches: int = 0) -> None:
+        super().__init__(batch_sampler)
+        self.skip_batches = skip_batches
+        self.num_processes: int = getattr(batch_sampler, "num_processes", 1)
+        self.split_batches: bool = getattr(batch_sampler, "split_batches", False)
+
+    def __len__(self) -> int:
+        return max(0, self.total_length - self.skip_batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return batches_from(self.batch_sampler, self.skip_batches)
+
+    def iterate_from(self, start: int) -> Iterator[Any]:
+        """Iterate without the first `start` of the batches that are left."""
+        return batches_from(self.batch_sampler, self.skip_batches + start)
+
+
 def check_split(batch_size: int | None, num_processes: int) -> None:
     """Raise ValueError unless batches of this size can be split into equal shares."""
     if batch_size is None:
@@ -278,39 +305,3 @@ def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
         yield chunk
-
-
-class SkipBatchSampler(BatchSampler):
-    """The batches of another batch sampler after its first `skip_batches`."""
-
-    def __init__(self, batch_sampler: BatchSampler | Iterable[Any], skip_batches: int = 0) -> None:
-        self.batch_sampler: Any = batch_sampler
-        self.skip_batches = skip_batches
-        self.batch_size: Any = getattr(batch_sampler, "batch_size", None)
-        self.drop_last: bool = getattr(batch_sampler, "drop_last", False)
-        self.num_processes: int = getattr(batch_sampler, "num_processes", 1)
-        self.split_batches: bool = getattr(batch_sampler, "split_batches", False)
-
-    @property
-    def sampler(self) -> Any:
-        """The sampler under the batch sampler; AttributeError where it has none."""
-        return self.batch_sampler.sampler
-
-    @sampler.setter
-    def sampler(self, sampler: Any) -> None:
-        self.batch_sampler.sampler = sampler
-
-    @property
-    def total_length(self) -> int:
-        """Number of batches without skipping."""
-        return len(self.batch_sampler)
-
-    def __len__(self) -> int:
-        return max(0, len(self.batch_sampler) - self.skip_batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return batches_from(self.batch_sampler, self.skip_batches)
-
-    def iterate_from(self, start: int) -> Iterator[Any]:
-        """Iterate without the first `start` of the batches that are left."""
-        return batches_from(self.batch_sampler, self.skip_batches + start)

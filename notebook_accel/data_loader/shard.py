@@ -7,10 +7,9 @@ from typing import Any, Final
 
 import torch
 
-from ..nested import send_to_device
 from ..runtime import Runtime
 from ..seeding import synchronize_rng_states
-from .base import PreparedLoader
+from .base import PreparedLoader, on_device
 from .iterable import IterableDatasetShard
 
 _END: Final = object()
@@ -78,8 +77,8 @@ class DataLoaderShard(PreparedLoader):
                 return
         batch = next(iterator, _END)
         while batch is not _END:
-            if device is not None and not _lies_on(batch, device):
-                batch = send_to_device(batch, device, non_blocking=non_blocking)
+            if device is not None:
+                batch = on_device(batch, device, non_blocking)
             if note_state is not None:
                 note_state()
             following = next(iterator, _END)
@@ -90,22 +89,9 @@ class DataLoaderShard(PreparedLoader):
 
     def _reach_end(self) -> None:
         super()._reach_end()
-        if self.remainder == -1 and not self._drop_last and isinstance(self.dataset, IterableDatasetShard):
+        shard = self.dataset
+        if self._drop_last or not isinstance(shard, IterableDatasetShard) or shard.batch_size is None:
+            return  # without a batch size its samples may be batches, of which nobody knows the size
+        if self.remainder == -1:
             # Counted while reading; loader processes read copies of the dataset, then it stays unknown.
-            self.remainder = self.dataset.remainder
-
-    def __len__(self) -> int:
-        return max(0, super().__len__() - self.skip_batches)
-
-
-def _lies_on(batch: Any, device: torch.device) -> bool:
-    """Return True if the batch is a tensor, or a flat container of tensors, that need not be moved."""
-    kind = type(batch)
-    if kind is torch.Tensor:
-        return bool(batch.device == device)
-    if kind is not list and kind is not tuple and kind is not dict:
-        return False
-    for leaf in batch.values() if kind is dict else batch:
-        if type(leaf) is not torch.Tensor or leaf.device != device:
-            return False
-    return True
+            self.remainder = shard.remainder

@@ -31,9 +31,6 @@ class SkipDataLoader(PreparedLoader):
         yield from islice(self._read_all(), self.skip_batches, None)
         self.end()
 
-    def __len__(self) -> int:
-        return max(0, super().__len__() - self.skip_batches)
-
 
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
     """Return a loader like the given one, prepared or not, whose iterations start after `num_batches` batches.

@@ -72,15 +72,17 @@ class StatefulLoader(PreparedLoader, StatefulDataLoader):  # type: ignore[misc]
     def _batches_to_skip(self) -> int:
         return 0 if self._inside else self.skip_batches
 
+    def _inner_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = super(PreparedLoader, self).state_dict() if self._reads else {_RECEIVES: True}
+        return state
+
     def _note_state(self) -> None:
-        inner = super(PreparedLoader, self).state_dict() if self._reads else {_RECEIVES: True}
-        self._state = {**inner, _FINISHED: False, _EPOCH: self.iteration}
+        self._state = {**self._inner_state(), _FINISHED: False, _EPOCH: self.iteration}
 
     def _reach_end(self) -> None:
         super()._reach_end()
-        inner = super(PreparedLoader, self).state_dict() if self._reads else {_RECEIVES: True}
         self._state = {
-            **inner,
+            **self._inner_state(),
             _FINISHED: True,
             _EPOCH: self.iteration + 1,
             _ORDER: order_of(outer_sampler(self)),

@@ -31,15 +31,17 @@ class Row:
 def interleave(
     contenders: Mapping[str, Callable[[], float]], *, rounds: int, warmup: int = 1
 ) -> dict[str, list[float]]:
-    """Time every contender once a round, the order rotating, and return the seconds of each.
+    """Time every contender once a round, the order rotating and turning round, and return the seconds of each.
 
+    Turning changes who comes after whom: what one leaves in the caches would be the gain of the same one each time.
     A contender does one round of work and returns the seconds it took.
     """
     names = list(contenders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-warmup, rounds):
-        shift = number % len(names)
-        for name in names[shift:] + names[:shift]:
+        turns, shift = divmod(number, len(names))
+        order = names[shift:] + names[:shift]
+        for name in order[::-1] if turns % 2 else order:
             taken = contenders[name]()
             if number >= 0:
                 seconds[name].append(taken)

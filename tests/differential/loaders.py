@@ -23,6 +23,14 @@ class Record:
     y: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Deep:
+    """A batch that cannot be written to, with all other kinds within it."""
+
+    pair: Pair
+    deeper: dict[str, list[Record]]
+
+
 class Stream(IterableDataset[int]):
     """The numbers below n, without a length."""
 
@@ -64,7 +72,8 @@ class Case:
         batches: sizes of the batches of a batch sampler of the user's own, `None` for torch's.
         known_size: the batch sampler has a `batch_size`.
         given: torch's batch sampler is handed to the loader, not made by it.
-        shape: what a batch is: `tensor`, `dict`, `tuple`, `namedtuple`, `record`, `nested`.
+        own: it is handed over as the sampler of a loader with `batch_size=None`, whose dataset takes many indices.
+        shape: what a batch is, a key of `COLLATE`.
         shuffle: `no`, `generator` (a seeded one) or `seedable`.
         config: for `DataLoaderConfiguration`.
         skip: batches that a second loader leaves out.
@@ -76,6 +85,7 @@ class Case:
     batches: tuple[int, ...] | None = None
     known_size: bool = False
     given: bool = False
+    own: bool = False
     shape: str = "tensor"
     shuffle: str = "no"
     drop_last: bool = False
@@ -100,9 +110,11 @@ class Case:
         if self.batches is not None:
             size = self.batch_size if self.known_size else None
             return DataLoader(data, batch_sampler=Pieces(list(self.batches), size), **options)  # type: ignore[arg-type]
+        sampler = BatchSampler(SequentialSampler(data), self.batch_size, self.drop_last)
         if self.given:
-            sampler = BatchSampler(SequentialSampler(data), self.batch_size, self.drop_last)
             return DataLoader(data, batch_sampler=sampler, **options)
+        if self.own:
+            return DataLoader(torch.arange(self.n), batch_size=None, sampler=sampler)  # type: ignore[arg-type]
         if self.shuffle == "no":
             return DataLoader(data, self.batch_size, drop_last=self.drop_last, **options)
         generator = torch.Generator().manual_seed(11) if self.shuffle == "generator" else None
@@ -125,8 +137,16 @@ COLLATE: dict[str, Any] = {
     "tuple": _both,
     "namedtuple": lambda samples: Pair(*_both(samples)),
     "record": lambda samples: Record(*_both(samples)),
+    "deep": lambda samples: Deep(Pair(*_both(samples)), {"records": [Record(*_both(samples))]}),
     "nested": lambda samples: {"deep": [_both(samples), {"z": _tensor(samples)}]},
 }
+
+
+def first_leaf(written: Any) -> list[int]:
+    """Return the numbers of the first tensor of what `plain` wrote."""
+    while not (isinstance(written, list) and all(isinstance(number, int) for number in written)):
+        written = next(iter(written.values())) if isinstance(written, dict) else written[1][0]
+    return written
 
 
 def plain(batch: Any) -> Any:
@@ -168,7 +188,7 @@ def observe(library: str, case: Case) -> dict[str, Any]:
         epoch = []
         for batch in loader:
             step = [plain(batch), loader.remainder if loader.end_of_dataloader else "more"]
-            if case.even and case.shape != "record":
+            if case.even:
                 step.append(plain(accelerator.gather_for_metrics(batch)))
             epoch.append(step)
         seen["epochs"].append(epoch)
@@ -180,23 +200,24 @@ def observe(library: str, case: Case) -> dict[str, Any]:
 def cases(world: int) -> list[Case]:
     """Return the cases to try in a world of this size."""
     found = []
-    sizes = (0, 1, 3, 7, 8, 9)
+    size = max(2, world)  # a multiple of the world, so that batches can be split
     flags = (False, True)
-    for n, drop, split, even in itertools.product(sizes, flags, flags, flags):
+    for n, drop, split, even in itertools.product((0, 1, 3, 7, 8, 9), flags, flags, flags):
         config = {"split_batches": split, "even_batches": even}
-        found.append(Case(n=n, batch_size=2, drop_last=drop, config=config))
-    for data, n, drop, split in itertools.product(("stream", "sized"), (1, 3, 8, 9), flags, flags):
+        found.append(Case(n=n, batch_size=size, drop_last=drop, config=config))
+    for data, n, drop, split in itertools.product(("stream", "sized"), (0, 1, 3, 8, 9), flags, flags):
         for dispatch in flags:
             config = {"split_batches": split, "dispatch_batches": dispatch}
-            found.append(Case(n=n, data=data, batch_size=2 if split else 1, drop_last=drop, config=config))
-    for n, split in itertools.product((3, 8, 9), flags):
-        found.append(Case(n=n, config={"split_batches": split, "dispatch_batches": True}))
-    for shape, dispatch in itertools.product(COLLATE, flags):
-        if shape != "record" or not dispatch:
-            found.append(Case(n=7, shape=shape, config={"dispatch_batches": dispatch}))
+            found.append(Case(n=n, data=data, batch_size=size if split else 1, drop_last=drop, config=config))
+    for n, split in itertools.product((0, 1, 3, 8, 9), flags):
+        found.append(Case(n=n, batch_size=size, config={"split_batches": split, "dispatch_batches": True}))
+    for shape, dispatch, split in itertools.product(COLLATE, flags, flags):
+        config = {"dispatch_batches": dispatch, "split_batches": split}
+        found.append(Case(n=7, batch_size=size, shape=shape, config=config))
     for shuffle, n, drop in itertools.product(("generator", "seedable"), (7, 8), flags):
         found.append(Case(n=n, shuffle=shuffle, drop_last=drop))
-    found += [Case(n=n, given=True) for n in (3, 8, 9)]
+    for n, drop in itertools.product((0, 1, 3, 8, 9), flags):
+        found += [Case(n=n, given=True, drop_last=drop), Case(n=n, own=True, drop_last=drop)]
     found.append(Case(n=9, batches=(2, 2, 2, 2, 1), known_size=True))
     found.append(Case(n=8, batches=(1, 3, 2, 2)))
     found.append(Case(n=8, batches=(1, 3, 2, 2), config={"even_batches": False}))

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
+import signal
 import socket
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 
 class RankFailed(AssertionError):
     """A rank raised, died or did not answer in time; the message holds its traceback."""
+
+
+class NoAnswer(RankFailed):
+    """Ranks did not answer in time."""
 
 
 def free_port() -> int:
@@ -42,21 +50,27 @@ def run_ranks(
         context.set_forkserver_preload(["torch", "notebook_accel.accelerator"])
     port = free_port()
     pipes, processes = [], []
+    stacks = tempfile.TemporaryDirectory()
     for rank in range(world_size):
         receiver, sender = context.Pipe(duplex=False)
         variables = _variables(rank, world_size, port) | (environment or {})
-        process = context.Process(target=_child, args=(sender, function, args, variables), daemon=True)  # type: ignore[attr-defined]
+        process = context.Process(
+            target=_child, args=(sender, function, args, variables, stacks.name), daemon=True
+        )  # type: ignore[attr-defined]
         process.start()
         sender.close()
         pipes.append(receiver)
         processes.append(process)
     try:
         return _collect(pipes, timeout)
+    except NoAnswer as error:
+        raise NoAnswer(f"{error}\n{_where(processes, Path(stacks.name))}") from None
     except RankFailed:
         for process in processes:  # the others may wait for the one that failed
             process.kill()
         raise
     finally:
+        stacks.cleanup()
         for process in processes:
             process.join(timeout=5)
             if process.is_alive():
@@ -76,7 +90,7 @@ def _collect(pipes: list[Connection], timeout: float) -> list[Any]:
         ready = wait(pending, timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
             missing = [rank for rank in range(len(pipes)) if rank not in results]
-            raise RankFailed(f"no answer from ranks {missing} within {timeout} s")
+            raise NoAnswer(f"no answer from ranks {missing} within {timeout} s")
         for pipe in ready:
             rank = pipes.index(pipe)  # type: ignore[arg-type]
             try:
@@ -90,6 +104,17 @@ def _collect(pipes: list[Connection], timeout: float) -> list[Any]:
     if failures:
         raise RankFailed("\n".join(failures))
     return [results[rank] for rank in range(len(pipes))]
+
+
+def _where(processes: list[Any], stacks: Path) -> str:
+    """Let the ranks write down where they are, kill them and return what they wrote."""
+    for process in processes:
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGUSR1)
+    time.sleep(0.5)
+    for process in processes:
+        process.kill()
+    return "\n".join(f"rank {path.name}:\n{path.read_text()}" for path in sorted(stacks.iterdir()))
 
 
 def _variables(rank: int, world_size: int, port: int) -> dict[str, str]:
@@ -106,9 +131,15 @@ def _variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def _child(
-    sender: Connection, function: Callable[..., Any], args: tuple[Any, ...], variables: dict[str, str]
+    sender: Connection,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    variables: dict[str, str],
+    stacks: str,
 ) -> None:
     os.environ.update(variables)
+    stack = open(os.path.join(stacks, variables["RANK"]), "w")  # noqa: SIM115 - open as long as the rank lives
+    faulthandler.register(signal.SIGUSR1, stack)
     import torch
 
     from notebook_accel import runtime

@@ -350,6 +350,37 @@ def test_gradient_synchronisation() -> None:
     assert (first["padded"], second["padded"]) == ([1, 0], [1, 1])
 
 
+def ranks_even_for_a_while(dispatch: bool) -> tuple[list[list[int]], list[str]]:
+    """Return the lengths of loaders before, in and after a block that does not even them, and the warnings."""
+    accelerator = Accelerator()
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    numbers: Any = range(5)
+    prepared: list[Any] = [
+        accelerator.prepare(DataLoader(numbers, batch_size=1)),
+        accelerator.prepare(DataLoader(numbers, batch_size=None)),
+    ]
+    if dispatch:
+        accelerator.dataloader_config = DataLoaderConfiguration(dispatch_batches=True)
+        prepared.append(accelerator.prepare(DataLoader(numbers, batch_size=1)))
+    lengths = [[len(loader) for loader in prepared]]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with accelerator.join_uneven_inputs([model], even_batches=False):
+            lengths.append([len(loader) for loader in prepared])
+    lengths.append([len(loader) for loader in prepared])
+    return lengths, [str(warning.message) for warning in caught if warning.filename == __file__]
+
+
+def test_joining_evens_every_loader_that_is_shared_out() -> None:
+    for dispatch in (False, True):
+        first, second = run_ranks(ranks_even_for_a_while, dispatch)
+        more = [3] * dispatch
+        assert first[0] == [[3, 3, *more]] * 3
+        assert second[0] == [[3, 3, *more], [2, 2, *more], [3, 3, *more]]
+        assert first[1] == second[1] and len(first[1]) == dispatch
+        assert all("1 of the 3 prepared loaders" in message for message in first[1])
+
+
 def ranks_evened(split: bool) -> int:
     accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=split))
     loader = accelerator.prepare(make_parts(samples=8)[2])

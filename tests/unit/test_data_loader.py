@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import pickle
 import types
@@ -25,7 +26,6 @@ from notebook_accel.comm.single import SingleComm
 from notebook_accel.comm.torch_dist import TorchComm, open_group
 from notebook_accel.data_loader import (
     DataLoaderConfiguration,
-    DataLoaderDispatcher,
     DataLoaderShard,
     IterableDatasetShard,
     SeedableRandomSampler,
@@ -63,6 +63,25 @@ class Shuffled(SizedNumbers):
 
     def __iter__(self) -> Iterator[int]:
         return iter(torch.randperm(self.n, generator=self.generator).tolist())
+
+
+class Mesh:
+    """A device mesh of the given sizes."""
+
+    def __init__(self, **sizes: int) -> None:
+        self.sizes = sizes
+        self.mesh_dim_names = tuple(sizes)
+
+    def __getitem__(self, name: str) -> Any:
+        return types.SimpleNamespace(size=lambda: self.sizes[name])
+
+
+def install_gloo() -> int:
+    """Install the runtime of a rank and return the rank."""
+    topology = from_environ()
+    open_group(topology, "gloo", device=CPU)
+    process.install(Runtime(topology=topology, device=CPU, comm=TorchComm(CPU)))
+    return topology.rank
 
 
 @pytest.fixture
@@ -157,6 +176,13 @@ def test_a_loader_left_early_stays_active_until_the_next_begins(alone: Runtime) 
     for _ in second:
         assert alone.gradient.active is second
     assert alone.gradient.active is None
+
+
+def test_loaders_that_are_left_and_forgotten_leave_nothing(alone: Runtime) -> None:
+    for _ in range(5):
+        next(iter(prepare_data_loader(load(range(3)), runtime=alone)))
+        gc.collect()
+    assert len(alone.gradient.loaders) == 1
 
 
 def test_loaders_nest(alone: Runtime) -> None:
@@ -270,6 +296,40 @@ def test_batches_go_to_the_device() -> None:
         assert batch[0].device == CPU
 
 
+def test_what_lies_on_the_device_stays_as_it_is() -> None:
+    ready = {
+        "pair": [torch.zeros(2), (torch.zeros(2), "text")],
+        "deep": {"ids": torch.zeros(1), "none": None},
+    }
+    loader = load([ready], batch_size=None, collate_fn=lambda batch: batch)
+    (batch,) = prepare_data_loader(loader, CPU, put_on_device=True)
+    assert batch is ready
+    (moved,) = prepare_data_loader(loader, torch.device("meta"), put_on_device=True)
+    assert moved["pair"][1][0].device.type == moved["deep"]["ids"].device.type == "meta"
+    assert moved["pair"][1][1] == "text" and moved["deep"]["none"] is None
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_pinned_memory_is_asked_for_as_before(alone: Runtime, dispatch: bool) -> None:
+    raw = load(range(5), batch_size=2, pin_memory=True, pin_memory_device="cuda")
+    options = {"put_on_device": True, "dispatch_batches": dispatch, "non_blocking": True, "runtime": alone}
+    loader: Any = prepare_data_loader(raw, CPU, **options)  # type: ignore[arg-type]
+    for each in (loader, skip_first_batches(loader, 0), skip_first_batches(raw, 0)):
+        assert each.pin_memory and each.pin_memory_device == "cuda"
+    loader.pin_memory_device = ""  # torch would look for the device
+    assert batches_of(loader) == [[0, 1], [2, 3], [4]]
+
+
+def test_streams_of_whole_batches_are_not_cut_by_their_number() -> None:
+    class Whole(SizedNumbers):
+        def __iter__(self) -> Iterator[Any]:
+            return (torch.tensor([k, k + 100]) for k in range(self.n))
+
+    loaders = shares(load(Whole(3), batch_size=None), 2)
+    assert gathered(loaders) == ([[0, 100, 1, 101], [2, 102, 0, 100]], [-1])
+
+
 def test_loaders_without_automatic_batches() -> None:
     loader = load(range(5), batch_size=None, sampler=range(4, -1, -1))
     assert [list(each) for each in shares(loader, 2)] == [[4, 2, 0], [3, 1, 4]]
@@ -348,44 +408,17 @@ def test_arguments_are_checked() -> None:
 
 
 def test_ranks_of_one_model_replica_read_the_same() -> None:
-    class Mesh:
-        mesh_dim_names = ("dp_shard", "tp")
-        sizes = {"dp_shard": 2, "tp": 2}  # noqa: RUF012
-
-        def __getitem__(self, name: str) -> Any:
-            return types.SimpleNamespace(size=lambda: self.sizes[name])
-
     loader = load(range(8), batch_size=2)
+    mesh = Mesh(dp_shard=2, tp=2)
     got = [
-        batches_of(prepare_data_loader(loader, None, 4, rank, torch_device_mesh=Mesh())) for rank in range(4)
+        batches_of(prepare_data_loader(loader, None, 4, rank, torch_device_mesh=mesh)) for rank in range(4)
     ]
     assert got[0] == got[1] == [[0, 1], [4, 5]]
     assert got[2] == got[3] == [[2, 3], [6, 7]]
 
 
-def test_dispatcher_of_one_process(alone: Runtime) -> None:
-    loader: Any = prepare_data_loader(load(Numbers(5), batch_size=2), CPU, put_on_device=True, runtime=alone)
-    assert isinstance(loader, DataLoaderDispatcher)
-    assert batches_of(loader) == [[0, 1], [2, 3], [4]]
-    assert (loader.remainder, loader.iteration) == (1, 1)
-    assert batches_of(skip_first_batches(loader, 1)) == [[2, 3], [4]]
-
-
-class Failing(Numbers):
-    def __iter__(self) -> Iterator[int]:
-        yield from range(4)
-        raise OSError("no such disk")
-
-
-def _install_gloo() -> int:
-    topology = from_environ()
-    open_group(topology, "gloo", device=CPU)
-    process.install(Runtime(topology=topology, device=CPU, comm=TorchComm(CPU)))
-    return topology.rank
-
-
 def _shuffle_on_each_rank() -> list[Any]:
-    torch.manual_seed(_install_gloo())
+    torch.manual_seed(install_gloo())
     seen = []
     for seedable in (False, True):
         raw = load(range(12), batch_size=3, shuffle=True)
@@ -399,86 +432,3 @@ def test_ranks_that_were_seeded_differently_shuffle_alike() -> None:
         epochs = [sorted(itertools.chain(*a, *b)) for a, b in zip(first, second, strict=True)]
         assert epochs == [list(range(12))] * 2
         assert first[0] != first[1]
-
-
-def _dispatch_on_each_rank() -> list[Any]:
-    rank = _install_gloo()
-    seen: list[Any] = []
-    for n, size, split, drop in itertools.product((0, 1, 3, 8, 9), (1, 2), (False, True), (False, True)):
-        if split and size == 1 and drop:
-            continue
-        raw = load(Numbers(n), batch_size=size, drop_last=drop)
-        loader: Any = prepare_data_loader(raw, CPU, split_batches=split, put_on_device=True)
-        steps = [(batch.tolist(), loader.end_of_dataloader, loader.remainder) for batch in loader]
-        steps += [batch.tolist() for batch in skip_first_batches(loader, 1)]
-        seen.append(((n, size, split, drop), steps))
-    pairs = load([{"x": float(i), "y": [i]} for i in range(6)], batch_size=2)
-    nested: Any = prepare_data_loader(pairs, CPU, put_on_device=True, dispatch_batches=True)
-    seen.append([batch["y"][0].tolist() for batch in nested])
-    seen.append((len(nested), nested.total_batch_size))
-    failing = prepare_data_loader(load(Failing(9), batch_size=1), CPU, put_on_device=True)
-    try:
-        list(failing)
-    except (OSError, RuntimeError) as error:
-        seen.append(f"{type(error).__name__}: {error}" if rank else repr(error))
-    return seen
-
-
-def test_dispatcher_sends_every_rank_its_part() -> None:
-    results = run_ranks(_dispatch_on_each_rank)
-    cases = [dict(rank[:-3]) for rank in results]
-    for case, steps in cases[0].items():
-        n, size, split, drop = case
-        others = cases[1][case]
-        assert len(steps) == len(others)
-        both = [(a, b) for a, b in zip(steps, others, strict=True) if isinstance(a, tuple)]
-        joined = [a[0] + b[0] for a, b in both]
-        if both:
-            assert both[-1][0][1] and not any(a[1] for a, _ in both[:-1])
-            if not drop:
-                joined[-1] = joined[-1][: both[-1][0][2]]
-        span = size if split else size * 2
-        whole = n - n % span if drop else n
-        if not (split and size == 1):
-            assert [number for step in joined for number in step] == list(range(whole)), case
-        assert all(len(a[0]) == len(b[0]) for a, b in both)
-        assert steps[len(both) :] == [a[0] for a, _ in both][1:]
-    assert [rank[-3] for rank in results] == [[[0, 1], [4]], [[2, 3], [5]]]
-    assert [rank[-2] for rank in results] == [(2, 4), (2, 4)]
-    assert results[0][-1] == "OSError('no such disk')"
-    assert results[1][-1] == "RuntimeError: rank 0 could not read the next batch: OSError: no such disk"
-
-
-class _Mesh:
-    """A device mesh of the given sizes."""
-
-    def __init__(self, **sizes: int) -> None:
-        self.sizes = sizes
-        self.mesh_dim_names = tuple(sizes)
-
-    def __getitem__(self, name: str) -> Any:
-        return types.SimpleNamespace(size=lambda: self.sizes[name])
-
-
-def _dispatch_under_a_mesh() -> list[Any]:
-    _install_gloo()
-    seen: list[Any] = []
-    for mesh in (_Mesh(tp=2), _Mesh(dp_shard=2, tp=1), _Mesh(dp=2)):
-        loader: Any = prepare_data_loader(
-            load(range(5), batch_size=2),
-            CPU,
-            put_on_device=True,
-            dispatch_batches=True,
-            torch_device_mesh=mesh,
-        )
-        skipping: Any = skip_first_batches(loader, 1)
-        seen.append((batches_of(loader), len(loader), loader.remainder, len(skipping)))
-    return seen
-
-
-def test_dispatch_gives_ranks_of_one_replica_the_same() -> None:
-    first, second = run_ranks(_dispatch_under_a_mesh)
-    assert first[0] == second[0] == ([[0, 1], [2, 3], [4]], 3, 1, 2)
-    for own, other in (first[1:2] + second[1:2], first[2:] + second[2:]):
-        assert own == ([[0, 1], [4]], 2, 1, 1)
-        assert other == ([[2, 3], [0]], 2, 1, 1)
