@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, islice
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from .samplers import SeedableRandomSampler, SkipBatchSampler, batches_from, sampler_chain
+
+_END: Final = object()
 
 Order = list[dict[str, Any]]
 """What decides the order of an epoch, a dict for each sampler; see `order_of`."""
@@ -22,6 +23,7 @@ class Course:
         order: of the epoch that is being read; None before its first batch and after its last.
         next_order: of the epoch that starts next; None leaves it to the samplers.
         interrupted: of the epoch in which a checkpoint was saved, for `skip_first_batches` to go on with.
+        num_drawn: batches that were drawn of this epoch, once these are all; None before.
         goes_on: this epoch was begun by another process, so that its start draws no random numbers here.
         parent: the course of the loader that `skip_first_batches` was given, which is in the same epoch.
     """
@@ -30,12 +32,14 @@ class Course:
         self.order: Order | None = None
         self.next_order: Order | None = None if parent is None else parent.interrupted
         self.interrupted: Order | None = None
+        self.num_drawn: int | None = None
         self.goes_on = False
         self.parent = parent
 
     def begin(self) -> None:
         """Note that an epoch starts."""
         self.goes_on = self.next_order is not None
+        self.num_drawn = None
         self._set(None)
 
     def draw(self, order: Order) -> None:
@@ -71,6 +75,8 @@ class ResumableSampler(BatchSampler):
 class ResumableIterator:
     """An iterator over a batch sampler that notes what decided its order when it draws its first batch.
 
+    It draws one batch ahead, so that the last one is known while it is read, and nothing need be read ahead for that.
+
     Positions are counted from the start of the epoch, also where `skip_first_batches` left some out, so that a
     state fits loaders that skip and loaders that don't.
     """
@@ -85,16 +91,29 @@ class ResumableIterator:
         self._course = course
         self._order: Order | None = None
         self._batches: Iterator[Any] | None = None
+        self._following: Any = _END
+        self._num_drawn = 0
 
     def __iter__(self) -> ResumableIterator:
         return self
 
     def __next__(self) -> Any:
         if self._batches is None:
-            self._batches = self._draw(self._course.next_order)
-        batch = next(self._batches)
+            self._draw(self._course.next_order)
+        batch = self._following
+        if batch is _END:
+            raise StopIteration
+        self._look_ahead()
         self._position += 1
         return batch
+
+    def _look_ahead(self) -> None:
+        assert self._batches is not None
+        self._following = next(self._batches, _END)
+        if self._following is _END:
+            self._course.num_drawn = self._num_drawn
+        else:
+            self._num_drawn += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and what decided the order; None where nothing was drawn yet."""
@@ -105,22 +124,20 @@ class ResumableIterator:
         if state_dict["order"] is None:
             return
         self._position = state_dict["position"]
-        self._batches = self._draw(state_dict["order"])
+        self._draw(state_dict["order"])
 
-    def _draw(self, order: Order | None) -> Iterator[Any]:
-        """Return the batches from the position on, in this order where there is one."""
+    def _draw(self, order: Order | None) -> None:
+        """Start with the batches from the position on, in this order where there is one."""
         here = torch.get_rng_state()
         if order is not None:
             restore_order(self._sampler, order)
         self._order = order_of(self._sampler, with_global=True)
         self._course.draw(self._order)
-        batches = batches_from(self._sampler, self._position)
-        if order is None or not any("global" in state for state in order):
-            return batches
-        # Samplers without a generator of their own draw when the first batch is asked for.
-        first = list(islice(batches, 1))
-        torch.set_rng_state(here)
-        return chain(first, batches)
+        self._batches = batches_from(self._sampler, self._position)
+        self._look_ahead()
+        if order is not None and any("global" in state for state in order):
+            # samplers without a generator of their own draw when the first batch is asked for
+            torch.set_rng_state(here)
 
 
 def order_of(sampler: Any, *, with_global: bool = False) -> Order:

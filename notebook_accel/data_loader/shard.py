@@ -11,12 +11,15 @@ from ..runtime import Runtime
 from ..seeding import synchronize_rng_states
 from .base import PreparedLoader, on_device
 from .iterable import IterableDatasetShard
+from .resume import ResumableSampler
 
 _END: Final = object()
 
 
 class DataLoaderShard(PreparedLoader):
-    """A data loader that reads one batch ahead, so that it knows the last one, and moves batches to the device.
+    """A data loader that knows the last batch when it hands it out, and moves batches to the device.
+
+    Batches of an iterable dataset are read one ahead for this, as are those of a loader with a state.
 
     What it reads is chosen by the batch sampler or dataset it is given: `prepare_data_loader` shards those.
 
@@ -75,6 +78,9 @@ class DataLoaderShard(PreparedLoader):
         for _ in range(skipped):
             if next(iterator, _END) is _END:
                 return
+        if isinstance(self._index_sampler, ResumableSampler) and note_state is None:
+            yield from self._drawn_batches(iterator, skipped)
+            return
         batch = next(iterator, _END)
         while batch is not _END:
             if device is not None:
@@ -86,6 +92,16 @@ class DataLoaderShard(PreparedLoader):
                 self._reach_end()
             yield batch
             batch = following
+
+    def _drawn_batches(self, iterator: Iterator[Any], skipped: int) -> Iterator[Any]:
+        """Iterate batches that a sampler chooses, of which it is known which is the last."""
+        device, non_blocking, course = self.device, self._non_blocking, self.course
+        for number, batch in enumerate(iterator, skipped + 1):
+            if device is not None:
+                batch = on_device(batch, device, non_blocking)
+            if number == course.num_drawn:
+                self._reach_end()
+            yield batch
 
     def _reach_end(self) -> None:
         super()._reach_end()

@@ -19,10 +19,20 @@ from tests.unit.multiprocess import run_ranks
 BATCHES = 8  # of every process
 
 
+class Noisy(TensorDataset):
+    """Samples with noise of the process that reads them: an augmentation."""
+
+    def __getitem__(self, index: Any) -> Any:
+        (sample,) = super().__getitem__(index)
+        return (sample + torch.rand(()),)
+
+
 class Run:
     """A model with dropout and its loader, and what it saw: the samples and the loss of each batch."""
 
-    def __init__(self, num_workers: int = 0, weighted: bool = False, **config: Any) -> None:
+    def __init__(
+        self, num_workers: int = 0, weighted: bool = False, noisy: bool = False, **config: Any
+    ) -> None:
         self.accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**config))
         set_seed(3, device_specific=True)
         model = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
@@ -31,7 +41,7 @@ class Run:
         order: dict[str, Any] = {"shuffle": True}
         if weighted:
             order = {"sampler": WeightedRandomSampler(torch.ones(size).tolist(), size)}
-        dataset = TensorDataset(torch.linspace(0, 1, size).reshape(-1, 1))
+        dataset = (Noisy if noisy else TensorDataset)(torch.linspace(0, 1, size).reshape(-1, 1))
         self.parts: Any = self.accelerator.prepare(
             model,
             torch.optim.SGD(model.parameters(), lr=0.1),
@@ -89,6 +99,7 @@ def rank_resumes(where: Path, options: dict[str, Any]) -> None:
 OPTIONS = [
     {},
     {"weighted": True},
+    {"noisy": True},
     {"use_seedable_sampler": True, "data_seed": 5},
     {"dispatch_batches": True},
     {"split_batches": True},
