@@ -29,6 +29,12 @@ def previous(target: Path) -> Path:
     return target.with_name(f"{target.name}.previous")
 
 
+def resolve(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of a checkpoint; where a link has its name, that of the folder it leads to."""
+    target = Path(os.path.abspath(Path(path).expanduser()))
+    return Path(os.path.realpath(target)) if target.is_symlink() else target
+
+
 def check(target: Path) -> None:
     """Raise ValueError if a checkpoint cannot be put there."""
     if target.exists() and not target.is_dir():
@@ -83,6 +89,9 @@ def commit(target: Path) -> None:
 
 def remove(folder: Path) -> None:
     """Remove a folder, under another name first so that no half of it is taken for a checkpoint."""
+    if folder.is_symlink():  # to a checkpoint that was put elsewhere by hand
+        folder.unlink()
+        return
     if not folder.exists():
         return
     doomed = folder.with_name(f"{folder.name}.removing")

@@ -23,6 +23,7 @@ DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 
 _CHUNK: Final = 4 << 20
 _FEW: Final = 32 << 20
+_NORESERVE: Final = 0x4000  # Linux's; Python knows it from 3.11 on
 _THREADS: Final = 4
 
 Piece = tuple[int, torch.Tensor]
@@ -166,9 +167,14 @@ class _Residence:
         if self._mincore is None or size == 0:
             self._mincore = None
             return
-        self._map = mmap.mmap(
-            file, size, access=mmap.ACCESS_COPY
-        )  # writable, so that ctypes gives its address
+        # Writable, so that ctypes gives its address. The system counts such memory, more of which than it has may
+        # not be asked for, unless it is told that no page will be written.
+        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", _NORESERVE)
+        try:
+            self._map = mmap.mmap(file, size, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+        except OSError:  # a limit on a process's addresses (man 2 setrlimit)
+            self._mincore = None
+            return
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def is_cached(self, offset: int, length: int) -> bool:
