@@ -186,7 +186,7 @@ class SavePart(Shared):
 
     def _meeting_place(self, target: Path) -> Path:
         token = self._runtime.comm.broadcast_object(uuid.uuid4().hex[:8])
-        return target.with_name(f"{target.name}.meeting-{token}")
+        return folder.meeting(target, token)
 
     def _parts(self, models: list[torch.nn.Module]) -> read.Parts:
         return read.Parts(

@@ -71,7 +71,9 @@ class Outline:
             try:
                 self.content = read(path, map_location="meta")
                 self._lazy = all(map(_is_placed, tensors_in(self.content)))
-            except CheckpointError:  # tensors that meta has none of, such as quantized ones; or damage, as seen below
+            except (
+                CheckpointError
+            ):  # tensors that meta has none of, such as quantized ones; or damage, as seen below
                 self._lazy = False
         if not self._lazy:
             self.content = read(path, **options)

@@ -67,7 +67,10 @@ def sync(path: Path) -> None:
 
 
 def work_off(jobs: list[Callable[[], None]], num_threads: int) -> None:
-    """Do all jobs and raise the first error; an executor would refuse them while the interpreter ends."""
+    """Do all jobs and raise the first error; an executor would refuse them while the interpreter ends.
+
+    Nothing runs any more when it returns or raises: an interrupt waits for the jobs that were begun.
+    """
     waiting = iter(jobs)
     lock = threading.Lock()
     errors: list[BaseException] = []
@@ -84,11 +87,17 @@ def work_off(jobs: list[Callable[[], None]], num_threads: int) -> None:
                 errors.append(error)
 
     threads = [threading.Thread(target=run, daemon=True) for _ in range(min(num_threads, len(jobs)) - 1)]
-    for thread in threads:
-        thread.start()
-    run()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.start()
+        run()
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # an interrupt
+        errors.append(error)
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
     if errors:
         raise errors[0]
 
@@ -162,10 +171,9 @@ class _Residence:
     """What of a file the system has cached, by mincore (man 2 mincore); all of it where that cannot be asked."""
 
     def __init__(self, file: int) -> None:
-        self._mincore = getattr(ctypes.CDLL(None), "mincore", None) if DIRECT else None
+        self._mincore = None
         size = os.fstat(file).st_size
-        if self._mincore is None or size == 0:
-            self._mincore = None
+        if sys.platform == "win32" or not DIRECT or size == 0:
             return
         # Writable, so that ctypes gives its address. The system counts such memory, more of which than it has may
         # not be asked for, unless it is told that no page will be written.
@@ -173,8 +181,8 @@ class _Residence:
         try:
             self._map = mmap.mmap(file, size, flags, mmap.PROT_READ | mmap.PROT_WRITE)
         except OSError:  # a limit on a process's addresses (man 2 setrlimit)
-            self._mincore = None
             return
+        self._mincore = getattr(ctypes.CDLL(None), "mincore", None)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def is_cached(self, offset: int, length: int) -> bool:
