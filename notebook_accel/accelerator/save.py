@@ -166,7 +166,7 @@ class SavePart(Shared):
                 raise ValueError(
                     "save_state needs output_dir, or a ProjectConfiguration with automatic naming"
                 )
-            target = Path(os.path.abspath(Path(output_dir).expanduser()))
+            target = folder.resolve(output_dir)
             folder.check(target)
             return target, None
         target = self._checkpoints() / f"checkpoint_{config.iteration}"
@@ -186,7 +186,7 @@ class SavePart(Shared):
 
     def _meeting_place(self, target: Path) -> Path:
         token = self._runtime.comm.broadcast_object(uuid.uuid4().hex[:8])
-        return target.with_name(f"{target.name}.meeting-{token}")
+        return folder.meeting(target, token)
 
     def _parts(self, models: list[torch.nn.Module]) -> read.Parts:
         return read.Parts(
@@ -244,11 +244,11 @@ class SavePart(Shared):
         target, number = self._load_source(input_dir)
         options = {key: value for key, value in load_model_func_kwargs.items() if key != "map_location"}
         models = [unwrap(model) for model in self._models]
-        for hook in list(self._load_hooks.values()):
-            hook(models, str(target))
         error: Exception | None = None
         loading = read.Loading()
         try:
+            for hook in list(self._load_hooks.values()):
+                hook(models, str(target))
             loading = read.plan(
                 target,
                 self._parts([unwrap(model, keep_torch_compile=False) for model in models]),
@@ -283,7 +283,7 @@ class SavePart(Shared):
             number, target = found[-1]
             return target, number
         assert input_dir is not None
-        target = Path(os.path.abspath(Path(input_dir).expanduser()))
+        target = folder.resolve(input_dir)
         if self._runtime.topology.is_local_main:
             folder.recover(target)
         self._runtime.comm.barrier()

@@ -8,6 +8,7 @@ instant: `NAME` is whole or, in that moment, `recover` brings it back.
 from __future__ import annotations
 
 import ctypes
+import glob
 import os
 import shutil
 import sys
@@ -27,6 +28,17 @@ def saving(target: Path) -> Path:
 def previous(target: Path) -> Path:
     """Return the folder that holds the old checkpoint between two renames."""
     return target.with_name(f"{target.name}.previous")
+
+
+def resolve(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of a checkpoint; where a link has its name, that of the folder it leads to."""
+    target = Path(os.path.abspath(Path(path).expanduser()))
+    return Path(os.path.realpath(target)) if target.is_symlink() else target
+
+
+def meeting(target: Path, token: str) -> Path:
+    """Return the folder in which the ranks meet that write the checkpoint in the background."""
+    return target.with_name(f"{target.name}.meeting-{token}")
 
 
 def check(target: Path) -> None:
@@ -55,6 +67,8 @@ def prepare(target: Path) -> None:
     recover(target)
     remove(saving(target))
     remove(previous(target))
+    for left in target.parent.glob(f"{glob.escape(target.name)}.meeting-*"):  # by processes that were killed
+        shutil.rmtree(left, ignore_errors=True)
     saving(target).mkdir(parents=True)
 
 
@@ -83,6 +97,9 @@ def commit(target: Path) -> None:
 
 def remove(folder: Path) -> None:
     """Remove a folder, under another name first so that no half of it is taken for a checkpoint."""
+    if folder.is_symlink():  # to a checkpoint that was put elsewhere by hand
+        folder.unlink()
+        return
     if not folder.exists():
         return
     doomed = folder.with_name(f"{folder.name}.removing")

@@ -12,6 +12,8 @@ from .write import File
 def model_files(states: list[dict[str, Any]], safe_serialization: bool) -> list[File]:
     """Return a file for each model's state; ValueError names an entry that safetensors cannot hold."""
     if not safe_serialization:
+        for state in states:
+            weights.check_values(state)
         return [
             File(name=names.numbered(names.MODEL, index), content=dict(state))
             for index, state in enumerate(states)

@@ -75,7 +75,9 @@ class Source:
 
 
 def _fits(target: torch.Tensor, dtype: torch.dtype) -> bool:
-    plain = type(target) in (torch.Tensor, torch.nn.Parameter)
+    plain = (
+        type(target) in (torch.Tensor, torch.nn.Parameter) and not target.is_conj() and not target.is_neg()
+    )
     return plain and target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous()
 
 

@@ -57,7 +57,7 @@ class Output:
         if self._thread is None:
             self._run()
         else:
-            self._thread.join()
+            self._join(self._thread)
         if error is None:
             self._raise()
 
@@ -93,6 +93,14 @@ class Output:
         thread = threading.Thread(target=self._run, name="checkpoint output", daemon=True)
         thread.start()
         self._thread = thread
+
+    def _join(self, thread: threading.Thread) -> None:
+        try:
+            thread.join()
+        except BaseException as interrupt:
+            self._error = interrupt  # nothing more is written, so that this takes no time
+            thread.join()
+            raise
 
     def _raise(self) -> None:
         if self._error is not None:

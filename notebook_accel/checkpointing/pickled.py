@@ -67,10 +67,16 @@ class Outline:
     def __init__(self, path: Path, **options: Any) -> None:
         self.path = path
         self._lazy = not options and sys.byteorder == "little" and _is_whole_zip(path)
-        self.content = read(path, **({"map_location": "meta"} if self._lazy else options))
-        if self._lazy and not all(map(_is_placed, tensors_in(self.content))):
-            self._lazy = False
-            self.content = read(path)
+        if self._lazy:
+            try:
+                self.content = read(path, map_location="meta")
+                self._lazy = all(map(_is_placed, tensors_in(self.content)))
+            except (
+                CheckpointError
+            ):  # tensors that meta has none of, such as quantized ones; or damage, as seen below
+                self._lazy = False
+        if not self._lazy:
+            self.content = read(path, **options)
 
     def fill(self, choose: Callable[[tuple[Any, ...], torch.Tensor], torch.Tensor | None]) -> Any:
         """Return the object with values.
@@ -138,6 +144,8 @@ def _is_placed(tensor: torch.Tensor) -> bool:
     """Return True for a plain tensor of which it is known where in the file its values lie."""
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_quantized:
         return False
+    if tensor.is_conj() or tensor.is_neg():  # the file has values that are to be changed
+        return False
     return getattr(tensor.untyped_storage(), "_checkpoint_offset", None) is not None
 
 
@@ -160,7 +168,7 @@ def _numpy_names() -> list[Any]:
         return []
     numpy = importlib.import_module("numpy")
     core = importlib.import_module("numpy._core" if hasattr(numpy, "_core") else "numpy.core")
-    names: list[Any] = [core.multiarray._reconstruct, numpy.ndarray, numpy.dtype]
+    names: list[Any] = [core.multiarray._reconstruct, core.multiarray.scalar, numpy.ndarray, numpy.dtype]
     names.append(importlib.import_module("_codecs").encode)
     kinds = getattr(numpy, "dtypes", None)
     # of numbers and texts; arrays of objects stay refused

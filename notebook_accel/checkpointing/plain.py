@@ -14,7 +14,7 @@ from . import pickled, rawio, weights
 
 
 def write(obj: Any, f: Any, safe_serialization: bool = False) -> None:
-    """Write an object to a file, whole or not at all, or to something that can be written to.
+    """Write an object to a file, whole or not at all, or to something that can be written to, such as a device.
 
     With `safe_serialization` the object is tensors by name; names of the same memory are written once.
     """
@@ -23,7 +23,15 @@ def write(obj: Any, f: Any, safe_serialization: bool = False) -> None:
             raise ValueError("safe_serialization=True writes to a path, not to an open file")
         torch.save(obj, f)
         return
-    path = Path(f)
+    path = Path(os.path.realpath(f)) if os.path.islink(f) else Path(f)
+    if path.exists() and not path.is_file():
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder: give the name of a file")
+        if safe_serialization:
+            raise ValueError(f"safe_serialization=True writes to a file, and {path} is a device or pipe")
+        with open(path, "wb") as file:  # never replaced
+            torch.save(obj, file)
+        return
     part = path.with_name(f"{path.name}.part")
     try:
         if safe_serialization:

@@ -23,6 +23,7 @@ DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 
 _CHUNK: Final = 4 << 20
 _FEW: Final = 32 << 20
+_NORESERVE: Final = 0x4000  # Linux's; Python knows it from 3.11 on
 _THREADS: Final = 4
 
 Piece = tuple[int, torch.Tensor]
@@ -66,7 +67,10 @@ def sync(path: Path) -> None:
 
 
 def work_off(jobs: list[Callable[[], None]], num_threads: int) -> None:
-    """Do all jobs and raise the first error; an executor would refuse them while the interpreter ends."""
+    """Do all jobs and raise the first error; an executor would refuse them while the interpreter ends.
+
+    Nothing runs any more when it returns or raises: an interrupt waits for the jobs that were begun.
+    """
     waiting = iter(jobs)
     lock = threading.Lock()
     errors: list[BaseException] = []
@@ -83,11 +87,17 @@ def work_off(jobs: list[Callable[[], None]], num_threads: int) -> None:
                 errors.append(error)
 
     threads = [threading.Thread(target=run, daemon=True) for _ in range(min(num_threads, len(jobs)) - 1)]
-    for thread in threads:
-        thread.start()
-    run()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.start()
+        run()
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # an interrupt
+        errors.append(error)
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
     if errors:
         raise errors[0]
 
@@ -161,14 +171,18 @@ class _Residence:
     """What of a file the system has cached, by mincore (man 2 mincore); all of it where that cannot be asked."""
 
     def __init__(self, file: int) -> None:
-        self._mincore = getattr(ctypes.CDLL(None), "mincore", None) if DIRECT else None
+        self._mincore = None
         size = os.fstat(file).st_size
-        if self._mincore is None or size == 0:
-            self._mincore = None
+        if sys.platform == "win32" or not DIRECT or size == 0:
             return
-        self._map = mmap.mmap(
-            file, size, access=mmap.ACCESS_COPY
-        )  # writable, so that ctypes gives its address
+        # Writable, so that ctypes gives its address. The system counts such memory, more of which than it has may
+        # not be asked for, unless it is told that no page will be written.
+        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", _NORESERVE)
+        try:
+            self._map = mmap.mmap(file, size, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+        except OSError:  # a limit on a process's addresses (man 2 setrlimit)
+            return
+        self._mincore = getattr(ctypes.CDLL(None), "mincore", None)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def is_cached(self, offset: int, length: int) -> bool:

@@ -195,8 +195,10 @@ def _plan_optimizer(optimizer: Any, outline: Outline) -> Apply:
     numbers = [number for group in content["param_groups"] for number in group["params"]]
     parameters = [parameter for group in raw.param_groups for parameter in group["params"]]
     by_number = dict(zip(numbers, parameters, strict=True))
+    # what others call exp_avg may have any shape, and come and go
+    known = type(raw).__module__.startswith("torch.optim.")
     for number, values in content["state"].items():
-        if number in by_number:
+        if known and number in by_number:
             _check_state(path, number, values, by_number[number], raw.state.get(by_number[number], {}))
 
     def choose(where: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor | None:
@@ -266,14 +268,14 @@ def _plan_stateful(
 def loader_state(loader: Any) -> dict[str, Any]:
     """Return where the loader stands: its epoch, what decides its order, and in an epoch what decided that one's."""
     state: dict[str, Any] = {"iteration": int(getattr(loader, "iteration", 0))}
+    if isinstance(loader, PreparedLoader):
+        state = loader.course.state_dict(loader.iteration)
     sampler: Any = loader.get_sampler() if hasattr(loader, "get_sampler") else None
     for key in ("epoch", "initial_seed"):
         if isinstance(getattr(sampler, key, None), int):
             state[key] = getattr(sampler, key)
     if isinstance(getattr(sampler, "generator", None), torch.Generator):
         state["generator"] = sampler.generator.get_state()
-    if isinstance(loader, PreparedLoader) and loader.course.order is not None:
-        state["order"] = loader.course.order
     return state
 
 
@@ -291,7 +293,7 @@ def _plan_loader(loader: Any, path: Path) -> Apply:
         if "generator" in state and isinstance(getattr(sampler, "generator", None), torch.Generator):
             sampler.generator.set_state(state["generator"])
         if isinstance(loader, PreparedLoader):
-            loader.course.interrupted = state.get("order")
+            loader.course.load_state_dict(state)
 
     return apply
 

@@ -62,6 +62,8 @@ def save_weights(
     tensors: dict[str, Any] = dict(state)
     if safe_serialization:
         tensors, dropped = weights.without_ties(state)
+    else:
+        weights.check_values(state)
     shards = _split(tensors, limit)
     whole = names.SAFE_MODEL if safe_serialization else names.MODEL
     stem, _, ending = whole.partition(".")

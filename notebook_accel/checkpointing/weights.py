@@ -54,11 +54,19 @@ class Header:
     texts: dict[str, str]
 
 
+def check_values(state: Mapping[str, Any]) -> None:
+    """Raise ValueError if a tensor has no values."""
+    for name, tensor in state.items():
+        if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
+            raise ValueError(f"{name!r} is on the meta device and has no values to save: load weights first")
+
+
 def without_ties(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Return the tensors with one name each, and the name kept for every name left out.
 
     ValueError names an entry that is no tensor, which these files cannot hold.
     """
+    check_values(state)
     kept: dict[str, torch.Tensor] = {}
     dropped: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
@@ -72,8 +80,6 @@ def without_ties(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dic
             raise ValueError(
                 f"{name!r} is of {tensor.dtype}, unknown to safetensors: use safe_serialization=False"
             )
-        if tensor.device.type == "meta":
-            raise ValueError(f"{name!r} is on the meta device and has no values to save: load weights first")
         view = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         first = seen.setdefault(view, name) if tensor.nbytes else name
         if first == name:
@@ -98,7 +104,12 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, s
     with Output(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
-            file.write(rawio.memory(tensors[name].detach().to("cpu").contiguous()))
+            file.write(rawio.memory(_plain(tensors[name])))
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with its values in memory as they are, not yet to be conjugated or negated."""
+    return tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
 
 
 def read_header(path: Path) -> Header:

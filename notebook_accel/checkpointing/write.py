@@ -166,7 +166,8 @@ class Copies:
 
         def one(path: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor:
             plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-            if not plain or tensor.is_quantized or tensor.nbytes == 0:
+            plain = plain and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+            if not plain or tensor.nbytes == 0:
                 return tensor.detach().to("cpu", copy=True)
             storage = tensor.untyped_storage()
             key = (tensor.device, storage.data_ptr())

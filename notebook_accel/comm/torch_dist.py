@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import time
 import weakref
 from datetime import timedelta
 from typing import Any, Final
@@ -13,6 +15,10 @@ from torch.distributed.distributed_c10d import AllgatherOptions
 from .. import environ
 from ..topology import Topology
 from .base import Comm, ReduceOp
+
+_LAST_WORK_S: Final = 0.01
+"""Before Python ends. A thread of gloo frees the tensors of the last collective; one that asks for Python's lock after
+its end is ended within C++ code, which aborts the process."""
 
 _OPS: Final = {
     "sum": dist.ReduceOp.SUM,
@@ -126,6 +132,8 @@ def open_group(
         world_size=topology.world_size,
         **options,
     )
+    if "gloo" in backend and not environ.flag("FORK_LAUNCHED"):  # a launched worker ends without finalizing
+        atexit.register(time.sleep, _LAST_WORK_S)
 
 
 def close_group(group: Any = None) -> None:

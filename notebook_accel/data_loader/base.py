@@ -114,7 +114,9 @@ class PreparedLoader(DataLoader[Any]):
         made.__dict__.update(
             samplers, skip_batches=self.skip_batches + skip_batches, _runtime=self._runtime, _left_early=False
         )
-        made.course, made._origin = Course(self.course), self
+        skipped = skip_batches + sum(getattr(part, "skip_batches", 0) for part in samplers.values())
+        made.course, made.iteration = self.course.after(self.iteration, skipped)
+        made._origin = self
         made.reset()
         return made
 
@@ -167,6 +169,8 @@ class PreparedLoader(DataLoader[Any]):
 
     def _read_all(self) -> Iterator[Any]:
         """Return torch's own iterator of this loader, or torchdata's."""
+        if isinstance(self.dataset, IterableDataset):  # no sampler decides its order, nor notes that it did
+            self.course.draw([])
         if not self.course.goes_on:
             return super().__iter__()
         here = torch.get_rng_state()
@@ -191,6 +195,7 @@ class PreparedLoader(DataLoader[Any]):
     def _reach_end(self) -> None:
         """Note that the batch at hand is the last one."""
         self.end_of_dataloader = True
+        self.course.reach_end()
 
     def _sampler_chain(self) -> Iterator[Any]:
         return sampler_chain(outer_sampler(self))

@@ -22,17 +22,21 @@ class Course:
     Attributes:
         order: of the epoch that is being read; None before its first batch and after its last.
         next_order: of the epoch that starts next; None leaves it to the samplers.
+        ended: the epoch's last batch was read, though nobody asked for one more.
         interrupted: of the epoch in which a checkpoint was saved, for `skip_first_batches` to go on with.
         num_drawn: batches that were drawn of this epoch, once these are all; None before.
+        interrupted_epoch: which one it is.
         goes_on: this epoch was begun by another process, so that its start draws no random numbers here.
         parent: the course of the loader that `skip_first_batches` was given, which is in the same epoch.
     """
 
     def __init__(self, parent: Course | None = None) -> None:
         self.order: Order | None = None
-        self.next_order: Order | None = None if parent is None else parent.interrupted
+        self.next_order: Order | None = None
+        self.ended = False
         self.interrupted: Order | None = None
         self.num_drawn: int | None = None
+        self.interrupted_epoch = 0
         self.goes_on = False
         self.parent = parent
 
@@ -51,10 +55,50 @@ class Course:
         """Note that the epoch's last batch was read."""
         self._set(None)
 
+    def reach_end(self) -> None:
+        """Note that the batch at hand is the epoch's last one."""
+        for course in self._with_parents():
+            course.ended = True
+
+    def after(self, epoch: int, num_batches: int) -> tuple[Course, int]:
+        """Return the course of a loader that skips batches in this one's epoch, and the epoch that it starts with.
+
+        That is the interrupted one, if this is its number. Where the checkpoint was saved with its last batch,
+        the number is that of the next one, and whoever skips batches means those of the interrupted one.
+        """
+        made = Course(self)
+        if self.next_order is not None:
+            made.next_order = self.next_order
+        elif self.interrupted is not None:
+            if self.ended and num_batches > 0 and epoch == self.interrupted_epoch + 1:
+                epoch = self.interrupted_epoch
+            if epoch == self.interrupted_epoch:
+                made.next_order = self.interrupted
+        return made, epoch
+
+    def state_dict(self, epoch: int) -> dict[str, Any]:
+        """Return where the loader stands in this epoch."""
+        state: dict[str, Any] = {"iteration": epoch}
+        if self.order is not None:
+            state |= {"iteration": epoch + self.ended, "order": self.order, "order_of": epoch}
+        elif self.interrupted is not None:
+            state |= {"order": self.interrupted, "order_of": self.interrupted_epoch}
+        return state if "order" not in state else state | {"ended": self.ended}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Know the epoch that `state_dict` was called in as the interrupted one."""
+        self.interrupted = state.get("order")
+        self.interrupted_epoch = state.get("order_of", state["iteration"])
+        self.ended = state.get("ended", False)
+
     def _set(self, order: Order | None) -> None:
+        for course in self._with_parents():
+            course.order, course.interrupted, course.ended = order, None, False
+
+    def _with_parents(self) -> Iterator[Course]:
         course: Course | None = self
         while course is not None:
-            course.order, course.interrupted = order, None
+            yield course
             course = course.parent
 
 

@@ -316,3 +316,137 @@ def test_an_error_of_the_thread_is_raised_at_the_next_call(
         assert not list(tmp_path.iterdir())
     accelerator.save_state(tmp_path / "kept")
     gc.collect()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_leads_to_the_checkpoint(tmp_path: Path, there: bool) -> None:
+    accelerator = Accelerator(cpu=True)
+    parts = trained(accelerator)
+    real, link = tmp_path / "real", tmp_path / "link"
+    link.symlink_to(real)
+    if there:
+        real.mkdir()
+        (real / "notes.txt").write_text("not ours")
+    for _ in range(2):
+        assert accelerator.save_state(link) == real
+    wanted = values(*parts)
+    step(accelerator, *parts)
+    accelerator.load_state(link)
+    assert values(*parts) == wanted
+    assert link.is_symlink() and sorted(tmp_path.iterdir()) == [link, real]
+    assert (real / "notes.txt").exists() == there
+
+
+def test_the_limit_removes_links_and_not_what_they_lead_to(tmp_path: Path) -> None:
+    config = ProjectConfiguration(tmp_path / "run", automatic_checkpoint_naming=True, total_limit=1)
+    accelerator = Accelerator(cpu=True, project_config=config)
+    trained(accelerator)
+    first = accelerator.save_state()
+    first.rename(tmp_path / "elsewhere")
+    first.symlink_to(tmp_path / "elsewhere")
+    second = accelerator.save_state()
+    assert list(second.parent.iterdir()) == [second]
+    assert (tmp_path / "elsewhere" / names.MANIFEST).exists()
+
+
+def test_numbers_of_numpy(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(2, 2)
+    model, optimizer = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=np.logspace(-3, -2, 2)[0])
+    )
+    accelerator.save_state(tmp_path / "kept")
+    optimizer.param_groups[0]["lr"] = 0.5
+    accelerator.load_state(tmp_path / "kept")
+    assert optimizer.param_groups[0]["lr"] == 0.001
+
+
+class LowRank(torch.optim.Optimizer):
+    """State of a foreign optimizer: a name of Adam's of another shape, and one that appears later."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.steps = 0
+
+    def step(self, closure: Any = None) -> None:
+        self.steps += 1
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["exp_avg"] = torch.full((1, 2), float(self.steps))
+            if self.steps > 1:
+                self.state[parameter]["slow"] = torch.zeros(1)
+
+
+def test_optimizers_of_others_may_have_any_state(tmp_path: Path) -> None:
+    def make() -> tuple[Accelerator, Any]:
+        accelerator = Accelerator(cpu=True)
+        model = torch.nn.Linear(3, 3)
+        return accelerator, accelerator.prepare(model, LowRank(model.parameters()))[1]
+
+    accelerator, optimizer = make()
+    optimizer.step()
+    accelerator.save_state(tmp_path / "kept")
+    optimizer.step()
+    accelerator.load_state(tmp_path / "kept")
+    fresh, other = make()
+    fresh.load_state(tmp_path / "kept")
+    for found in (optimizer, other):
+        states = found.state_dict()["state"].values()
+        assert [list(state) for state in states] == [["exp_avg"]] * 2
+        assert all(bool((state["exp_avg"] == 1).all()) for state in states)
+
+
+@pytest.mark.parametrize("async_save", [True, False])
+@pytest.mark.parametrize("safe", [True, False])
+def test_lazily_conjugated_tensors(tmp_path: Path, safe: bool, async_save: bool) -> None:
+    made = torch.randn(3, dtype=torch.complex64)
+    models = [torch.nn.Module() for _ in range(3)]
+    for model, weight in zip(models, (made.conj(), made.clone(), made.clone().conj()), strict=True):
+        model.weight = torch.nn.Parameter(weight)
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(models[0])
+    accelerator.save_state(tmp_path / "kept", safe, async_save=async_save)
+    accelerator.end_training()
+    for model in models:
+        with torch.no_grad():
+            model.weight.zero_()  # type: ignore[operator]
+        fresh = Accelerator(cpu=True)
+        fresh.prepare(model)
+        fresh.load_state(tmp_path / "kept")
+        if model is models[0]:
+            wanted = model.weight.detach().resolve_conj().tolist()  # type: ignore[operator]
+        assert model.weight.detach().resolve_conj().tolist() == wanted != [0, 0, 0]  # type: ignore[operator]
+
+
+def test_weights_that_only_torch_save_can_hold(tmp_path: Path) -> None:
+    quantized = torch.quantize_per_tensor(torch.arange(3.0), 0.5, 0, torch.qint8)
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("quantized", quantized.clone())
+    prepared = accelerator.prepare(model)
+    accelerator.save_state(tmp_path / "kept", safe_serialization=False)
+    prepared.quantized.copy_(torch.zeros(3))
+    accelerator.load_state(tmp_path / "kept")
+    assert torch.equal(prepared.quantized.dequantize(), quantized.dequantize())
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_weights_without_values(tmp_path: Path, safe: bool) -> None:
+    accelerator = Accelerator(cpu=True, device_placement=False)
+    model = torch.nn.Linear(2, 2, device="meta")
+    accelerator.prepare(model)
+    for call in (accelerator.save_state, lambda *args: accelerator.save_model(model, *args)):
+        arguments = (
+            (tmp_path / "kept", safe) if call == accelerator.save_state else (tmp_path / "kept", 100, safe)
+        )
+        with pytest.raises(ValueError, match="'weight' is on the meta device"):
+            call(*arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    trained(accelerator)
+    for name in ("kept[1].meeting-12ab", "kept[1].saving", "kept1.meeting-12ab"):
+        (tmp_path / name).mkdir()
+    accelerator.save_state(tmp_path / "kept[1]")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept1.meeting-12ab", "kept[1]"]

@@ -255,3 +255,24 @@ def test_a_folder_left_between_two_renames_comes_back(tmp_path: Path, clean_runt
     os.rename(where, folder.previous(where))
     accelerator.load_state(where)
     assert where.is_dir() and not folder.previous(where).exists()
+
+
+def rank_hook_fails(where: Path) -> str:
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(torch.nn.Linear(2, 2))
+    accelerator.save_state(where)
+
+    def fails(models: Any, folder: str) -> None:
+        if accelerator.process_index == 1:
+            raise KeyError("what the hook looks for")
+
+    accelerator.register_load_state_pre_hook(fails)
+    with pytest.raises((CheckpointError, KeyError)) as caught:
+        accelerator.load_state(where)
+    return f"{caught.type.__name__}: {caught.value}"
+
+
+def test_a_hook_that_fails_on_one_rank_is_heard_of_on_all(tmp_path: Path) -> None:
+    first, second = run_ranks(rank_hook_fails, tmp_path / "kept", timeout=30)
+    assert second == "KeyError: 'what the hook looks for'"
+    assert first.startswith("CheckpointError: rank 1 cannot load") and "what the hook looks for" in first

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +126,23 @@ def test_save_and_load(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'n' is a int"):
         save({"n": 3}, tmp_path / "g", safe_serialization=True)
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_save_replaces_files_alone(tmp_path: Path) -> None:
+    kept, link, pipe = (tmp_path / name for name in ("kept", "link", "pipe"))
+    link.symlink_to(kept)
+    save([1], link)
+    save([2], link)
+    assert link.is_symlink() and load(kept) == [2]
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        save([3], tmp_path)
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        save([4], pipe)
+        assert load(io.BytesIO(os.read(reader, 1 << 16))) == [4]
+        with pytest.raises(ValueError, match="is a device or pipe"):
+            save({"a": torch.ones(1)}, pipe, safe_serialization=True)
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo() and not list(tmp_path.glob("*.part"))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notebook_accel import nested
+from notebook_accel import Accelerator, nested
 from notebook_accel.comm import ops
 from notebook_accel.comm.base import Comm
 from notebook_accel.comm.single import SingleComm
@@ -326,3 +329,18 @@ def ranks_barrier() -> tuple[str, int]:
     comm.close()
     assert not dist.is_initialized()
     return names
+
+
+def rank_registers() -> list[float]:
+
+    with mock.patch.object(atexit, "register", wraps=atexit.register) as register:
+        Accelerator(cpu=True)
+    return [call.args[1] for call in register.call_args_list if call.args[0] is time.sleep]
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_the_end_of_python_leaves_gloo_the_time_for_its_last_tensors(launched: bool) -> None:
+    """Its thread aborts the process if it asks for Python's lock later; launched workers end in another way."""
+    environment = {"FORK_LAUNCHED": "1"} if launched else {}
+    for found in run_ranks(rank_registers, environment=environment):
+        assert bool(found) != launched and all(seconds > 0 for seconds in found)

@@ -166,3 +166,58 @@ def test_bytes_keep_their_tensor() -> None:
     view = rawio.memory(torch.arange(1000))
     others = [torch.zeros(1000, dtype=torch.int64) for _ in range(10)]
     assert view[8:9] == b"\x01" and others
+
+
+def test_a_file_larger_than_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)  # of holes
+        file.seek(1 << 39)
+        file.write(b"found")
+    tensor = torch.ones(rawio._FEW + 1, dtype=torch.uint8)
+    rawio.read_at(path, [(1 << 39, tensor)])
+    assert bytes(tensor[:6].tolist()) == b"found\0" and not tensor[5:].any()
+
+
+def test_nothing_runs_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, done = threading.Event(), []
+    join = threading.Thread.join
+
+    def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
+        monkeypatch.setattr(threading.Thread, "join", join)
+        go.set()
+        raise KeyboardInterrupt
+
+    def job() -> None:
+        if threading.current_thread() is threading.main_thread():
+            started.wait(10)
+            return
+        started.set()
+        go.wait(10)
+        time.sleep(0.05)
+        done.append("slow")
+
+    started, before = threading.Event(), threading.active_count()
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rawio.work_off([job, job], 2)
+    assert done == ["slow"] and threading.active_count() == before
+
+
+def test_nothing_is_written_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    join, put, before = threading.Thread.join, Output._put, threading.active_count()
+
+    def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
+        monkeypatch.setattr(threading.Thread, "join", join)
+        raise KeyboardInterrupt
+
+    def slow(self: Output, block: Any, length: int) -> None:
+        time.sleep(0.1)
+        put(self, block, length)
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    monkeypatch.setattr(Output, "_put", slow)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "file", [bytes(2 * BLOCK)], False)
+    assert threading.active_count() == before
+    assert (tmp_path / "file").stat().st_size < 2 * BLOCK

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from notebook_accel import Accelerator, DataLoaderConfiguration
 from notebook_accel.utils import set_seed
@@ -27,11 +27,33 @@ class Noisy(TensorDataset):
         return (sample + torch.rand(()),)
 
 
+class Shuffled(IterableDataset[Any]):
+    """An iterable dataset with an order for each epoch."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.epoch = size, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[Any]:
+        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(self.epoch))
+        return iter([(torch.tensor([index / self.size]),) for index in order.tolist()])
+
+
 class Run:
     """A model with dropout and its loader, and what it saw: the samples and the loss of each batch."""
 
     def __init__(
-        self, num_workers: int = 0, weighted: bool = False, noisy: bool = False, **config: Any
+        self,
+        num_workers: int = 0,
+        weighted: bool = False,
+        noisy: bool = False,
+        iterable: bool = False,
+        **config: Any,
     ) -> None:
         self.accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**config))
         set_seed(3, device_specific=True)
@@ -41,7 +63,9 @@ class Run:
         order: dict[str, Any] = {"shuffle": True}
         if weighted:
             order = {"sampler": WeightedRandomSampler(torch.ones(size).tolist(), size)}
-        dataset = (Noisy if noisy else TensorDataset)(torch.linspace(0, 1, size).reshape(-1, 1))
+        dataset: Any = (Noisy if noisy else TensorDataset)(torch.linspace(0, 1, size).reshape(-1, 1))
+        if iterable:
+            dataset, order = Shuffled(size), {}
         self.parts: Any = self.accelerator.prepare(
             model,
             torch.optim.SGD(model.parameters(), lr=0.1),
@@ -104,6 +128,8 @@ OPTIONS = [
     {"dispatch_batches": True},
     {"split_batches": True},
     {"num_workers": 2},
+    {"iterable": True},
+    {"iterable": True, "dispatch_batches": True},
     {"use_stateful_dataloader": True},
     {"use_stateful_dataloader": True, "num_workers": 2},
     {"use_stateful_dataloader": True, "dispatch_batches": True},
@@ -183,3 +209,88 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path: Path, clean_runtime
         other.accelerator.load_state(where)
     assert all(torch.equal(value, before[name]) for name, value in other.parts[0].state_dict().items())
     assert len(other.finish(other.epoch())) == BATCHES
+
+
+STYLES = ["all", "none", "next", "by hand"]
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"use_seedable_sampler": True, "data_seed": 5}, {"dispatch_batches": True}, {"iterable": True}],
+)
+def test_a_checkpoint_with_the_last_batch(
+    tmp_path: Path, clean_runtime: None, options: dict[str, Any], style: str
+) -> None:
+    """The epoch is over, whether all its batches are skipped or none of the next one."""
+    first = Run(**options)
+    first.finish(first.epoch())
+    epoch = first.epoch()
+    for _ in range(BATCHES):
+        next(epoch)
+    first.accelerator.save_state(tmp_path / "kept")
+    first.seen.clear()
+    wanted = first.finish(epoch, first.epoch(), first.epoch())
+    assert len(wanted) == 2 * BATCHES
+
+    again = Run(**options)
+    again.accelerator.load_state(tmp_path / "kept")
+    again.accelerator.save_state(tmp_path / "again")
+    for name in ("kept", "again"):
+        second = Run(**options)
+        torch.manual_seed(99)
+        second.accelerator.load_state(tmp_path / name)
+        loader = second.loader
+        if style == "all":
+            second.finish(second.epoch(second.accelerator.skip_first_batches(loader, BATCHES)))
+            rest = loader
+        elif style == "by hand":
+            loader.set_epoch(2)
+            rest = second.accelerator.skip_first_batches(loader, 0)
+        else:
+            rest = second.accelerator.skip_first_batches(loader, 0) if style == "next" else loader
+        assert second.finish(second.epoch(rest), second.epoch()) == wanted
+
+
+def test_a_stateful_loader_knows_that_its_epoch_is_over(tmp_path: Path, clean_runtime: None) -> None:
+    first = Run(use_stateful_dataloader=True, iterable=True)
+    epoch = first.epoch()
+    for _ in range(BATCHES):
+        next(epoch)
+    first.accelerator.save_state(tmp_path / "kept")
+    first.seen.clear()
+    wanted = first.finish(epoch, first.epoch())
+    second = Run(use_stateful_dataloader=True, iterable=True)
+    second.accelerator.load_state(tmp_path / "kept")
+    assert second.finish(second.epoch()) == wanted
+
+
+def test_a_resumed_run_may_save_before_it_goes_on(tmp_path: Path, clean_runtime: None) -> None:
+    first = Run()
+    epoch = first.epoch()
+    for _ in range(3):
+        next(epoch)
+    first.accelerator.save_state(tmp_path / "kept")
+    wanted = first.finish(epoch, first.epoch())[3:]
+    second = Run()
+    second.accelerator.load_state(tmp_path / "kept")
+    second.accelerator.save_state(tmp_path / "again")
+    third = Run()
+    third.accelerator.load_state(tmp_path / "again")
+    skipping = third.accelerator.skip_first_batches(third.loader, 1)
+    skipping = third.accelerator.skip_first_batches(skipping, 2)
+    assert third.finish(third.epoch(skipping), third.epoch()) == wanted
+
+
+def test_an_epoch_chosen_by_hand_is_not_the_interrupted_one(tmp_path: Path, clean_runtime: None) -> None:
+    options = {"use_seedable_sampler": True, "data_seed": 5}
+    first = Run(**options)
+    epoch = first.epoch()
+    next(epoch)
+    first.accelerator.save_state(tmp_path / "kept")
+    wanted = [batch for batch, _ in first.finish(epoch, first.epoch())][BATCHES + 1 :]
+    second = Run(**options)
+    second.accelerator.load_state(tmp_path / "kept")
+    second.loader.set_epoch(1)
+    skipping = second.accelerator.skip_first_batches(second.loader, 1)
+    assert [batch for batch, _ in second.finish(second.epoch(skipping))] == wanted
