@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -109,15 +108,22 @@ class PreparedLoader(DataLoader[Any]):
 
         Both are in the same epoch, and once its end is reached by the new one, both are in the next.
         """
-        made = copy.copy(self)
+        skipped = skip_batches + sum(getattr(part, "skip_batches", 0) for part in samplers.values())
+        course, epoch = self.course.after(self.iteration, skipped)
+        made: Self = object.__new__(type(self))
         # Not by assignment, which torch forbids for samplers once a loader is made: this one is being made.
         made.__dict__.update(
-            samplers, skip_batches=self.skip_batches + skip_batches, _runtime=self._runtime, _left_early=False
+            self.__getstate__(),
+            skip_batches=self.skip_batches + skip_batches,
+            course=course,
+            iteration=epoch,
+            end_of_dataloader=False,
+            remainder=-1,
+            _origin=self,
+            _runtime=self._runtime,
+            _left_early=False,
+            **samplers,
         )
-        skipped = skip_batches + sum(getattr(part, "skip_batches", 0) for part in samplers.values())
-        made.course, made.iteration = self.course.after(self.iteration, skipped)
-        made._origin = self
-        made.reset()
         return made
 
     def reset(self) -> None:

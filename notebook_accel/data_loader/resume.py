@@ -172,14 +172,14 @@ class ResumableIterator:
 
     def _draw(self, order: Order | None) -> None:
         """Start with the batches from the position on, in this order where there is one."""
-        here = torch.get_rng_state()
+        here = None if order is None else torch.get_rng_state()
         if order is not None:
             restore_order(self._sampler, order)
         self._order = order_of(self._sampler, with_global=True)
         self._course.draw(self._order)
         self._batches = batches_from(self._sampler, self._position)
         self._look_ahead()
-        if order is not None and any("global" in state for state in order):
+        if here is not None and any("global" in state for state in self._order):
             # samplers without a generator of their own draw when the first batch is asked for
             torch.set_rng_state(here)
 
