@@ -68,7 +68,7 @@ class Source:
             if _fits(target, entry.dtype):
                 direct.append((entry.offset, target))
                 continue
-            value = torch.empty(entry.shape, dtype=entry.dtype)
+            value = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
             rawio.read_at(self.path, [(entry.offset, value)])
             target.copy_(value)
         rawio.read_at(self.path, direct)

@@ -99,9 +99,9 @@ class Outline:
                 offset = int(storage._checkpoint_offset)
                 whole = wholes.get(offset)
                 if whole is None:
-                    whole = wholes[offset] = torch.empty(storage.nbytes(), dtype=torch.uint8)
+                    whole = wholes[offset] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
                     pieces[-offset - 1] = (offset, whole)
-                target = torch.empty(0, dtype=tensor.dtype)
+                target = torch.empty(0, dtype=tensor.dtype, device="cpu")
                 target.set_(whole.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
             filled[id(tensor)] = target
             return target

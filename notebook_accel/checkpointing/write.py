@@ -173,7 +173,7 @@ class Copies:
             key = (tensor.device, storage.data_ptr())
             if key not in shared:
                 shared[key] = self._copy(storage)
-            result = torch.empty(0, dtype=tensor.dtype)
+            result = torch.empty(0, dtype=tensor.dtype, device="cpu")
             result.set_(shared[key].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
             return result
 
@@ -181,7 +181,7 @@ class Copies:
 
     def _copy(self, storage: torch.UntypedStorage) -> torch.Tensor:
         spare = self._spare.get(storage.nbytes())
-        block = spare.pop() if spare else torch.empty(storage.nbytes(), dtype=torch.uint8)
+        block = spare.pop() if spare else torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
         # between tensors, as torch copies these by several threads
         block.copy_(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
         self._used.append(block)

@@ -60,7 +60,7 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
         if type(obj) is torch.Tensor and _plain(obj):
             return self._reduce_tensor(obj)
         if type(obj) is torch.UntypedStorage:
-            data: Any = torch.empty(0, dtype=torch.uint8).set_(obj).numpy()
+            data: Any = torch.empty(0, dtype=torch.uint8, device="cpu").set_(obj).numpy()
             return _storage_from, (pickle.PickleBuffer(data),)
         if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
             return _cached_from, (obj.__wrapped__, obj.cache_parameters())
@@ -148,7 +148,7 @@ def _tensor_from(
     neg: bool,
     device: str | None,
 ) -> torch.Tensor:
-    tensor = torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
+    tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, size, stride)
     tensor = tensor.conj() if conj else tensor
     tensor = torch._neg_view(tensor) if neg else tensor
     if device is not None:

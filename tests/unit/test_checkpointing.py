@@ -450,3 +450,27 @@ def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     accelerator.save_state(tmp_path / "kept[1]")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept1.meeting-12ab", "kept[1]"]
+
+
+def test_tensors_may_be_made_elsewhere_by_default(tmp_path: Path, clean_runtime: None) -> None:
+    """`torch.set_default_device` is about users' tensors, not about those of checkpoints."""
+    accelerator = Accelerator(cpu=True)
+    parts = accelerator.prepare(*make_parts())
+    step(accelerator, *parts)
+    wanted = values(*parts)
+    where = tmp_path / "kept"
+    for safe in (True, False):
+        for background in (False, True):
+            torch.set_default_device("meta")
+            try:
+                accelerator.save_state(where, safe, async_save=background)
+                accelerator.end_training()
+            finally:
+                torch.set_default_device(None)
+            step(accelerator, *parts)
+            torch.set_default_device("meta")
+            try:
+                accelerator.load_state(where)
+            finally:
+                torch.set_default_device(None)
+            assert values(*parts) == wanted

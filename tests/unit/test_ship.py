@@ -77,6 +77,17 @@ def test_kinds_of_tensors() -> None:
     assert module.weight.requires_grad
 
 
+def test_tensors_may_be_made_elsewhere_by_default() -> None:
+    """`torch.set_default_device` in a cell is about the user's own tensors."""
+    layer = torch.nn.Linear(2, 2)
+    torch.set_default_device("meta")
+    try:
+        back = _travel(layer)
+    finally:
+        torch.set_default_device(None)
+    assert back.weight.device.type == "cpu" and torch.equal(back.weight, layer.weight)
+
+
 def test_tied_weights_stay_tied() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     model[1].weight = model[0].weight
