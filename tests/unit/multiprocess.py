@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -52,7 +53,7 @@ def run_ranks(
     pipes, processes = [], []
     stacks = tempfile.TemporaryDirectory()
     for rank in range(world_size):
-        receiver, sender = context.Pipe(duplex=False)
+        receiver, sender = context.Pipe()
         variables = _variables(rank, world_size, port) | (environment or {})
         process = context.Process(
             target=_child, args=(sender, function, args, variables, stacks.name), daemon=True
@@ -62,7 +63,10 @@ def run_ranks(
         pipes.append(receiver)
         processes.append(process)
     try:
-        return _collect(pipes, timeout)
+        answers = _collect(pipes, timeout)
+        for pipe in pipes:
+            pipe.send_bytes(b"all have answered")
+        return answers
     except NoAnswer as error:
         raise NoAnswer(f"{error}\n{_where(processes, Path(stacks.name))}") from None
     except RankFailed:
@@ -151,6 +155,8 @@ def _child(
     except BaseException:  # whatever it is, the test is told
         answer = pickle.dumps((False, traceback.format_exc()))
     sender.send_bytes(answer)
+    with contextlib.suppress(EOFError, OSError):
+        sender.recv_bytes()  # a rank that leaves at once resets connections that others still make
     sender.close()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

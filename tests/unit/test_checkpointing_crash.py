@@ -40,7 +40,7 @@ def crash(where: Path, *arguments: str) -> dict[str, Any]:
 def test_a_process_killed_at_any_instant_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     answer = crash(tmp_path, "random", "60")
     assert answer["deaths"] == 60 and answer["left"] == ["kept"]
-    assert answer["generations"] > 2, "children died before they saved anything"
+    assert answer["generations"] > 5, "children died before they saved anything"
 
 
 def test_a_process_may_die_before_any_change_to_a_folder(tmp_path: Path) -> None:
