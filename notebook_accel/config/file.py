@@ -15,14 +15,16 @@ from typing import Any, Final
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.scalarstring import SingleQuotedScalarString
 
 from .. import environ
 from ..errors import ConfigError, Problem
 from . import problems
-from .schema import LaunchConfig, table
+from .schema import LaunchConfig, matters, table
 
 _LARGEST: Final = 1 << 20
 _JSON: Final = ".json"
+_TRUTH_WORDS: Final = frozenset({"y", "yes", "n", "no", "true", "false", "on", "off"})
 _ENDINGS: Final = (".yaml", ".yml", _JSON)
 
 # names of older files and of the user guide, by the section and name they have now; None: without meaning today
@@ -131,7 +133,7 @@ def values_of(config: LaunchConfig) -> dict[str, Any]:
     for option in table():
         value = flat[option.name]
         if value == option.default and not (
-            option.face.file and not option.face.expert and option.matters(flat)
+            option.face.file and not option.face.expert and matters(option, flat)
         ):
             continue
         place = values
@@ -139,6 +141,13 @@ def values_of(config: LaunchConfig) -> dict[str, Any]:
             place = place.setdefault(name, {})
         place[option.path[-1]] = list(value) if isinstance(value, tuple) else value
     return values
+
+
+def _quoted(value: Any) -> Any:
+    """Quote words that older YAML reads as truth values, which is what Accelerate's reader does."""
+    if isinstance(value, str) and value.lower() in _TRUTH_WORDS:
+        return SingleQuotedScalarString(value)
+    return value
 
 
 def flat_values(config: LaunchConfig) -> dict[str, Any]:
@@ -249,8 +258,11 @@ def _update(tree: Any, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if isinstance(value, Mapping) and isinstance(tree.get(name), CommentedMap):
             _update(tree[name], value)
+        elif isinstance(value, Mapping):
+            tree[name] = CommentedMap()
+            _update(tree[name], value)
         elif name not in tree or tree[name] != value:
-            tree[name] = value
+            tree[name] = _quoted(value)
 
 
 def _dumped(tree: Any) -> str:

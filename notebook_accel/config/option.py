@@ -32,6 +32,7 @@ class Face:
         flag: its flag without dashes; None where the command line has none.
         file: whether config files hold it.
         expert: questionnaire and form leave it out unless all options are asked for.
+        quiet_default: workers are not told of the default, so that what the user's own environment says counts.
     """
 
     when: Mapping[str, tuple[Any, ...]]
@@ -39,6 +40,7 @@ class Face:
     flag: str | None
     file: bool
     expert: bool
+    quiet_default: bool
 
 
 _NAME = "="  # "as the option is called"
@@ -89,10 +91,6 @@ class Option:
         """The path as text: `fsdp_config.fsdp_version`."""
         return ".".join(self.path)
 
-    def matters(self, values: Mapping[str, Any]) -> bool:
-        """Return True if the option has a meaning beside these values of other options, by their paths as text."""
-        return all(values.get(name) in legal for name, legal in self.face.when.items())
-
 
 def options_of(schema: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[Option]:
     """Yield every option of a schema and of its sections, in the order of definition."""
@@ -126,6 +124,7 @@ def _face(schema: type[BaseModel], name: str, extra: dict[str, Any], path: tuple
         flag=getattr(schema, "flag_prefix", "") + stem if flag == _NAME else flag,
         file=extra.get("file", True),
         expert=extra.get("expert", False) or getattr(schema, "expert", False),
+        quiet_default=not path,
     )
 
 
