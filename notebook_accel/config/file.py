@@ -132,9 +132,8 @@ def values_of(config: LaunchConfig) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for option in table():
         value = flat[option.name]
-        if value == option.default and not (
-            option.face.file and not option.face.expert and matters(option, flat)
-        ):
+        shown = option.face.file and not option.face.expert and matters(option, flat)
+        if value is None or (value == option.default and not shown):
             continue
         place = values
         for name in option.path[:-1]:

@@ -30,7 +30,7 @@ class Face:
             empty where it always has one.
         env: the variable that tells workers; None where there is none.
         flag: its flag without dashes; None where the command line has none.
-        file: whether config files hold it.
+        file: whether files hold it with its default too; Accelerate's reader refuses names that it does not have.
         expert: questionnaire and form leave it out unless all options are asked for.
         quiet_default: workers are not told of the default, so that what the user's own environment says counts.
     """
@@ -58,7 +58,7 @@ def option(
     **checks: Any,
 ) -> Any:
     """Return a field with its help text, its checks (`ge=1`, `pattern=...`) and its faces."""
-    extra = {"when": dict(when or {}), "env": env, "flag": flag, "file": file, "expert": expert}
+    extra: Any = {"when": dict(when or {}), "env": env, "flag": flag, "file": file, "expert": expert}
     return Field(default=default, description=help, json_schema_extra=extra, **checks)
 
 

@@ -105,7 +105,7 @@ class LaunchConfig(Section):
         Literal["no", "fp16", "bf16", "fp8"], BeforeValidator(lambda value: _precision(value))
     ] = option("no", "Number format of most computations.", env="ACCELERATE_MIXED_PRECISION")
     gradient_accumulation_steps: int = option(
-        1, "Batches for each optimizer step.", ge=1, env="ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+        1, "Batches for each optimizer step.", ge=1, env="ACCELERATE_GRADIENT_ACCUMULATION_STEPS", file=False
     )
     dynamo_config: DynamoConfig = DynamoConfig()
     fsdp_config: FSDPConfig = FSDPConfig()
