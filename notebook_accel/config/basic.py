@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .. import devices
 from ..errors import ConfigError, Problem
-from . import file, problems
-from .schema import LaunchConfig
+
+if TYPE_CHECKING:  # the schema is imported by the first call: the function is at hand in every process
+    from .schema import LaunchConfig
 
 _KINDS: Final = {"cuda": "MULTI_GPU", "xpu": "MULTI_XPU"}
 
@@ -19,6 +20,8 @@ def detected(**options: Any) -> LaunchConfig:
 
     ConfigError where an option has a wrong value.
     """
+    from . import problems
+
     kind = devices.best()
     number = devices.count(kind)
     found: dict[str, Any] = {"num_processes": number, "use_cpu": kind is devices.CPU}
@@ -50,6 +53,8 @@ def write_basic_config(
     Raises:
         ConfigError: a wrong precision, or a name that is none of a config file.
     """
+    from . import file
+
     path = Path(save_location).expanduser() if save_location is not None else file.default_path()
     config = detected(mixed_precision=mixed_precision)
     if path.is_dir():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from .file import flat_values
+from .option import as_text
 from .schema import LaunchConfig, matters, table
 
 _LIBRARIES: Final = {
@@ -46,14 +46,3 @@ def environment(config: LaunchConfig) -> dict[str, str]:
     if config.gpu_ids not in (None, "all"):
         texts[_VISIBLE.get(config.distributed_type, "CUDA_VISIBLE_DEVICES")] = config.gpu_ids.replace(" ", "")
     return {**texts, **config.environment}
-
-
-def as_text(value: Any) -> str:
-    """Return a value as variables and flags hold it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (tuple, list)):
-        return ",".join(map(as_text, value))
-    if isinstance(value, Mapping):
-        return ",".join(f"{key}={as_text(inner)}" for key, inner in value.items())
-    return str(value)

@@ -1,4 +1,4 @@
-"""Config files: where they lie, what older ones say in today's words, and how one is written without losing comments."""
+"""Config files: where they lie, what older ones say in today's words, and how one is written."""
 
 from __future__ import annotations
 
@@ -75,8 +75,10 @@ def read(path: str | os.PathLike[str]) -> ConfigFile:
         ConfigError: all that is wrong, with file and line; nothing of the file is used then.
     """
     path = Path(path).expanduser()
-    tree = _parse(path, _text(path))
-    values, moved, ignored = _in_todays_words(tree)
+    text = _text(path)
+    tree = _parse(path, text)
+    # JSON is YAML but for how it escapes some characters
+    values, moved, ignored = _in_todays_words(json.loads(text) if path.suffix == _JSON else tree)
     try:
         config = problems.check(values)
     except ConfigError as error:
@@ -98,10 +100,10 @@ def write(config: LaunchConfig, path: str | os.PathLike[str]) -> Path:
     if path.suffix not in _ENDINGS:
         raise ConfigError([Problem(name="", text=f"{path} does not end in {', '.join(_ENDINGS)}")])
     values = values_of(config)
+    tree: Any = _parse(path, _text(path)) if path.exists() else CommentedMap()
     if path.suffix == _JSON:
         text = json.dumps(values, indent=2) + "\n"
     else:
-        tree: Any = _parse(path, _text(path)) if path.exists() else CommentedMap()
         _update(tree, values)
         text = _dumped(tree)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,6 +141,10 @@ def values_of(config: LaunchConfig) -> dict[str, Any]:
         for name in option.path[:-1]:
             place = place.setdefault(name, {})
         place[option.path[-1]] = list(value) if isinstance(value, tuple) else value
+    if "parallelism_config" in values:  # which says so by itself: Accelerate has no such name
+        values.pop("use_parallelism_config", None)
+        if not config.use_parallelism_config:
+            values["use_parallelism_config"] = False
     return values
 
 
@@ -179,7 +185,9 @@ def _parse(path: Path, text: str) -> Any:
     try:
         if path.suffix == _JSON:
             json.loads(text)  # for its clearer errors
-        tree = YAML().load(text.replace("\t", " ") if path.suffix == _JSON else text)
+        yaml = YAML()
+        yaml.preserve_quotes = True
+        tree = yaml.load(text.replace("\t", " ") if path.suffix == _JSON else text)
     except json.JSONDecodeError as error:
         raise ConfigError([Problem(name="", text=error.msg, where=f"{path}:{error.lineno}")]) from None
     except MarkedYAMLError as error:
@@ -223,7 +231,7 @@ def _in_todays_words(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
         for name in now[:-1]:
             place = place.setdefault(name, {})
         place[now[-1]] = value
-    if values.get("parallelism_config"):
+    if "parallelism_config" in values:
         values.setdefault("use_parallelism_config", True)
     return values, moved, ignored
 

@@ -154,3 +154,14 @@ def spelled(**aliases: Any) -> BeforeValidator:
         return aliases.get(text.lower(), text.upper() if isinstance(value, str) else value)
 
     return BeforeValidator(change)
+
+
+def as_text(value: Any) -> str:
+    """Return a value as variables and flags hold it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (tuple, list)):
+        return ",".join(map(as_text, value))
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={as_text(inner)}" for key, inner in value.items())
+    return str(value)

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import ConfigError, Problem
+from .option import as_text
 from .schema import LaunchConfig, table
 
 
@@ -65,7 +66,7 @@ def of(error: ValidationError) -> list[Problem]:
 
 def _reason(option: Any, detail: Any) -> str:
     if option.choices is not None:
-        return f"is none of {', '.join(str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in option.choices)}"
+        return f"is none of {', '.join(map(as_text, option.choices))}"
     limits = {"greater_than_equal": ("ge", "less than"), "greater_than": ("gt", "not more than")}
     limits |= {"less_than_equal": ("le", "more than"), "less_than": ("lt", "not less than")}
     if detail["type"] in limits:
