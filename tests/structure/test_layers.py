@@ -58,7 +58,7 @@ def test_every_module_has_a_floor() -> None:
 
 def test_no_entry_of_the_table_is_stale() -> None:
     names = {short(module.name) for module in modules()}
-    planned = {"registry", "big_modeling", "checkpointing", "cli", "__main__"}
+    planned = {"registry", "big_modeling", "checkpointing"}
     missing = {entry for row in FLOORS for entry in row} - names - planned
     assert not missing, f"FLOORS lists modules that do not exist: {sorted(missing)}"
 
