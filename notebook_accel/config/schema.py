@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
@@ -54,7 +56,7 @@ DistributedKind = Literal[
 class LaunchConfig(Section):
     """What to start, on what, and how models are trained there.
 
-    Frozen; `model_copy(update=...)` and `with_options` make others. The names are those of Accelerate's config
+    Frozen; `with_options` makes others. The names are those of Accelerate's config
     files; what those do not have is left out of files where it has its default.
 
     Raises:
@@ -163,6 +165,25 @@ class LaunchConfig(Section):
     environment: dict[str, str] = option(
         {}, "More environment variables of the processes.", flag=None, expert=True
     )
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> LaunchConfig:
+        """Return the config in a file; ConfigError lists all that is wrong with it, with its lines."""
+        from . import file
+
+        return file.read(path).config
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write the config to a file, whole or not at all; a file that is there keeps its comments."""
+        from . import file
+
+        return file.write(self, path)
+
+    def with_options(self, **options: Any) -> LaunchConfig:
+        """Return another config with these options changed; ConfigError for wrong ones."""
+        from . import problems
+
+        return problems.check({**self.model_dump(), **options})
 
     @model_validator(mode="after")
     def _fits(self) -> LaunchConfig:
