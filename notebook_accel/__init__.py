@@ -1,11 +1,15 @@
 """Distributed PyTorch from a notebook cell."""
 
+from typing import TYPE_CHECKING, Any
+
 from .accelerator import Accelerator
 from .checkpointing.shards import load_checkpoint_in_model
+from .config.basic import write_basic_config
 from .data_loader import DataLoaderConfiguration, skip_first_batches
 from .errors import (
     CheckpointError,
     CollectiveError,
+    ConfigError,
     DeviceGuardError,
     LaunchError,
     NotebookAccelError,
@@ -29,6 +33,9 @@ from .probes import is_rich_available
 from .seeding import synchronize_rng_states
 from .state import DistributedType, PartialState
 
+if TYPE_CHECKING:
+    from .config.schema import LaunchConfig
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -36,6 +43,7 @@ __all__ = [
     "AutocastKwargs",
     "CheckpointError",
     "CollectiveError",
+    "ConfigError",
     "DDPCommunicationHookType",
     "DataLoaderConfiguration",
     "DeviceGuardError",
@@ -43,6 +51,7 @@ __all__ = [
     "DistributedType",
     "GradScalerKwargs",
     "InitProcessGroupKwargs",
+    "LaunchConfig",
     "LaunchError",
     "NotebookAccelError",
     "PartialState",
@@ -59,4 +68,14 @@ __all__ = [
     "prepare_pippy",
     "skip_first_batches",
     "synchronize_rng_states",
+    "write_basic_config",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what only some processes need when it is asked for."""
+    if name == "LaunchConfig":
+        from .config.schema import LaunchConfig
+
+        return LaunchConfig
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

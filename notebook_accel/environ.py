@@ -40,6 +40,9 @@ TABLE: Final[Mapping[str, str]] = {
     "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "true: send sharded weights in float8",
     "ACCELERATE_CPU_AFFINITY": "true: run each process on the cores near its GPU",
     "FORK_LAUNCHED": "true in a worker that a notebook launched",
+    # where config files lie
+    "HF_HOME": "folder of Hugging Face libraries",
+    "XDG_CACHE_HOME": "folder of cached files",
     # torch and its libraries
     "OMP_NUM_THREADS": "threads of one process's CPU kernels",
     "CUDA_VISIBLE_DEVICES": "CUDA devices this process may use",

@@ -10,6 +10,7 @@
     |   +-- WorkerKilledError  by a signal
     |   +-- WorkerExitedError  by an exit code, or without returning
     +-- CollectiveError        ranks disagree about the input of a collective
+    +-- ConfigError            options have wrong values (also a ValueError)
     +-- CheckpointError        a checkpoint could not be written, or does not fit what it is loaded into
 
 Wrong arguments raise ValueError or TypeError. An exception raised inside a worker is raised in the notebook
@@ -17,6 +18,9 @@ with its own type, see `notebook_accel.launch.failures`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class NotebookAccelError(RuntimeError):
@@ -33,6 +37,35 @@ class ShipError(LaunchError, TypeError):
 
 class DeviceGuardError(LaunchError):
     """The dry launch that ACCELERATE_DEBUG_MODE asks for failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """What is wrong with an option.
+
+    Attributes:
+        name: of the option, with its section; empty where several options do not go together.
+        text: a sentence.
+        where: file and line, empty where the value is not from a file.
+    """
+
+    name: str
+    text: str
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.text}" if self.where else self.text
+
+
+class ConfigError(NotebookAccelError, ValueError):
+    """Options have wrong values, all of which `problems` lists."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = tuple(problems)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.problems,)
 
 
 class WorkerError(NotebookAccelError):

@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from . import environ
 from .launch import kernel_state
 
 if TYPE_CHECKING:  # what a launch needs is imported by the first one: workers and scripts need none of it
+    from .config.launch import Source
     from .launch.job import Job, Returns, StartMethod
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 kernel_state.watch()
 
 
+def _noting_given(launcher: Callable[P, T]) -> Callable[P, T]:
+    """Tell a launcher which arguments it was given by hand: these count more than a config's."""
+    signature = inspect.signature(launcher)
+
+    @functools.wraps(launcher)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        __tracebackhide__ = True
+        if kwargs.get("config") is not None:
+            from .config import launch as by_config
+
+            bound = signature.bind(*args, **kwargs)
+            found = by_config.arguments(by_config.found(bound.arguments.pop("config")), bound.arguments)
+            bound.arguments.update(found.values)
+            bound.arguments["environment"] = {**found.environment, **bound.arguments.get("environment", {})}
+            return launcher(*bound.args, **bound.kwargs)
+        return launcher(*args, **kwargs)
+
+    return wrapper
+
+
+@_noting_given
 def notebook_launcher(
     function: Callable[..., Any],
     args: tuple[Any, ...] = (),
@@ -34,6 +61,8 @@ def notebook_launcher(
     start_method: StartMethod = "auto",
     returns: Returns = "first",
     output: Literal["all", "first", "none"] | Collection[int] = "all",
+    environment: Mapping[str, str] | None = None,
+    config: Source | None = None,
 ) -> Any:
     """Run a function on several processes and return what it returns.
 
@@ -63,12 +92,16 @@ def notebook_launcher(
         returns: `first` returns rank 0's value (on other nodes their first rank's), `all` the list of this node's
             values by rank, `none` None. Tensors arrive on the CPU.
         output: ranks whose output is shown: `all`, `first`, `none` or a collection of ranks.
+        environment: variables of the workers alone.
+        config: `default` for the file that `write_basic_config` and `notebook-accel config` write, the path of
+            another, or a `LaunchConfig`; it counts for all that is not given here. None uses no config.
 
     Returns:
         What `returns` asks for. A single process is this process, and the value is the function's own.
 
     Raises:
         ValueError, TypeError: wrong arguments, all in one message, before anything starts.
+        ConfigError: the config is wrong; it names file, line and option.
         ShipError: the function cannot be sent to fresh processes; the message says because of what.
         WorkerError: a worker was killed, or left without returning.
         BaseException: the exception of the first rank that failed, with its own type and traceback.
@@ -99,6 +132,7 @@ def notebook_launcher(
         max_restarts=max_restarts,
         monitor_interval=monitor_interval,
         prefix=log_line_prefix_template,
+        environment=dict(environment or {}),
     )
     return _run(job, "notebook_launcher")
 

@@ -14,6 +14,7 @@ from ..compilation import (
     has_compiled_regions,
     is_compiled_module,
 )
+from ..config.basic import write_basic_config
 from ..data_loader.config import DataLoaderConfiguration
 from ..environ import clear_environment, patch_environment, purge_accelerate_environment
 from ..errors import CollectiveError as DistributedOperationException
@@ -206,4 +207,5 @@ __all__ = [
     "synchronize_rng_state",
     "synchronize_rng_states",
     "wait_for_everyone",
+    "write_basic_config",
 ]

@@ -14,6 +14,10 @@ TUTORIALS = sorted((ROOT / "tutorials").glob("*.ipynb"))
 # what is printed besides, by tutorial
 SAYS = {
     "01_first_launch": ["caught: a learning rate of -1 makes no sense"],
+    "02_config": [
+        "2 processes, bf16, 2 batches a step",
+        "mixed_precison is no option, did you mean mixed_precision?",
+    ],
     "03_images": ["before: accuracy", "with random filters"],
 }
 pytestmark = [pytest.mark.notebook, pytest.mark.slow]

@@ -1,0 +1,54 @@
+"""The command itself: its subcommands are imported when they are called."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from typing import Any, Final
+
+import rich_click as click
+
+from ..errors import ConfigError
+
+COMMANDS: Final = {
+    "config": "Write or change a config file.",
+    "launch": "Run a script, a module or a notebook on several processes.",
+    "env": "Show what a bug report should say about this machine.",
+    "test": "Try out whether launches work on this machine.",
+    "doctor": "Look for what hinders launches, and say how to mend it.",
+}
+"""Subcommands, each the module of its name in this package with a click command of its name."""
+
+
+class Lazy(click.RichGroup):
+    """A group that imports a subcommand when it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in COMMANDS if _exists(name)]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS or not _exists(name):
+            return None
+        command: click.Command = getattr(importlib.import_module(f"{__package__}.{name}"), name)
+        return command
+
+
+def _exists(name: str) -> bool:
+    return importlib.util.find_spec(f"{__package__}.{name}") is not None
+
+
+@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="notebook-accel", prog_name="notebook-accel")
+def cli() -> None:
+    """Distributed PyTorch: configure, launch and check."""
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command; wrong options and configs end with code 2 and a sentence on the error stream."""
+    try:
+        return cli.main(args=arguments, prog_name="notebook-accel")
+    except ConfigError as error:
+        for problem in error.problems:
+            click.echo(f"Error: {problem}", err=True)
+        sys.exit(2)

@@ -1,0 +1,71 @@
+"""A config for the machine at hand, without a question asked and without a device touched."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from .. import devices
+from ..errors import ConfigError, Problem
+
+if TYPE_CHECKING:  # the schema is imported by the first call: the function is at hand in every process
+    from .schema import LaunchConfig
+
+_KINDS: Final = {"cuda": "MULTI_GPU", "xpu": "MULTI_XPU"}
+
+
+def detected(**options: Any) -> LaunchConfig:
+    """Return a config for the devices of this machine, with these options on top; none is initialised.
+
+    ConfigError where an option has a wrong value.
+    """
+    from . import problems
+
+    kind = devices.best()
+    number = devices.count(kind)
+    found: dict[str, Any] = {"num_processes": number, "use_cpu": kind is devices.CPU}
+    if number > 1:
+        found["distributed_type"] = _KINDS.get(kind.name, "MULTI_CPU")
+    return problems.check({**found, **options})
+
+
+def write_basic_config(
+    mixed_precision: str = "no",
+    save_location: str | os.PathLike[str] | None = None,
+    use_xpu: bool = False,
+    *,
+    overwrite: bool = False,
+) -> Path | None:
+    """Write a config for the devices of this machine, which `notebook_launcher(config="default")` and launches use.
+
+    No device is initialised: a launch from the next cell is as clean as without it.
+
+    Args:
+        mixed_precision: `no`, `fp16`, `bf16` or `fp8`.
+        save_location: the file, ending in .yaml, .yml or .json; by default where all tools look for one.
+        use_xpu: without a meaning: Intel GPUs are found by themselves.
+        overwrite: replace a file that is there.
+
+    Returns:
+        The file's path; None where a file is there already, which is left as it is, with a word about it.
+
+    Raises:
+        ConfigError: a wrong precision, or a name that is none of a config file.
+    """
+    from . import file
+
+    path = Path(save_location).expanduser() if save_location is not None else file.default_path()
+    config = detected(mixed_precision=mixed_precision)
+    if path.is_dir():
+        raise ConfigError(
+            [
+                Problem(
+                    name="", text=f"{path} is a folder: name a file, such as {path / 'default_config.yaml'}"
+                )
+            ]
+        )
+    if path.exists() and not overwrite:
+        print(f"{path} is there already and was left as it is: overwrite=True replaces it")
+        return None
+    return file.write(config, path)

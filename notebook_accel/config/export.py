@@ -1,0 +1,48 @@
+"""What a config tells processes: environment variables, under the names that torchrun and Accelerate give them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .file import flat_values
+from .option import as_text
+from .schema import LaunchConfig, matters, table
+
+_LIBRARIES: Final = {
+    "FSDP": "ACCELERATE_USE_FSDP",
+    "DEEPSPEED": "ACCELERATE_USE_DEEPSPEED",
+    "MEGATRON_LM": "ACCELERATE_USE_MEGATRON_LM",
+}
+_VISIBLE: Final = {
+    "MULTI_XPU": "ZE_AFFINITY_MASK",
+    "MULTI_MLU": "MLU_VISIBLE_DEVICES",
+    "MULTI_SDAA": "SDAA_VISIBLE_DEVICES",
+    "MULTI_MUSA": "MUSA_VISIBLE_DEVICES",
+    "MULTI_NPU": "ASCEND_RT_VISIBLE_DEVICES",
+    "MULTI_HPU": "HABANA_VISIBLE_MODULES",
+    "MULTI_NEURON": "NEURON_RT_VISIBLE_CORES",
+}
+_FP8_PARTS: Final = ("FPROP", "DGRAD", "WGRAD")
+
+
+def environment(config: LaunchConfig) -> dict[str, str]:
+    """Return the variables of every process of a run.
+
+    Options without a meaning beside the others say nothing, nor do those that are None.
+    """
+    values = flat_values(config)
+    texts: dict[str, str] = {}
+    for option in table():
+        value = values[option.name]
+        if option.face.env is None or value is None or not matters(option, values):
+            continue
+        if value != option.default or not option.face.quiet_default:
+            texts[option.face.env] = as_text(value)
+    if config.distributed_type in _LIBRARIES:
+        texts[_LIBRARIES[config.distributed_type]] = "true"
+    if config.mixed_precision == "fp8" and config.fp8_config.backend == "TE":
+        parts = zip(_FP8_PARTS, config.fp8_config.override_linear_precision, strict=True)
+        texts.update({f"ACCELERATE_FP8_OVERRIDE_{name}": as_text(value) for name, value in parts})
+    if config.gpu_ids not in (None, "all"):
+        texts[_VISIBLE.get(config.distributed_type, "CUDA_VISIBLE_DEVICES")] = config.gpu_ids.replace(" ", "")
+    return {**texts, **config.environment}

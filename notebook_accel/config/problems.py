@@ -1,0 +1,108 @@
+"""Sentences for wrong values: the same one in the file, on the command line, in the questionnaire and in the form."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..errors import ConfigError, Problem
+from .option import as_text
+from .schema import LaunchConfig, table
+
+
+def check(values: Mapping[str, Any]) -> LaunchConfig:
+    """Return the config of nested values; ConfigError lists everything that is wrong with them."""
+    found = list(unknown(values))
+    try:
+        config = LaunchConfig.model_validate(_without(values, found))
+    except ValidationError as error:
+        raise ConfigError([*found, *of(error)]) from None
+    if found:
+        raise ConfigError(found)
+    return config
+
+
+def unknown(values: Mapping[str, Any]) -> Iterable[Problem]:
+    """Yield a problem for each name that no option has, with the nearest name that one has."""
+    known = {option.path for option in table()}
+    sections = {path[:1] for path in known if len(path) > 1}
+    for name, value in values.items():
+        if (name,) in known:
+            continue
+        if (name,) not in sections:
+            yield _unknown((str(name),), [path[0] for path in known])
+        elif isinstance(value, Mapping):
+            names = [path[1] for path in known if path[0] == name and len(path) > 1]
+            yield from (_unknown((name, str(key)), names) for key in value if (name, key) not in known)
+
+
+def of(error: ValidationError) -> list[Problem]:
+    """Return a problem for each error of pydantic."""
+    options = {option.path: option for option in table()}
+    found: dict[tuple[str, ...], Problem] = {}
+    for detail in error.errors(include_url=False):
+        path = tuple(str(part) for part in detail["loc"])
+        while path and path not in options and len(path) > 1:
+            path = path[:-1]  # the kinds of a union have places of their own
+        if path in found:
+            continue
+        option = options.get(path)
+        value = detail["input"]
+        if not path:
+            found[path] = Problem(name="", text=_own_words(detail))
+        elif option is None:
+            found[path] = Problem(
+                name=".".join(path), text=f"{path[0]} is a section of options, not {value!r}"
+            )
+        else:
+            found[path] = Problem(
+                name=option.name, text=f"{path[-1]} {_shown(value)} {_reason(option, detail)}"
+            )
+    return list(found.values())
+
+
+def _reason(option: Any, detail: Any) -> str:
+    if option.choices is not None:
+        return f"is none of {', '.join(map(as_text, option.choices))}"
+    limits = {"greater_than_equal": ("ge", "less than"), "greater_than": ("gt", "not more than")}
+    limits |= {"less_than_equal": ("le", "more than"), "less_than": ("lt", "not less than")}
+    if detail["type"] in limits:
+        key, words = limits[detail["type"]]
+        return f"is {words} {detail['ctx'][key]}"
+    kinds = {bool: "neither true nor false", int: "no whole number", float: "no number", str: "no text"}
+    if detail["type"] == "string_pattern_mismatch":
+        return f"does not look like {option.help.partition(', such as ')[2].rstrip('.') or option.help.rstrip('.')}"
+    if detail["type"] == "value_error":
+        return _own_words(detail)
+    return f"is {kinds.get(option.kind, 'no list of such values')}"
+
+
+def _own_words(detail: Any) -> str:
+    return str(detail.get("ctx", {}).get("error", detail["msg"]))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _unknown(path: tuple[str, ...], names: list[str]) -> Problem:
+    near = difflib.get_close_matches(path[-1], names, n=1, cutoff=0.6)
+    hint = f", did you mean {near[0]}?" if near else ""
+    return Problem(name=".".join(path), text=f"{'.'.join(path)} is no option{hint}")
+
+
+def _without(values: Mapping[str, Any], problems: Iterable[Problem]) -> dict[str, Any]:
+    """Return the values but for those with a problem, so that the others are checked too."""
+    names = {problem.name for problem in problems}
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in names:
+            continue
+        kept[name] = value
+        if isinstance(value, Mapping):
+            kept[name] = {key: inner for key, inner in value.items() if f"{name}.{key}" not in names}
+    return kept
