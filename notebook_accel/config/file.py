@@ -25,7 +25,8 @@ from .schema import LaunchConfig, matters, table
 _LARGEST: Final = 1 << 20
 _JSON: Final = ".json"
 _TRUTH_WORDS: Final = frozenset({"y", "yes", "n", "no", "true", "false", "on", "off"})
-_ENDINGS: Final = (".yaml", ".yml", _JSON)
+ENDINGS: Final = (".yaml", ".yml", _JSON)
+"""How names of config files end."""
 
 # names of older files and of the user guide, by the section and name they have now; None: without meaning today
 _RENAMED: Final[Mapping[tuple[str, ...], tuple[str, ...] | None]] = {
@@ -97,8 +98,8 @@ def write(config: LaunchConfig, path: str | os.PathLike[str]) -> Path:
         ConfigError: the file that is there cannot be read, or the name is none of a config file.
     """
     path = Path(path).expanduser()
-    if path.suffix not in _ENDINGS:
-        raise ConfigError([Problem(name="", text=f"{path} does not end in {', '.join(_ENDINGS)}")])
+    if path.suffix not in ENDINGS:
+        raise ConfigError([Problem(name="", text=f"{path} does not end in {', '.join(ENDINGS)}")])
     values = values_of(config)
     tree: Any = _parse(path, _text(path)) if path.exists() else CommentedMap()
     if path.suffix == _JSON:
@@ -180,8 +181,8 @@ def _text(path: Path) -> str:
 
 
 def _parse(path: Path, text: str) -> Any:
-    if path.suffix not in _ENDINGS:
-        raise ConfigError([Problem(name="", text=f"{path} does not end in {', '.join(_ENDINGS)}")])
+    if path.suffix not in ENDINGS:
+        raise ConfigError([Problem(name="", text=f"{path} does not end in {', '.join(ENDINGS)}")])
     try:
         if path.suffix == _JSON:
             json.loads(text)  # for its clearer errors
