@@ -52,7 +52,9 @@ class Questionnaire:
         for option in sorted(table(), key=lambda option: option.name not in _FIRST):
             if not _has(self._answers, option) and self._is_asked(option):
                 default = flat_values(self._defaults(self._answers))[option.name]
-                self._answers = _with(self._answers, option, self._answer(option, default))
+                value = self._answer(option, default)
+                for same in filter(self._is_asked, _same(option)):
+                    self._answers = _with(self._answers, same, value)
         merged = self._defaults(self._answers).model_dump()
         for name, value in self._answers.items():
             merged[name] = {**merged[name], **value} if name in _sections() else value
@@ -76,7 +78,7 @@ class Questionnaire:
             return self._problem(option, _value(option, text, default)) or True
 
         shown = _UNSET if default is None else as_text(default) or "empty"
-        unset = f", {_NONE} for none" if option.default is None and default is not None else ""
+        unset = f"; {_NONE} unsets it" if option.default is None and default is not None else ""
         asked = questionary.text(message, instruction=f"[{shown}{unset}] ", validate=judge)
         return _value(option, asked.unsafe_ask(), default)
 
@@ -91,6 +93,12 @@ class Questionnaire:
 
 def _sections() -> set[str]:
     return {option.path[0] for option in table() if len(option.path) > 1}
+
+
+def _same(option: Option) -> list[Option]:
+    """Return the options that one flag sets, which are one question too."""
+    shared = [known for known in table() if known.face.flag is not None and known.face.flag == option.face.flag]
+    return shared or [option]
 
 
 def _has(answers: Mapping[str, Any], option: Option) -> bool:
