@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -74,7 +75,12 @@ def update(ctx: click.Context, ask: bool, ask_all: bool, config_file: Path | Non
     values, path = _merged(ctx, config_file, values)
     if not path.exists():
         raise click.ClickException(f"there is no file {path} to update: `notebook-accel config` writes one")
-    old = file.read(path).config
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # said below, in a sentence
+        found = file.read(path)
+    if found.ignored:
+        click.echo(f"{path}: {', '.join(found.ignored)} means nothing any more and is left out", err=True)
+    old = found.config
     if not ask:
         _write(flags.chosen(old, values), path)
         return
@@ -94,9 +100,7 @@ def _path(config_file: Path | None) -> Path:
     """Return the file to write; ClickException where that cannot become one."""
     path = config_file.expanduser() if config_file is not None else file.default_path()
     if path.is_dir():
-        raise click.ClickException(
-            f"{path} is a folder: name a file, such as {path / 'default_config.yaml'}"
-        )
+        raise click.ClickException(f"{path} is a folder: name a file, such as {path / 'default_config.yaml'}")
     if path.suffix not in file.ENDINGS:
         raise click.ClickException(f"{path} does not end in {', '.join(file.ENDINGS)}")
     return path

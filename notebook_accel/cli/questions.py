@@ -97,7 +97,9 @@ def _sections() -> set[str]:
 
 def _same(option: Option) -> list[Option]:
     """Return the options that one flag sets, which are one question too."""
-    shared = [known for known in table() if known.face.flag is not None and known.face.flag == option.face.flag]
+    shared = [
+        known for known in table() if known.face.flag is not None and known.face.flag == option.face.flag
+    ]
     return shared or [option]
 
 
@@ -121,7 +123,9 @@ def _with(answers: Mapping[str, Any], option: Option, value: Any) -> dict[str, A
 def _labels(option: Option, default: Any) -> dict[str, Any]:
     """Return what can be selected, and the value of each; empty where the answer is typed."""
     choices = option.choices or ((True, False) if option.kind is bool else ())
-    labels = {("yes" if value else "no") if isinstance(value, bool) else str(value): value for value in choices}
+    labels = {
+        ("yes" if value else "no") if isinstance(value, bool) else str(value): value for value in choices
+    }
     if choices and option.optional and (option.default is None or default is None):
         labels = {_UNSET: None, **labels}
     return labels

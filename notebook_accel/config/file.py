@@ -19,7 +19,7 @@ from ruamel.yaml.scalarstring import SingleQuotedScalarString
 
 from .. import environ
 from ..errors import ConfigError, Problem
-from . import problems
+from . import comments, problems
 from .schema import LaunchConfig, matters, table
 
 _LARGEST: Final = 1 << 20
@@ -101,12 +101,14 @@ def write(config: LaunchConfig, path: str | os.PathLike[str]) -> Path:
     if path.suffix not in ENDINGS:
         raise ConfigError([Problem(name="", text=f"{path} does not end in {', '.join(ENDINGS)}")])
     values = values_of(config)
-    tree: Any = _parse(path, _text(path)) if path.exists() else CommentedMap()
+    before = _text(path) if path.exists() else ""
+    tree: Any = _parse(path, before) if path.exists() else CommentedMap()
     if path.suffix == _JSON:
         text = json.dumps(values, indent=2) + "\n"
     else:
         _update(tree, values)
         text = _dumped(tree)
+        text = _with_comments(before, text) if "#" in before else text
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -120,6 +122,14 @@ def write(config: LaunchConfig, path: str | os.PathLike[str]) -> Path:
         os.unlink(part)
         raise
     return path
+
+
+def _with_comments(before: str, text: str) -> str:
+    """Return the text with the comments that belonged to options that moved or went."""
+    moved = {path: now for path, now in _RENAMED.items() if now is not None}
+    whole = comments.carried(before, text, moved)
+    yaml = YAML(typ="safe")
+    return whole if yaml.load(whole) == yaml.load(text) else text
 
 
 def as_yaml(config: LaunchConfig) -> str:

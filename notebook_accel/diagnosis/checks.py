@@ -56,7 +56,9 @@ def checks() -> Iterable[Check]:
         except (OSError, psutil.Error) as error:
             yield Check(name=name, status="warning", text=f"could not be looked at: {error}")
         except ValueError as error:  # a variable of the environment has no legal value
-            yield Check(name=name, status="problem", text=str(error), remedy="unset it or set it to a legal one")
+            yield Check(
+                name=name, status="problem", text=str(error), remedy="unset it or set it to a legal one"
+            )
 
 
 def _ports(name: str) -> Iterable[Check]:
@@ -290,7 +292,9 @@ def _network(name: str) -> Iterable[Check]:
         )
     else:
         where = socket.getaddrinfo(host, None)[0][4][0]
-        holder = next((n for n, known in interfaces.items() for a in known if a.address == where), "no interface")
+        holder = next(
+            (n for n, known in interfaces.items() for a in known if a.address == where), "no interface"
+        )
         text = f"one node: loopback; several: {holder}, where this machine's name {host} ({where}) lies"
         if str(where).startswith("127.") or where == "::1":
             text += ", which no other node reaches: set GLOO_SOCKET_IFNAME for several"
