@@ -61,10 +61,12 @@ class Questionnaire:
         return problems.check(merged)
 
     def _is_asked(self, option: Option) -> bool:
+        if option.face.expert and not self._every:
+            return False
         values = flat_values(self._defaults(self._answers))
         answers = flat_values(problems.check(self._answers))
         values |= {known.name: answers[known.name] for known in table() if _has(self._answers, known)}
-        return matters(option, values) and (self._every or not option.face.expert)
+        return matters(option, values)
 
     def _answer(self, option: Option, default: Any) -> Any:
         message = f"{option.help} ({option.path[-1]})"

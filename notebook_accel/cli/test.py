@@ -74,7 +74,10 @@ def test(num_processes: int | None) -> None:
 
     Starts processes, lets them talk, shares out data and trains a small model. The exit code is 1 where a test failed.
     """
-    machine = _machine(num_processes)
+    try:
+        machine = _machine(num_processes)
+    except ValueError as error:  # a variable of the environment has no legal value
+        raise click.ClickException(str(error)) from None
     failed = 0
     for name, trial in _TRIALS:
         started = time.monotonic()

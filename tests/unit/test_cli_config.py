@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from notebook_accel.cli import main
 from notebook_accel.config import basic, file
 from notebook_accel.config.schema import matters, table
 
@@ -30,6 +31,15 @@ def environment(folder: Path) -> dict[str, str]:
         "TERM": "xterm",
         "PROMPT_TOOLKIT_NO_CPR": "1",  # nobody would answer where the cursor is
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 class Terminal:
@@ -91,15 +101,21 @@ def terminal_of() -> Iterator[Callable[..., Terminal]]:
         terminal.child.close(force=True)
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        env=environment(folder),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
+    """Run the command in this process, which has no terminal."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+
+    def running(*arguments: str) -> Done:
+        with pytest.raises(SystemExit) as left:
+            main.main(["config", *arguments])
+        captured = capsys.readouterr()
+        return Done(returncode=int(left.value.code or 0), stdout=captured.out, stderr=captured.err)
+
+    return running
 
 
 def place(folder: Path) -> Path:
@@ -215,58 +231,55 @@ def test_update_with_questions_starts_from_the_file_and_keeps_what_is_not_asked(
     assert path.read_text().startswith("# ours\n")
 
 
-def test_without_a_terminal_it_says_what_to_do(tmp_path: Path) -> None:
-    done = run(tmp_path)
+def test_without_a_terminal_it_says_what_to_do(run: Callable[..., Done], tmp_path: Path) -> None:
+    done = run()
     assert done.returncode == 2
     assert "config default" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
 def test_default_writes_what_write_basic_config_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    done = run(tmp_path, "default", "--mixed_precision", "bf16")
+    done = run("default", "--mixed_precision", "bf16")
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     beside = basic.write_basic_config("bf16", tmp_path / "beside.yaml")
     assert beside is not None
     assert place(tmp_path).read_text() == beside.read_text()
-    again = run(tmp_path, "default")
+    again = run("default")
     assert "--overwrite" in again.stderr
     assert place(tmp_path).read_text() == beside.read_text()
-    assert run(tmp_path, "default", "--overwrite", "--num-processes", "4").returncode == 0
+    assert run("default", "--overwrite", "--num-processes", "4").returncode == 0
     config = file.read(place(tmp_path)).config
     assert (config.num_processes, config.distributed_type, config.mixed_precision) == (4, "MULTI_CPU", "no")
 
 
-def test_a_wrong_flag_ends_with_the_sentence_of_the_schema(tmp_path: Path) -> None:
-    done = run(tmp_path, "default", "--num_processes", "x", "--mixed_precision", "fp4")
+def test_a_wrong_flag_ends_with_the_sentence_of_the_schema(run: Callable[..., Done], tmp_path: Path) -> None:
+    done = run("default", "--num_processes", "x", "--mixed_precision", "fp4")
     assert done.returncode == 2
     assert "num_processes 'x' is no whole number" in done.stderr
     assert "mixed_precision 'fp4' is none of no, fp16, bf16, fp8" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
-def test_a_flag_that_two_options_share_sets_both(tmp_path: Path) -> None:
+def test_a_flag_that_two_options_share_sets_both(run: Callable[..., Done], tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("distributed_type: DEEPSPEED\nnum_processes: 2\n")
-    assert (
-        run(tmp_path, "update", "--config_file", str(path), "--gradient_accumulation_steps", "4").returncode
-        == 0
-    )
+    assert run("update", "--config_file", str(path), "--gradient_accumulation_steps", "4").returncode == 0
     config = file.read(path).config
     assert config.gradient_accumulation_steps == 4
     assert config.deepspeed_config.gradient_accumulation_steps == 4
 
 
-def test_update_writes_todays_words_and_keeps_comments(tmp_path: Path) -> None:
+def test_update_writes_todays_words_and_keeps_comments(run: Callable[..., Done], tmp_path: Path) -> None:
     path = tmp_path / "old.yaml"
     path.write_text(
         "# ours\ndynamo_backend: INDUCTOR  # faster\nuse_xpu: true\n# all of them\nnum_processes: 8  # GPUs\n"
         "downcast_bf16: 'no'\n# the kind\ndistributed_type: MULTI_GPU\n# the end\n"
     )
-    done = run(tmp_path, "update", "--config_file", str(path))
+    done = run("update", "--config_file", str(path))
     assert done.returncode == 0, done.stderr
     assert "use_xpu means nothing any more" in done.stderr
     text = path.read_text()
@@ -276,12 +289,12 @@ def test_update_writes_todays_words_and_keeps_comments(tmp_path: Path) -> None:
     assert "# faster\ndynamo_config:\n" in text
     for comment in ("# ours", "# faster", "# all of them", "# GPUs", "# the kind", "# the end"):
         assert text.count(comment) == 1
-    again = run(tmp_path, "update", "--config_file", str(path))
+    again = run("update", "--config_file", str(path))
     assert (again.returncode, path.read_text()) == (0, text)
 
 
-def test_update_of_no_file_and_of_a_folder(tmp_path: Path) -> None:
-    missing = run(tmp_path, "update", "--config_file", str(tmp_path / "none.yaml"))
+def test_update_of_no_file_and_of_a_folder(run: Callable[..., Done], tmp_path: Path) -> None:
+    missing = run("update", "--config_file", str(tmp_path / "none.yaml"))
     assert (missing.returncode, "there is no file" in missing.stderr) == (1, True)
-    folder = run(tmp_path, "default", "--config_file", str(tmp_path))
+    folder = run("default", "--config_file", str(tmp_path))
     assert (folder.returncode, "is a folder" in folder.stderr) == (1, True)
