@@ -37,7 +37,7 @@ _every_option = click.option("--all", "ask_all", is_flag=True, help="Ask for the
 @_every_option
 @_shared
 @click.pass_context
-def config(ctx: click.Context, ask_all: bool, config_file: Path | None, **values: Any) -> None:
+def config(ctx: click.RichContext, /, ask_all: bool, config_file: Path | None, **values: Any) -> None:
     """Write or change a config file.
 
     Without a subcommand: questions, the default of each being what fits this machine. What a flag says is not asked.
@@ -55,7 +55,7 @@ def config(ctx: click.Context, ask_all: bool, config_file: Path | None, **values
 @click.option("--overwrite", is_flag=True, help="Replace a file that is there.")
 @_shared
 @click.pass_context
-def default(ctx: click.Context, overwrite: bool, config_file: Path | None, **values: Any) -> None:
+def default(ctx: click.RichContext, /, overwrite: bool, config_file: Path | None, **values: Any) -> None:
     """Write a config that fits this machine, without a question asked."""
     values, path = _merged(ctx, config_file, values)
     written = basic.detected(**flags.given(values))
@@ -70,7 +70,9 @@ def default(ctx: click.Context, overwrite: bool, config_file: Path | None, **val
 @_every_option
 @_shared
 @click.pass_context
-def update(ctx: click.Context, ask: bool, ask_all: bool, config_file: Path | None, **values: Any) -> None:
+def update(
+    ctx: click.RichContext, /, ask: bool, ask_all: bool, config_file: Path | None, **values: Any
+) -> None:
     """Write an older file in today's words, with the flags on top of it; its comments stay."""
     values, path = _merged(ctx, config_file, values)
     if not path.exists():
@@ -81,7 +83,7 @@ def update(ctx: click.Context, ask: bool, ask_all: bool, config_file: Path | Non
     if found.ignored:
         click.echo(f"{path}: {', '.join(found.ignored)} means nothing any more and is left out", err=True)
     old = found.config
-    if not ask:
+    if not (ask or ask_all):
         _write(flags.chosen(old, values), path)
         return
     _need_terminal()
@@ -122,10 +124,10 @@ def _ask(path: Path, questions: Questionnaire, old: LaunchConfig | None = None) 
         click.echo(file.as_yaml(chosen))
         if old is None and path.exists() and not confirm(f"{path} is there already. Replace it?"):
             click.echo("Nothing was written.", err=True)
-            raise click.exceptions.Exit(1)
+            sys.exit(1)
     except (KeyboardInterrupt, EOFError):
         click.echo("Stopped: nothing was written.", err=True)
-        raise click.exceptions.Exit(INTERRUPTED) from None
+        sys.exit(INTERRUPTED)
     _write(chosen, path, replace=old is None)
 
 

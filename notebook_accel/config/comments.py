@@ -45,7 +45,7 @@ def carried(old: str, new: str, moved: Mapping[Path, Path]) -> str:
         target = there.get(moved.get(place.path, place.path))
         if waiting and target is not None:
             number = target.number
-            if target.path[:-1] and target.path != place.path:  # a section made for it: above the whole
+            if len(target.path) > len(place.path):  # it moved into a section: above the whole
                 number = there[target.path[:-1]].number
             above.setdefault(number, []).extend(waiting)
             waiting = []

@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from notebook_accel.cli import main
-from notebook_accel.config import basic, file
+from notebook_accel.cli import main, questions
+from notebook_accel.config import basic, comments, file
+from notebook_accel.config.option import Option
 from notebook_accel.config.schema import matters, table
 
 pexpect = pytest.importorskip("pexpect", reason="pseudo-terminals are there on POSIX only")
@@ -298,3 +300,69 @@ def test_update_of_no_file_and_of_a_folder(run: Callable[..., Done], tmp_path: P
     assert (missing.returncode, "there is no file" in missing.stderr) == (1, True)
     folder = run("default", "--config_file", str(tmp_path))
     assert (folder.returncode, "is a folder" in folder.stderr) == (1, True)
+
+
+def test_options_of_one_flag_are_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answer(self: Any, option: Option, default: Any) -> Any:
+        asked.append(option.name)
+        return 4 if option.name == "gradient_accumulation_steps" else default
+
+    monkeypatch.setattr(questions.Questionnaire, "_answer", answer)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    given = {"distributed_type": "DEEPSPEED"}
+    config = questions.Questionnaire(lambda answers: basic.detected(**answers), given).ask()
+    assert config.gradient_accumulation_steps == config.deepspeed_config.gradient_accumulation_steps == 4
+    assert [name for name in asked if "accumulation" in name] == ["gradient_accumulation_steps"]
+    assert "deepspeed_config.zero_stage" in asked
+    assert not [name for name in asked if name.startswith("fsdp_config")]
+
+
+def test_all_asks_for_expert_options_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answer(self: Any, option: Option, default: Any) -> Any:
+        asked.append(option)
+        return default
+
+    monkeypatch.setattr(questions.Questionnaire, "_answer", answer)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    config = questions.Questionnaire(lambda answers: basic.detected(**answers), {}, every=True).ask()
+    assert config == basic.detected()
+    flat = file.flat_values(config)
+    assert {option.name for option in asked} == {option.name for option in table() if matters(option, flat)}
+    assert any(option.face.expert for option in asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "default", "value"),
+    [
+        ("num_processes", "", 3, 3),
+        ("num_processes", " 4 ", 3, "4"),
+        ("num_processes", "none", 3, None),
+        ("tpu_vm", "a,b", (), ["a", "b"]),
+        ("environment", "A=1,B=x=y", {}, {"A": "1", "B": "x=y"}),
+        ("environment", "A", {}, "A"),
+    ],
+)
+def test_what_was_typed_as_a_value(name: str, text: str, default: Any, value: Any) -> None:
+    option = next(option for option in table() if option.name == name)
+    assert questions._value(option, text, default) == value
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "whole"),
+    [
+        ("# a\nx: 1\n", "x: 1\n", "# a\nx: 1\n"),
+        ("x: 1  # a\ny: 2\n", "y: 2\n", "# a\ny: 2\n"),
+        ("x: '#1'  # a\n", "x: '#1'\n", "# a\nx: '#1'\n"),
+        ("x: 1\n# a\n", "y: 1\n", "y: 1\n# a\n"),
+        ("# a\nx: 1\n# a\ny: 2\n", "# a\nx: 1\ny: 2\n", "# a\nx: 1\n# a\ny: 2\n"),
+        ("s:\n  # a\n  old: 1\n", "s:\n  now: 1\n", "s:\n  # a\n  now: 1\n"),
+        ("# a\nold: 1\n", "z: 0\ns:\n  b: 2\n  now: 1\n", "z: 0\n# a\ns:\n  b: 2\n  now: 1\n"),
+    ],
+)
+def test_comments_that_a_new_text_lacks(old: str, new: str, whole: str) -> None:
+    moved = {("old",): ("s", "now"), ("s", "old"): ("s", "now")}
+    assert comments.carried(old, new, moved) == whole
