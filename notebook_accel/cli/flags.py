@@ -23,8 +23,12 @@ _SECTIONS: Final = {
 
 
 def options() -> list[Option]:
-    """Return the options that have a flag."""
-    return [option for option in table() if option.face.flag is not None]
+    """Return the options that have a flag; of those that share one, the first."""
+    found: dict[str, Option] = {}
+    for option in table():
+        if option.face.flag is not None:
+            found.setdefault(option.face.flag, option)
+    return list(found.values())
 
 
 def add_flags(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,10 +60,11 @@ def add_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flags that were given, as nested values of a config."""
+    texts = {option.face.flag: values.get(option.name.replace(".", "__")) for option in options()}
     found: dict[str, Any] = {}
-    for option in options():
-        text = values.get(option.name.replace(".", "__"))
-        if text is None or text == ():
+    for option in table():
+        text = texts.get(option.face.flag)
+        if option.face.flag is None or text is None or text == ():
             continue
         place = found
         for name in option.path[:-1]:

@@ -18,12 +18,15 @@ _KINDS: Final = {"cuda": "MULTI_GPU", "xpu": "MULTI_XPU"}
 def detected(**options: Any) -> LaunchConfig:
     """Return a config for the devices of this machine, with these options on top; none is initialised.
 
+    Where nothing is said of processes, there is one for each device, on as many nodes as the options say.
     ConfigError where an option has a wrong value.
     """
     from . import problems
 
-    kind = devices.best()
-    number = devices.count(kind)
+    given = problems.check(options)
+    kind = devices.CPU if given.use_cpu else devices.best()
+    alone = "distributed_type" in options and given.distributed_type == "NO"
+    number = given.num_processes or (1 if alone else devices.count(kind)) * given.num_machines
     found: dict[str, Any] = {"num_processes": number, "use_cpu": kind is devices.CPU}
     if number > 1:
         found["distributed_type"] = _KINDS.get(kind.name, "MULTI_CPU")

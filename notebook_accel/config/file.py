@@ -19,13 +19,14 @@ from ruamel.yaml.scalarstring import SingleQuotedScalarString
 
 from .. import environ
 from ..errors import ConfigError, Problem
-from . import problems
+from . import comments, problems
 from .schema import LaunchConfig, matters, table
 
 _LARGEST: Final = 1 << 20
 _JSON: Final = ".json"
 _TRUTH_WORDS: Final = frozenset({"y", "yes", "n", "no", "true", "false", "on", "off"})
-_ENDINGS: Final = (".yaml", ".yml", _JSON)
+ENDINGS: Final = (".yaml", ".yml", _JSON)
+"""How names of config files end."""
 
 # names of older files and of the user guide, by the section and name they have now; None: without meaning today
 _RENAMED: Final[Mapping[tuple[str, ...], tuple[str, ...] | None]] = {
@@ -97,15 +98,17 @@ def write(config: LaunchConfig, path: str | os.PathLike[str]) -> Path:
         ConfigError: the file that is there cannot be read, or the name is none of a config file.
     """
     path = Path(path).expanduser()
-    if path.suffix not in _ENDINGS:
-        raise ConfigError([Problem(name="", text=f"{path} does not end in {', '.join(_ENDINGS)}")])
+    if path.suffix not in ENDINGS:
+        raise ConfigError([Problem(name="", text=f"{path} does not end in {', '.join(ENDINGS)}")])
     values = values_of(config)
-    tree: Any = _parse(path, _text(path)) if path.exists() else CommentedMap()
+    before = _text(path) if path.exists() else ""
+    tree: Any = _parse(path, before) if path.exists() else CommentedMap()
     if path.suffix == _JSON:
         text = json.dumps(values, indent=2) + "\n"
     else:
         _update(tree, values)
         text = _dumped(tree)
+        text = _with_comments(before, text) if "#" in before else text
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -119,6 +122,14 @@ def write(config: LaunchConfig, path: str | os.PathLike[str]) -> Path:
         os.unlink(part)
         raise
     return path
+
+
+def _with_comments(before: str, text: str) -> str:
+    """Return the text with the comments that belonged to options that moved or went."""
+    moved = {path: now for path, now in _RENAMED.items() if now is not None}
+    whole = comments.carried(before, text, moved)
+    yaml = YAML(typ="safe")
+    return whole if yaml.load(whole) == yaml.load(text) else text
 
 
 def as_yaml(config: LaunchConfig) -> str:
@@ -180,8 +191,8 @@ def _text(path: Path) -> str:
 
 
 def _parse(path: Path, text: str) -> Any:
-    if path.suffix not in _ENDINGS:
-        raise ConfigError([Problem(name="", text=f"{path} does not end in {', '.join(_ENDINGS)}")])
+    if path.suffix not in ENDINGS:
+        raise ConfigError([Problem(name="", text=f"{path} does not end in {', '.join(ENDINGS)}")])
     try:
         if path.suffix == _JSON:
             json.loads(text)  # for its clearer errors

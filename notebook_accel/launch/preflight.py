@@ -327,7 +327,14 @@ def _start_method(problems: Problems, job: Job) -> StartMethod:
         problems.value(
             f"start_method='fork': a forked worker could hang or fail, because {why}; choose 'auto'"
         )
-    if asked == "auto" and (unclean or sys.platform != "linux"):
+    if asked == "auto" and automatic(unclean) != "fork":
         _check_directory(problems)
         return "forkserver"
     return "fork"
+
+
+def automatic(unclean: Sequence[object]) -> StartMethod:
+    """Return how processes start where nobody chose, for the reasons why this process may not be forked."""
+    if sys.platform == "win32":
+        return "spawn"
+    return "fork" if sys.platform == "linux" and not unclean else "forkserver"

@@ -18,7 +18,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("precision", "seeding", "logging", "optimizer", "scheduler", "hooks"),
     ("data_loader", "big_modeling"),
     ("launch",),
-    ("strategies", "tracking", "checkpointing", "launch.run"),
+    ("strategies", "tracking", "checkpointing", "launch.run", "diagnosis"),
     ("accelerator", "memory", "inference", "quantization"),
     ("local_sgd",),
     ("widgets",),

@@ -1,0 +1,244 @@
+"""`notebook-accel test`: tries out whether launches work on this machine."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Final
+
+import rich_click as click
+import torch
+
+from .. import devices
+from ..launch import preflight
+from ..launch.job import Job
+from ..launch.run import launch
+
+_ROWS: Final = 97  # no multiple of any number of processes: the last batches are uneven
+_STEPS: Final = 4
+_WAIT: Final = timedelta(
+    seconds=60
+)  # for another rank, so that a network that swallows messages is a failure
+_QUIET_SECONDS: Final = 2.0
+_COLUMNS: Final = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What the tests run on.
+
+    Attributes:
+        num_processes: of each launch.
+        kind: of the devices.
+        environment: variables of the workers.
+    """
+
+    num_processes: int
+    kind: devices.DeviceKind
+    environment: Mapping[str, str]
+
+    def run(self, function: Callable[..., Any], *args: Any, num_processes: int | None = None) -> list[Any]:
+        """Return what each rank returned."""
+        job = self.job(function, *args, num_processes=num_processes or self.num_processes)
+        values: list[Any] = launch(job)
+        return values
+
+    def job(self, function: Callable[..., Any], *args: Any, num_processes: int) -> Job:
+        """Return a checked job."""
+        job = Job(
+            function=function,
+            args=args,
+            num_processes=num_processes,
+            returns="all",
+            output="none",
+            environment=self.environment,
+            quiet=True,
+        )
+        return preflight.checked(job, "notebook-accel test")
+
+
+@click.command()
+@click.option(
+    "--num-processes",
+    "--num_processes",
+    type=click.IntRange(min=2),
+    help="Processes of a launch [default: one for each GPU, 2 without several]",
+)
+def test(num_processes: int | None) -> None:
+    """Try out whether launches work on this machine.
+
+    Starts processes, lets them talk, shares out data and trains a small model. The exit code is 1 where a test failed.
+    """
+    try:
+        machine = _machine(num_processes)
+    except ValueError as error:  # a variable of the environment has no legal value
+        raise click.ClickException(str(error)) from None
+    failed = 0
+    for name, trial in _TRIALS:
+        started = time.monotonic()
+        with _Progress(name):
+            try:
+                text, passed = trial(machine), True
+            except Exception as error:
+                text, passed = _first_line(error), False
+        failed += not passed
+        status = click.style("ok    ", fg="green") if passed else click.style("failed", fg="red")
+        click.echo(f"{status} {time.monotonic() - started:6.1f} s  {name}: {text}")
+    if failed:
+        click.echo(
+            f"{failed} of {len(_TRIALS)} failed: `notebook-accel doctor` looks for what hinders launches"
+        )
+    sys.exit(failed > 0)
+
+
+def _machine(num_processes: int | None) -> Machine:
+    """Return the devices to test, the CPU where there are fewer than processes."""
+    kind = devices.best()
+    number = num_processes or max(2, devices.count(kind))
+    if kind is not devices.CPU and (number > devices.count(kind) or kind.backend is None):
+        kind = devices.CPU
+    environment = {"ACCELERATE_USE_CPU": "true"} if kind is devices.CPU else {}
+    return Machine(num_processes=number, kind=kind, environment=environment)
+
+
+def _devices(machine: Machine) -> str:
+    best = devices.best()
+    number = devices.count(best)
+    found = f"{number} {best.label if number == 1 else best.plural}"
+    return found if best is machine.kind else f"{found}, fewer than processes: the tests use the CPU"
+
+
+def _start(machine: Machine) -> str:
+    method = machine.job(_rank, num_processes=machine.num_processes).start_method
+    ranks = machine.run(_rank)
+    _expect("ranks", ranks, list(range(machine.num_processes)))
+    return f"{machine.num_processes} by {method}"
+
+
+def _collective(machine: Machine) -> str:
+    sums = machine.run(_summed, num_processes=2)
+    _expect("sums of 1 and 2", sums, [3.0, 3.0])
+    return f"2 {machine.kind.plural} by {machine.kind.backend}"
+
+
+def _sharding(machine: Machine) -> str:
+    shares = machine.run(_rows)
+    _expect(
+        "rows of all ranks together", sorted(row for share in shares for row in share), list(range(_ROWS))
+    )
+    return (
+        f"{_ROWS} rows, each on one rank, in shares of {', '.join(str(len(share)) for share in shares[:8])}"
+    )
+
+
+def _training(machine: Machine) -> str:
+    """Train on N processes, then on one, which is this one: nothing can be forked from here afterwards."""
+    together = machine.run(_trained, 8)
+    for rank, weights in enumerate(together):
+        _expect(f"weights of rank {rank}", weights, together[0])
+    alone = machine.run(_trained, 8 * machine.num_processes, num_processes=1)[0]
+    difference = float((torch.tensor(alone) - torch.tensor(together[0])).abs().max())
+    if difference > 1e-4:
+        raise AssertionError(f"weights of 1 and {machine.num_processes} processes differ by {difference:.2g}")
+    return f"1 and {machine.num_processes} processes agree (difference {difference:.1g})"
+
+
+def _rank() -> int:
+    return int(_accelerator().process_index)
+
+
+def _summed() -> float:
+    accelerator = _accelerator()
+    own = torch.tensor([accelerator.process_index + 1.0], device=accelerator.device)
+    total: torch.Tensor = accelerator.reduce(own, "sum")
+    return float(total)
+
+
+def _rows() -> list[int]:
+    """Return the rows of this rank."""
+    accelerator = _accelerator()
+    accelerator.even_batches = False  # nothing is seen twice to even out the last batches
+    loader: Any = accelerator.prepare(torch.utils.data.DataLoader(torch.arange(_ROWS), batch_size=4))  # type: ignore[arg-type]
+    return [row for batch in loader for row in batch.tolist()]
+
+
+def _trained(batch_size: int) -> list[float]:
+    """Return the weights of a small model after a few steps on batches of this size a rank."""
+    accelerator = _accelerator()
+    torch.manual_seed(0)
+    rows = batch_size * accelerator.num_processes * _STEPS
+    data = torch.utils.data.TensorDataset(torch.randn(rows, 4), torch.randn(rows, 1))
+    plain = torch.nn.Linear(4, 1)
+    model, optimizer, loader = accelerator.prepare(
+        plain,
+        torch.optim.SGD(plain.parameters(), lr=0.1),
+        torch.utils.data.DataLoader(data, batch_size=batch_size),
+    )
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+        optimizer.step()
+    return [float(x) for part in plain.parameters() for x in part.detach().flatten().cpu()]
+
+
+def _accelerator() -> Any:
+    from ..accelerator import Accelerator
+    from ..handlers import InitProcessGroupKwargs
+
+    return Accelerator(mixed_precision="no", kwargs_handlers=[InitProcessGroupKwargs(timeout=_WAIT)])
+
+
+def _expect(what: str, found: Any, wanted: Any) -> None:
+    if found != wanted:
+        raise AssertionError(f"{what} are {found}, expected {wanted}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
+
+
+class _Progress:
+    """Says what is going on and for how long, once that takes long."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._show, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _show(self) -> None:
+        """Write a line that is replaced each second in a terminal, one line elsewhere."""
+        started = time.monotonic()
+        live = sys.stderr.isatty()
+        shown = False
+        while not self._done.wait(1.0 if shown and live else None if shown else _QUIET_SECONDS):
+            text = f"...... {time.monotonic() - started:6.1f} s  {self._name}"
+            sys.stderr.write(f"\r{text}" if live else f"{text}\n")
+            sys.stderr.flush()
+            shown = True
+        if shown and live:
+            sys.stderr.write("\r" + " " * _COLUMNS + "\r")
+            sys.stderr.flush()
+
+
+_TRIALS: Final[tuple[tuple[str, Callable[[Machine], str]], ...]] = (
+    ("devices", _devices),
+    ("process start", _start),
+    ("collective", _collective),
+    ("data sharding", _sharding),
+    ("training", _training),
+)

@@ -1,0 +1,377 @@
+"""What hinders launches on this machine, each finding with how to mend it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import socket
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import psutil
+import torch
+
+from .. import devices, environ
+from ..config import file
+from ..config.schema import LaunchConfig
+from ..errors import ConfigError
+from ..launch import addresses, kernel_state, preflight
+from .environment import gpus
+
+Status = Literal["ok", "warning", "problem"]
+
+_MIB: Final = 2**20
+_GIB: Final = 2**30
+_USUAL_PORT: Final = 29500  # of torchrun, and of runs on several nodes
+_DISTRIBUTION: Final = "notebook-accel"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """What one look found.
+
+    Attributes:
+        name: of what was looked at.
+        status: whether launches suffer: not at all, under some conditions, or surely.
+        text: what was seen, with its values.
+        remedy: how to mend it; empty where nothing is to be mended.
+    """
+
+    name: str
+    status: Status
+    text: str
+    remedy: str = ""
+
+
+def checks() -> Iterable[Check]:
+    """Yield what each look found, as soon as it is known."""
+    for name, look in _LOOKS:
+        try:
+            yield from look(name)
+        except (OSError, psutil.Error) as error:
+            yield Check(name=name, status="warning", text=f"could not be looked at: {error}")
+        except ValueError as error:  # a variable of the environment has no legal value
+            yield Check(
+                name=name, status="problem", text=str(error), remedy="unset it or set it to a legal one"
+            )
+
+
+def _ports(name: str) -> Iterable[Check]:
+    if reason := addresses.unusable("127.0.0.1", 0):
+        yield Check(
+            name=name,
+            status="problem",
+            text=f"no port of 127.0.0.1 can be opened ({reason})",
+            remedy="allow programs to listen on the loopback interface",
+        )
+    else:
+        yield Check(name=name, status="ok", text="free ones can be opened on 127.0.0.1")
+    named = environ.get("MASTER_PORT")
+    config = _config()
+    if named is not None and not preflight.parse_port(named):
+        yield Check(
+            name=name,
+            status="problem",
+            text=f"MASTER_PORT={named!r} is no port from 1 to 65535",
+            remedy="unset MASTER_PORT, or set it to a port",
+        )
+    elif named is not None:
+        yield _port(name, int(named), "MASTER_PORT", "problem", "set MASTER_PORT to another, or unset it")
+    if config is not None and config.main_process_port:
+        remedy = "`notebook-accel config update --main_process_port 0` takes any free one"
+        yield _port(name, config.main_process_port, "of the default config", "problem", remedy)
+    elif named is None:
+        remedy = "name another one (use_port, --main_process_port) for runs on several nodes"
+        yield _port(name, _USUAL_PORT, "the usual one of several nodes", "warning", remedy)
+
+
+def _port(name: str, port: int, what: str, status: Status, remedy: str) -> Check:
+    reason = addresses.unusable("", port)
+    if not reason:
+        return Check(name=name, status="ok", text=f"{port} ({what}) is free")
+    text = f"{port} ({what}) cannot be opened: {reason}{_holder(port)}"
+    return Check(name=name, status=status, text=text, remedy=remedy)
+
+
+def _holder(port: int) -> str:
+    """Say which process listens at a port, as far as the system tells."""
+    try:
+        for connection in psutil.net_connections(kind="tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+                if connection.pid is None:
+                    break
+                return f", by process {connection.pid} ({psutil.Process(connection.pid).name()})"
+        else:
+            return ""
+    except psutil.Error:
+        return ", the system does not say by which process"
+    return ", by a process of another user"
+
+
+def _shared_memory(name: str) -> Iterable[Check]:
+    folder = Path("/dev/shm")
+    if sys.platform != "linux" or not folder.is_dir():
+        return
+    usage = shutil.disk_usage(folder)
+    remedy = "in Docker: --shm-size=8g, or --ipc=host; else remove what is in it"
+    text = f"{_size(usage.free)} of {_size(usage.total)} are free"
+    status: Status = "ok"
+    if usage.free < 32 * _MIB:
+        status, text = "problem", f"{text}: workers of data loaders would die of a bus error"
+    elif usage.free < 512 * _MIB:
+        status, text = "warning", f"{text}: large batches from workers of data loaders do not fit"
+    yield Check(name=name, status=status, text=text, remedy="" if status == "ok" else remedy)
+
+
+def _limits(name: str) -> Iterable[Check]:
+    if sys.platform == "win32":
+        return
+    import resource
+
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield _limit(name, "open files (ulimit -n)", files, most, least=256, enough=1024)
+    processes, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    yield _limit(name, "processes and threads (ulimit -u)", processes, most, least=128, enough=1024)
+
+
+def _limit(name: str, what: str, number: int, most: int, *, least: int, enough: int) -> Check:
+    if sys.platform == "win32":  # it has no such limits
+        raise OSError("no limits")
+    import resource
+
+    if number == resource.RLIM_INFINITY or number >= enough:
+        shown = "no limit" if number == resource.RLIM_INFINITY else str(number)
+        return Check(name=name, status="ok", text=f"{what}: {shown}")
+    option = what.rpartition("(")[2].rstrip(")")
+    more = most == resource.RLIM_INFINITY or most >= enough
+    return Check(
+        name=name,
+        status="problem" if number < least else "warning",
+        text=f"{what}: {number} are few for several processes",
+        remedy=f"`{option} {enough}` in the shell that starts Jupyter"
+        if more
+        else "ask who runs this machine for more (limits.conf)",
+    )
+
+
+def _threads(name: str) -> Iterable[Check]:
+    cores = devices.share_of_cores(1)
+    text = environ.get("OMP_NUM_THREADS")
+    config = _config()
+    processes = (config.num_processes or 1) // config.num_machines if config is not None else 1
+    if text is None or not text.strip():
+        yield Check(name=name, status="ok", text=f"OMP_NUM_THREADS is not set: workers share {cores} cores")
+        return
+    first = text.split(",")[0].strip()
+    if not first.isdecimal() or int(first) == 0:
+        yield Check(
+            name=name,
+            status="problem",
+            text=f"OMP_NUM_THREADS={text!r} is no number of threads",
+            remedy="unset OMP_NUM_THREADS: each worker then has its share of the cores",
+        )
+    elif int(first) * processes > cores:
+        yield Check(
+            name=name,
+            status="warning",
+            text=f"{processes} processes x OMP_NUM_THREADS {first} > {cores} cores: threads wait for each other",
+            remedy=f"set OMP_NUM_THREADS to {devices.share_of_cores(processes)} at most, or unset it",
+        )
+    else:
+        yield Check(name=name, status="ok", text=f"OMP_NUM_THREADS={text}, {cores} cores")
+
+
+def _temp_folder(name: str) -> Iterable[Check]:
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError:
+        yield Check(
+            name=name,
+            status="problem",
+            text="there is no folder for temporary files that can be written",
+            remedy="set TMPDIR to a folder that can be",
+        )
+        return
+    free = shutil.disk_usage(folder).free
+    status: Status = "problem" if free < 64 * _MIB else "warning" if free < _GIB else "ok"
+    remedy = "" if status == "ok" else "make room, or set TMPDIR to a folder on another disk"
+    yield Check(name=name, status=status, text=f"{folder} has {_size(free)} free", remedy=remedy)
+
+
+def _driver(name: str) -> Iterable[Check]:
+    found = gpus()
+    usable = devices.count(devices.CUDA)
+    if not found:
+        text = f"{usable} CUDA GPUs" if usable else "no NVIDIA GPU"
+        yield Check(name=name, status="ok", text=text)
+        return
+    seen = f"driver {found[0].driver}, {len(found)} GPUs"
+    if torch.version.cuda is None:
+        yield Check(
+            name=name,
+            status="problem",
+            text=f"{seen}, but torch {torch.__version__} is built without CUDA",
+            remedy="install a torch with CUDA, see pytorch.org/get-started",
+        )
+    elif usable == 0:
+        visible = environ.get("CUDA_VISIBLE_DEVICES")
+        hidden = visible is not None
+        yield Check(
+            name=name,
+            status="warning" if hidden else "problem",
+            text=f"{seen}, none of which torch {torch.__version__} (CUDA {torch.version.cuda}) sees"
+            + (f": CUDA_VISIBLE_DEVICES={visible!r}" if hidden else ""),
+            remedy="unset CUDA_VISIBLE_DEVICES to use them"
+            if hidden
+            else f"install a driver that knows CUDA {torch.version.cuda}, or a torch for the driver there is",
+        )
+    else:
+        yield Check(
+            name=name, status="ok", text=f"{seen}, {usable} usable, torch for CUDA {torch.version.cuda}"
+        )
+
+
+def _libraries(name: str) -> Iterable[Check]:
+    from packaging.requirements import Requirement
+
+    try:
+        needed = importlib.metadata.requires(_DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        text = "notebook_accel is not installed but on the path only: what it needs is not known"
+        yield Check(name=name, status="warning", text=text, remedy="pip install notebook-accel")
+        return
+    wrong = []
+    requirements = [Requirement(text) for text in needed]
+    due = [part for part in requirements if part.marker is None or part.marker.evaluate({"extra": ""})]
+    for requirement in due:
+        try:
+            installed = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            installed = "missing"
+        if installed == "missing" or not requirement.specifier.contains(installed, prereleases=True):
+            wrong.append((requirement, installed))
+    for requirement, installed in wrong:
+        yield Check(
+            name=name,
+            status="problem",
+            text=f"{requirement.name} {installed}, needed is {requirement.specifier}",
+            remedy=f"pip install '{requirement}'",
+        )
+    if not wrong:
+        yield Check(name=name, status="ok", text=f"all {len(due)} requirements are met")
+
+
+def _network(name: str) -> Iterable[Check]:
+    interfaces = psutil.net_if_addrs()
+    for variable, library in (("GLOO_SOCKET_IFNAME", "gloo"), ("NCCL_SOCKET_IFNAME", "NCCL")):
+        wanted = environ.get(variable)
+        if not wanted:
+            continue
+        exact = [part.lstrip("=") for part in wanted.split(",") if not part.startswith("^")]
+        if exact and not any(known.startswith(part) for known in interfaces for part in exact):
+            yield Check(
+                name=name,
+                status="problem",
+                text=f"{variable}={wanted!r} is none of {', '.join(sorted(interfaces))}",
+                remedy=f"unset {variable}, or name one of these",
+            )
+        else:
+            yield Check(name=name, status="ok", text=f"{library} uses {wanted} ({variable})")
+    host = socket.gethostname()
+    if reason := addresses.unknown(host):
+        yield Check(
+            name=name,
+            status="warning",
+            text=f"this machine's name {host} has no address ({reason}): gloo of several nodes and of torchrun fails",
+            remedy=f"add `127.0.1.1 {host}` to /etc/hosts, or set GLOO_SOCKET_IFNAME",
+        )
+    else:
+        where = socket.getaddrinfo(host, None)[0][4][0]
+        holder = next(
+            (n for n, known in interfaces.items() for a in known if a.address == where), "no interface"
+        )
+        text = f"one node: loopback; several: {holder}, where this machine's name {host} ({where}) lies"
+        if str(where).startswith("127.") or where == "::1":
+            text += ", which no other node reaches: set GLOO_SOCKET_IFNAME for several"
+        yield Check(name=name, status="ok", text=text)
+
+
+def _process(name: str) -> Iterable[Check]:
+    reasons = kernel_state.reasons()
+    for reason in reasons:
+        yield Check(
+            name=name,
+            status="warning",
+            text=f"{reason}: launches start fresh processes instead of forks",
+            remedy="nothing has to be done; for quicker starts, use devices inside the launched function only",
+        )
+    if not reasons:
+        text = f"nothing was initialised: launches start processes by {preflight.automatic(())}"
+        yield Check(name=name, status="ok", text=text)
+
+
+def _default_config(name: str) -> Iterable[Check]:
+    path = file.default_path()
+    if not path.exists():
+        yield Check(name=name, status="ok", text=f"there is none at {path}")
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = file.read(path)
+    except ConfigError as error:
+        for problem in error.problems:
+            remedy = "correct that line, or write a new file with `notebook-accel config`"
+            yield Check(name=name, status="problem", text=str(problem), remedy=remedy)
+        return
+    if found.ignored:
+        text = f"{path}: {', '.join(found.ignored)} means nothing any more"
+        remedy = "`notebook-accel config update` writes it in today's words"
+        yield Check(name=name, status="warning", text=text, remedy=remedy)
+        return
+    wanted = (found.config.num_processes or 1) // found.config.num_machines
+    kind = devices.CPU if found.config.use_cpu else devices.best()
+    if kind.indexed and wanted > devices.count(kind):
+        yield Check(
+            name=name,
+            status="warning",
+            text=f"{path}: num_processes {wanted} > {devices.count(kind)} {kind.plural} of this machine",
+            remedy=f"`notebook-accel config update --num_processes {devices.count(kind)}`",
+        )
+        return
+    yield Check(name=name, status="ok", text=f"{path} can be read")
+
+
+def _config() -> LaunchConfig | None:
+    """Return the default config, None where there is none to read: that is another check's matter."""
+    if not file.default_path().exists():
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return file.read(file.default_path()).config
+        except ConfigError:
+            return None
+
+
+def _size(number: int) -> str:
+    return f"{number / _GIB:.1f} GiB" if number >= _GIB else f"{number / _MIB:.0f} MiB"
+
+
+_LOOKS: Final[tuple[tuple[str, Callable[[str], Iterable[Check]]], ...]] = (
+    ("ports", _ports),
+    ("shared memory", _shared_memory),
+    ("limits", _limits),
+    ("threads", _threads),
+    ("temp folder", _temp_folder),
+    ("driver", _driver),
+    ("libraries", _libraries),
+    ("network", _network),
+    ("this process", _process),
+    ("default config", _default_config),
+)

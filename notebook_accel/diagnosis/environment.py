@@ -1,0 +1,220 @@
+"""The block of a bug report: versions, devices, settings, with secrets left out."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import psutil
+import torch
+
+from .. import devices, environ, probes
+from ..config import file
+from ..errors import ConfigError
+from ..launch import kernel_state, preflight
+
+PACKAGES: Final = (
+    "accelerate",
+    "ipykernel",
+    "ipywidgets",
+    "jupyter-client",
+    "jupyterlab",
+    "notebook",
+    "nbclient",
+    "numpy",
+    "cloudpickle",
+    "psutil",
+    "pydantic",
+    "safetensors",
+    "transformers",
+    "deepspeed",
+    "torch-xla",
+)
+_PREFIXES: Final = (
+    "ACCELERATE_",
+    "CUDA_",
+    "DEEPSPEED_",
+    "FSDP_",
+    "GLOO_",
+    "KMP_",
+    "MKL_",
+    "NCCL_",
+    "NVIDIA_",
+    "OMP_",
+    "PARALLELISM_CONFIG_",
+    "PJRT_",
+    "PYTORCH_",
+    "SLURM_",
+    "TORCH",
+    "TPU_",
+    "XLA_",
+)
+_SECRET_NAME: Final = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|AUTH|(^|_)KEY|COOKIE", re.IGNORECASE)
+_SECRET_TEXT: Final = re.compile(
+    r"(?<=://)[^/\s@]+@|\b(?:hf_|ghp_|github_pat_|sk-|xox[a-z]-|AKIA|glpat-)[\w-]{8,}"
+)
+_LEFT_OUT: Final = "(left out)"
+_QUERY: Final = "--query-gpu=name,memory.total,driver_version,uuid"
+_SECONDS: Final = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """A GPU as its driver shows it, whether or not this process may use it."""
+
+    name: str
+    memory: str
+    driver: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """What this machine and this process are.
+
+    Attributes:
+        version: of this package.
+        devices: what a launch would use, such as `2 CUDA GPUs`.
+        driver: NVIDIA's driver, empty without one.
+        cores: CPU cores of the machine.
+        usable_cores: those that this process may run on.
+        memory_gib: of the machine.
+        start_method: how a launch from this process would start others.
+        start_reasons: why not by a fork; empty where by one.
+        packages: versions of those that are installed.
+        variables: environment variables that have to do with launches, without secrets.
+        config_path: where the default config lies or would lie.
+        config: its text without secrets, or why it cannot be read; None where there is none.
+    """
+
+    version: str
+    python: str
+    executable: str
+    platform: str
+    torch: str
+    torch_cuda: str
+    driver: str
+    devices: str
+    gpus: tuple[Gpu, ...]
+    cores: int
+    usable_cores: int
+    memory_gib: float
+    start_method: str
+    start_reasons: tuple[str, ...]
+    packages: Mapping[str, str]
+    variables: Mapping[str, str]
+    config_path: str
+    config: str | None
+
+
+def environment() -> Environment:
+    """Look at this machine and process."""
+    reasons = tuple(map(str, kernel_state.reasons()))
+    found = gpus()
+    path = file.default_path()
+    return Environment(
+        version=probes.version("notebook-accel") or "not installed, on the path only",
+        python=platform.python_version(),
+        executable=sys.executable,
+        platform=platform.platform(),
+        torch=torch.__version__,
+        torch_cuda=str(torch.version.cuda or getattr(torch.version, "hip", None) or "none"),
+        driver=found[0].driver if found else "",
+        devices=_devices(),
+        gpus=found,
+        cores=psutil.cpu_count() or 1,
+        usable_cores=devices.share_of_cores(1),
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        start_method=preflight.automatic(reasons),
+        start_reasons=reasons,
+        packages={name: number for name in PACKAGES if (number := probes.version(name)) is not None},
+        variables=relevant(environ.snapshot()),
+        config_path=str(path),
+        config=_config() if path.exists() else None,
+    )
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """Return NVIDIA's GPUs as `nvidia-smi`, a process of its own, lists them; empty where it does not."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    try:
+        done = subprocess.run(
+            [program, _QUERY, "--format=csv,noheader"], capture_output=True, text=True, timeout=_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    rows = [[word.strip() for word in line.split(",")] for line in done.stdout.splitlines()]
+    return tuple(Gpu(name=row[0], memory=row[1], driver=row[2]) for row in rows if len(row) == 4)
+
+
+def relevant(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that have to do with launches; what looks like a secret is left out."""
+    names = sorted(name for name in variables if name in environ.TABLE or name.startswith(_PREFIXES))
+    return {
+        name: _LEFT_OUT if _SECRET_NAME.search(name) else without_secrets(variables[name]) for name in names
+    }
+
+
+def without_secrets(text: str) -> str:
+    """Return the text with what looks like a token or like a password in an address left out."""
+    return _SECRET_TEXT.sub(_LEFT_OUT, text)
+
+
+def as_text(found: Environment) -> str:
+    """Return a block to paste into a bug report."""
+    gpu_lines = [f"  - {gpu.name}, {gpu.memory}" for gpu in found.gpus]
+    cores = f"{found.cores}, {found.usable_cores} of them usable"
+    start = found.start_method + (f" ({'; '.join(found.start_reasons)})" if found.start_reasons else "")
+    lines = [
+        f"- notebook_accel: {found.version}",
+        f"- torch: {found.torch} (CUDA or ROCm build: {found.torch_cuda})",
+        f"- Python: {found.python} ({found.executable})",
+        f"- platform: {found.platform}",
+        f"- NVIDIA driver: {found.driver or 'none found'}",
+        f"- devices of a launch: {found.devices}",
+        *gpu_lines,
+        f"- CPU cores: {cores}",
+        f"- memory: {found.memory_gib} GiB",
+        f"- start method of a launch: {start}",
+        f"- packages: {', '.join(f'{name} {number}' for name, number in found.packages.items())}",
+        "- environment variables:" + ("" if found.variables else " none that matter"),
+        *(f"  - {name}={value}" for name, value in found.variables.items()),
+        f"- default config: {found.config_path}" + ("" if found.config is not None else " (there is none)"),
+        *(f"  {line}" for line in (found.config or "").splitlines()),
+    ]
+    return "\n".join(lines)
+
+
+def _devices() -> str:
+    try:
+        kind = devices.best()
+    except ValueError as error:  # a variable asks for what there is not
+        return str(error)
+    number = devices.count(kind)
+    return f"{number} {kind.label if number == 1 else kind.plural}"
+
+
+def _config() -> str:
+    """Return the default config as a file would hold it, its secrets left out; or why it cannot be read."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = file.read(file.default_path()).config
+    except ConfigError as error:
+        return without_secrets(f"cannot be read: {error}")
+    texts = {
+        name: _LEFT_OUT if _SECRET_NAME.search(name) else value for name, value in found.environment.items()
+    }
+    pod = tuple(
+        f"{text.partition('=')[0]}={_LEFT_OUT}" if _SECRET_NAME.search(text.partition("=")[0]) else text
+        for text in found.tpu_env
+    )
+    return without_secrets(file.as_yaml(found.model_copy(update={"environment": texts, "tpu_env": pod})))
