@@ -10,7 +10,7 @@
     |   +-- WorkerKilledError  by a signal
     |   +-- WorkerExitedError  by an exit code, or without returning
     +-- CollectiveError        ranks disagree about the input of a collective
-    +-- ConfigError            options have wrong values (also a ValueError)
+    +-- ConfigError            options have wrong values
     +-- CheckpointError        a checkpoint could not be written, or does not fit what it is loaded into
 
 Wrong arguments raise ValueError or TypeError. An exception raised inside a worker is raised in the notebook
@@ -57,8 +57,11 @@ class Problem:
         return f"{self.where}: {self.text}" if self.where else self.text
 
 
-class ConfigError(NotebookAccelError, ValueError):
-    """Options have wrong values, all of which `problems` lists."""
+class ConfigError(NotebookAccelError):
+    """Options have wrong values, all of which `problems` lists.
+
+    No ValueError: pydantic would make an error of its own of it.
+    """
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))

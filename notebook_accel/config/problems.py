@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,11 +15,17 @@ from .schema import LaunchConfig, table
 
 def check(values: Mapping[str, Any]) -> LaunchConfig:
     """Return the config of nested values; ConfigError lists everything that is wrong with them."""
+    return LaunchConfig.model_validate(values)
+
+
+def raised_by(make: Callable[[Any], LaunchConfig], values: Mapping[str, Any]) -> LaunchConfig:
+    """Return what `make` makes of nested values; ConfigError instead of pydantic's error."""
     found = list(unknown(values))
     try:
-        config = LaunchConfig.model_validate(_without(values, found))
+        config = make(_without(values, found))
     except ValidationError as error:
         raise ConfigError([*found, *of(error)]) from None
+    found += [Problem(name="", text=text) for text in config.misfits()]
     if found:
         raise ConfigError(found)
     return config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -60,7 +60,7 @@ class LaunchConfig(Section):
     files; what those do not have is left out of files where it has its default.
 
     Raises:
-        pydantic.ValidationError: an option has a wrong value; `problems.of` makes sentences of it.
+        ConfigError: lists everything that is wrong.
     """
 
     compute_environment: Annotated[Literal["LOCAL_MACHINE", "AMAZON_SAGEMAKER"], spelled()] = option(
@@ -166,6 +166,13 @@ class LaunchConfig(Section):
         {}, "More environment variables of the processes.", flag=None, expert=True
     )
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_sentences(cls, values: Any, make: Callable[[Any], LaunchConfig]) -> LaunchConfig:
+        from . import problems
+
+        return problems.raised_by(make, values) if isinstance(values, Mapping) else make(values)
+
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> LaunchConfig:
         """Return the config in a file; ConfigError lists all that is wrong with it, with its lines."""
@@ -185,17 +192,12 @@ class LaunchConfig(Section):
 
         return problems.check({**self.model_dump(), **options})
 
-    @model_validator(mode="after")
-    def _fits(self) -> LaunchConfig:
+    def misfits(self) -> Iterator[str]:
+        """Yield a sentence for options that do not go together."""
         if self.num_processes is not None and self.num_processes % self.num_machines:
-            raise ValueError(
-                f"num_processes {self.num_processes} is no multiple of num_machines {self.num_machines}"
-            )
+            yield f"num_processes {self.num_processes} is no multiple of num_machines {self.num_machines}"
         if self.machine_rank >= self.num_machines:
-            raise ValueError(
-                f"machine_rank {self.machine_rank} >= num_machines {self.num_machines}: ranks count from 0"
-            )
-        return self
+            yield f"machine_rank {self.machine_rank} >= num_machines {self.num_machines}: ranks count from 0"
 
 
 def _precision(value: Any) -> Any:
