@@ -152,6 +152,9 @@ def _entry(name: str, item: dict[str, Any], base: int) -> tuple[Entry, int]:
 def read(path: Path, header: Header | None = None) -> dict[str, torch.Tensor]:
     """Return all tensors of a file, on the CPU."""
     header = header or read_header(path)
-    tensors = {name: torch.empty(entry.shape, dtype=entry.dtype, device="cpu") for name, entry in header.entries.items()}
+    tensors = {
+        name: torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
+        for name, entry in header.entries.items()
+    }
     rawio.read_at(path, [(header.entries[name].offset, tensor) for name, tensor in tensors.items()])
     return tensors
