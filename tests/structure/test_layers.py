@@ -21,8 +21,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("strategies", "tracking", "checkpointing", "launch.run"),
     ("accelerator", "memory", "inference", "quantization"),
     ("local_sgd",),
-    ("widgets",),
     ("launchers",),
+    ("widgets",),
     ("cli", "utils"),
     ("", "__main__"),
 )
