@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -20,7 +21,14 @@ STYLE: Final = """<style>
 .accel-form .accel-row { flex-wrap: wrap; align-items: flex-start; overflow: visible; margin: 1px 0; }
 .accel-form .accel-row > .accel-note { flex: 1 1 16em; min-width: 16em; margin: 2px 0 2px 8px; }
 .accel-form .accel-note .widget-html-content { line-height: 1.35; align-self: flex-start; padding-top: 5px; }
-.accel-form .accel-help { color: var(--jp-content-font-color2, inherit); opacity: 0.85; }
+.accel-form .accel-help { opacity: 0.75; }
+.accel-form .accel-row .widget-label { white-space: normal; overflow-wrap: anywhere; line-height: 1.2;
+  padding-top: 6px; height: auto; }
+.accel-form .accel-row .widget-label-basic { display: flex; flex-direction: row-reverse; justify-content: flex-end;
+  align-items: center; }
+.accel-form .accel-row .widget-label-basic span { flex: 0 0 20em; text-align: right; margin-right: 8px;
+  white-space: normal; overflow-wrap: anywhere; line-height: 1.2; }
+.accel-form select { appearance: auto; background-image: none !important; }
 .accel-form .accel-wrong { color: var(--jp-error-color1, #e5484d); font-weight: 600; white-space: pre-wrap; }
 .accel-form .accel-is-wrong input, .accel-form .accel-is-wrong textarea, .accel-form .accel-is-wrong select {
   border-color: var(--jp-error-color1, #e5484d) !important; }
@@ -30,6 +38,8 @@ STYLE: Final = """<style>
 .accel-form .accel-bar { flex-wrap: wrap; overflow: visible; margin-top: 0.6em; }
 .accel-form .accel-status .widget-html-content { line-height: 1.35; white-space: pre-wrap; }
 </style>"""
+
+_QUOTED: Final = re.compile("`([^`]+)`")
 
 
 class Field:
@@ -50,8 +60,8 @@ class Field:
         self._filling = False
         self._filled = False
         self.control = self._control()
-        self.control.layout.width = "32em"
-        self.control.style.description_width = "17em"
+        self.control.layout.width = "36em"
+        self.control.style.description_width = "20em"
         self.control.observe(self._on_change, names="value")
         self._note = ipywidgets.HTML()
         self._note.add_class("accel-note")
@@ -77,7 +87,8 @@ class Field:
 
     def say(self, sentence: str) -> None:
         """Show a sentence about a wrong value, or none."""
-        text = f'<div class="accel-help">{html.escape(self.option.help)}</div>'
+        words = _QUOTED.sub(r"<code>\1</code>", html.escape(self.option.help))
+        text = f'<div class="accel-help">{words}</div>'
         if sentence:
             text = f'<div class="accel-wrong" role="alert">{html.escape(sentence)}</div>{text}'
             self.row.add_class("accel-is-wrong")
@@ -92,7 +103,7 @@ class Field:
         if option.choices is not None or (option.kind is bool and option.optional):
             return ipywidgets.Dropdown(description=label, options=self._choices(option.default))
         if option.kind is bool:
-            return ipywidgets.Checkbox(description=label, indent=True)
+            return ipywidgets.Checkbox(description=label, indent=False)
         placeholder = write_text(option.default)
         if option.kind in (tuple, dict):
             hint = "name=value on each line" if option.kind is dict else "one on each line"

@@ -47,7 +47,7 @@ class FormView:
         self.preview = ipywidgets.HTML()
         self.preview.add_class("accel-preview")
         self.path = ipywidgets.Text(description="File", value=str(form.path))
-        self.path.layout.width = "32em"
+        self.path.layout.width = "36em"
         self.path.style.description_width = "3em"
         self.path.observe(self._on_path, names="value")
         self.load = self._button("Load", "Take all options from the file", self._on_load)
@@ -63,6 +63,7 @@ class FormView:
         self.status = ipywidgets.HTML()
         self.status.add_class("accel-status")
         self.output = ipywidgets.Output()
+        self.output.add_class("accel-output")
         preview_title = _title("The file")
         self.box = ipywidgets.VBox(
             [

@@ -40,23 +40,23 @@ def test_change_save_and_launch(lab: Lab, page: Any, run_cells: Callable[..., No
     row = page.locator(".accel-row", has=processes)
     processes.fill("two")
     row.get_by_role("alert").get_by_text("num_processes 'two' is no whole number", exact=True).wait_for()
-    assert page.get_by_role("button", name="Save").is_disabled()
-    assert page.get_by_role("button", name="Launch").is_disabled()
+    assert page.locator(".accel-form").get_by_role("button", name="Save", exact=True).is_disabled()
+    assert page.locator(".accel-form").get_by_role("button", name="Launch").is_disabled()
     processes.fill("2")
     row.get_by_role("alert").wait_for(state="detached")
     page.get_by_label("mixed_precision").select_option("bf16")
     page.locator(".accel-preview", has_text="mixed_precision: bf16").wait_for()
 
-    page.get_by_role("button", name="Save").click()
-    page.get_by_role("status").filter(has_text="Saved saved.yaml").wait_for()
+    page.locator(".accel-form").get_by_role("button", name="Save", exact=True).click()
+    page.locator(".accel-form").get_by_role("status").filter(has_text="Saved saved.yaml").wait_for()
     saved = file.read(lab.root / "saved.yaml").config
     assert (saved.num_processes, saved.mixed_precision) == (2, "bf16")
-    page.get_by_role("button", name="Save").click()
-    page.get_by_role("button", name="Overwrite?").click()
-    page.get_by_role("button", name="Save").wait_for()
+    page.locator(".accel-form").get_by_role("button", name="Save", exact=True).click()
+    page.locator(".accel-form").get_by_role("button", name="Overwrite?").click()
+    page.locator(".accel-form").get_by_role("button", name="Save", exact=True).wait_for()
 
-    page.get_by_role("button", name="Launch").click()
-    output = page.locator(".accel-form .jupyter-widgets-output-area")
+    page.locator(".accel-form").get_by_role("button", name="Launch").click()
+    output = page.locator(".accel-output")
     for line in ("[0] hello from rank 0 of 2", "[1] hello from rank 1 of 2", "'the end'"):
         output.get_by_text(line).wait_for(timeout=30_000)
 
@@ -65,12 +65,12 @@ def test_errors_and_output_come_live_into_the_form(page: Any, run_cells: Callabl
     code = FORM.replace("return", "import time; time.sleep(4); raise OSError('disk gone')\n    return")
     run_cells([code, "print('a later cell')"])
     page.get_by_label("num_processes").fill("2")
-    page.get_by_role("button", name="Launch").click()
-    output = page.locator(".accel-form .jupyter-widgets-output-area")
+    page.locator(".accel-form").get_by_role("button", name="Launch").click()
+    output = page.locator(".accel-output")
     output.get_by_text("[1] hello from rank 1 of 2").wait_for(timeout=30_000)
     assert output.get_by_text("disk gone").count() == 0, "lines come while it runs"
     output.get_by_text(re.compile("OSError: disk gone")).first.wait_for(timeout=30_000)
-    assert page.get_by_role("button", name="Launch").is_enabled()
+    assert page.locator(".accel-form").get_by_role("button", name="Launch").is_enabled()
 
 
 @pytest.mark.parametrize("theme", ["Light", "Dark"])
@@ -89,13 +89,19 @@ def test_it_can_be_read(page: Any, run_cells: Callable[..., None], theme: str, t
 
 
 CONTRAST = """node => {
-    const light = text => {
-        const parts = text.match(/[\\d.]+/g).map(Number).slice(0, 3).map(part => part / 255);
-        const linear = parts.map(part => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    const numbers = text => text.match(/[\\d.]+/g).map(Number);
+    const light = parts => {
+        const linear = parts.map(part => part / 255).map(part => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
     };
-    let ground = node;
-    while (ground && /rgba\\(0, 0, 0, 0\\)/.test(getComputedStyle(ground).backgroundColor)) ground = ground.parentElement;
-    const pair = [light(getComputedStyle(node).color), light(getComputedStyle(ground).backgroundColor)].sort((a, b) => b - a);
+    let opacity = 1, ground = node;
+    while (/rgba\\(0, 0, 0, 0\\)/.test(getComputedStyle(ground).backgroundColor)) {
+        opacity *= getComputedStyle(ground).opacity;
+        ground = ground.parentElement;
+    }
+    const under = numbers(getComputedStyle(ground).backgroundColor).slice(0, 3);
+    const [red, green, blue, alpha = 1] = numbers(getComputedStyle(node).color);
+    const seen = [red, green, blue].map((part, i) => part * alpha * opacity + under[i] * (1 - alpha * opacity));
+    const pair = [light(seen), light(under)].sort((a, b) => b - a);
     return (pair[0] + 0.05) / (pair[1] + 0.05);
 }"""
