@@ -11,7 +11,7 @@ from notebook_accel.config.option import Option, as_text
 from notebook_accel.config.schema import LaunchConfig, matters, table
 from notebook_accel.errors import ConfigError
 
-_NUMBERS: Final[Mapping[type, type]] = {int: int, float: float}
+_NUMBERS: Final = (int, float)
 
 
 class Draft:
@@ -88,11 +88,11 @@ def read_text(option: Option, text: str) -> Any:
     if option.kind is dict:
         pairs = [line.partition("=") for line in lines]
         return {name.strip(): value for name, _, value in pairs} if all(mark for _, mark, _ in pairs) else text
-    if option.kind in _NUMBERS:
+    for number in _NUMBERS if option.kind in _NUMBERS else ():
         try:
-            return _NUMBERS[option.kind](text)
+            return number(text)
         except ValueError:
-            return text  # whose sentence says what is wrong
+            continue
     return text
 
 

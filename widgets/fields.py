@@ -25,7 +25,7 @@ STYLE: Final = """<style>
 .accel-form .accel-row .widget-label { white-space: normal; overflow-wrap: anywhere; line-height: 1.2;
   padding-top: 6px; height: auto; }
 .accel-form .accel-row .widget-label-basic { display: flex; flex-direction: row-reverse; justify-content: flex-end;
-  align-items: center; }
+  align-items: center; min-height: 28px; }
 .accel-form .accel-row .widget-label-basic span { flex: 0 0 20em; text-align: right; margin-right: 8px;
   white-space: normal; overflow-wrap: anywhere; line-height: 1.2; }
 .accel-form select { appearance: auto; background-image: none !important; }
