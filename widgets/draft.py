@@ -87,7 +87,9 @@ def read_text(option: Option, text: str) -> Any:
         return tuple(lines)
     if option.kind is dict:
         pairs = [line.partition("=") for line in lines]
-        return {name.strip(): value for name, _, value in pairs} if all(mark for _, mark, _ in pairs) else text
+        return (
+            {name.strip(): value for name, _, value in pairs} if all(mark for _, mark, _ in pairs) else text
+        )
     for number in _NUMBERS if option.kind in _NUMBERS else ():
         try:
             return number(text)

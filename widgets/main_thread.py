@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable
-from typing import Any
 
 
 def run(work: Callable[[], None]) -> None:
@@ -33,5 +32,3 @@ def run(work: Callable[[], None]) -> None:
 
     kernel.io_loop.add_callback(in_main_thread)
     ended.wait()
-
-

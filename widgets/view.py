@@ -115,7 +115,9 @@ class FormView:
         except ConfigError as error:
             number = len(error.problems)
             text = f"# nothing to write yet: {number} {'option is' if number == 1 else 'options are'} wrong"
-        self.preview.value = f'<pre tabindex="0" aria-label="What the file will say">{html.escape(text)}</pre>'
+        self.preview.value = (
+            f'<pre tabindex="0" aria-label="What the file will say">{html.escape(text)}</pre>'
+        )
         for button in (self.save, self.launch):
             if button is not None:
                 button.disabled = bool(self._draft.sentences)
@@ -183,7 +185,9 @@ class FormView:
 
 
 def _title(text: str) -> Any:
-    title = ipywidgets.HTML(f'<div class="accel-title" role="heading" aria-level="4">{html.escape(text)}</div>')
+    title = ipywidgets.HTML(
+        f'<div class="accel-title" role="heading" aria-level="4">{html.escape(text)}</div>'
+    )
     title.layout.width = "100%"
     return title
 

@@ -91,7 +91,8 @@ def test_it_can_be_read(page: Any, run_cells: Callable[..., None], theme: str, t
 CONTRAST = """node => {
     const numbers = text => text.match(/[\\d.]+/g).map(Number);
     const light = parts => {
-        const linear = parts.map(part => part / 255).map(part => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+        const linear = parts.map(part => part / 255)
+            .map(part => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
     };
     let opacity = 1, ground = node;
