@@ -23,16 +23,19 @@ STYLE: Final = """<style>
 .accel-form .accel-note .widget-html-content { line-height: 1.35; align-self: flex-start; padding-top: 5px; }
 .accel-form .accel-help { opacity: 0.75; }
 .accel-form .accel-row .widget-label { white-space: normal; overflow-wrap: anywhere; line-height: 1.2;
-  padding-top: 6px; height: auto; }
+  padding-top: 6px; height: auto; flex-shrink: 1; }
+.accel-form .accel-row input:not([type="checkbox"]), .accel-form .accel-row select, .accel-form .accel-row textarea {
+  min-width: 9em; }
 .accel-form .accel-row .widget-label-basic { display: flex; flex-direction: row-reverse; justify-content: flex-end;
   align-items: center; min-height: 28px; }
-.accel-form .accel-row .widget-label-basic span { flex: 0 0 20em; text-align: right; margin-right: 8px;
+.accel-form .accel-row .widget-label-basic span { flex: 0 1 20em; text-align: right; margin-right: 8px;
   white-space: normal; overflow-wrap: anywhere; line-height: 1.2; }
 .accel-form select { appearance: auto; background-image: none !important; }
 .accel-form .accel-wrong { color: var(--jp-error-color1, #e5484d); font-weight: 600; white-space: pre-wrap; }
 .accel-form .accel-is-wrong input, .accel-form .accel-is-wrong textarea, .accel-form .accel-is-wrong select {
   border-color: var(--jp-error-color1, #e5484d) !important; }
-.accel-form .accel-preview pre { margin: 0; padding: 0.6em 0.8em; line-height: 1.35; overflow: auto; max-height: 24em;
+.accel-form .accel-preview pre { margin: 0; white-space: pre-wrap; word-break: normal;
+  padding: 0.6em 0.8em; line-height: 1.35; overflow: auto; max-height: 24em;
   color: inherit; background: var(--jp-layout-color2, rgba(127, 127, 127, 0.12));
   border: 1px solid var(--jp-border-color2, rgba(127, 127, 127, 0.4)); }
 .accel-form .accel-bar { flex-wrap: wrap; overflow: visible; margin-top: 0.6em; }
@@ -61,6 +64,7 @@ class Field:
         self._filled = False
         self.control = self._control()
         self.control.layout.width = "36em"
+        self.control.layout.max_width = "100%"
         self.control.style.description_width = "20em"
         self.control.observe(self._on_change, names="value")
         self._note = ipywidgets.HTML()

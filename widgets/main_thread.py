@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable
+from typing import Any
 
 
 def run(work: Callable[[], None]) -> None:
@@ -13,12 +14,10 @@ def run(work: Callable[[], None]) -> None:
     Kernels with subshells call a button's function in a thread of its own. What the work shows belongs to the
     click that asked for it, which is why the click waits.
     """
-    if threading.current_thread() is threading.main_thread():
+    kernel = None if threading.current_thread() is threading.main_thread() else _kernel()
+    if kernel is None:
         work()
         return
-    from IPython import get_ipython
-
-    kernel = get_ipython().kernel
     context = contextvars.copy_context()
     ended = threading.Event()
 
@@ -32,3 +31,9 @@ def run(work: Callable[[], None]) -> None:
 
     kernel.io_loop.add_callback(in_main_thread)
     ended.wait()
+
+
+def _kernel() -> Any:
+    from IPython import get_ipython
+
+    return getattr(get_ipython(), "kernel", None)

@@ -48,6 +48,7 @@ class FormView:
         self.preview.add_class("accel-preview")
         self.path = ipywidgets.Text(description="File", value=str(form.path))
         self.path.layout.width = "36em"
+        self.path.layout.max_width = "100%"
         self.path.style.description_width = "3em"
         self.path.observe(self._on_path, names="value")
         self.load = self._button("Load", "Take all options from the file", self._on_load)
@@ -113,8 +114,7 @@ class FormView:
         try:
             text = file.as_yaml(self._draft.config)
         except ConfigError as error:
-            number = len(error.problems)
-            text = f"# nothing to write yet: {number} {'option is' if number == 1 else 'options are'} wrong"
+            text = "\n".join(f"# {line}" for line in ["nothing to write yet:", *str(error).splitlines()])
         self.preview.value = (
             f'<pre tabindex="0" aria-label="What the file will say">{html.escape(text)}</pre>'
         )
@@ -140,7 +140,7 @@ class FormView:
 
     def _on_path(self, change: Any) -> None:
         if not self._drawing:
-            self._form.path = Path(change["new"])
+            self._form.path = Path(change["new"].strip())
             self._ask(_SAVE)
 
     def _on_load(self, _: Any) -> None:
@@ -175,6 +175,7 @@ class FormView:
 
     def _launch(self) -> None:
         """Launch with all output and the error in the form."""
+        __tracebackhide__ = True
         self.output.outputs = ()
         with self.output:
             value = self._form.launch()

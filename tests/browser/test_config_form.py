@@ -78,7 +78,7 @@ def test_it_can_be_read(page: Any, run_cells: Callable[..., None], theme: str, t
     run_cells(["%load_ext notebook_accel", "%accel_config"], theme=theme)
     processes = page.get_by_label("num_processes")
     processes.fill("0")
-    wrong = page.get_by_text("num_processes 0 is less than 1", exact=True)
+    wrong = page.get_by_role("alert").get_by_text("num_processes 0 is less than 1", exact=True)
     wrong.wait_for()
     page.screenshot(path=tmp_path / f"{theme}.png")
     for text in (wrong, page.get_by_text("Number of nodes.", exact=True)):

@@ -95,6 +95,7 @@ def test_an_error_is_shown_in_the_form(kernel: Kernel) -> None:
     (error,) = [m["content"] for m in messages if m["msg_type"] == "error"]
     assert (error["ename"], error["evalue"]) == ("OSError", "disk gone")
     assert all(captured(messages))
+    assert "view.py" not in "".join(error["traceback"]), "the user's frames only"
     assert kernel.run("form.view.launch.disabled").value == "False"
 
 
