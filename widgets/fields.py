@@ -28,7 +28,7 @@ STYLE: Final = """<style>
   min-width: 9em; }
 .accel-form .accel-row .widget-label-basic { display: flex; flex-direction: row-reverse; justify-content: flex-end;
   align-items: center; min-height: 28px; }
-.accel-form .accel-row .widget-label-basic span { flex: 0 1 20em; text-align: right; margin-right: 8px;
+.accel-form .accel-row .widget-label-basic span { flex: 0 0 20em; text-align: right; margin-right: 8px;
   white-space: normal; overflow-wrap: anywhere; line-height: 1.2; }
 .accel-form select { appearance: auto; background-image: none !important; }
 .accel-form .accel-wrong { color: var(--jp-error-color1, #e5484d); font-weight: 600; white-space: pre-wrap; }
