@@ -1,5 +1,6 @@
 """Distributed PyTorch from a notebook cell."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .accelerator import Accelerator
@@ -35,6 +36,9 @@ from .state import DistributedType, PartialState
 
 if TYPE_CHECKING:
     from .config.schema import LaunchConfig
+
+if not (Path(__file__).parent / "widgets").is_dir():  # in the source tree, where it lies beside this folder
+    __path__.append(str(Path(__file__).parents[1]))
 
 __version__ = "0.1.0"
 
@@ -79,3 +83,10 @@ def __getattr__(name: str) -> Any:
 
         return LaunchConfig
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give a notebook the magics, by `%load_ext notebook_accel`."""
+    from .widgets.magics import register
+
+    register(shell)
