@@ -35,8 +35,8 @@ class FlagCommand(click.RichCommand):
 
 def options() -> list[Option]:
     """Return the options that have a flag, of several with the same flag the first."""
-    named = {option.face.flag: option for option in reversed(table()) if option.face.flag is not None}
-    return [option for option in table() if named.get(option.face.flag) is option]
+    named = {str(option.face.flag): option for option in reversed(table()) if option.face.flag is not None}
+    return [option for option in table() if named.get(str(option.face.flag)) is option]
 
 
 def is_switch(option: Option) -> bool:
@@ -108,7 +108,7 @@ def _help(option: Option) -> str:
 
 def _settled(command: click.Command, ctx: click.Context, args: list[str]) -> list[str]:
     """Return the words with a value for each switch, and the first argument marked where options end with it."""
-    switches, takers = set(), set()
+    switches, takers = set[str](), set[str]()
     for parameter in command.get_params(ctx):
         if isinstance(parameter, click.Option) and not parameter.is_flag:
             optional = parameter.flag_value == "true"

@@ -62,7 +62,8 @@ def launch(
     """
     if module and no_python:
         raise click.UsageError("--module and --no_python exclude each other")
-    wrong, found = [], None
+    wrong: list[Problem] = []
+    found = None
     is_notebook = target[0].endswith(".ipynb") and not module and not no_python
     what = Target(kind="module" if module else "program" if no_python else "script", words=target)
     options = notebook.parsed(target) if is_notebook else None
@@ -72,15 +73,19 @@ def launch(
         wrong += error.problems
     wrong += _missing(what)
     if found is None or wrong:
-        raise ConfigError(wrong)
+        raise ConfigError(list(dict.fromkeys(wrong)))
     plan, remarks = found
     for remark in remarks:
         click.echo(f"Warning: {remark}", err=True)
     if dry_run:
-        return show(plan, what)
+        return show(plan, what, options)
     if plan.doubts:
         raise ConfigError(plan.doubts)
     if options is not None:
+        if plan.sources["num_processes"] == "flag":
+            click.echo(
+                "Warning: a notebook runs once: its launches say how many processes they start", err=True
+            )
         sys.exit(notebook.run(options, plan.environment))
     sys.exit(start(plan, what, quiet=quiet))
 
@@ -118,12 +123,14 @@ def _has_module(name: str) -> bool:
         return name in sys.modules
 
 
-def show(plan: Plan, target: Target) -> None:
+def show(plan: Plan, target: Target, request: notebook.Request | None = None) -> None:
     """Print command, options and environment of a plan, each with where it is from."""
     click.echo("Command")
-    click.echo(f"  {shlex.join(_command(plan, target))}")
+    command = _command(plan, target) if request is None else request.command
+    click.echo(f"  {shlex.join(command)}")
     values = file.flat_values(plan.config)
-    rows, variables = [], {}
+    rows: list[tuple[str, str, str]] = []
+    variables: dict[str, str] = {}
     for option in table():
         value, source = values[option.name], plan.sources[option.name]
         if value is not None and option.face.env:
@@ -134,7 +141,8 @@ def show(plan: Plan, target: Target) -> None:
     _print("Options", rows)
     given = plan.config.environment
     texts = {name: (text, _origin(name, variables, given)) for name, text in plan.environment.items()}
-    if plan.is_distributed:
+    if plan.is_distributed and request is None:
+        texts |= {name: (text, "derived") for name, text in plan.derived.items()}
         for name, text in _ranks(plan).items():
             texts[name] = (text, "torch elastic")
     _print("Environment", [(name, text, source) for name, (text, source) in sorted(texts.items())])
@@ -156,8 +164,6 @@ def _print(title: str, rows: list[tuple[str, str, str]]) -> None:
 def _command(plan: Plan, target: Target) -> list[str]:
     """Return the command that would do the same: torchrun's for several processes."""
     config = plan.config
-    if target.words[0].endswith(".ipynb") and target.kind == "script":
-        return ["jupyter", "execute", *target.words]
     if not plan.is_distributed:
         return list(target.command)
     meeting = ["--standalone"]

@@ -1,12 +1,15 @@
-"""Notebooks without a front end: cells run in a real kernel, output on the terminal as it comes, the result as a file."""
+"""Notebooks without a front end: a real kernel runs the cells, output goes to the terminal as it comes."""
 
 from __future__ import annotations
 
 import ast
+import asyncio
+import contextlib
 import dataclasses
 import difflib
 import keyword
 import math
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +26,7 @@ from ..errors import ConfigError, Problem
 if TYPE_CHECKING:  # a launch of a script needs none of it
     from nbclient import NotebookClient
 
+_OWN_KERNEL = "python3"
 _TAG, _INJECTED = "parameters", "injected-parameters"
 
 
@@ -35,11 +39,19 @@ class Request:
     output: Path
     kernel: str
 
+    @property
+    def command(self) -> list[str]:
+        """The command of papermill that does the same."""
+        words = [word for name, value in self.parameters.items() for word in ("-p", name, str(value))]
+        return ["papermill", str(self.path), str(self.output), *words]
 
-@click.command("launch NOTEBOOK.ipynb")
+
+@click.command("launch NOTEBOOK.ipynb", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("-p", "--parameter", "parameters", multiple=True, metavar="NAME=VALUE", help="Set a parameter.")
 @click.option("-o", "--output", metavar="PATH", help="Executed notebook [default: NAME.executed.ipynb].")
-@click.option("--kernel", default="python3", help="Kernel that runs the cells [default: python3, this Python].")
+@click.option(
+    "--kernel", default=_OWN_KERNEL, help="Kernel that runs the cells [default: python3, this Python]."
+)
 @click.pass_context
 def options(ctx: click.Context, parameters: tuple[str, ...], output: str | None, kernel: str) -> Request:
     """Run a notebook's cells in order and write it with their output.
@@ -57,7 +69,7 @@ def options(ctx: click.Context, parameters: tuple[str, ...], output: str | None,
 
 def parsed(words: Sequence[str]) -> Request:
     """Return what the words after the notebook's name ask for; a usage error where they are wrong."""
-    with options.make_context(f"launch {words[0]}", list(words[1:]), obj=words[0]) as ctx:
+    with options.make_context(f"notebook-accel launch {words[0]}", list(words[1:]), obj=words[0]) as ctx:
         request: Request = options.invoke(ctx)
     return request
 
@@ -73,17 +85,13 @@ def scalar(text: str) -> Any:
     """Return what a text means in YAML if that is a truth value, a number or null, else the text."""
     try:
         value = YAML(typ="safe", pure=True).load(text) if text else ""
-    except YAMLError:
+    except (YAMLError, ValueError):
         return text
-    return value if value is None or isinstance(value, (bool, int, float)) else _as_text(value, text)
-
-
-def _as_text(value: Any, text: str) -> str:
-    return value if isinstance(value, str) else text
+    return value if value is None or isinstance(value, (bool, int, float, str)) else text
 
 
 def run(request: Request, environment: Mapping[str, str]) -> int:
-    """Run the notebook and write it, also if a cell fails; return the exit code: 1 then, 130 after an interrupt."""
+    """Run the notebook and write it, also if a cell fails; return the exit code: 1 then, 128 + signal after one."""
     import nbformat
     from jupyter_client.kernelspec import NoSuchKernel
     from nbclient.exceptions import CellExecutionError, DeadKernelError
@@ -92,20 +100,26 @@ def run(request: Request, environment: Mapping[str, str]) -> int:
     if request.parameters:
         for remark in inject(book, request.parameters):
             click.echo(f"Warning: {remark}", err=True)
-    client = _client(book, request)
+    ended_by: list[int] = []
+    client = _client(book, request, ended_by)
     code = 1
     try:
         client.execute(env={**environ.snapshot(), **environment})
         code = 0
     except CellExecutionError:
-        click.echo(f"notebook-accel: a cell of {request.path} failed", err=True)  # its traceback was shown
+        if not ended_by:
+            click.echo(
+                f"notebook-accel: a cell of {request.path} failed", err=True
+            )  # its traceback was shown
     except DeadKernelError as error:
         click.echo(f"notebook-accel: the kernel of {request.path} died: {error}", err=True)
     except NoSuchKernel as error:
         raise ConfigError([Problem(name="", text=f"there is no Jupyter kernel {error.name}")]) from None
-    except KeyboardInterrupt:
-        click.echo("notebook-accel: interrupted", err=True)
-        code = 130
+    except KeyboardInterrupt:  # between cells, or where loops take no signals
+        ended_by.append(signal.SIGINT)
+    if ended_by:
+        click.echo(f"notebook-accel: ended by {signal.Signals(ended_by[0]).name}", err=True)
+        code = 128 + ended_by[0]
     request.output.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(book, request.output)
     click.echo(f"notebook-accel: wrote {request.output}", err=True)
@@ -164,7 +178,7 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-def _client(book: Any, request: Request) -> NotebookClient:
+def _client(book: Any, request: Request, ended_by: list[int]) -> NotebookClient:
     from nbclient import NotebookClient
 
     started: dict[int, float] = {}
@@ -178,6 +192,7 @@ def _client(book: Any, request: Request) -> NotebookClient:
             return super().process_message(msg, cell, cell_index)
 
     def start(cell: Any, cell_index: int) -> None:
+        _take_signals(client, ended_by)
         if cell_index in code:
             started[cell_index] = time.perf_counter()
             first = next(line for line in cell.source.splitlines() if line.strip())
@@ -189,11 +204,34 @@ def _client(book: Any, request: Request) -> NotebookClient:
 
     folder = str(request.path.resolve().parent)
     client = LiveClient(
-        book, timeout=None, kernel_name=request.kernel, resources={"metadata": {"path": folder}}
+        book,
+        timeout=None,
+        kernel_name=request.kernel,
+        resources={"metadata": {"path": folder}},
+        extra_arguments=["--log-level=ERROR"] if request.kernel == _OWN_KERNEL else [],
     )
     client.on_cell_execute = start
     client.on_cell_executed = end
     return client
+
+
+def _take_signals(client: NotebookClient, ended_by: list[int]) -> None:
+    """Let signals interrupt the cell, as a front end's stop button does; nbclient's own way loses its output.
+
+    A second one kills the kernel.
+    """
+
+    def take(signum: int) -> None:
+        ended_by.append(signum)
+        manager: Any = client.km
+        stopped = manager.interrupt_kernel() if len(ended_by) == 1 else manager.shutdown_kernel(now=True)
+        if asyncio.iscoroutine(stopped):
+            pending.append(asyncio.ensure_future(stopped))
+
+    pending: list[asyncio.Future[Any]] = []  # the loop itself keeps none
+    with contextlib.suppress(NotImplementedError):  # on Windows: a KeyboardInterrupt
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(signum, take, signum)
 
 
 def _print(kind: str, content: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ PARADIGMS: Final = {
 
 _ON_DEVICES: Final = {"MULTI_GPU": devices.CUDA, "MULTI_XPU": devices.XPU}
 _LIBRARIES: Final = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+_PODS: Final = "tpu_use_cluster: TPU pods are not supported"
 _MACHINE: Final = "this machine"
 
 
@@ -36,19 +37,21 @@ class Plan:
     Attributes:
         config: all options, with what this machine decides filled in.
         sources: where each option's value is from, by name: a flag, the file, this machine, or the default.
-        environment: variables that are set for all processes, beside those of each rank.
+        environment: what options say to processes, as variables.
+        derived: more variables of processes that share this node.
         doubts: why it cannot run on this machine; another one may.
     """
 
     config: LaunchConfig
     sources: Mapping[str, str]
     environment: Mapping[str, str]
+    derived: Mapping[str, str]
     doubts: tuple[Problem, ...]
 
     @property
     def local_world_size(self) -> int:
         """Processes on this node."""
-        return (self.config.num_processes or 1) // self.config.num_machines
+        return _local(self.config)
 
     @property
     def is_distributed(self) -> bool:
@@ -70,7 +73,7 @@ def resolved(values: Mapping[str, Any], config_file: str | None) -> tuple[Plan, 
         config = flags.chosen(_with_paradigm(base, values), values)
     except ConfigError as error:
         raise ConfigError([*wrong, *error.problems]) from None
-    wrong += _contradictions(config)
+    wrong = wrong or _contradictions(config)
     if wrong:
         raise ConfigError(wrong)
     given = _names(flags.given(values)) | ({"distributed_type"} if _paradigms(values) else set())
@@ -84,7 +87,8 @@ def resolved(values: Mapping[str, Any], config_file: str | None) -> tuple[Plan, 
     plan = Plan(
         config=complete,
         sources=sources,
-        environment=_environment(complete, chosen),
+        environment=export.environment(complete, chosen),
+        derived=_derived(complete),
         doubts=(*_unfit(complete), *_taken_port(complete)),
     )
     return plan, remarks
@@ -132,9 +136,10 @@ def _unsupported(values: Mapping[str, Any]) -> list[Problem]:
     named = [f"--{flag}" for flag in _paradigms(values)]
     if len(named) > 1:
         found.append(f"{' and '.join(named)} exclude each other: give one of them")
-    is_cpu = values.get("use_cpu") is not None and environ.parse_bool(values["use_cpu"])
-    if is_cpu and (values.get("multi_gpu") or values.get("tpu")):
+    if values.get("use_cpu") == "true" and (values.get("multi_gpu") or values.get("tpu")):
         found.append(f"--cpu and --{'multi_gpu' if values['multi_gpu'] else 'tpu'} exclude each other")
+    if values.get("tpu_use_cluster") == "true":
+        found.append(_PODS)
     given = [f"--{name}" for name in ("aws_access_key_id", "aws_secret_access_key") if values.get(name)]
     if given:
         found.append(f"{' and '.join(given)}: SageMaker is not supported, runs are launched on this machine")
@@ -149,7 +154,7 @@ def _contradictions(config: LaunchConfig) -> list[Problem]:
             f"compute_environment {config.compute_environment}: runs are launched on this machine only"
         )
     if config.tpu_use_cluster:
-        found["tpu_use_cluster"] = "tpu_use_cluster: TPU pods are not supported"
+        found["tpu_use_cluster"] = _PODS
     if config.mpirun_config.mpirun_hostfile:
         found["mpirun_config.mpirun_hostfile"] = (
             "mpirun_hostfile: mpirun is not used; start the command on each node, with --num_machines, "
@@ -177,7 +182,7 @@ def _completed(config: LaunchConfig, *, is_given: bool) -> LaunchConfig:
     total = config.num_processes or (len(ids) or devices.count(kind)) * config.num_machines
     if total > 1 and kind.backend is None:
         kind = devices.CPU
-    paradigm = config.distributed_type
+    paradigm: str = config.distributed_type
     if config.use_cpu and paradigm.startswith("MULTI_"):
         paradigm = "NO"
     if paradigm == "NO" and total > 1:
@@ -189,22 +194,27 @@ def _completed(config: LaunchConfig, *, is_given: bool) -> LaunchConfig:
     return config.model_copy(update=changes)
 
 
-def _environment(config: LaunchConfig, chosen: set[str]) -> dict[str, str]:
-    texts = export.environment(config, chosen)
-    local = (config.num_processes or 1) // config.num_machines
-    if (config.num_processes or 1) > 1:
-        inherited = environ.snapshot()
-        if not inherited.get("OMP_NUM_THREADS"):
-            texts.setdefault("OMP_NUM_THREADS", str(devices.share_of_cores(local)))
-        loopback = addresses.loopback_interface() if config.num_machines == 1 else None
-        if loopback and not inherited.get("GLOO_SOCKET_IFNAME"):
-            texts.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    return texts
+def _derived(config: LaunchConfig) -> dict[str, str]:
+    """Return each process's fair share of the cores, and gloo's interface, where the user said nothing of them."""
+    if (config.num_processes or 1) == 1:
+        return {}
+    texts = {"OMP_NUM_THREADS": str(devices.share_of_cores(_local(config)))}
+    loopback = addresses.loopback_interface()
+    if loopback and config.num_machines == 1:
+        texts["GLOO_SOCKET_IFNAME"] = loopback
+    said = {name for name, text in environ.snapshot().items() if text} | config.environment.keys()
+    if config.num_cpu_threads_per_process is not None:
+        said.add("OMP_NUM_THREADS")
+    return {name: text for name, text in texts.items() if name not in said}
+
+
+def _local(config: LaunchConfig) -> int:
+    return (config.num_processes or 1) // config.num_machines
 
 
 def _unfit(config: LaunchConfig) -> list[Problem]:
     """Return what this machine lacks for the config."""
-    kind, local = config.distributed_type, (config.num_processes or 1) // config.num_machines
+    kind, local = config.distributed_type, _local(config)
     label = f"distributed_type {kind}"
     if kind == "XLA":
         text = f"{label}: launches on TPUs are not supported; GPUs and CPUs are, for CPUs add --cpu"
@@ -213,7 +223,9 @@ def _unfit(config: LaunchConfig) -> list[Problem]:
         return []
     wanted = _ON_DEVICES.get(kind)
     if wanted is None and kind.startswith("MULTI_"):
-        text = f"{label}: such devices are not supported; CUDA and Intel GPUs and CPUs are, for CPUs add --cpu"
+        text = (
+            f"{label}: such devices are not supported; CUDA and Intel GPUs and CPUs are, for CPUs add --cpu"
+        )
         return [Problem(name="distributed_type", text=text)]
     wanted = wanted or devices.best()
     number = 0 if wanted is devices.CPU else wanted.counter()

@@ -13,11 +13,15 @@ if __name__ == "__main__" and sys.path[0] == os.path.dirname(os.path.abspath(__f
     del sys.path[0]  # its modules are no top-level ones, and have names that others have
 
 import builtins
+import ctypes
 import importlib.machinery
 import io
 import runpy
+import signal
 import traceback
 import types
+
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 FIRST = "first-{attempt}"
 LATER = "later-{attempt}-{rank}"
@@ -25,6 +29,7 @@ LATER = "later-{attempt}-{rank}"
 
 def main() -> None:
     """Run what the arguments name, and leave as it does."""
+    end_with_parent()
     folder, *words = sys.argv[1:]
     is_module = words[0] == "-m"
     sys.argv = words[1:] if is_module else words
@@ -36,6 +41,15 @@ def main() -> None:
     except KeyboardInterrupt as error:
         show(error, folder)
         sys.exit(130)
+
+
+def end_with_parent() -> None:
+    """Have this process ended with the launcher, also where that is killed."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            sys.exit(1)
 
 
 def run_script(path: str) -> None:

@@ -24,7 +24,7 @@ from . import process
 from .plan import Plan
 
 _PROCESS: Final = str(Path(process.__file__).resolve())
-_BACKEND: Final = "notebook_accel"
+_BACKEND: Final = "single-node"
 _RUN_ID: Final = "notebook-accel"
 
 
@@ -51,7 +51,7 @@ class Target:
 def start(plan: Plan, target: Target, *, quiet: bool) -> int:
     """Run the plan and return the exit code; a single process takes the place of this one where systems can."""
     if not plan.is_distributed:
-        return _single(target.command, plan.environment)
+        return _single(target.command, {**plan.environment, **plan.derived})
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="notebook_accel_"))
         return _elastic(plan, target, folder, quiet=quiet)
@@ -76,8 +76,8 @@ def _elastic(plan: Plan, target: Target, folder: str, *, quiet: bool) -> int:
     from torch.distributed.launcher.api import elastic_launch
 
     if not environ.get("LOGLEVEL"):  # with which torch's own launcher is asked for more
-        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    environ.put(plan.environment)
+        _silence("torch.distributed.elastic")
+    environ.put({**plan.environment, **plan.derived})
     if target.kind == "program":
         command = target.words
     else:
@@ -95,6 +95,13 @@ def _elastic(plan: Plan, target: Target, folder: str, *, quiet: bool) -> int:
         _say(f"ended by {signum.name}, with all processes", quiet=quiet)
         return 128 + signum
     return 0
+
+
+def _silence(package: str) -> None:
+    """Quieten a package's loggers, each of which has a level of its own."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(package):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _settings(plan: Plan, folder: str) -> Any:
@@ -161,4 +168,3 @@ def _failed(failures: Mapping[int, Any], folder: str, *, quiet: bool) -> int:
 def _say(text: str, *, quiet: bool) -> None:
     if not quiet:
         click.echo(f"notebook-accel: {text}", err=True)
-
