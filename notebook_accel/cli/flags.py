@@ -22,6 +22,8 @@ _SECTIONS: Final = {
     "mpirun_config": "MPI",
 }
 
+_SHORT: Final = {"tee": ("-t",)}
+
 
 class FlagCommand(click.RichCommand):
     """A command whose switches can be told yes or no, as in `--debug` and `--debug false`.
@@ -52,7 +54,7 @@ def add_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """
     for option in reversed(options()):
         flag = str(option.face.flag)
-        spellings = dict.fromkeys((f"--{flag.replace('_', '-')}", f"--{flag}"))
+        spellings = dict.fromkeys((*_SHORT.get(flag, ()), f"--{flag.replace('_', '-')}", f"--{flag}"))
         extra: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if is_switch(option) else {}
         if option.kind is tuple and option.name != "fp8_config.override_linear_precision":
             extra = {"multiple": True}
@@ -84,8 +86,14 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
         place = found
         for name in option.path[:-1]:
             place = place.setdefault(name, {})
-        place[option.path[-1]] = text.split(",") if option.kind is tuple and isinstance(text, str) else text
+        place[option.path[-1]] = _value(option, text)
     return found
+
+
+def _value(option: Option, text: Any) -> Any:
+    if option.kind is tuple:
+        return text.split(",") if isinstance(text, str) else text
+    return next((choice for choice in option.choices or () if as_text(choice) == text), text)
 
 
 def chosen(config: LaunchConfig, values: Mapping[str, Any]) -> LaunchConfig:
