@@ -15,11 +15,13 @@ if __name__ == "__main__" and sys.path[0] == os.path.dirname(os.path.abspath(__f
 import builtins
 import ctypes
 import importlib.machinery
+import importlib.util
 import io
 import runpy
 import signal
 import traceback
 import types
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
@@ -76,10 +78,8 @@ def run_module(name: str) -> None:
 
 def show(error: BaseException, folder: str) -> None:
     """Show the traceback if no other rank of this node failed before, else leave a line about it."""
-    place = {
-        "attempt": os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
-        "rank": os.environ.get("RANK", "0"),
-    }
+    environ = _environ()
+    place = {"attempt": environ.get("TORCHELASTIC_RESTART_COUNT", "0"), "rank": environ.get("RANK", "0")}
     try:
         with open(os.path.join(folder, FIRST.format(**place)), "x", encoding="utf-8") as file:
             file.write(place["rank"])
@@ -92,6 +92,15 @@ def show(error: BaseException, folder: str) -> None:
         frames = frames.tb_next
     sys.excepthook(type(error), error.with_traceback(frames or own), frames or own)
     sys.stderr.flush()
+
+
+def _environ() -> Any:
+    """Return the module `environ`, without the package around it."""
+    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "environ.py")
+    spec: Any = importlib.util.spec_from_file_location("_notebook_accel_environ", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _is_ours(filename: str) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn
 import rich_click as click
 
 from .. import environ
+from ..errors import LaunchError
 from ..launch import signals
 from ..launch.job import Rendezvous
 from . import process
@@ -71,8 +72,10 @@ def _become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
 
 
 def _elastic(plan: Plan, target: Target, folder: str, *, quiet: bool) -> int:
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import elastic_launch
 
     if not environ.get("LOGLEVEL"):  # with which torch's own launcher is asked for more
@@ -90,6 +93,10 @@ def _elastic(plan: Plan, target: Target, folder: str, *, quiet: bool) -> int:
             elastic_launch(_settings(plan, folder), command[0])(*arguments)
     except ChildFailedError as error:
         return _failed(error.failures, folder, quiet=quiet)
+    except (DistError, LaunchError, RendezvousError) as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        click.echo(f"notebook-accel: the nodes did not meet: {reason}", err=True)
+        return 1
     except (SignalException, KeyboardInterrupt) as error:
         signum = signal.Signals(getattr(error, "sigval", signal.SIGINT))
         _say(f"ended by {signum.name}, with all processes", quiet=quiet)

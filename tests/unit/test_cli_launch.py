@@ -96,7 +96,7 @@ class Launched:
         if self.pid == 0:
             self._launch(writing)
         os.close(writing)
-        self.out = open(reading, encoding="utf-8")
+        self.out = os.fdopen(reading, encoding="utf-8")
 
     def _launch(self, writing: int) -> NoReturn:
         code = 99
@@ -104,7 +104,7 @@ class Launched:
             os.dup2(writing, 1)
             os.dup2(os.open(self.errors, os.O_CREAT | os.O_WRONLY), 2)
             os.closerange(3, 1000)
-            sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+            sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
             os.environ.update(self.environment)
             main(["launch", *self.words])
         except SystemExit as stop:
@@ -416,6 +416,17 @@ def test_two_nodes_meet() -> None:
     ]
 
 
+def test_a_node_that_does_not_come_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ("--num_machines=2", "--main_process_ip=127.0.0.1", f"--main_process_port={port}")
+    for backend in ("static", "c10d"):
+        more = (f"--rdzv_backend={backend}", "--rdzv_conf=timeout=1,join_timeout=1,last_call_timeout=1")
+        out, errors = run(*TWO, *words, *more, "train.py", code=1)
+        assert out == ""
+        assert errors.startswith("notebook-accel: the nodes did not meet: ") and errors.count("\n") == 1
+
+
 ARGUMENTS = ("--help", "--", "--cpu", "$$x", "${local_rank}", "", "a b")
 
 
@@ -479,6 +490,20 @@ def test_a_failing_rank_shows_its_traceback_once(quiet: bool, tmp_path: Path) ->
     else:
         assert lines[-1].startswith("notebook-accel: rank 1 (local rank 1, process ")
         assert lines[-1].endswith(") failed first, with exit code 1")
+
+
+def test_each_restart_shows_its_own_failure() -> None:
+    Path("s.py").write_text(
+        "import os, sys\n"
+        "rank, attempt = os.environ['RANK'], os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "if rank == '1': raise ValueError(f'attempt {attempt}')\n"
+        "import time; time.sleep(60)\n"
+    )
+    _, errors = run(*TWO, "--max_restarts=1", "s.py", code=1)
+    assert [line for line in errors.splitlines() if line.startswith("ValueError")] == [
+        "ValueError: attempt 0",
+        "ValueError: attempt 1",
+    ]
 
 
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
