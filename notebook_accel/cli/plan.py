@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from .. import devices, environ
 from ..config import export, file
-from ..config.schema import LaunchConfig, table
+from ..config.option import as_text
+from ..config.schema import LaunchConfig, matters, table
 from ..errors import ConfigError, Problem
 from ..launch import addresses
 from . import flags
@@ -60,7 +61,7 @@ class Plan:
 
 
 def resolved(values: Mapping[str, Any], config_file: str | None) -> tuple[Plan, list[str]]:
-    """Return the plan that flags and file make, and remarks on the file.
+    """Return the plan that flags and file make, and remarks on them.
 
     ConfigError lists what is wrong on any machine.
     """
@@ -91,7 +92,18 @@ def resolved(values: Mapping[str, Any], config_file: str | None) -> tuple[Plan, 
         derived=_derived(complete),
         doubts=(*_unfit(complete), *_taken_port(complete)),
     )
-    return plan, remarks
+    return plan, [*remarks, *_without_effect(after, given)]
+
+
+def _without_effect(values: Mapping[str, Any], given: set[str]) -> list[str]:
+    """Return a remark for each flag of a library or feature that is not used."""
+    remarks = []
+    for option in flags.options():
+        if option.name not in given or len(option.path) == 1 or matters(option, values):
+            continue
+        unmet = [f"{name.rpartition('.')[2]} is {as_text(values[name])}" for name in option.face.when]
+        remarks.append(f"--{option.face.flag} has no effect: {', '.join(unmet)}")
+    return remarks
 
 
 def _read(path: str | Path) -> tuple[LaunchConfig, frozenset[str], list[str]]:

@@ -265,6 +265,13 @@ def test_accumulation_is_one_flag_for_all_libraries(gpus: None) -> None:
     assert plan_of("--use_deepspeed", "--gradient_accumulation_steps", "auto").environment[name] == "auto"
 
 
+def test_a_flag_without_effect_is_remarked() -> None:
+    sentence = "Warning: --fsdp_offload_params has no effect: distributed_type is NO\n"
+    assert sentence in dry("--fsdp_offload_params", "true", "--gradient_accumulation_steps=2").output
+    used = dry("--cpu", "--use_fsdp", "--num_processes=2", "--fsdp_offload_params", "true")
+    assert "no effect" not in used.output and used.exit_code == 0
+
+
 def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--num_processes=two", "--mixed_precision", "bf17", "--multi_gpu", "--use_fsdp", "trian.py")
     assert refused(capsys, *words) == [
@@ -410,9 +417,10 @@ def test_two_nodes_meet() -> None:
         port = free.getsockname()[1]
     words = (*TWO, "--num_machines=2", "--main_process_ip=127.0.0.1", f"--main_process_port={port}")
     nodes = [Launched((*words, f"--machine_rank={rank}", "s.py")) for rank in (1, 0)]
-    assert [node.wait() for node in nodes] == [
-        (0, f"1 0 2 1 127.0.0.1 {port}\n", ""),
-        (0, f"0 0 2 0 127.0.0.1 {port}\n", ""),
+    # not the errors: torch's static rendezvous may warn where node 0, which holds the store, is the first to end
+    assert [node.wait()[:2] for node in nodes] == [
+        (0, f"1 0 2 1 127.0.0.1 {port}\n"),
+        (0, f"0 0 2 0 127.0.0.1 {port}\n"),
     ]
 
 
