@@ -44,6 +44,7 @@ TABLE: Final[Mapping[str, str]] = {
     "HF_HOME": "folder of Hugging Face libraries",
     "XDG_CACHE_HOME": "folder of cached files",
     # torch and its libraries
+    "LOGLEVEL": "level of torch elastic's loggers",
     "OMP_NUM_THREADS": "threads of one process's CPU kernels",
     "CUDA_VISIBLE_DEVICES": "CUDA devices this process may use",
     "CUBLAS_WORKSPACE_CONFIG": "needed by deterministic CUDA algorithms",

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import rich_click as click
 
+from .. import environ
 from ..config import problems
 from ..config.option import Option, as_text
 from ..config.schema import LaunchConfig, table
@@ -21,14 +22,28 @@ _SECTIONS: Final = {
     "mpirun_config": "MPI",
 }
 
+_SHORT: Final = {"tee": ("-t",)}
+
+
+class FlagCommand(click.RichCommand):
+    """A command whose switches can be told yes or no, as in `--debug` and `--debug false`.
+
+    A switch takes the next word only where that is a truth word: in `--debug train.py` it does not.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _settled(self, ctx, args))
+
 
 def options() -> list[Option]:
-    """Return the options that have a flag; of those that share one, the first."""
-    found: dict[str, Option] = {}
-    for option in table():
-        if option.face.flag is not None:
-            found.setdefault(option.face.flag, option)
-    return list(found.values())
+    """Return the options that have a flag, of several with the same flag the first."""
+    named = {str(option.face.flag): option for option in reversed(table()) if option.face.flag is not None}
+    return [option for option in table() if named.get(str(option.face.flag)) is option]
+
+
+def is_switch(option: Option) -> bool:
+    """Return True if a flag needs no value."""
+    return option.kind is bool and option.choices is None
 
 
 def add_flags(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,9 +54,8 @@ def add_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """
     for option in reversed(options()):
         flag = str(option.face.flag)
-        spellings = dict.fromkeys((f"--{flag.replace('_', '-')}", f"--{flag}"))
-        switch = option.kind is bool and option.choices is None
-        extra: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if switch else {}
+        spellings = dict.fromkeys((*_SHORT.get(flag, ()), f"--{flag.replace('_', '-')}", f"--{flag}"))
+        extra: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if is_switch(option) else {}
         if option.kind is tuple and option.name != "fp8_config.override_linear_precision":
             extra = {"multiple": True}
         command = click.option(
@@ -59,18 +73,27 @@ def add_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags that were given, as nested values of a config."""
-    texts = {option.face.flag: values.get(option.name.replace(".", "__")) for option in options()}
+    """Return the flags that were given, as nested values of a config.
+
+    A flag that several options have is for all of them that can have its value.
+    """
+    texts = {str(option.face.flag): values.get(option.name.replace(".", "__")) for option in options()}
     found: dict[str, Any] = {}
     for option in table():
-        text = texts.get(option.face.flag)
-        if option.face.flag is None or text is None or text == ():
-            continue
+        text = texts.get(str(option.face.flag))
+        if text is None or text == () or (text == "auto" and option.path == ("gradient_accumulation_steps",)):
+            continue  # only DeepSpeed knows "auto"
         place = found
         for name in option.path[:-1]:
             place = place.setdefault(name, {})
-        place[option.path[-1]] = text.split(",") if option.kind is tuple and isinstance(text, str) else text
+        place[option.path[-1]] = _value(option, text)
     return found
+
+
+def _value(option: Option, text: Any) -> Any:
+    if option.kind is tuple:
+        return text.split(",") if isinstance(text, str) else text
+    return next((choice for choice in option.choices or () if as_text(choice) == text), text)
 
 
 def chosen(config: LaunchConfig, values: Mapping[str, Any]) -> LaunchConfig:
@@ -89,3 +112,39 @@ def _help(option: Option) -> str:
     )
     section = f"{_SECTIONS[option.path[0]]}: " if len(option.path) > 1 else ""
     return f"{section}{option.help}{default}"
+
+
+def _settled(command: click.Command, ctx: click.Context, args: list[str]) -> list[str]:
+    """Return the words with a value for each switch, and the first argument marked where options end with it."""
+    switches, takers = set[str](), set[str]()
+    for parameter in command.get_params(ctx):
+        if isinstance(parameter, click.Option) and not parameter.is_flag:
+            optional = parameter.flag_value == "true"
+            (switches if optional else takers).update((*parameter.opts, *parameter.secondary_opts))
+    settled: list[str] = []
+    words = iter(enumerate(args))
+    for index, word in words:
+        following = args[index + 1] if index + 1 < len(args) else None
+        if word == "--":
+            return [*settled, *args[index:]]
+        if not word.startswith("-") and not ctx.allow_interspersed_args:
+            return [*settled, "--", *args[index:]]
+        if word in switches:
+            is_told = following is not None and _is_truth(following)
+            settled.append(f"{word}={following if is_told else 'true'}")
+            if is_told:
+                next(words)
+        elif word in takers and following is not None:
+            settled += [word, following]
+            next(words)
+        else:
+            settled.append(word)
+    return settled
+
+
+def _is_truth(word: str) -> bool:
+    try:
+        environ.parse_bool(word)
+    except ValueError:
+        return False
+    return word != ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from .file import flat_values
@@ -25,10 +26,11 @@ _VISIBLE: Final = {
 _FP8_PARTS: Final = ("FPROP", "DGRAD", "WGRAD")
 
 
-def environment(config: LaunchConfig) -> dict[str, str]:
+def environment(config: LaunchConfig, chosen: Collection[str] = ()) -> dict[str, str]:
     """Return the variables of every process of a run.
 
-    Options without a meaning beside the others say nothing, nor do those that are None.
+    Options without a meaning beside the others say nothing, nor do those that are None. Some tell of their default
+    only where their name is among those that somebody chose: otherwise what the user's environment says counts.
     """
     values = flat_values(config)
     texts: dict[str, str] = {}
@@ -36,7 +38,7 @@ def environment(config: LaunchConfig) -> dict[str, str]:
         value = values[option.name]
         if option.face.env is None or value is None or not matters(option, values):
             continue
-        if value != option.default or not option.face.quiet_default:
+        if value != option.default or not option.face.quiet_default or option.name in chosen:
             texts[option.face.env] = as_text(value)
     if config.distributed_type in _LIBRARIES:
         texts[_LIBRARIES[config.distributed_type]] = "true"

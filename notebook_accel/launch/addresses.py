@@ -36,3 +36,12 @@ def unknown(host: str) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+def loopback_interface() -> str | None:
+    """Return the name of the loopback interface, None where this system does not tell.
+
+    Gloo on a single node is told to use it: a machine's own name need not resolve to an address.
+    """
+    names = {name for _, name in socket.if_nameindex()} if hasattr(socket, "if_nameindex") else set()
+    return next((name for name in ("lo", "lo0") if name in names), None)

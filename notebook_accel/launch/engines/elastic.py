@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from ... import devices, environ
 from ...errors import ShipError
 from ...events import Phase, Result
 from ...stream.record import RunRecord
-from .. import failures, signals
+from .. import addresses, failures, signals
 from ..crew import Crew
 from ..culprit import pack_job
 from ..job import Job
@@ -174,12 +173,9 @@ class _Agent(SimpleElasticAgent):
 
 
 def _loopback(group: WorkerGroup) -> dict[str, str]:
-    """Let gloo of a single node use the loopback interface: a machine's own name need not resolve to an address."""
-    if (group.group_world_size or 1) > 1 or not hasattr(socket, "if_nameindex"):
-        return {}
-    names = {name for _, name in socket.if_nameindex()}
-    found = [name for name in ("lo", "lo0") if name in names]
-    return {"GLOO_SOCKET_IFNAME": found[0]} if found else {}
+    """Let gloo of a single node use the loopback interface."""
+    name = addresses.loopback_interface() if (group.group_world_size or 1) == 1 else None
+    return {"GLOO_SOCKET_IFNAME": name} if name else {}
 
 
 def _value(result: Result) -> Any:

@@ -1,0 +1,192 @@
+"""`notebook-accel launch`: a script, a module, a program or a notebook on the processes that flags and file say."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+from ..config import file
+from ..config.option import as_text
+from ..config.schema import matters, table
+from ..errors import ConfigError, Problem
+from . import flags, notebook
+from .plan import PARADIGMS, Plan, resolved
+from .start import Target, start
+
+
+def _paradigm_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    for name, (_, text) in reversed(PARADIGMS.items()):
+        command = click.option(*_spellings(name), name, is_flag=True, help=text)(command)
+    return command
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}")))
+
+
+@click.command(
+    cls=flags.FlagCommand, context_settings={"allow_interspersed_args": False}, short_help="Run a script."
+)
+@click.option(*_spellings("config_file"), "config_file", metavar="PATH", help="Config file to use.")
+@click.option("--dry-run", "dry_run", is_flag=True, help="Show what would be run, and run nothing.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but what the script says.")
+@click.option("-m", "--module", is_flag=True, help="Run a module, as python -m does.")
+@click.option(*_spellings("no_python"), "no_python", is_flag=True, help="Run a program without Python.")
+@_paradigm_flags
+@flags.add_flags
+@click.option(*_spellings("no_tpu_cluster"), "no_tpu_cluster", is_flag=True, hidden=True)
+@click.option(*_spellings("aws_access_key_id"), "aws_access_key_id", hidden=True)
+@click.option(*_spellings("aws_secret_access_key"), "aws_secret_access_key", hidden=True)
+@click.argument("target", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]...")
+def launch(
+    target: tuple[str, ...],
+    config_file: str | None,
+    dry_run: bool,
+    quiet: bool,
+    module: bool,
+    no_python: bool,
+    **values: Any,
+) -> None:
+    """Run a script, a module (-m) or a notebook (.ipynb) on several processes.
+
+    A flag counts more than the config file, and the file more than defaults. What follows the script is for the
+    script alone. `launch NOTEBOOK.ipynb --help` shows the options of notebooks.
+    """
+    if module and no_python:
+        raise click.UsageError("--module and --no_python exclude each other")
+    wrong: list[Problem] = []
+    found = None
+    is_notebook = target[0].endswith(".ipynb") and not module and not no_python
+    what = Target(kind="module" if module else "program" if no_python else "script", words=target)
+    options = notebook.parsed(target) if is_notebook else None
+    try:
+        found = resolved(values, config_file)
+    except ConfigError as error:
+        wrong += error.problems
+    wrong += _missing(what)
+    if found is None or wrong:
+        raise ConfigError(list(dict.fromkeys(wrong)))
+    plan, remarks = found
+    for remark in remarks:
+        click.echo(f"Warning: {remark}", err=True)
+    if dry_run:
+        return show(plan, what, options)
+    if plan.doubts:
+        raise ConfigError(plan.doubts)
+    if options is not None:
+        if plan.sources["num_processes"] == "flag":
+            click.echo(
+                "Warning: a notebook runs once: its launches say how many processes they start", err=True
+            )
+        sys.exit(notebook.run(options, plan.environment))
+    sys.exit(start(plan, what, quiet=quiet))
+
+
+def _missing(target: Target) -> list[Problem]:
+    """Return why there is nothing to run."""
+    name, text = target.words[0], ""
+    path = Path(name)
+    if target.kind == "module":
+        if name.endswith(".py") and path.exists():
+            text = f"{name} is a file, no module: leave -m out"
+        elif not _has_module(name.partition(".")[0]):
+            text = f"there is no module {name}"
+    elif target.kind == "program":
+        text = "" if shutil.which(name) else f"there is no program {name} that can be run"
+    elif path.is_dir():
+        text = f"{name} is a folder: name the script in it"
+    elif not path.is_file():
+        near = difflib.get_close_matches(path.name, _names_in(path.parent), n=1)
+        hint = f", did you mean {path.parent / near[0]}?" if near else f" in {Path.cwd()}"
+        text = f"{name} does not exist{hint}"
+    return [Problem(name="", text=text)] if text else []
+
+
+def _names_in(folder: Path) -> list[str]:
+    return [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+
+
+def _has_module(name: str) -> bool:
+    if Path(f"{name}.py").exists() or Path(name).is_dir():
+        return True
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ValueError:  # a module without a spec, such as __main__
+        return name in sys.modules
+
+
+def show(plan: Plan, target: Target, request: notebook.Request | None = None) -> None:
+    """Print command, options and environment of a plan, each with where it is from."""
+    click.echo("Command")
+    command = _command(plan, target) if request is None else request.command
+    click.echo(f"  {shlex.join(command)}")
+    values = file.flat_values(plan.config)
+    rows: list[tuple[str, str, str]] = []
+    variables: dict[str, str] = {}
+    for option in table():
+        value, source = values[option.name], plan.sources[option.name]
+        if value is not None and option.face.env:
+            variables.setdefault(option.face.env, source)
+        is_shown = source != "default" or not option.face.expert
+        if value is not None and value != "" and matters(option, values) and is_shown:
+            rows.append((option.name, as_text(value), source))
+    _print("Options", rows)
+    given = plan.config.environment
+    texts = {name: (text, _origin(name, variables, given)) for name, text in plan.environment.items()}
+    if plan.is_distributed and request is None:
+        texts |= {name: (text, "derived") for name, text in plan.derived.items()}
+        for name, text in _ranks(plan).items():
+            texts[name] = (text, "torch elastic")
+    _print("Environment", [(name, text, source) for name, (text, source) in sorted(texts.items())])
+    for problem in plan.doubts:
+        click.echo(f"Warning: {problem}", err=True)
+
+
+def _origin(name: str, variables: dict[str, str], given: dict[str, str]) -> str:
+    return "file: environment" if name in given else variables.get(name, "derived")
+
+
+def _print(title: str, rows: list[tuple[str, str, str]]) -> None:
+    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+    click.echo(f"\n{title}")
+    for name, text, source in rows:
+        click.echo(f"  {name:{widths[0]}}  {text:{widths[1]}}  {source}".rstrip())
+
+
+def _command(plan: Plan, target: Target) -> list[str]:
+    """Return the command that would do the same: torchrun's for several processes."""
+    config = plan.config
+    if not plan.is_distributed:
+        return list(target.command)
+    meeting = ["--standalone"]
+    if config.num_machines > 1:
+        endpoint = f"{config.main_process_ip}:{config.main_process_port or 29500}"
+        meeting = [f"--nnodes={config.num_machines}", f"--node-rank={config.machine_rank}"]
+        meeting += [f"--rdzv-backend={config.rdzv_backend}", f"--rdzv-endpoint={endpoint}"]
+    elif config.main_process_port:
+        meeting = [f"--master-port={config.main_process_port}"]
+    kind = {"module": ["-m"], "program": ["--no-python"], "script": []}[target.kind]
+    return ["torchrun", *meeting, f"--nproc-per-node={plan.local_world_size}", *kind, *target.words]
+
+
+def _ranks(plan: Plan) -> dict[str, str]:
+    """Return the variables that differ from rank to rank, or that torch elastic sets."""
+    config, local = plan.config, plan.local_world_size
+    first = config.machine_rank * local
+    port = config.main_process_port or (29500 if config.num_machines > 1 else "a free one")
+    return {
+        "RANK": f"{first}..{first + local - 1}",
+        "LOCAL_RANK": f"0..{local - 1}",
+        "WORLD_SIZE": str(config.num_processes),
+        "LOCAL_WORLD_SIZE": str(local),
+        "MASTER_ADDR": config.main_process_ip or "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }

@@ -1,0 +1,245 @@
+"""Notebooks without a front end: a real kernel runs the cells, output goes to the terminal as it comes."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import dataclasses
+import difflib
+import keyword
+import math
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from .. import environ
+from ..errors import ConfigError, Problem
+
+if TYPE_CHECKING:  # a launch of a script needs none of it
+    from nbclient import NotebookClient
+
+_OWN_KERNEL = "python3"
+_TAG, _INJECTED = "parameters", "injected-parameters"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """A notebook to run: its path, values for its parameters, where the result goes, and the kernel's name."""
+
+    path: Path
+    parameters: Mapping[str, Any]
+    output: Path
+    kernel: str
+
+    @property
+    def command(self) -> list[str]:
+        """The command of papermill that does the same."""
+        words = [word for name, value in self.parameters.items() for word in ("-p", name, str(value))]
+        return ["papermill", str(self.path), str(self.output), *words]
+
+
+@click.command("launch NOTEBOOK.ipynb", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("-p", "--parameter", "parameters", multiple=True, metavar="NAME=VALUE", help="Set a parameter.")
+@click.option("-o", "--output", metavar="PATH", help="Executed notebook [default: NAME.executed.ipynb].")
+@click.option(
+    "--kernel", default=_OWN_KERNEL, help="Kernel that runs the cells [default: python3, this Python]."
+)
+@click.pass_context
+def options(ctx: click.Context, parameters: tuple[str, ...], output: str | None, kernel: str) -> Request:
+    """Run a notebook's cells in order and write it with their output.
+
+    Parameters are set in a cell of their own after the one tagged `parameters`; values are read as YAML reads them.
+    """
+    path = Path(str(ctx.obj))
+    return Request(
+        path=path,
+        parameters=dict(_parameter(text) for text in parameters),
+        output=Path(output or f"{path.stem}.executed.ipynb"),
+        kernel=kernel,
+    )
+
+
+def parsed(words: Sequence[str]) -> Request:
+    """Return what the words after the notebook's name ask for; a usage error where they are wrong."""
+    with options.make_context(f"notebook-accel launch {words[0]}", list(words[1:]), obj=words[0]) as ctx:
+        request: Request = options.invoke(ctx)
+    return request
+
+
+def _parameter(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier() or keyword.iskeyword(name):
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE with a Python name", param_hint="'-p'")
+    return name, scalar(value)
+
+
+def scalar(text: str) -> Any:
+    """Return what a text means in YAML if that is a truth value, a number or null, else the text."""
+    try:
+        value = YAML(typ="safe", pure=True).load(text) if text else ""
+    except (YAMLError, ValueError):
+        return text
+    return value if value is None or isinstance(value, (bool, int, float, str)) else text
+
+
+def run(request: Request, environment: Mapping[str, str]) -> int:
+    """Run the notebook and write it, also if a cell fails; return the exit code: 1 then, 128 + signal after one."""
+    import nbformat
+    from jupyter_client.kernelspec import NoSuchKernel
+    from nbclient.exceptions import CellExecutionError, DeadKernelError
+
+    book = _read(request.path)
+    if request.parameters:
+        for remark in inject(book, request.parameters):
+            click.echo(f"Warning: {remark}", err=True)
+    ended_by: list[int] = []
+    client = _client(book, request, ended_by)
+    code = 1
+    try:
+        client.execute(env={**environ.snapshot(), **environment})
+        code = 0
+    except CellExecutionError:
+        if not ended_by:
+            click.echo(
+                f"notebook-accel: a cell of {request.path} failed", err=True
+            )  # its traceback was shown
+    except DeadKernelError as error:
+        click.echo(f"notebook-accel: the kernel of {request.path} died: {error}", err=True)
+    except NoSuchKernel as error:
+        raise ConfigError([Problem(name="", text=f"there is no Jupyter kernel {error.name}")]) from None
+    except KeyboardInterrupt:  # between cells, or where loops take no signals
+        ended_by.append(signal.SIGINT)
+    if ended_by:
+        click.echo(f"notebook-accel: ended by {signal.Signals(ended_by[0]).name}", err=True)
+        code = 128 + ended_by[0]
+    request.output.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(book, request.output)
+    click.echo(f"notebook-accel: wrote {request.output}", err=True)
+    return code
+
+
+def _read(path: Path) -> Any:
+    import nbformat
+
+    try:
+        return nbformat.read(path, as_version=4)
+    except (nbformat.reader.NotJSONError, nbformat.ValidationError, UnicodeDecodeError, KeyError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError([Problem(name="", text=f"{path} is no notebook: {reason}")]) from None
+
+
+def inject(book: Any, values: Mapping[str, Any]) -> list[str]:
+    """Put a cell with the values after the one tagged `parameters`, or first; one of an earlier run is replaced.
+
+    Return remarks on names that the tagged cell does not set.
+    """
+    import nbformat
+
+    lines = [f"{name} = {_literal(value)}" for name, value in values.items()]
+    cell = nbformat.v4.new_code_cell("\n".join(["# Parameters", *lines]), metadata={"tags": [_INJECTED]})
+    if (book.nbformat, book.nbformat_minor) < (4, 5):
+        del cell["id"]
+    book.cells = [old for old in book.cells if _INJECTED not in old.metadata.get("tags", [])]
+    tagged = [index for index, old in enumerate(book.cells) if _TAG in old.metadata.get("tags", [])]
+    book.cells.insert(tagged[0] + 1 if tagged else 0, cell)
+    if not tagged:
+        return [f"no cell is tagged {_TAG!r}: the values are set before the first cell"]
+    known = _set_names(book.cells[tagged[0]].source)
+    remarks = []
+    for name in values.keys() - known:
+        near = difflib.get_close_matches(name, known, n=1)
+        remarks.append(
+            f"the parameters cell does not set {name}{f', did you mean {near[0]}?' if near else ''}"
+        )
+    return sorted(remarks)
+
+
+def _set_names(source: str) -> set[str]:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # magics
+        return {line.partition("=")[0].partition(":")[0].strip() for line in source.splitlines()}
+    return {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float({str(value)!r})"
+    return repr(value)
+
+
+def _client(book: Any, request: Request, ended_by: list[int]) -> NotebookClient:
+    from nbclient import NotebookClient
+
+    started: dict[int, float] = {}
+    code = [i for i, cell in enumerate(book.cells) if cell.cell_type == "code" and cell.source.strip()]
+
+    class LiveClient(NotebookClient):
+        """Prints every output the moment it comes."""
+
+        def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
+            _print(msg["msg_type"], msg["content"])
+            return super().process_message(msg, cell, cell_index)
+
+    def start(cell: Any, cell_index: int) -> None:
+        _take_signals(client, ended_by)
+        if cell_index in code:
+            started[cell_index] = time.perf_counter()
+            first = next(line for line in cell.source.splitlines() if line.strip())
+            click.echo(f"\n--- cell {code.index(cell_index) + 1} of {len(code)}: {first}", err=True)
+
+    def end(cell: Any, cell_index: int, execute_reply: Any) -> None:
+        if cell_index in started:
+            click.echo(f"--- {time.perf_counter() - started[cell_index]:.1f} s", err=True)
+
+    folder = str(request.path.resolve().parent)
+    client = LiveClient(
+        book,
+        timeout=None,
+        kernel_name=request.kernel,
+        resources={"metadata": {"path": folder}},
+        extra_arguments=["--log-level=ERROR"] if request.kernel == _OWN_KERNEL else [],
+    )
+    client.on_cell_execute = start
+    client.on_cell_executed = end
+    return client
+
+
+def _take_signals(client: NotebookClient, ended_by: list[int]) -> None:
+    """Let signals interrupt the cell, as a front end's stop button does; nbclient's own way loses its output.
+
+    A second one kills the kernel.
+    """
+
+    def take(signum: int) -> None:
+        ended_by.append(signum)
+        manager: Any = client.km
+        stopped = manager.interrupt_kernel() if len(ended_by) == 1 else manager.shutdown_kernel(now=True)
+        if asyncio.iscoroutine(stopped):
+            pending.append(asyncio.ensure_future(stopped))
+
+    pending: list[asyncio.Future[Any]] = []  # the loop itself keeps none
+    with contextlib.suppress(NotImplementedError):  # on Windows: a KeyboardInterrupt
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(signum, take, signum)
+
+
+def _print(kind: str, content: Mapping[str, Any]) -> None:
+    """Print an output: results as text, errors with their traceback."""
+    if kind == "stream":
+        click.echo(content["text"], nl=False, err=content.get("name") == "stderr")
+    elif kind in ("display_data", "execute_result"):
+        click.echo(content["data"].get("text/plain", ""))
+    elif kind == "error":
+        click.echo("\n".join(content["traceback"]), err=True)
+    sys.stdout.flush()

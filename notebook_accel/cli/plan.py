@@ -1,0 +1,276 @@
+"""What a launch will do: options of flags, file and defaults resolved, and checked against this machine."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from .. import devices, environ
+from ..config import export, file
+from ..config.option import as_text
+from ..config.schema import LaunchConfig, matters, table
+from ..errors import ConfigError, Problem
+from ..launch import addresses
+from . import flags
+
+PARADIGMS: Final = {
+    "multi_gpu": ("MULTI_GPU", "A process for each GPU."),
+    "use_fsdp": ("FSDP", "Models sharded by torch's FSDP."),
+    "use_deepspeed": ("DEEPSPEED", "Training by DeepSpeed."),
+    "use_megatron_lm": ("MEGATRON_LM", "Training by Megatron-LM."),
+    "tpu": ("XLA", "Not supported: there are no launches on TPUs."),
+}
+"""Flags that only choose a distributed_type: which, and what it is."""
+
+_ON_DEVICES: Final = {"MULTI_GPU": devices.CUDA, "MULTI_XPU": devices.XPU}
+_LIBRARIES: Final = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+_PODS: Final = "tpu_use_cluster: TPU pods are not supported"
+_MACHINE: Final = "this machine"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """A launch, ready to start.
+
+    Attributes:
+        config: all options, with what this machine decides filled in.
+        sources: where each option's value is from, by name: a flag, the file, this machine, or the default.
+        environment: what options say to processes, as variables.
+        derived: more variables of processes that share this node.
+        doubts: why it cannot run on this machine; another one may.
+    """
+
+    config: LaunchConfig
+    sources: Mapping[str, str]
+    environment: Mapping[str, str]
+    derived: Mapping[str, str]
+    doubts: tuple[Problem, ...]
+
+    @property
+    def local_world_size(self) -> int:
+        """Processes on this node."""
+        return _local(self.config)
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether processes have to meet."""
+        return (self.config.num_processes or 1) > 1
+
+
+def resolved(values: Mapping[str, Any], config_file: str | None) -> tuple[Plan, list[str]]:
+    """Return the plan that flags and file make, and remarks on them.
+
+    ConfigError lists what is wrong on any machine.
+    """
+    wrong = _unsupported(values)
+    path = config_file or (file.default_path() if file.default_path().exists() else None)
+    base, from_file, remarks = LaunchConfig(), frozenset[str](), list[str]()
+    try:
+        if path is not None:
+            base, from_file, remarks = _read(path)
+        config = flags.chosen(_with_paradigm(base, values), values)
+    except ConfigError as error:
+        raise ConfigError([*wrong, *error.problems]) from None
+    wrong = wrong or _contradictions(config)
+    if wrong:
+        raise ConfigError(wrong)
+    given = _names(flags.given(values)) | ({"distributed_type"} if _paradigms(values) else set())
+    complete = _completed(config, is_given=values.get("use_cpu") is not None)
+    before, after = file.flat_values(config), file.flat_values(complete)
+    sources = dict.fromkeys(after, "default")
+    sources |= dict.fromkeys(from_file, f"{path}")
+    sources |= dict.fromkeys(given, "flag")
+    sources |= {name: _MACHINE for name in after if after[name] != before[name]}
+    chosen = {name for name, source in sources.items() if source != "default"}
+    plan = Plan(
+        config=complete,
+        sources=sources,
+        environment=export.environment(complete, chosen),
+        derived=_derived(complete),
+        doubts=(*_unfit(complete), *_taken_port(complete)),
+    )
+    return plan, [*remarks, *_without_effect(after, given)]
+
+
+def _without_effect(values: Mapping[str, Any], given: set[str]) -> list[str]:
+    """Return a remark for each flag of a library or feature that is not used."""
+    remarks = []
+    for option in flags.options():
+        if option.name not in given or len(option.path) == 1 or matters(option, values):
+            continue
+        unmet = [f"{name.rpartition('.')[2]} is {as_text(values[name])}" for name in option.face.when]
+        remarks.append(f"--{option.face.flag} has no effect: {', '.join(unmet)}")
+    return remarks
+
+
+def _read(path: str | Path) -> tuple[LaunchConfig, frozenset[str], list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        config = file.read(path).config
+    names = set()
+    for option in table():
+        place: Any = config
+        for name in option.path[:-1]:
+            place = getattr(place, name) if name in place.model_fields_set else None
+        if place is not None and option.path[-1] in place.model_fields_set:
+            names.add(option.name)
+    return config, frozenset(names), [str(warning.message) for warning in caught]
+
+
+def _names(nested: Mapping[str, Any]) -> set[str]:
+    return {
+        option.name
+        for option in table()
+        if option.path[0] in nested and (len(option.path) == 1 or option.path[1] in nested[option.path[0]])
+    }
+
+
+def _paradigms(values: Mapping[str, Any]) -> list[str]:
+    return [flag for flag in PARADIGMS if values.get(flag)]
+
+
+def _with_paradigm(config: LaunchConfig, values: Mapping[str, Any]) -> LaunchConfig:
+    named = _paradigms(values)
+    if not named:
+        return config
+    kind = PARADIGMS[named[0]][0]
+    if kind == "MULTI_GPU" and devices.best() is devices.XPU:
+        kind = "MULTI_XPU"
+    return config.model_copy(update={"distributed_type": kind})
+
+
+def _unsupported(values: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with the flags that are no options of a config."""
+    found = []
+    named = [f"--{flag}" for flag in _paradigms(values)]
+    if len(named) > 1:
+        found.append(f"{' and '.join(named)} exclude each other: give one of them")
+    if values.get("use_cpu") == "true" and (values.get("multi_gpu") or values.get("tpu")):
+        found.append(f"--cpu and --{'multi_gpu' if values['multi_gpu'] else 'tpu'} exclude each other")
+    if values.get("tpu_use_cluster") == "true":
+        found.append(_PODS)
+    given = [f"--{name}" for name in ("aws_access_key_id", "aws_secret_access_key") if values.get(name)]
+    if given:
+        found.append(f"{' and '.join(given)}: SageMaker is not supported, runs are launched on this machine")
+    return [Problem(name="", text=text) for text in found]
+
+
+def _contradictions(config: LaunchConfig) -> list[Problem]:
+    """Return what cannot run anywhere."""
+    found: dict[str, str] = {}
+    if config.compute_environment != "LOCAL_MACHINE":
+        found["compute_environment"] = (
+            f"compute_environment {config.compute_environment}: runs are launched on this machine only"
+        )
+    if config.tpu_use_cluster:
+        found["tpu_use_cluster"] = _PODS
+    if config.mpirun_config.mpirun_hostfile:
+        found["mpirun_config.mpirun_hostfile"] = (
+            "mpirun_hostfile: mpirun is not used; start the command on each node, with --num_machines, "
+            "--machine_rank and --main_process_ip"
+        )
+    if config.num_machines > 1 and not config.main_process_ip:
+        found["main_process_ip"] = (
+            f"num_machines {config.num_machines} needs main_process_ip: the address of the node of rank 0"
+        )
+    if config.tee and not _is_tee(config.tee):
+        found["tee"] = f"tee {config.tee!r} is none of 0, 1, 2, 3 or a list for ranks such as 0:3,1:1"
+    return [Problem(name=name, text=text) for name, text in found.items()]
+
+
+def _is_tee(text: str) -> bool:
+    parts = [part.rpartition(":") for part in text.split(",")]
+    return all(value in "0123" and len(value) == 1 and (not colon or rank.isdecimal())
+               for rank, colon, value in parts)  # fmt: skip
+
+
+def _completed(config: LaunchConfig, *, is_given: bool) -> LaunchConfig:
+    """Fill in what this machine decides: processes, their kind, and whether they use the CPU."""
+    kind = devices.CPU if config.use_cpu or config.distributed_type == "MULTI_CPU" else devices.best()
+    ids = config.gpu_ids.split(",") if config.gpu_ids not in (None, "all") else []
+    total = config.num_processes or (len(ids) or devices.count(kind)) * config.num_machines
+    if total > 1 and kind.backend is None:
+        kind = devices.CPU
+    paradigm: str = config.distributed_type
+    if config.use_cpu and paradigm.startswith("MULTI_"):
+        paradigm = "NO"
+    if paradigm == "NO" and total > 1:
+        paradigm = {"cuda": "MULTI_GPU", "xpu": "MULTI_XPU"}.get(kind.name, "MULTI_CPU")
+    use_cpu = config.use_cpu
+    if kind is devices.CPU and paradigm in ("NO", "MULTI_CPU") and not is_given:
+        use_cpu = True
+    changes = {"num_processes": total, "distributed_type": paradigm, "use_cpu": use_cpu}
+    return config.model_copy(update=changes)
+
+
+def _derived(config: LaunchConfig) -> dict[str, str]:
+    """Return each process's fair share of the cores, and gloo's interface, where the user said nothing of them."""
+    if (config.num_processes or 1) == 1:
+        return {}
+    texts = {"OMP_NUM_THREADS": str(devices.share_of_cores(_local(config)))}
+    loopback = addresses.loopback_interface()
+    if loopback and config.num_machines == 1:
+        texts["GLOO_SOCKET_IFNAME"] = loopback
+    said = {name for name, text in environ.snapshot().items() if text} | config.environment.keys()
+    if config.num_cpu_threads_per_process is not None:
+        said.add("OMP_NUM_THREADS")
+    return {name: text for name, text in texts.items() if name not in said}
+
+
+def _local(config: LaunchConfig) -> int:
+    return (config.num_processes or 1) // config.num_machines
+
+
+def _unfit(config: LaunchConfig) -> list[Problem]:
+    """Return what this machine lacks for the config."""
+    kind, local = config.distributed_type, _local(config)
+    label = f"distributed_type {kind}"
+    if kind == "XLA":
+        text = f"{label}: launches on TPUs are not supported; GPUs and CPUs are, for CPUs add --cpu"
+        return [Problem(name="distributed_type", text=text)]
+    if config.use_cpu or (kind == "NO" and local == 1 and not config.gpu_ids):
+        return []
+    wanted = _ON_DEVICES.get(kind)
+    if wanted is None and kind.startswith("MULTI_"):
+        text = (
+            f"{label}: such devices are not supported; CUDA and Intel GPUs and CPUs are, for CPUs add --cpu"
+        )
+        return [Problem(name="distributed_type", text=text)]
+    wanted = wanted or devices.best()
+    number = 0 if wanted is devices.CPU else wanted.counter()
+    if number == 0:
+        name = "GPU" if wanted is devices.CPU else wanted.label
+        text = f"{label}: this machine has no {name}: launch where there is one, or add --cpu to use CPUs"
+        return [Problem(name="distributed_type", text=text)]
+    return _too_few(config, wanted, number, local)
+
+
+def _too_few(config: LaunchConfig, kind: devices.DeviceKind, number: int, local: int) -> list[Problem]:
+    has = f"this machine has {number} {kind.label if number == 1 else kind.plural}"
+    ids = [int(part) for part in config.gpu_ids.split(",")] if config.gpu_ids not in (None, "all") else []
+    absent = [part for part in ids if part >= number]
+    if absent and not environ.get("CUDA_VISIBLE_DEVICES"):
+        return [Problem(name="gpu_ids", text=f"gpu_ids {config.gpu_ids}: {has}, counted from 0")]
+    usable = len(ids) or number
+    if local > usable:
+        chosen = f"gpu_ids {config.gpu_ids} are {usable}" if ids else has
+        text = (
+            f"num_processes {config.num_processes}: {chosen}: give --num_processes "
+            f"{usable * config.num_machines}, or add --cpu to use CPUs"
+        )
+        return [Problem(name="num_processes", text=text)]
+    return []
+
+
+def _taken_port(config: LaunchConfig) -> list[Problem]:
+    port = config.main_process_port
+    if not port or config.num_machines > 1 or (config.num_processes or 1) == 1:
+        return []
+    reason = addresses.unusable("127.0.0.1", port)
+    if not reason:
+        return []
+    text = f"main_process_port {port} cannot be used ({reason}): leave it out, and a free one is taken"
+    return [Problem(name="main_process_port", text=text)]
