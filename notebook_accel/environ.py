@@ -38,6 +38,10 @@ TABLE: Final[Mapping[str, str]] = {
     "ACCELERATE_FP8_BACKEND": "library for fp8: AO, which is torchao",
     "ACCELERATE_FP8_PAD_INNER_DIM": "false: do not pad batches of float8 layers",
     "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "true: send sharded weights in float8",
+    "ACCELERATE_USE_FSDP": "true: models are sharded by FSDP",
+    "ACCELERATE_USE_DEEPSPEED": "true: DeepSpeed trains",
+    "ACCELERATE_USE_MEGATRON_LM": "true: Megatron-LM trains",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "true: several kinds of parallelism are combined",
     "ACCELERATE_CPU_AFFINITY": "true: run each process on the cores near its GPU",
     "FORK_LAUNCHED": "true in a worker that a notebook launched",
     # where config files lie

@@ -50,6 +50,14 @@ _HANDLERS: Final = (
 )
 
 
+_LIBRARIES: Final = {
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "several kinds of parallelism",
+}
+
+
 class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, ProcessPart, ProfilePart):
     """Prepares models, optimizers, data loaders and schedulers for the processes of a run.
 
@@ -255,6 +263,12 @@ def _refuse_unsupported(**arguments: Any) -> None:
     given = [name for name, value in arguments.items() if value is not None]
     if given:
         raise NotImplementedError(f"Accelerator does not support {', '.join(given)} yet: leave it out")
+    wanted = [library for name, library in _LIBRARIES.items() if environ.flag(name)]
+    if wanted:  # rather than to train each with a whole copy
+        raise NotImplementedError(
+            f"this run is configured for {' and '.join(wanted)}, which Accelerator does not support yet: choose "
+            "another distributed_type"
+        )
 
 
 def _loader_config(config: DataLoaderConfiguration | None, split_batches: Any) -> DataLoaderConfiguration:

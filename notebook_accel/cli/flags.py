@@ -93,6 +93,11 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
 def _value(option: Option, text: Any) -> Any:
     if option.kind is tuple:
         return text.split(",") if isinstance(text, str) else text
+    if option.kind in (int, float) and option.choices is None:
+        try:
+            return option.kind(text)
+        except ValueError:
+            return text  # refused as what it is
     return next((choice for choice in option.choices or () if as_text(choice) == text), text)
 
 

@@ -26,8 +26,8 @@ class Face:
     """How an option shows itself.
 
     Attributes:
-        when: values of other options under which it has a meaning, such as `{"distributed_type": ("FSDP",)}`;
-            empty where it always has one.
+        when: values of other options under which it has a meaning, such as `{"distributed_type": ("FSDP",)}`, where
+            `!X` is all but X and `>1` all above 1; empty where it always has one.
         env: the variable that tells workers; None where there is none.
         flag: its flag without dashes; None where the command line has none.
         file: whether files hold it with its default too; Accelerate's reader refuses names that it does not have.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -217,9 +216,13 @@ def matters(chosen: Option, values: Mapping[str, Any]) -> bool:
 
 
 def _legal(value: Any, legal: tuple[Any, ...]) -> bool:
-    return any(
-        value is not None and value > int(rule[1:])
-        if isinstance(rule, str) and re.fullmatch(r">\d+", rule)
-        else value == rule
-        for rule in legal
-    )
+    return any(_follows(value, rule) for rule in legal)
+
+
+def _follows(value: Any, rule: Any) -> bool:
+    """Return True for the value that a rule is, for any other than X where it is `!X`, for larger ones where `>1`."""
+    if isinstance(rule, str) and rule.startswith("!"):
+        return bool(value != rule[1:])
+    if isinstance(rule, str) and rule.startswith(">"):
+        return value is not None and bool(value > int(rule[1:]))
+    return bool(value == rule)

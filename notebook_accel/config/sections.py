@@ -11,6 +11,12 @@ from .option import Section, option, spelled
 Word = Annotated[str, BeforeValidator(lambda value: ",".join(value) if isinstance(value, list) else value)]
 """A text; a list is taken as its comma-separated form."""
 
+_as_number = BeforeValidator(
+    lambda value: int(value) if isinstance(value, str) and value.isdecimal() else value
+)
+"""A number may be quoted."""
+
+_COMPILED = {"dynamo_config.dynamo_backend": ("!NO",)}
 _DEVICES = spelled(none="none", cpu="cpu", nvme="nvme")
 _RECOMPUTE = Literal["selective", "full"]
 
@@ -44,12 +50,16 @@ class DynamoConfig(Section):
     dynamo_mode: Literal["default", "reduce-overhead", "max-autotune"] = option(
         "default",
         "What torch.compile optimizes for.",
-        when={"dynamo_config.dynamo_backend": ("INDUCTOR",)},
+        when=_COMPILED,
     )
-    dynamo_use_fullgraph: bool = option(False, "A model that is no single graph is an error.", expert=True)
-    dynamo_use_dynamic: bool = option(False, "Compile for any shape instead of once for each.", expert=True)
+    dynamo_use_fullgraph: bool = option(
+        False, "A model that is no single graph is an error.", when=_COMPILED, expert=True
+    )
+    dynamo_use_dynamic: bool = option(
+        False, "Compile for any shape instead of once for each.", when=_COMPILED, expert=True
+    )
     dynamo_use_regional_compilation: bool = option(
-        False, "Compile repeated blocks of the model one by one, which compiles faster."
+        False, "Compile repeated blocks of the model one by one, which compiles faster.", when=_COMPILED
     )
 
 
@@ -61,9 +71,9 @@ class FSDPConfig(Section):
     env_prefix: ClassVar[str] = "FSDP_"
     when: ClassVar[dict[str, Any]] = {"distributed_type": ("FSDP",)}
 
-    fsdp_version: Annotated[
-        Literal[1, 2], BeforeValidator(lambda value: int(value) if str(value) in "12" else value)
-    ] = option(1, "How options are spelled: 1 or 2. Both shard by torch's fully_shard.")
+    fsdp_version: Annotated[Literal[1, 2], _as_number] = option(
+        1, "How options are spelled: 1 or 2. Both shard by torch's fully_shard."
+    )
     fsdp_sharding_strategy: Annotated[
         Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"],
         spelled(
@@ -85,7 +95,7 @@ class FSDPConfig(Section):
         "Free the gathered weights after forward, which saves memory and costs another gather in backward.",
     )
     fsdp_auto_wrap_policy: Annotated[
-        Literal["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"] | None, spelled()
+        Literal["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"], spelled()
     ] = option("TRANSFORMER_BASED_WRAP", "Which modules are sharded each on their own.")
     fsdp_transformer_layer_cls_to_wrap: Word | None = option(
         None,
@@ -107,9 +117,9 @@ class FSDPConfig(Section):
         True, "Rank 0 alone reads pretrained weights, the others get their part from it."
     )
     fsdp_sync_module_states: bool = option(True, "Start with rank 0's weights on all processes.", expert=True)
-    fsdp_backward_prefetch: Annotated[
-        Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"] | None, spelled()
-    ] = option("BACKWARD_PRE", "When the next weights are gathered in backward.", expert=True)
+    fsdp_backward_prefetch: Annotated[Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"], spelled()] = (
+        option("BACKWARD_PRE", "When the next weights are gathered in backward.", expert=True)
+    )
     fsdp_forward_prefetch: bool = option(False, "Gather the next weights early in forward.", expert=True)
     fsdp_use_orig_params: bool = option(
         True, "Allow parameters of which some are frozen within a sharded module.", expert=True
@@ -139,19 +149,21 @@ class DeepSpeedConfig(Section):
         "DeepSpeed's own config file, as JSON; it says what the options below would.",
         env="ACCELERATE_DEEPSPEED_CONFIG_FILE",
     )
-    zero_stage: Literal[0, 1, 2, 3] | None = option(
+    zero_stage: Annotated[Literal[0, 1, 2, 3], _as_number] = option(
         2, "What ZeRO shards: 1 optimizer state, 2 gradients too, 3 weights too."
     )
     gradient_accumulation_steps: int | Literal["auto"] | None = option(
-        1, "Batches for each optimizer step.", env="ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+        None,
+        "Batches for each optimizer step; by default what the option of this name above says.",
+        env="ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
     )
     gradient_clipping: float | Literal["auto"] | None = option(
         None, "Largest norm of the gradients.", env="ACCELERATE_GRADIENT_CLIPPING"
     )
-    offload_optimizer_device: Annotated[Literal["none", "cpu", "nvme"] | None, _DEVICES] = option(
+    offload_optimizer_device: Annotated[Literal["none", "cpu", "nvme"], _DEVICES] = option(
         "none", "Where optimizer state is kept instead of the device."
     )
-    offload_param_device: Annotated[Literal["none", "cpu", "nvme"] | None, _DEVICES] = option(
+    offload_param_device: Annotated[Literal["none", "cpu", "nvme"], _DEVICES] = option(
         "none", "Where weights are kept instead of the device.", when={"deepspeed_config.zero_stage": (3,)}
     )
     offload_optimizer_nvme_path: str | None = option(
@@ -174,7 +186,7 @@ class DeepSpeedConfig(Section):
         None, "Save 16-bit weights from ZeRO 3.", when={"deepspeed_config.zero_stage": (3,)}
     )
     deepspeed_hostfile: str | None = option(
-        None, "DeepSpeed's file of nodes.", env="", when={"num_machines": ()}, expert=True
+        None, "DeepSpeed's file of nodes.", env="", when={"num_machines": (">1",)}, expert=True
     )
     deepspeed_exclusion_filter: str | None = option(
         None, "Nodes and devices to leave out.", env="", expert=True
@@ -327,4 +339,4 @@ class MPIConfig(Section):
     prefix: ClassVar[str] = ""
 
     mpirun_hostfile: str | None = option(None, "mpirun's file of nodes.", expert=True)
-    mpirun_ccl: int | None = option(1, "Workers of oneCCL on each node.", flag=None, expert=True)
+    mpirun_ccl: int = option(1, "Workers of oneCCL on each node.", flag=None, expert=True)

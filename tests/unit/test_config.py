@@ -322,3 +322,11 @@ def test_workers_do_not_import_the_schema() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True
     )
     assert done.stdout.strip() == "set()"
+
+
+def test_what_is_not_built_is_refused_in_the_workers() -> None:
+    config = LaunchConfig(distributed_type="FSDP", num_processes=2, use_cpu=True)
+    with pytest.raises(
+        NotImplementedError, match="configured for FSDP, which Accelerator does not support yet"
+    ):
+        notebook_launcher(tell, config=config)
