@@ -84,7 +84,10 @@ def rows(text: str) -> dict[str, tuple[str, str]]:
 
 @dataclasses.dataclass
 class Launched:
-    """A launch in a copy of this process, which spares it torch's import."""
+    """A launch in a copy of this process, which spares it torch's import; that of a notebook in a fresh one.
+
+    Jupyter's libraries keep the event loop that they were first used with, whose descriptor a copy has not.
+    """
 
     words: tuple[str, ...]
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -92,11 +95,29 @@ class Launched:
     def __post_init__(self) -> None:
         reading, writing = os.pipe()
         self.errors = Path(tempfile.mkdtemp(dir=".")) / "stderr"
-        self.pid = os.fork()
+        if any(word.endswith(".ipynb") for word in self.words):
+            self.pid = self._start(writing)
+        else:
+            self.pid = os.fork()
         if self.pid == 0:
             self._launch(writing)
         os.close(writing)
         self.out = os.fdopen(reading, encoding="utf-8")
+
+    def _start(self, writing: int) -> int:
+        command = [sys.executable, "-m", "notebook_accel", "launch", *self.words]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **self.environment}
+        with open(self.errors, "w") as errors:
+            self.process = subprocess.Popen(
+                command,
+                stdout=writing,
+                stderr=errors,
+                env=environment,
+                preexec_fn=lambda: signal.signal(
+                    signal.SIGINT, signal.SIG_DFL
+                ),  # shells' background jobs ignore it
+            )
+        return self.process.pid
 
     def _launch(self, writing: int) -> NoReturn:
         code = 99
@@ -120,8 +141,11 @@ class Launched:
         """Return exit code, output and errors."""
         with self.out:
             text = self.out.read()
-        _, status = os.waitpid(self.pid, 0)
-        return os.waitstatus_to_exitcode(status), text, self.errors.read_text()
+        if hasattr(self, "process"):
+            code = self.process.wait()
+        else:
+            code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return code, text, self.errors.read_text()
 
 
 def run(*words: str, code: int = 0, **environment: str) -> tuple[str, str]:
