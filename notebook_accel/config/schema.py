@@ -21,18 +21,7 @@ from .sections import (
     ParallelismSizes,
 )
 
-_NODES: Mapping[str, tuple[Any, ...]] = {}
 _TPU = {"distributed_type": ("XLA",)}
-_GPU_KINDS = (
-    "MULTI_GPU",
-    "MULTI_XPU",
-    "MULTI_NPU",
-    "MULTI_MLU",
-    "MULTI_SDAA",
-    "MULTI_MUSA",
-    "MULTI_HPU",
-    "MULTI_NEURON",
-)
 
 DistributedKind = Literal[
     "NO",
