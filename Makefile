@@ -35,7 +35,7 @@ $(VENV)/tutorial.stamp: $(VENV)/torch.stamp $(SPEC)
 
 $(VENV)/dev.stamp: $(VENV)/torch.stamp $(SPEC)
 	@echo "== installing notebook_accel and the tools of its tests"
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable '.[dev,browser-test]'
 	touch $@ $(VENV)/tutorial.stamp $(VENV)/bench.stamp
 
 $(VENV)/bench.stamp: $(VENV)/torch.stamp $(SPEC)
@@ -53,6 +53,19 @@ $(COLAB)/stamp: $(VENV)/dev.stamp constraints-colab.txt
 	echo "import site; site.addsitedir('$$site')" > "$$into/layer.pth"
 	touch $@
 
+# Chromium is the one part that pip does not have. Where apt does not either, the tests that need it say so and skip.
+$(VENV)/chromium.stamp: $(VENV)/dev.stamp
+	@for name in chromium chromium-browser google-chrome; do command -v $$name && touch $@ && exit; done; \
+	as_root=; [ "$$(id -u)" = 0 ] || as_root="sudo --non-interactive"; \
+	if command -v apt-get >/dev/null && $$as_root true; then \
+		echo "== installing Chromium"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		$$as_root apt-get update --quiet=2 && \
+		$$as_root apt-get install --yes --quiet=2 --no-install-recommends chromium fonts-dejavu-core >/dev/null && \
+		touch $@ && exit; \
+	fi; \
+	echo "== no Chromium and no way to install it: the tests in tests/browser will skip"
+
 demo: $(VENV)/tutorial.stamp
 	$(PY) tutorials/run.py tutorials/01_first_launch.ipynb --output build/01_first_launch.ipynb --show "Test accuracy"
 
@@ -67,7 +80,7 @@ format: $(VENV)/dev.stamp
 
 test: lint test-unit test-colab
 
-test-unit: $(VENV)/dev.stamp
+test-unit: $(VENV)/dev.stamp $(VENV)/chromium.stamp
 	$(PY) -m pytest tests --ignore=tests/benchmarks --ignore=tests/gpu --durations=10
 
 test-colab: $(COLAB)/stamp
