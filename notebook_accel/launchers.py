@@ -33,7 +33,8 @@ def _noting_given(launcher: Callable[P, T]) -> Callable[P, T]:
             bound = signature.bind(*args, **kwargs)
             found = by_config.arguments(by_config.found(bound.arguments.pop("config")), bound.arguments)
             bound.arguments.update(found.values)
-            bound.arguments["environment"] = {**found.environment, **bound.arguments.get("environment", {})}
+            own = bound.arguments.get("environment") or {}
+            bound.arguments["environment"] = {**found.environment, **own}
             return launcher(*bound.args, **bound.kwargs)
         return launcher(*args, **kwargs)
 
