@@ -14,6 +14,7 @@ from .errors import (
     DeviceGuardError,
     LaunchError,
     NotebookAccelError,
+    RunStoppedError,
     ShipError,
     WorkerError,
     WorkerExitedError,
@@ -28,7 +29,7 @@ from .handlers import (
     ProfileKwargs,
 )
 from .inference import prepare_pippy
-from .launchers import debug_launcher, notebook_launcher
+from .launchers import debug_launcher, notebook_launcher, runs
 from .memory import find_executable_batch_size
 from .probes import is_rich_available
 from .seeding import synchronize_rng_states
@@ -60,6 +61,7 @@ __all__ = [
     "NotebookAccelError",
     "PartialState",
     "ProfileKwargs",
+    "RunStoppedError",
     "ShipError",
     "WorkerError",
     "WorkerExitedError",
@@ -70,6 +72,7 @@ __all__ = [
     "load_checkpoint_in_model",
     "notebook_launcher",
     "prepare_pippy",
+    "runs",
     "skip_first_batches",
     "synchronize_rng_states",
     "write_basic_config",

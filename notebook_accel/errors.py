@@ -9,6 +9,7 @@
     +-- WorkerError            a worker ended without an exception of its own
     |   +-- WorkerKilledError  by a signal
     |   +-- WorkerExitedError  by an exit code, or without returning
+    +-- RunStoppedError        a run was stopped before it returned anything
     +-- CollectiveError        ranks disagree about the input of a collective
     +-- ConfigError            options have wrong values
     +-- CheckpointError        a checkpoint could not be written, or does not fit what it is loaded into
@@ -102,6 +103,10 @@ class WorkerExitedError(WorkerError):
     def __init__(self, message: str, *, rank: int, exitcode: int, pid: int | None = None) -> None:
         super().__init__(message, rank=rank, pid=pid)
         self.exitcode = exitcode
+
+
+class RunStoppedError(NotebookAccelError):
+    """Somebody stopped the run, and its workers were ended before they returned."""
 
 
 class CollectiveError(NotebookAccelError):

@@ -1,4 +1,4 @@
-"""What a worker can tell the notebook, as frozen values, and the bytes of one of them."""
+"""What workers and the notebook tell each other, as frozen values, and the bytes of one of them."""
 
 from __future__ import annotations
 
@@ -71,6 +71,48 @@ class ClearOutput(Event):
     """A request to clear the cell's output, at once or (`wait`) when the next output comes."""
 
     wait: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pulse(Event):
+    """How far a rank has come; sent when it changed, twice a second at most.
+
+    Attributes:
+        steps: optimizer steps so far.
+        epoch, batch, batches: where the prepared loader that is being read stands, counted from 0 and from 1;
+            `batches` is None where nobody knows its length, `batch` 0 where none is being read.
+        waiting: the collective that the rank's main thread is in, empty where it is in none.
+    """
+
+    steps: int = 0
+    epoch: int = 0
+    batch: int = 0
+    batches: int | None = None
+    waiting: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held(Event):
+    """A rank waits to be told where to stop; it has asked `questions` times."""
+
+    questions: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order(Event):
+    """What the notebook tells a worker; `rank` is the one told."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HoldOrder(Order):
+    """Say how often you asked whether to stop, and ask no more until you are told where."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopOrder(Order):
+    """Stop at this question."""
+
+    question: int
 
 
 PhaseName = Literal["starting", "running", "done", "failed", "restarting"]

@@ -13,6 +13,7 @@ from .launch import kernel_state
 if TYPE_CHECKING:  # what a launch needs is imported by the first one: workers and scripts need none of it
     from .config.launch import Source
     from .launch.job import Job, Returns, StartMethod
+    from .launch.run import Run
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,6 +65,7 @@ def notebook_launcher(
     output: Literal["all", "first", "none"] | Collection[int] = "all",
     environment: Mapping[str, str] | None = None,
     config: Source | None = None,
+    block: bool = True,
 ) -> Any:
     """Run a function on several processes and return what it returns.
 
@@ -96,9 +98,13 @@ def notebook_launcher(
         environment: variables of the workers alone.
         config: `default` for the file that `write_basic_config` and `notebook-accel config` write, the path of
             another, or a `LaunchConfig`; it counts for all that is not given here. None uses no config.
+        block: False returns a `Run` at once: `run.result()` or `await run` waits for the value, `run.stop()` stops
+            it, `notebook_accel.runs()` lists all. The function and what it uses are taken as they are at the call,
+            and processes of their own run it, also where there is one; they end with this process.
 
     Returns:
-        What `returns` asks for. A single process is this process, and the value is the function's own.
+        What `returns` asks for. A single process is this process, and the value is the function's own. A `Run` where
+        `block` is False.
 
     Raises:
         ValueError, TypeError: wrong arguments, all in one message, before anything starts.
@@ -134,6 +140,7 @@ def notebook_launcher(
         monitor_interval=monitor_interval,
         prefix=log_line_prefix_template,
         environment=dict(environment or {}),
+        background=not block,
     )
     return _run(job, "notebook_launcher")
 
@@ -155,14 +162,23 @@ def debug_launcher(function: Callable[..., Any], args: tuple[Any, ...] = (), num
     return _run(job, "debug_launcher")
 
 
+def runs() -> list[Run]:
+    """Return the launches of this process, oldest first: all that still run, and the last ones that ended."""
+    from .launch import registry
+
+    return registry.runs()
+
+
 def _run(job: Job, caller: str) -> Any:
     __tracebackhide__ = True
     from .launch import compiler, guard, preflight
-    from .launch.run import launch
+    from .launch.start import launch, launch_in_background
+    from .stream.sinks import TextSink
 
     ready = preflight.checked(job, caller)
     if ready.distributed and ready.start_method == "fork" and compiler.load_for(job.function):
         ready = preflight.checked(job, caller)  # what an import started could forbid the fork
     if environ.flag("ACCELERATE_DEBUG_MODE"):
         guard.dry_launch(ready)
-    return launch(ready)
+    sinks = [lambda run: TextSink(run.job.output, run.job.prefix)]
+    return launch_in_background(ready, sinks) if ready.background else launch(ready, sinks)

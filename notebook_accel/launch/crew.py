@@ -15,20 +15,23 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any, Literal
 
-from ..events import Event, Failure
+from ..events import Event, Failure, HoldOrder, StopOrder
 from ..stream.inbox import Channel, End, Inbox
 from ..stream.record import RunRecord
 from ..stream.wire import PipeEnd
 from . import compiler, signals, sources
+from .control import Control
 from .job import Job
 from .randomness import RandomStates
 from .worker import GO, Seat, main
 
-State = Literal["running", "done", "failed"]
+State = Literal["running", "done", "failed", "stopped"]
 
 _PRELOAD = ["torch", "torch.distributed", "cloudpickle", "tqdm.std", "notebook_accel.launch.worker"]
 OUTPUT_BY_PIPES = sys.platform != "win32"  # there it comes as events: the ends of a pipe cannot be waited for
 _LAST_WORDS = 0.1
+_LOOK_SECONDS = 0.1
+_ANSWER_SECONDS = 1.0
 
 
 @dataclass(kw_only=True)
@@ -46,11 +49,18 @@ class Crew:
         job: what to run, its start method resolved.
         payload: function and arguments, or the segment that holds them.
         record: says which ranks sent a result or failure.
-        deliver: takes the events as they come: it applies them to the record and shows them.
+        deliver: takes the events as they come: it applies them to the record and shows them. It is called
+            several times a second also where there are none.
+        control: says when the run is to stop.
     """
 
     def __init__(
-        self, job: Job, payload: Any, record: RunRecord, deliver: Callable[[Sequence[Event]], None]
+        self,
+        job: Job,
+        payload: Any,
+        record: RunRecord,
+        deliver: Callable[[Sequence[Event]], None],
+        control: Control,
     ) -> None:
         self._job = job
         self._payload = payload
@@ -61,6 +71,9 @@ class Crew:
         self._context = multiprocessing.get_context(job.start_method)
         self.stopped_ranks: set[int] = set()
         self._stopping = False
+        self._control = control
+        self._held_since: float | None = None
+        self._told = False
 
     def start(self, environments: Mapping[int, Mapping[str, str]], threads: int | None) -> None:
         """Start a process per rank with its environment; all are stopped where one cannot start.
@@ -151,13 +164,34 @@ class Crew:
         """Deliver what comes within `timeout` seconds, or until the attempt ends; say how it stands."""
         deadline = time.monotonic() + timeout
         while True:
-            self._poll(max(0.0, deadline - time.monotonic()))
+            self._poll(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
             if self._record.failures:
                 return "failed"
             if not self._running():
                 return "done"
+            if self._control.stop_is_asked and self._is_time_to_stop():
+                return "stopped"
             if time.monotonic() >= deadline:
                 return "running"
+
+    def _is_time_to_stop(self) -> bool:
+        """Let the ranks agree on where they stop; True once they had their time, or where they do not ask at all."""
+        now = time.monotonic()
+        ranks = {member.rank for member in self._running()}
+        if self._held_since is None:
+            self._held_since = now
+            for rank in ranks:
+                self._inbox.tell(HoldOrder(rank=rank, time=time.time()))
+        questions = self._record.held
+        waited = now - self._held_since
+        if not self._told and ranks <= questions.keys():
+            self._told = True
+            last = max(questions.values()) + 1
+            for rank in ranks:
+                self._inbox.tell(StopOrder(rank=rank, time=time.time(), question=last))
+        if self._told and not all(questions[rank] for rank in ranks):
+            return True
+        return waited > (self._control.grace if self._told else min(_ANSWER_SECONDS, self._control.grace))
 
     def settle(self) -> None:
         """After a failure: hear the last words of ranks that end of themselves, then end the others."""
@@ -202,8 +236,7 @@ class Crew:
 
     def _poll(self, timeout: float) -> None:
         events = self._inbox.poll(timeout)
-        if events:
-            self._hand_over(events)
+        self._hand_over(events)
         for member in self._running():
             if member.process.exitcode is not None:
                 self._end(member)

@@ -131,11 +131,20 @@ def one_line(failure: Failure) -> str:
     return f"rank {failure.rank} (process {failure.pid}) raised {_title(failure.error)}"
 
 
+def title(error: BaseException) -> str:
+    """Say in a line what an exception says."""
+    return _line(type(error).__name__, _text(error))
+
+
 def _title(raised: RaisedError) -> str:
-    first_line = raised.message.strip().split("\n", 1)[0]
+    return _line(raised.type_name, raised.message)
+
+
+def _line(name: str, message: str) -> str:
+    first_line = message.strip().split("\n", 1)[0]
     if len(first_line) > 120:
         first_line = first_line[:117] + "..."
-    return f"{raised.type_name}: {first_line}" if first_line else raised.type_name
+    return f"{name}: {first_line}" if first_line else name
 
 
 def add_note(error: BaseException, note: str) -> None:

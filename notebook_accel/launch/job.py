@@ -34,7 +34,8 @@ class Job:
     """A function, its arguments and how to run it, as asked for; `preflight.checked` makes it ready to run.
 
     `num_processes` is per node, None the number of devices. `environment` is set in the workers alone;
-    `quiet` leaves out the line that announces the run.
+    `quiet` leaves out the line that announces the run. `background` says that this process goes on meanwhile;
+    `devices` are those that the run holds, as CUDA_VISIBLE_DEVICES names them, empty on CPUs.
     """
 
     function: Callable[..., Any]
@@ -50,6 +51,8 @@ class Job:
     prefix: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     quiet: bool = False
+    background: bool = False
+    devices: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -65,4 +68,4 @@ class Job:
     @property
     def distributed(self) -> bool:
         """Whether the job that was checked needs processes of its own."""
-        return self.local_world_size > 1 or self.rendezvous.num_nodes > 1
+        return self.local_world_size > 1 or self.rendezvous.num_nodes > 1 or self.background

@@ -88,7 +88,7 @@ def checked(job: Job, caller: str) -> Job:
     _check_prefix(problems, job.prefix)
     problems.raise_any(caller)
     num_processes = int(job.num_processes or 0) or (1 if _on_cpu(job) else devices.count(devices.best()))
-    distributed = num_processes > 1 or job.rendezvous.num_nodes > 1
+    distributed = num_processes > 1 or job.rendezvous.num_nodes > 1 or job.background
     start_method = _start_method(problems, job) if distributed else job.start_method
     problems.raise_any(caller)
     return replace(
@@ -322,6 +322,8 @@ def _start_method(problems: Problems, job: Job) -> StartMethod:
     unclean = list(map(str, kernel_state.reasons()))
     if job.rendezvous.num_nodes > 1:
         unclean.append("a thread of this process may serve other nodes at that moment")
+    if job.background:
+        unclean.append("this process goes on while workers start")
     if asked == "fork" and unclean:
         why = "; ".join(unclean)
         problems.value(

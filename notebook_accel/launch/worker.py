@@ -22,11 +22,13 @@ import torch
 
 from .. import environ, runtime
 from ..events import Phase, Result
+from ..stopping import StopPoint
 from ..stream import capture, displays
 from ..stream.emit import Emitter
 from ..stream.wire import PipeEnd
 from . import failures, sources
 from .culprit import pack_value
+from .listener import Listener
 from .randomness import RandomStates
 from .report import WorkerReporter
 from .segment import Segment
@@ -107,9 +109,11 @@ def _work(seat: Seat, emitter: Emitter, output: capture.Capture) -> int:
     __tracebackhide__ = True
     try:
         _equip(seat, output)
-        runtime.set_reporter(WorkerReporter(emitter, output.flush))
+        stop_point = StopPoint()
+        runtime.set_reporter(WorkerReporter(emitter, output.flush, stop_point))
         if seat.events.recv(len(GO)) != GO:
             return 1  # the notebook has given up
+        Listener(seat.events, emitter, stop_point)
         function, args = seat.payload.open() if isinstance(seat.payload, Segment) else seat.payload
         emitter.emit(Phase(rank=seat.rank, time=emitter.now(), name="running"))
         value = function(*args)

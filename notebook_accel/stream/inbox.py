@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..events import Chunk, Event, Line, Stream
-from .wire import FrameReader, LineReader, PipeEnd
+from ..events import Chunk, Event, Line, Order, Stream
+from .wire import FrameReader, LineReader, PipeEnd, frame
 
 Channel = Literal["events", "stdout", "stderr"]
 CHANNELS: tuple[Channel, ...] = ("events", "stdout", "stderr")
@@ -83,6 +83,17 @@ class Inbox:
             assert isinstance(events, socket.socket)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 events.sendall(word)
+
+    def tell(self, order: Order) -> None:
+        """Send an order to the worker of its rank; one that has ended does not hear it."""
+        for source in self._sources.get(order.rank, []):
+            if source.channel == "events" and source.is_open:
+                assert isinstance(source.end, socket.socket)
+                source.end.setblocking(True)  # its listener reads at once
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    for part in frame(order):
+                        source.end.sendall(part)
+                source.end.setblocking(False)
 
     def watch(self, fd: int) -> None:
         """Let `poll` return when this descriptor (a process's sentinel) becomes readable."""

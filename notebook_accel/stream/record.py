@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..events import Event, Failure, Line, Metric, Phase, Progress, Result
+from ..events import Event, Failure, Held, Line, Metric, Phase, Progress, Pulse, Result
 
 MAX_EVENTS = 100_000
 MAX_POINTS = 10_000
@@ -29,6 +29,8 @@ class RunRecord:
         failures: failures of the current attempt, in order of arrival.
         results: the returned values by rank, still pickled.
         progress: last state of each bar, by (rank, bar).
+        pulses: how far each rank has come.
+        held: how often each rank that is to stop had asked whether to.
         metrics: the last values of each metric (`max_points`), oldest first; a restart goes on with them.
     """
 
@@ -37,6 +39,8 @@ class RunRecord:
         self.failures: list[Failure] = []
         self.results: dict[int, Result] = {}
         self.progress: dict[tuple[int, int], Progress] = {}
+        self.pulses: dict[int, Pulse] = {}
+        self.held: dict[int, int] = {}
         self.metrics: dict[str, deque[Point]] = {}
         self._max_points = max_points
         self.restarts = 0
@@ -50,6 +54,12 @@ class RunRecord:
             return
         if isinstance(event, Failure):
             self.failures.append(event)
+            return
+        if isinstance(event, Held):
+            self.held[event.rank] = event.questions
+            return
+        if isinstance(event, Pulse):
+            self.pulses[event.rank] = event
             return
         if isinstance(event, Phase):
             self._phase(event)
@@ -71,8 +81,19 @@ class RunRecord:
             self.failures.clear()
             self.results.clear()
             self.progress.clear()
+            self.pulses.clear()
+            self.held.clear()
             return
         self.phases[phase.rank] = phase
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the metrics as rows, oldest first: `step`, `time` and the values that came together."""
+        rows: dict[tuple[float, int | None], dict[str, Any]] = {}
+        for name, points in list(self.metrics.items()):
+            for point in list(points):
+                key = (point.time, point.step)
+                rows.setdefault(key, {"step": point.step, "time": point.time})[name] = point.value
+        return [rows[key] for key in sorted(rows, key=lambda key: key[0])]
 
     @property
     def end(self) -> int:

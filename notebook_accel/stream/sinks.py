@@ -5,7 +5,8 @@ from __future__ import annotations
 import string
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 from ..events import ClearOutput, Display, Event, Line, Phase, Progress
@@ -16,7 +17,23 @@ DEFAULT_PREFIX = "[${rank}] "
 _BAR_INTERVAL = 0.1
 
 
-class TextSink:
+class Sink(ABC):
+    """Shows a run, event by event."""
+
+    @abstractmethod
+    def show(self, events: Sequence[Event]) -> None:
+        """Take the next events; comes several times a second also where there are none."""
+
+    @abstractmethod
+    def note(self, text: str) -> None:
+        """Show a message of the launcher itself."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Show the end of the run."""
+
+
+class TextSink(Sink):
     """Writes lines, marked by rank, to the cell (or terminal) that runs; shows displays and one set of bars.
 
     Args:
@@ -48,7 +65,7 @@ class TextSink:
             for rank in chosen
         }
 
-    def show(self, events: Iterable[Event]) -> None:
+    def show(self, events: Sequence[Event]) -> None:
         """Show the next events of the run."""
         pending: list[str] = []
         stream = "stdout"

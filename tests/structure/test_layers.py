@@ -10,7 +10,7 @@ from tests.structure.source import ROOT, modules, resolve
 # and one of its modules are listed, the module has its own floor.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "environ", "probes", "registry", "choices"),
-    ("topology", "nested", "devices", "handlers"),
+    ("topology", "nested", "devices", "handlers", "stopping"),
     ("comm", "stream", "affinity", "compilation", "fp8", "config"),
     ("runtime",),
     ("detect",),
@@ -18,7 +18,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("precision", "seeding", "logging", "optimizer", "scheduler", "hooks"),
     ("data_loader", "big_modeling"),
     ("launch",),
-    ("strategies", "tracking", "checkpointing", "launch.run", "diagnosis"),
+    ("strategies", "tracking", "checkpointing", "launch.run", "launch.registry", "launch.start", "diagnosis"),
     ("accelerator", "memory", "inference", "quantization"),
     ("local_sgd",),
     ("launchers",),

@@ -26,6 +26,7 @@ from ...errors import ShipError
 from ...events import Phase, Result
 from ...stream.record import RunRecord
 from .. import addresses, failures, signals
+from ..control import Control, StopAsked
 from ..crew import Crew
 from ..culprit import pack_job
 from ..job import Job
@@ -35,13 +36,14 @@ from .base import Deliver, Engine, Outcome, announcement
 from .rendezvous import OwnHandler, handler_for
 
 _INTERRUPT_GRACE = 1.5
+_STOP_GRACE = 0.5
 _AGENT_SLEEP = 1e-6  # elastic sleeps before each look at the workers; ours wait inside the look
 
 
 class ElasticEngine(Engine):
     """Starts a process per rank under a torch elastic agent in this process."""
 
-    def run(self, job: Job, record: RunRecord, deliver: Deliver) -> Outcome:
+    def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         """Run the job; ShipError or LaunchError where it cannot start."""
         with contextlib.ExitStack() as stack:
             payload: Any = (job.function, job.args)
@@ -51,10 +53,15 @@ class ElasticEngine(Engine):
                     payload = stack.enter_context(contextlib.closing(Segment(parcel)))
             handler = handler_for(job.rendezvous)
             stack.callback(handler.shutdown)
+            if isinstance(handler, OwnHandler):
+                handler.check = control.check
             deliver([announcement(job)])
-            agent = _Agent(job, payload, handler, record, deliver)
+            agent = _Agent(job, payload, handler, record, deliver, control)
             stack.callback(agent.close)
-            agent.run()
+            try:
+                agent.run()
+            except StopAsked:
+                return agent.outcome(was_stopped=True)
             return agent.outcome()
 
 
@@ -62,7 +69,13 @@ class _Agent(SimpleElasticAgent):
     """Torch elastic's agent, with our workers."""
 
     def __init__(
-        self, job: Job, payload: Any, handler: RendezvousHandler, record: RunRecord, deliver: Deliver
+        self,
+        job: Job,
+        payload: Any,
+        handler: RendezvousHandler,
+        record: RunRecord,
+        deliver: Deliver,
+        control: Control,
     ) -> None:
         spec = WorkerSpec(
             role="worker",
@@ -79,6 +92,7 @@ class _Agent(SimpleElasticAgent):
         self._payload = payload
         self._record = record
         self._deliver = deliver
+        self._control = control
         self._crew: Crew | None = None
         self._crews = 0
         self._restarts_left = job.max_restarts
@@ -94,7 +108,7 @@ class _Agent(SimpleElasticAgent):
         }
         now = time.time()
         self._deliver([Phase(rank=rank, time=now, name="starting") for rank in environments])
-        self._crew = Crew(self._job, self._payload, self._record, self._deliver)
+        self._crew = Crew(self._job, self._payload, self._record, self._deliver, self._control)
         self._crew.start(environments, _threads(self._job.local_world_size))
         return {worker.local_rank: self._crew.pids[worker.global_rank] for worker in worker_group.workers}
 
@@ -136,6 +150,10 @@ class _Agent(SimpleElasticAgent):
         state = self._crew.watch(self._job.monitor_interval)
         if state == "running":
             return RunResult(state=WorkerState.HEALTHY)
+        if state == "stopped":
+            self._crew.stop(_STOP_GRACE, signal.SIGTERM)
+            self._stopped = frozenset(self._crew.stopped_ranks)
+            raise StopAsked
         if state == "failed":
             self._crew.settle()
             self._stopped = frozenset(self._crew.stopped_ranks)
@@ -165,11 +183,12 @@ class _Agent(SimpleElasticAgent):
                 self._crew = None
         self._worker_group.store = self._store = None  # closes it: the next attempt may need its port
 
-    def outcome(self) -> Outcome:
+    def outcome(self, was_stopped: bool = False) -> Outcome:
         """Return how the run ended."""
         if self._record.failures:
             return Outcome(failures=tuple(self._record.failures), stopped=self._stopped)
-        return Outcome(values={rank: _value(result) for rank, result in self._record.results.items()})
+        values = {rank: _value(result) for rank, result in self._record.results.items()}
+        return Outcome(values=values, stopped=self._stopped, was_stopped=was_stopped)
 
 
 def _loopback(group: WorkerGroup) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -48,6 +48,7 @@ class OwnHandler(RendezvousHandler):
 
     Attributes:
         attempt: which start of the workers this is, counted from 0, alike on all nodes.
+        check: called now and then during waits, which an exception of it ends.
     """
 
     use_agent_store = True
@@ -55,6 +56,7 @@ class OwnHandler(RendezvousHandler):
 
     def __init__(self, place: Rendezvous) -> None:
         self._place = place
+        self.check: Callable[[], None] = lambda: None
 
     def is_closed(self) -> bool:
         return False
@@ -163,6 +165,7 @@ class StaticNodes(OwnHandler):
         while not all(self._store.check([self._left(node)]) for node in others):
             if self.num_nodes_waiting():
                 raise LaunchError("another node starts its workers again, this node's have ended well")
+            self.check()
             time.sleep(_LOOK_SECONDS)
 
     def shutdown(self) -> bool:
@@ -193,6 +196,7 @@ class StaticNodes(OwnHandler):
             time.sleep(_LOOK_SECONDS)
 
     def _check_time(self, deadline: float, whom: str) -> None:
+        self.check()
         if time.monotonic() > deadline:
             raise LaunchError(
                 f"node {self._place.node_rank} of {self._place.num_nodes} waited {self._seconds:g} s {whom}; "
