@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
@@ -13,7 +14,7 @@ from .launch import kernel_state
 if TYPE_CHECKING:  # what a launch needs is imported by the first one: workers and scripts need none of it
     from .config.launch import Source
     from .launch.job import Job, Returns, StartMethod
-    from .launch.run import Run
+    from .launch.run import MakeSink, Run
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,6 +67,7 @@ def notebook_launcher(
     environment: Mapping[str, str] | None = None,
     config: Source | None = None,
     block: bool = True,
+    log_dir: str | os.PathLike[str] | None = None,
 ) -> Any:
     """Run a function on several processes and return what it returns.
 
@@ -101,6 +103,8 @@ def notebook_launcher(
         block: False returns a `Run` at once: `run.result()` or `await run` waits for the value, `run.stop()` stops
             it, `notebook_accel.runs()` lists all. The function and what it uses are taken as they are at the call,
             and processes of their own run it, also where there is one; they end with this process.
+        log_dir: folder to which all output of each worker is written too, `rank_0.log` and so on; an earlier run's
+            is kept above it.
 
     Returns:
         What `returns` asks for. A single process is this process, and the value is the function's own. A `Run` where
@@ -141,6 +145,7 @@ def notebook_launcher(
         prefix=log_line_prefix_template,
         environment=dict(environment or {}),
         background=not block,
+        log_dir=log_dir,
     )
     return _run(job, "notebook_launcher")
 
@@ -173,6 +178,7 @@ def _run(job: Job, caller: str) -> Any:
     __tracebackhide__ = True
     from .launch import compiler, guard, preflight
     from .launch.start import launch, launch_in_background
+    from .stream.logs import LogFiles
     from .stream.sinks import TextSink
 
     ready = preflight.checked(job, caller)
@@ -180,5 +186,8 @@ def _run(job: Job, caller: str) -> Any:
         ready = preflight.checked(job, caller)  # what an import started could forbid the fork
     if environ.flag("ACCELERATE_DEBUG_MODE"):
         guard.dry_launch(ready)
-    sinks = [lambda run: TextSink(run.job.output, run.job.prefix)]
+    sinks: list[MakeSink] = [lambda run: TextSink(run.job.output, run.job.prefix)]
+    folder = ready.log_dir
+    if folder is not None and ready.distributed:
+        sinks.append(lambda run: LogFiles(folder, run.job.name))
     return launch_in_background(ready, sinks) if ready.background else launch(ready, sinks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -35,7 +36,8 @@ class Job:
 
     `num_processes` is per node, None the number of devices. `environment` is set in the workers alone;
     `quiet` leaves out the line that announces the run. `background` says that this process goes on meanwhile;
-    `devices` are those that the run holds, as CUDA_VISIBLE_DEVICES names them, empty on CPUs.
+    `devices` are those that the run holds, as CUDA_VISIBLE_DEVICES names them, empty on CPUs. `log_dir` is
+    the folder for files of output, None where there are none.
     """
 
     function: Callable[..., Any]
@@ -53,6 +55,7 @@ class Job:
     quiet: bool = False
     background: bool = False
     devices: tuple[str, ...] = ()
+    log_dir: str | os.PathLike[str] | None = None
 
     @property
     def name(self) -> str:

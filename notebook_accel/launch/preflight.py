@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, Final
 
 from .. import devices, environ, probes
@@ -86,6 +87,7 @@ def checked(job: Job, caller: str) -> Job:
     _check_restarts(problems, job.max_restarts, job.monitor_interval)
     _check_choices(problems, job)
     _check_prefix(problems, job.prefix)
+    _check_log_dir(problems, job.log_dir)
     problems.raise_any(caller)
     num_processes = int(job.num_processes or 0) or (1 if _on_cpu(job) else devices.count(devices.best()))
     distributed = num_processes > 1 or job.rendezvous.num_nodes > 1 or job.background
@@ -279,6 +281,20 @@ def _check_prefix(problems: Problems, prefix: Any) -> None:
         problems.value(
             f"log_line_prefix_template={prefix!r} ({error}): it may name ${{rank}}, ${{local_rank}} and ${{role_name}}"
         )
+
+
+def _check_log_dir(problems: Problems, log_dir: Any) -> None:
+    if log_dir is None:
+        return
+    if not isinstance(log_dir, (str, os.PathLike)):
+        problems.type(f"log_dir={log_dir!r}: the path of a folder is needed")
+        return
+    path = Path(log_dir).expanduser()
+    there = next((parent for parent in (path, *path.absolute().parents) if parent.exists()), path)
+    if not there.is_dir():
+        problems.value(f"log_dir={str(log_dir)!r}: {there} is a file, the path of a folder is needed")
+    elif not os.access(there, os.W_OK):
+        problems.value(f"log_dir={str(log_dir)!r}: {there} cannot be written to")
 
 
 def _check_restarts(problems: Problems, max_restarts: Any, monitor_interval: Any) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from types import TracebackType
 from typing import Any, Final, Literal
 
 from ..errors import RunStoppedError
@@ -27,7 +28,7 @@ MakeSink = Callable[["Run"], Sink]
 GRACE: Final = 30.0
 """Seconds that workers have to end of themselves once they were asked to."""
 _INTERRUPT_GRACE: Final = 0.0
-_LOOK_SECONDS: Final = 0.5  # between two looks for an interrupt, on systems where waits hide it
+_LOOK_SECONDS: Final = 0.2  # between two looks for an interrupt: waits can hide it
 
 
 class Run:
@@ -49,6 +50,7 @@ class Run:
         self._control = Control()
         self._outcome: Outcome | None = None
         self._error: BaseException | None = None
+        self._traceback: TracebackType | None = None
         self._finished: float | None = None
         self._begun = threading.Event()
         self._ended = threading.Event()
@@ -103,6 +105,7 @@ class Run:
 
     def _close(self) -> None:
         self._finished = time.time()
+        self._traceback = None if self._error is None else self._error.__traceback__
         for sink in self._sinks:
             try:
                 sink.close()
@@ -210,7 +213,7 @@ class Run:
         if not self.wait(timeout):
             raise TimeoutError(f"{self!r} has not ended within {timeout:g} s")
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(self._traceback)  # without those who raised it before
         assert self._outcome is not None
         values = self._outcome.values
         if self.job.returns == "all":
@@ -246,15 +249,16 @@ class Run:
 
     async def _awaited(self) -> Any:
         __tracebackhide__ = True
-        loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
+        ended = asyncio.get_running_loop().create_future()
 
         def wake() -> None:
-            loop.call_soon_threadsafe(ended.set)
+            with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
+                ended.get_loop().call_soon_threadsafe(ended.set_result, None)
 
         self.when_ended(wake)
         try:
-            await ended.wait()
+            while not ended.done():  # ipykernel's loop sees an interrupt when something else wakes it
+                await asyncio.wait([ended], timeout=_LOOK_SECONDS)
         except BaseException:
             self.stop(_INTERRUPT_GRACE)
             raise

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ..events import Event, Failure, Held, Line, Metric, Phase, Progress, Pulse, Result
+from ..events import Display, Event, Failure, Held, Line, Metric, Phase, Progress, Pulse, Result
 
-MAX_EVENTS = 100_000
+MAX_BYTES = 24_000_000
 MAX_POINTS = 10_000
 
 
@@ -22,7 +22,9 @@ class Point(NamedTuple):
 
 
 class RunRecord:
-    """State of a run by rank; only `apply` writes.
+    """State of a run by rank; only `apply` writes, other threads may read.
+
+    Lines and displays are kept up to `max_bytes` of memory, by estimate; older ones are forgotten.
 
     Attributes:
         phases: last phase of each rank.
@@ -34,7 +36,7 @@ class RunRecord:
         metrics: the last values of each metric (`max_points`), oldest first; a restart goes on with them.
     """
 
-    def __init__(self, max_events: int = MAX_EVENTS, max_points: int = MAX_POINTS) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES, max_points: int = MAX_POINTS) -> None:
         self.phases: dict[int, Phase] = {}
         self.failures: list[Failure] = []
         self.results: dict[int, Result] = {}
@@ -44,8 +46,10 @@ class RunRecord:
         self.metrics: dict[str, deque[Point]] = {}
         self._max_points = max_points
         self.restarts = 0
-        self._shown: deque[Event] = deque(maxlen=max_events)
+        self._shown: deque[Event] = deque()
         self._count = 0
+        self._bytes = 0
+        self._max_bytes = max_bytes
 
     def apply(self, event: Event) -> None:
         """Take the next event."""
@@ -67,8 +71,15 @@ class RunRecord:
             self.progress[event.rank, event.bar] = event
         elif isinstance(event, Metric):
             self._metric(event)
+        self._keep(event)
+
+    def _keep(self, event: Event) -> None:
+        """Keep an event that can be shown again, and forget the oldest where there are too many."""
         self._shown.append(event)
         self._count += 1
+        self._bytes += _size(event)
+        while self._bytes > self._max_bytes and len(self._shown) > 1:
+            self._bytes -= _size(self._shown.popleft())
 
     def _metric(self, metric: Metric) -> None:
         for name, value in metric.values.items():
@@ -101,14 +112,38 @@ class RunRecord:
         return self._count
 
     def since(self, position: int) -> Iterator[Event]:
-        """Yield the events from a position on that are still held (the last `max_events`)."""
-        first = self._count - len(self._shown)
-        return islice(self._shown, max(0, position - first), None)
+        """Yield the events from a position on that are still held."""
+        held, first = self._snapshot()
+        return islice(held, max(0, position - first), None)
 
     def lines(self, rank: int | None = None) -> list[str]:
         """Return the lines that are still held, of one rank or all."""
         return [
             event.text
-            for event in self._shown
+            for event in self._snapshot()[0]
             if isinstance(event, Line) and (rank is None or event.rank == rank)
         ]
+
+    def _snapshot(self) -> tuple[list[Event], int]:
+        """Return the events held and the position of the first, however many another thread adds meanwhile."""
+        while True:
+            before = self._count
+            held = list(self._shown)  # in one piece: nothing of it runs Python code
+            if self._count == before:
+                return held, before - len(held)
+
+
+_EVENT_BYTES = 240  # of a line's objects, measured
+
+
+def _size(event: Event) -> int:
+    """Return about how much memory an event takes."""
+    if isinstance(event, Line):
+        return _EVENT_BYTES + len(event.text)
+    if isinstance(event, Display):
+        return _EVENT_BYTES + sum(
+            len(part) if isinstance(part, str) else _EVENT_BYTES for part in event.data.values()
+        )
+    if isinstance(event, Progress):
+        return _EVENT_BYTES + len(event.text)
+    return _EVENT_BYTES
