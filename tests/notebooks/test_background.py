@@ -231,3 +231,36 @@ def test_a_folder_that_cannot_be_one_is_told_at_once(kernel: Kernel, tmp_path: P
         f"notebook_launcher(os.getpid, num_processes=2, log_dir={str(tmp_path / 'file' / 'x')!r})"
     )
     assert cell.error is not None and cell.error[0] == "ValueError" and "is a file" in cell.error[1]
+
+
+HELD = """
+import glob, gc, tempfile, threading
+
+def held():
+    gc.collect()
+    return (len(os.listdir("/proc/self/fd")), threading.active_count(), len(os.listdir("/dev/shm")),
+            sorted(os.listdir(tempfile.gettempdir())))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_hundred_runs_leave_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    kernel = Kernel(tmp_path, TMPDIR=str(tmp_path / "tmp"))
+    try:
+        kernel.run(IMPORTS + LONG + HELD).ok()
+        code = """
+            for number in range({count}):
+                assert notebook_launcher(os.getpid, num_processes=2, returns="all", block=False).result() != []
+                assert len(set(notebook_launcher(os.getpid, num_processes=2, returns="all"))) == 2
+        """
+        kernel.run(code.format(count=3)).ok()
+        before = kernel.run("held()").value
+        kernel.run(code.format(count=100), timeout=240).ok()
+        # ipykernel closes the sockets that it made for threads that wrote every ten seconds
+        assert wait_until(lambda: kernel.run("held()").value == before, 15), kernel.run("held()").value + before
+        assert wait_until(lambda: not workers_of(kernel), 2)
+        assert kernel.run("len(runs()) <= 9").value == "True"
+    finally:
+        kernel.close()
