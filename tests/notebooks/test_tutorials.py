@@ -19,6 +19,7 @@ SAYS = {
         "mixed_precison is no option, did you mean mixed_precision?",
     ],
     "03_images": ["before: accuracy", "with random filters"],
+    "04_watch_a_run": ["stopped - saved in epoch", "going on in epoch"],
 }
 pytestmark = [pytest.mark.notebook, pytest.mark.slow]
 
