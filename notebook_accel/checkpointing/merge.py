@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from .. import runtime
 from ..errors import CheckpointError
 from . import folder, models, names, rawio, shards, weights
 from .project import PathLike
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
 
 _METADATA: Final = ".metadata"
 _MODEL: Final = "model"
@@ -149,19 +151,24 @@ def _read(source: Path) -> dict[str, Any]:
 
 
 def _read_distributed(source: Path) -> dict[str, Any]:
+    from torch.distributed import checkpoint as dcp  # half a second, for this alone
+    from torch.distributed.checkpoint.metadata import Metadata
+
     reader = dcp.FileSystemReader(source)
     try:
-        metadata: Metadata = reader.read_metadata()
+        metadata = reader.read_metadata()
+        if not isinstance(metadata, Metadata):
+            raise TypeError(f"{_METADATA} holds a {type(metadata).__name__}")
         wanted = _names(source, metadata)
-        entries = metadata.state_dict_metadata
         state: dict[str, Any] = {}
         for key in wanted:
-            entry = entries[key]
-            assert isinstance(entry, TensorStorageMetadata)
+            entry: Any = metadata.state_dict_metadata[key]
             state[key] = torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")
         if missing := _missing_files(source, metadata):
             raise CheckpointError(f"{source / missing[0]} is missing, though {_METADATA} lists it")
-        dcp.load(state, storage_reader=reader, no_dist=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that it loads in one process, as it is told to
+            dcp.load(state, storage_reader=reader, no_dist=True)
     except (
         dcp.CheckpointException,
         pickle.UnpicklingError,
@@ -194,7 +201,7 @@ def _names(source: Path, metadata: Metadata) -> dict[str, str]:
         full = {key: path[1:] for key, path in full.items() if path[0] == _MODEL and len(path) > 1}
     elif any(path[0] in ("optimizer", "optim", "state", "param_groups") and len(path) > 1 for path in full.values()):
         raise ValueError(f"{source} holds an optimizer's state and no model's")
-    if others := [key for key in full if not isinstance(entries[key], TensorStorageMetadata)]:
+    if others := [key for key in full if not hasattr(entries[key], "size")]:
         raise ValueError(f"{source} holds {others[0]!r}, which is no tensor: such a checkpoint cannot become weights")
     if not full:
         raise ValueError(f"{source} holds no tensors")
