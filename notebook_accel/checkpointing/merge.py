@@ -14,7 +14,7 @@ import torch
 
 from .. import runtime
 from ..errors import CheckpointError
-from . import folder, models, names, rawio, shards, weights
+from . import folder, models, rawio, shards
 from .project import PathLike
 
 if TYPE_CHECKING:
@@ -117,12 +117,20 @@ def _check_places(source: Path, target: Path, remove: bool, overwrite: bool) -> 
     if target.exists() and not target.is_dir():
         raise ValueError(f"{target} is a file: weights are saved to a folder, choose another name")
     if target == source or (remove and source in target.parents):
-        raise ValueError(f"{target} is the checkpoint {source} or in it: choose another folder for the weights")
+        raise ValueError(
+            f"{target} is the checkpoint {source} or in it: choose another folder for the weights"
+        )
     if remove and (source == Path.cwd() or source in Path.cwd().parents):
-        raise ValueError(f"{source} holds the working folder and cannot be removed: leave it, or change the folder")
-    present = [path.name for path in target.iterdir() if shards.is_weights(path.name)] if target.exists() else []
+        raise ValueError(
+            f"{source} holds the working folder and cannot be removed: leave it, or change the folder"
+        )
+    present = (
+        [path.name for path in target.iterdir() if shards.is_weights(path.name)] if target.exists() else []
+    )
     if present and not overwrite:
-        raise ValueError(f"{target} has weights already ({', '.join(sorted(present)[:3])}): allow to overwrite them")
+        raise ValueError(
+            f"{target} has weights already ({', '.join(sorted(present)[:3])}): allow to overwrite them"
+        )
 
 
 def _read(source: Path) -> dict[str, Any]:
@@ -130,12 +138,13 @@ def _read(source: Path) -> dict[str, Any]:
     if (source / _METADATA).is_file():
         return _read_distributed(source)
     below = sorted(path.parent.name for path in source.glob(f"*/{_METADATA}"))
+    likely = [name for name in below if not name.startswith("optimizer")] or below
     try:
         files = shards.find_files(source)
     except ValueError as error:
         if below:
             raise ValueError(
-                f"{source} holds several parts of a checkpoint: name the model's, {source / below[0]}"
+                f"{source} holds several checkpoints, {', '.join(below)}: name the model's, {source / likely[0]}"
             ) from error
         raise ValueError(
             f"{source} is no sharded checkpoint: it has no {_METADATA} of torch.distributed.checkpoint and no "
@@ -199,10 +208,14 @@ def _names(source: Path, metadata: Metadata) -> dict[str, str]:
     full = {key: tuple(map(str, paths.get(key) or (key,))) for key in entries}
     if any(path[0] == _MODEL and len(path) > 1 for path in full.values()):
         full = {key: path[1:] for key, path in full.items() if path[0] == _MODEL and len(path) > 1}
-    elif any(path[0] in ("optimizer", "optim", "state", "param_groups") and len(path) > 1 for path in full.values()):
+    elif any(
+        path[0] in ("optimizer", "optim", "state", "param_groups") and len(path) > 1 for path in full.values()
+    ):
         raise ValueError(f"{source} holds an optimizer's state and no model's")
     if others := [key for key in full if not hasattr(entries[key], "size")]:
-        raise ValueError(f"{source} holds {others[0]!r}, which is no tensor: such a checkpoint cannot become weights")
+        raise ValueError(
+            f"{source} holds {others[0]!r}, which is no tensor: such a checkpoint cannot become weights"
+        )
     if not full:
         raise ValueError(f"{source} holds no tensors")
     return {key: ".".join(path) for key, path in full.items()}
@@ -235,12 +248,16 @@ def _is_same(one: Any, other: Any) -> bool:
         return type(one) is type(other) and bool(one == other)
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return rawio.memory(one.contiguous()) == rawio.memory(other.contiguous())  # bytes, so that NaN equals itself
+    return rawio.memory(one.contiguous()) == rawio.memory(
+        other.contiguous()
+    )  # bytes, so that NaN equals itself
 
 
 def _publish(staging: Path, target: Path) -> list[Path]:
     """Give the files their names, the index last, and remove weights that were there before."""
-    written = sorted((path.name for path in staging.iterdir()), key=lambda name: (name.endswith(".json"), name))
+    written = sorted(
+        (path.name for path in staging.iterdir()), key=lambda name: (name.endswith(".json"), name)
+    )
     if len(written) > 1:  # an old index would list new files of the same names
         for path in target.iterdir():
             if path.name.endswith(".index.json") and shards.is_weights(path.name):

@@ -22,9 +22,7 @@ _MIXED: Final = (
     "Training at float16 and bfloat16 is mixed precision by autocast: weights, gradients and Adam's moments stay at "
     "float32, and the weights have a copy at 16 bits."
 )
-_QUANTIZED: Final = (
-    "int8 and int4 count every weight at 8 and 4 bits; libraries leave some layers, such as embeddings, at 16 bits."
-)
+_QUANTIZED: Final = "int8 and int4 count every weight at 8 and 4 bits; libraries leave some layers, such as embeddings, at 16."
 
 
 class Several(click.RichCommand):
@@ -43,7 +41,10 @@ class Several(click.RichCommand):
 @click.command("estimate-memory", cls=Several)
 @click.argument("model")
 @click.option(
-    "--dtypes", multiple=True, metavar="|".join(sizes.BITS), help="Dtypes to show, one or several [default: all]"
+    "--dtypes",
+    multiple=True,
+    metavar="|".join(sizes.BITS),
+    help="Dtypes to show, one or several [default: all]",
 )
 @click.option(
     "--library_name",
@@ -58,7 +59,10 @@ class Several(click.RichCommand):
     help="Run code that comes with the model: only for models whose code you have read.",
 )
 @click.option(
-    "--args", "arguments", metavar="JSON", help='What a class or function is called with: {"name": value} or [value].'
+    "--args",
+    "arguments",
+    metavar="JSON",
+    help='What a class or function is called with: {"name": value} or [value].',
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; sizes are in bytes.")
 def estimate_memory(
@@ -104,7 +108,7 @@ def _arguments(text: str | None) -> Any:
     except ValueError as error:
         raise ValueError(f"--args {text!r} is no JSON: {error}") from None
     if not isinstance(found, (dict, list)):
-        raise ValueError(f"--args {text!r} is neither an object, {{\"name\": value}}, nor a list, [value]")
+        raise ValueError(f'--args {text!r} is neither an object, {{"name": value}}, nor a list, [value]')
     return found
 
 

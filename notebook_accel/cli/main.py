@@ -32,7 +32,9 @@ class Lazy(click.RichGroup):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS or not _exists(name):
             return None
-        command: click.Command = getattr(importlib.import_module(f"{__package__}.{_module(name)}"), _module(name))
+        command: click.Command = getattr(
+            importlib.import_module(f"{__package__}.{_module(name)}"), _module(name)
+        )
         return command
 
 

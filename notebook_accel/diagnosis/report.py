@@ -25,7 +25,9 @@ class EnvironmentReport:
         return environment.as_text(self.environment)
 
     def _repr_html_(self) -> str:
-        return f'<pre style="white-space: pre-wrap; color: inherit; background: none">{escape(repr(self))}</pre>'
+        return (
+            f'<pre style="white-space: pre-wrap; color: inherit; background: none">{escape(repr(self))}</pre>'
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,10 @@ class DoctorReport:
     @property
     def summary(self) -> str:
         """How many problems and warnings there are."""
-        counts = [(sum(check.status == status for check in self.checks), status) for status in ("problem", "warning")]
+        counts = [
+            (sum(check.status == status for check in self.checks), status)
+            for status in ("problem", "warning")
+        ]
         found = [f"{count} {status}{'s' if count > 1 else ''}" for count, status in counts if count]
         return " and ".join(found) or "nothing hinders launches"
 
@@ -48,7 +53,9 @@ class DoctorReport:
         rows = "".join(map(_row, self.checks))
         return (
             '<table style="border-collapse: collapse; color: inherit"><thead><tr>'
-            + "".join(f'<th scope="col" style="text-align: left">{name}</th>' for name in ("", "what", "finding"))
+            + "".join(
+                f'<th scope="col" style="text-align: left">{name}</th>' for name in ("", "what", "finding")
+            )
             + f"</tr></thead><tbody>{rows}</tbody></table><p>{escape(self.summary)}</p>"
         )
 

@@ -41,11 +41,11 @@ def from_import_path(text: str, arguments: Arguments = ()) -> torch.nn.Module:
     if not callable(found) or (isinstance(found, type) and not issubclass(found, torch.nn.Module)):
         what = "class" if isinstance(found, type) else "value"
         shown = found.__name__ if isinstance(found, type) else type(found).__name__
-        raise ValueError(f"{text} is a {what} ({shown}), neither a torch.nn.Module nor a function that makes one")
+        raise ValueError(
+            f"{text} is a {what} ({shown}), neither a torch.nn.Module nor a function that makes one"
+        )
     _check_arguments(text, found, arguments)
-    call = (
-        (lambda: found(**arguments)) if isinstance(arguments, Mapping) else (lambda: found(*arguments))
-    )
+    call = (lambda: found(**arguments)) if isinstance(arguments, Mapping) else (lambda: found(*arguments))
     made = build(call, text)
     if not isinstance(made, torch.nn.Module):
         raise ValueError(f"{text} returned a {type(made).__name__}, no torch.nn.Module")
@@ -136,13 +136,9 @@ def from_transformers(source: str, *, trust_remote_code: bool = False) -> torch.
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, ImportError) as error:
         hint = "" if Path(source).exists() else ", and no file or folder has this name"
-        raise ValueError(
-            f"transformers finds no config of {source!r}{hint}: {_sentence(error)}"
-        ) from error
+        raise ValueError(f"transformers finds no config of {source!r}{hint}: {_sentence(error)}") from error
     foreign = [name for name in getattr(config, "auto_map", None) or {} if name.startswith("AutoModel")]
-    own = [
-        name for name in getattr(config, "architectures", None) or () if hasattr(transformers, name)
-    ]
+    own = [name for name in getattr(config, "architectures", None) or () if hasattr(transformers, name)]
 
     def make() -> Any:
         if foreign and trust_remote_code:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 BITS: Final = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}
 """Dtypes that can be estimated, with the bits of a weight."""
@@ -130,7 +130,7 @@ def of_model(model: torch.nn.Module, origin: str, notes: Sequence[str] = ()) -> 
     trained = {id(tensor): tensor.requires_grad for tensor in model.parameters()}
 
     def part(name: str, tensor: torch.Tensor) -> Part:
-        if isinstance(tensor, UninitializedTensorMixin):
+        if is_lazy(tensor):
             raise ValueError(f"{origin}: {name!r} is lazy and has a shape after the first batch only")
         return Part(
             name=name,
@@ -142,9 +142,7 @@ def of_model(model: torch.nn.Module, origin: str, notes: Sequence[str] = ()) -> 
     parts = [part(name, tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]]
     if not parts:
         raise ValueError(f"{origin} has no parameters and no buffers")
-    whole = {
-        name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()
-    }
+    whole = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     blocks: list[Block] = []
 
     def walk(name: str, module: torch.nn.Module) -> None:

@@ -135,7 +135,10 @@ def _parts(path: Path) -> Iterator[Part]:
     seen = set[Any]()
     for name, tensor in _named(path, source.outline.content).items():
         storage: Any = tensor.untyped_storage()
-        view = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride())
+        place = (
+            getattr(storage, "_checkpoint_offset", None) or storage.data_ptr()
+        )  # on meta all have address 0
+        view = (place, tensor.storage_offset(), tensor.shape, tensor.stride())
         if view not in seen:
             trained = tensor.is_floating_point()
             yield Part(name=name, count=tensor.numel(), dtype=tensor.dtype, is_trained=trained)

@@ -89,7 +89,9 @@ def test_doctor_looks_at_this_kernel(fresh_kernel: Kernel) -> None:
 
 
 def test_the_reports_are_values(kernel: Kernel) -> None:
-    shown = kernel.run("found = %accel_doctor\nprint([check.name for check in found.checks][0], found.summary)")
+    shown = kernel.run(
+        "found = %accel_doctor\nprint([check.name for check in found.checks][0], found.summary)"
+    )
     assert shown.ok().stdout.startswith("ports ")
     block = kernel.run("block = %accel_env\nprint(block)").ok()
     assert block.stdout.count("- torch: ") == 1

@@ -23,7 +23,9 @@ from tests.unit.multiprocess import run_ranks
 
 def build() -> torch.nn.Module:
     torch.manual_seed(3)
-    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7), torch.nn.Linear(7, 3, bias=False))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7), torch.nn.Linear(7, 3, bias=False)
+    )
     model[2].to(torch.bfloat16)
     return model
 
@@ -80,7 +82,9 @@ def save_by_accelerate(folder: str) -> None:
     )
     save_fsdp_model(plugin, accelerator, model, folder)
     save_fsdp_optimizer(plugin, accelerator, optimizer, model, folder)
-    whole = {name: getattr(value, "full_tensor", lambda v=value: v)() for name, value in model.state_dict().items()}
+    whole = {
+        name: getattr(value, "full_tensor", lambda v=value: v)() for name, value in model.state_dict().items()
+    }
     if rank == 0:
         torch.save(whole, Path(folder, "whole.pt"))
 
