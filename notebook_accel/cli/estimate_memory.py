@@ -22,7 +22,7 @@ _MIXED: Final = (
     "Training at float16 and bfloat16 is mixed precision by autocast: weights, gradients and Adam's moments stay at "
     "float32, and the weights have a copy at 16 bits."
 )
-_QUANTIZED: Final = "int8 and int4 count every weight at 8 and 4 bits; libraries leave some layers, such as embeddings, at 16."
+_QUANTIZED: Final = "int8 and int4 are 8 and 4 bits for each weight; libraries leave some layers at 16."
 
 
 class Several(click.RichCommand):

@@ -362,6 +362,17 @@ def test_the_command_refuses_in_one_sentence(here: Path, arguments: list[str], t
     assert lines[0].startswith(f"Error: {text}")
 
 
+def test_a_hub_id_without_a_network_is_refused(here: Path) -> None:
+    pytest.importorskip("transformers")
+    done = command(here, "nobody/has-this-model")
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        "Error: transformers finds no config of 'nobody/has-this-model', and no file or folder has"
+    )
+    assert "connect" in last
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="pexpect has no terminals there")
 def test_a_table_is_drawn_at_a_terminal(here: Path) -> None:
     pexpect = pytest.importorskip("pexpect")

@@ -294,3 +294,22 @@ def test_damaged_shards_are_named(sharded: Path, tmp_path: Path, damage: str) ->
     with pytest.raises(CheckpointError, match=r"broken.* is (missing|cut off)"):
         merge.merge_weights(broken, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="a folder that nobody can write to")
+def test_a_folder_that_cannot_be_written_is_told_in_a_sentence(sharded: Path) -> None:
+    done = command(sharded, "/proc/out")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("Error: [Errno ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_leaves_nothing(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(merge.rawio, "memory", full)
+    with pytest.raises(OSError, match="No space left"):
+        merge.merge_weights(sharded, tmp_path / "out", remove_checkpoint_dir=True)
+    assert not (tmp_path / "out").exists()
+    assert sharded.is_dir()
