@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import pickle
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _METADATA: Final = ".metadata"
 _MODEL: Final = "model"
+_OPTIMIZER: Final = ("optimizer", "optim", "state", "param_groups")
 _STAGING: Final = ".notebook-accel-merging"
 _WHOLE: Final = 2**63
 
@@ -164,35 +165,33 @@ def _read_distributed(source: Path) -> dict[str, Any]:
     from torch.distributed.checkpoint.metadata import Metadata
 
     reader = dcp.FileSystemReader(source)
-    try:
+    with _damaged(source):
         metadata = reader.read_metadata()
         if not isinstance(metadata, Metadata):
             raise TypeError(f"{_METADATA} holds a {type(metadata).__name__}")
-        wanted = _names(source, metadata)
-        state: dict[str, Any] = {}
-        for key in wanted:
-            entry: Any = metadata.state_dict_metadata[key]
-            state[key] = torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")
-        if missing := _missing_files(source, metadata):
-            raise CheckpointError(f"{source / missing[0]} is missing, though {_METADATA} lists it")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says that it loads in one process, as it is told to
-            dcp.load(state, storage_reader=reader, no_dist=True)
-    except (
-        dcp.CheckpointException,
-        pickle.UnpicklingError,
-        OSError,
-        RuntimeError,
-        EOFError,
-        AttributeError,
-        ImportError,
-        IndexError,
-        KeyError,
-        TypeError,
-    ) as error:
+    wanted = _names(source, metadata)
+    if missing := _missing_files(source, metadata):
+        raise CheckpointError(f"{source / missing[0]} is missing, though {_METADATA} lists it")
+    state: dict[str, Any] = {}
+    for key in wanted:
+        entry: Any = metadata.state_dict_metadata[key]
+        state[key] = torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")
+    with _damaged(source), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it loads in one process, as it is told to
+        dcp.load(state, storage_reader=reader, no_dist=True)
+    return {name: state[key] for key, name in wanted.items()}
+
+
+@contextlib.contextmanager
+def _damaged(source: Path) -> Iterator[None]:
+    """Raise CheckpointError for whatever torch raises when it reads files that are no checkpoint of its own."""
+    from torch.distributed import checkpoint as dcp
+
+    try:
+        yield
+    except (Exception, dcp.CheckpointException) as error:  # the latter is no Exception
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise CheckpointError(f"{source} is cut off or no checkpoint of torch: {lines[-1]}") from error
-    return {name: state[key] for key, name in wanted.items()}
 
 
 def _missing_files(source: Path, metadata: Metadata) -> list[str]:
@@ -206,12 +205,10 @@ def _names(source: Path, metadata: Metadata) -> dict[str, str]:
     paths: Mapping[str, tuple[Any, ...]] = metadata.planner_data or {}
     entries = metadata.state_dict_metadata
     full = {key: tuple(map(str, paths.get(key) or (key,))) for key in entries}
-    if any(path[0] == _MODEL and len(path) > 1 for path in full.values()):
-        full = {key: path[1:] for key, path in full.items() if path[0] == _MODEL and len(path) > 1}
-    elif any(
-        path[0] in ("optimizer", "optim", "state", "param_groups") and len(path) > 1 for path in full.values()
-    ):
+    below = {key: path[path.index(_MODEL) + 1 :] for key, path in full.items() if _MODEL in path[:-1]}
+    if not below and any(part in _OPTIMIZER for path in full.values() for part in path[:-1]):
         raise ValueError(f"{source} holds an optimizer's state and no model's")
+    full = below or full
     if others := [key for key in full if not hasattr(entries[key], "size")]:
         raise ValueError(
             f"{source} holds {others[0]!r}, which is no tensor: such a checkpoint cannot become weights"

@@ -54,19 +54,23 @@ class DoctorReport:
         return (
             '<table style="border-collapse: collapse; color: inherit"><thead><tr>'
             + "".join(
-                f'<th scope="col" style="text-align: left">{name}</th>' for name in ("", "what", "finding")
+                f'<th scope="col" style="text-align: left; padding: 2px 8px">{name}</th>'
+                for name in ("", "what", "finding")
             )
             + f"</tr></thead><tbody>{rows}</tbody></table><p>{escape(self.summary)}</p>"
         )
 
 
 def _row(check: Check) -> str:
-    cell = '<td style="text-align: left; vertical-align: top">'
+    style = "text-align: left; vertical-align: top; padding: 2px 8px"
+    cell = f'<td style="{style}">'
     remedy = f"<br><b>mend:</b> {escape(check.remedy)}" if check.remedy else ""
     return (
-        f'<tr><td style="text-align: left; vertical-align: top; white-space: nowrap; font-weight: bold; '
-        f'border-left: 4px solid {_RULES[check.status]}">{_SIGNS[check.status]} {check.status}</td>'
-        f"{cell}{escape(check.name)}</td>{cell}{escape(check.text)}{remedy}</td></tr>"
+        f'<tr><td style="{style}; white-space: nowrap; font-weight: bold; '
+        f'border-left: 4px solid {_RULES[check.status]}">'
+        f"{_SIGNS[check.status]} {check.status}</td>"
+        f'<td style="{style}; white-space: nowrap">{escape(check.name)}</td>'
+        f"{cell}{escape(check.text)}{remedy}</td></tr>"
     )
 
 

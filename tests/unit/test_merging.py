@@ -148,6 +148,31 @@ def test_of_a_model_and_its_optimizer_the_model_is_taken(tmp_path: Path) -> None
     equal(torch.load(tmp_path / "out" / "pytorch_model.bin", weights_only=True), build().state_dict())
 
 
+@pytest.mark.parametrize("outer", [(), ("model",), ("app", "model")])
+def test_names_that_begin_with_model_stay(tmp_path: Path, outer: tuple[str, ...]) -> None:
+    from torch.distributed import checkpoint
+
+    weights = {"model.a.weight": torch.arange(6.0).reshape(2, 3), "model.b": torch.ones(2, dtype=torch.int64)}
+    state: dict[str, Any] = dict(weights)
+    for name in reversed(outer):
+        state = {name: state}
+    if outer:
+        innermost = state[outer[0]] if len(outer) > 1 else state
+        innermost["optim"] = {"state": {"model.a.weight": {"exp_avg": torch.zeros(2, 3)}}}
+    checkpoint.save(state, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
+    merge.merge_weights(tmp_path / "dcp", tmp_path / "out")
+    equal(load_file(tmp_path / "out" / "model.safetensors"), weights)
+
+
+def test_what_is_no_tensor_cannot_become_weights(tmp_path: Path) -> None:
+    from torch.distributed import checkpoint
+
+    state = {"a.weight": torch.zeros(2), "a._extra_state": {"scale": 3}}
+    checkpoint.save(state, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
+    with pytest.raises(ValueError, match=r"holds 'a._extra_state.*', which is no tensor"):
+        merge.merge_weights(tmp_path / "dcp", tmp_path / "out")
+
+
 def test_what_accelerate_saves_is_merged(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     run_ranks(save_by_accelerate, str(tmp_path / "state"))
