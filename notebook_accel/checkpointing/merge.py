@@ -130,7 +130,7 @@ def _check_places(source: Path, target: Path, remove: bool, overwrite: bool) -> 
     )
     if present and not overwrite:
         raise ValueError(
-            f"{target} has weights already ({', '.join(sorted(present)[:3])}): allow to overwrite them"
+            f"{target} has weights already ({', '.join(sorted(present)[:3])}): overwrite=True or --force replaces them"
         )
 
 

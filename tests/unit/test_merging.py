@@ -278,7 +278,9 @@ def test_the_command(sharded: Path, tmp_path: Path) -> None:
     equal(torch.load(tmp_path / "out" / "pytorch_model.bin", weights_only=True), build().state_dict())
     again = command(sharded, tmp_path / "out")
     assert again.returncode == 2
-    assert again.stderr.strip().endswith("has weights already (pytorch_model.bin): allow to overwrite them")
+    assert again.stderr.strip().endswith(
+        "has weights already (pytorch_model.bin): overwrite=True or --force replaces them"
+    )
     forced = command(sharded, tmp_path / "out", "--force")
     assert forced.returncode == 0, forced.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
