@@ -85,7 +85,7 @@ def test_an_async_function_is_refused() -> None:
 
 def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     two = replace(devices.CUDA, counter=lambda: 2)
-    monkeypatch.setattr(devices, "best", lambda: two)
+    monkeypatch.setattr(devices, "best", lambda use_cpu=None: devices.CPU if use_cpu else two)
     text = str(_error(num_processes=3))
     assert "this machine has 2 CUDA GPUs, so at most 2 is possible" in text
     assert "ACCELERATE_USE_CPU=1" in text
