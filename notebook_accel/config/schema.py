@@ -200,7 +200,7 @@ def table() -> tuple[Option, ...]:
 
 
 def matters(chosen: Option, values: Mapping[str, Any], but_within: str = "") -> bool:
-    """Return True if an option has a meaning beside the values of others, by their names, but for those of a section."""
+    """Return True if an option has a meaning beside the values of others, by their names, but those of one section."""
     rules = chosen.face.when.items()
     return all(
         _legal(values.get(name), legal) for name, legal in rules if name.partition(".")[0] != but_within

@@ -172,10 +172,13 @@ class DeepSpeedConfig(Section):
         None, "Largest norm of the gradients.", env="ACCELERATE_GRADIENT_CLIPPING"
     )
     offload_optimizer_device: Annotated[Literal["none", "cpu", "nvme"], _DEVICES] = option(
-        "none", "Where optimizer state is kept instead of the device."
+        "none", "Where optimizer state is kept instead of the device.", quiet=True
     )
     offload_param_device: Annotated[Literal["none", "cpu", "nvme"], _DEVICES] = option(
-        "none", "Where weights are kept instead of the device.", when={"deepspeed_config.zero_stage": (3,)}
+        "none",
+        "Where weights are kept instead of the device.",
+        quiet=True,
+        when={"deepspeed_config.zero_stage": (3,)},
     )
     offload_optimizer_nvme_path: str | None = option(
         None,
