@@ -191,3 +191,11 @@ def test_a_launch_by_config_makes_the_plugin_of_the_file(tmp_path: Path) -> None
     path.write_text(FSDP)
     with pytest.raises(RuntimeError, match=NO_DEVICE):
         notebook_launcher(plugin, config=path)
+
+
+def test_the_second_version_shards_nothing_on_cpus_either(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(CASES["fsdp2"].replace("use_cpu: false", "use_cpu: true"))
+    found = notebook_launcher(plugin, config=path)
+    assert (found["fsdp_version"], found["state_dict_type"]) == ("2", "StateDictType.FULL_STATE_DICT")
+    assert (found["kind"], found["wrapped"]) == ("MULTI_CPU", "DistributedDataParallel")
