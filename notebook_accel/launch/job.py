@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .. import devices, environ
 from ..stream.sinks import Output
 
 StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
@@ -13,6 +14,7 @@ Returns = Literal["first", "all", "none"]
 
 START_METHODS: tuple[StartMethod, ...] = ("auto", "fork", "forkserver", "spawn")
 RETURNS: tuple[Returns, ...] = ("first", "all", "none")
+_LIBRARIES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,15 @@ class Job:
         return self.num_processes
 
     @property
+    def device_kind(self) -> devices.DeviceKind:
+        """Return what the workers run on: their own environment counts more than this process's.
+
+        ValueError where one of them says no truth word of ACCELERATE_USE_CPU.
+        """
+        return devices.best(environ.flag_in(self.environment, "ACCELERATE_USE_CPU"))
+
+    @property
     def distributed(self) -> bool:
-        """Whether the job that was checked needs processes of its own."""
-        return self.local_world_size > 1 or self.rendezvous.num_nodes > 1
+        """Whether the job that was checked needs processes of its own: a library that shards does, for one too."""
+        shards = any(environ.flag_in(self.environment, name) for name in _LIBRARIES)
+        return self.local_world_size > 1 or self.rendezvous.num_nodes > 1 or shards
