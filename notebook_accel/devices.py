@@ -117,12 +117,12 @@ def requested() -> torch.device | None:
         ) from None
 
 
-def best() -> DeviceKind:
+def best(use_cpu: bool | None = None) -> DeviceKind:
     """Return the kind this process is to use: as the environment asks, else the first in `KINDS` with a device.
 
-    ACCELERATE_USE_CPU decides before ACCELERATE_TORCH_DEVICE.
+    ACCELERATE_USE_CPU, or `use_cpu` in place of it, decides before ACCELERATE_TORCH_DEVICE.
     """
-    if environ.flag("ACCELERATE_USE_CPU"):
+    if environ.flag("ACCELERATE_USE_CPU") if use_cpu is None else use_cpu:
         return CPU
     wanted = requested()
     if wanted is not None:

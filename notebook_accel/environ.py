@@ -88,9 +88,15 @@ def get(name: str, default: str | None = None) -> str | None:
 
 def flag(name: str, default: bool = False) -> bool:
     """Return the variable as a truth value; ValueError names the variable where it is no truth word."""
-    text = os.environ.get(_known(name))
+    found = flag_in(os.environ, name)
+    return default if found is None else found
+
+
+def flag_in(values: Mapping[str, str], name: str) -> bool | None:
+    """Return a variable of any environment as a truth value, None where it has none; ValueError as `flag`."""
+    text = values.get(_known(name))
     if text is None:
-        return default
+        return None
     try:
         return parse_bool(text)
     except ValueError as error:

@@ -184,7 +184,8 @@ def _run(job: Job, caller: str) -> Any:
     ready = preflight.checked(job, caller)
     if ready.distributed and ready.start_method == "fork" and compiler.load_for(job.function):
         ready = preflight.checked(job, caller)  # what an import started could forbid the fork
-    if environ.flag("ACCELERATE_DEBUG_MODE"):
+    asked = environ.flag_in(ready.environment, "ACCELERATE_DEBUG_MODE")
+    if environ.flag("ACCELERATE_DEBUG_MODE") if asked is None else asked:
         guard.dry_launch(ready)
     sinks: list[MakeSink] = [lambda run: TextSink(run.job.output, run.job.prefix)]
     folder = ready.log_dir

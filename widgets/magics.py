@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from IPython.core.error import UsageError
+
 from notebook_accel.config import file
+from notebook_accel.diagnosis import report
 from notebook_accel.errors import ConfigError
 
 from .form import ConfigForm
@@ -12,7 +15,8 @@ from .form import ConfigForm
 
 def register(shell: Any) -> None:
     """Give a shell the magics."""
-    shell.register_magic_function(accel_config, "line", "accel_config")
+    for magic in (accel_config, accel_env, accel_doctor):
+        shell.register_magic_function(magic, "line", magic.__name__)
 
 
 def accel_config(line: str) -> ConfigForm:
@@ -25,3 +29,20 @@ def accel_config(line: str) -> ConfigForm:
         except ConfigError as error:
             print(f"{error}\nThe form shows what fits this machine instead.")
     return form
+
+
+def accel_env(line: str) -> report.EnvironmentReport:
+    """Show what a bug report should say about this machine and this kernel, without secrets."""
+    _no_arguments("accel_env", line)
+    return report.machine()
+
+
+def accel_doctor(line: str) -> report.DoctorReport:
+    """Show what hinders launches from this kernel, and how to mend it."""
+    _no_arguments("accel_doctor", line)
+    return report.doctor()
+
+
+def _no_arguments(magic: str, line: str) -> None:
+    if line.strip():
+        raise UsageError(f"%{magic} takes no arguments, and was given {line.strip()!r}")

@@ -51,10 +51,16 @@ def read(path: Path, **options: Any) -> Any:
         raise CheckpointError(f"{path} is missing") from None
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} is cut off, or holds objects that weights_only=True refuses: {error}"
+            f"{path} is cut off, or holds objects that weights_only=True refuses: {_reason(error)}"
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, ImportError) as error:
         raise CheckpointError(f"{path} is cut off or no file of torch.save: {error}") from error
+
+
+def _reason(error: pickle.UnpicklingError) -> str:
+    """Return what was refused, without torch's advice to trust the file."""
+    told = str(error).rpartition("WeightsUnpickler error:")[2]
+    return next((line.strip() for line in told.splitlines() if line.strip()), type(error).__name__)
 
 
 class Outline:

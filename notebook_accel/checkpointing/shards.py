@@ -100,11 +100,15 @@ def _publish(folder: Path, written: list[Path]) -> None:
         os.replace(part, part.with_suffix(""))
     keep = {part.with_suffix("").name for part in written}
     for path in folder.iterdir():
-        index = path.name in (f"{names.SAFE_MODEL}.index.json", f"{names.MODEL}.index.json")
-        old = index or path.name in (names.SAFE_MODEL, names.MODEL) or _SHARD.fullmatch(path.name)
-        if old and path.name not in keep:
+        if is_weights(path.name) and path.name not in keep:
             path.unlink()
     rawio.sync(folder)
+
+
+def is_weights(name: str) -> bool:
+    """Return True for the name of a file that `save_weights` writes."""
+    whole = name.removesuffix(".index.json") in (names.SAFE_MODEL, names.MODEL)
+    return whole or _SHARD.fullmatch(name) is not None
 
 
 def _split(tensors: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:

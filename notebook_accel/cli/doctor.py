@@ -9,7 +9,7 @@ from typing import Final
 
 import rich_click as click
 
-from ..diagnosis.checks import Check, checks
+from ..diagnosis.checks import Check, as_line, checks
 
 _COLOURS: Final = {"ok": "green", "warning": "yellow", "problem": "red"}
 
@@ -32,6 +32,4 @@ def doctor(as_json: bool) -> None:
 
 
 def _line(check: Check) -> str:
-    status = click.style(f"{check.status:<8}", fg=_COLOURS[check.status])
-    remedy = f" -> {check.remedy}" if check.remedy else ""
-    return f"{status} {check.name}: {check.text}{remedy}"
+    return as_line(check, click.style(f"{check.status:<8}", fg=_COLOURS[check.status]))

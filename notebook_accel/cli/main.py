@@ -16,9 +16,11 @@ COMMANDS: Final = {
     "launch": "Run a script, a module or a notebook on several processes.",
     "env": "Show what a bug report should say about this machine.",
     "test": "Try out whether launches work on this machine.",
+    "estimate-memory": "Show how much memory a model needs to be loaded and trained.",
+    "merge-weights": "Make ordinary weights of a sharded checkpoint.",
     "doctor": "Look for what hinders launches, and say how to mend it.",
 }
-"""Subcommands, each the module of its name in this package with a click command of its name."""
+"""Subcommands, each the module of its name, with `_` for `-`, in this package with a click command of that name."""
 
 
 class Lazy(click.RichGroup):
@@ -30,12 +32,18 @@ class Lazy(click.RichGroup):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS or not _exists(name):
             return None
-        command: click.Command = getattr(importlib.import_module(f"{__package__}.{name}"), name)
+        command: click.Command = getattr(
+            importlib.import_module(f"{__package__}.{_module(name)}"), _module(name)
+        )
         return command
 
 
 def _exists(name: str) -> bool:
-    return importlib.util.find_spec(f"{__package__}.{name}") is not None
+    return importlib.util.find_spec(f"{__package__}.{_module(name)}") is not None
+
+
+def _module(name: str) -> str:
+    return name.replace("-", "_")
 
 
 @click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})

@@ -56,8 +56,8 @@ class Plan:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether processes have to meet."""
-        return (self.config.num_processes or 1) > 1
+        """Whether processes have to meet; libraries that shard expect it of a single one too."""
+        return (self.config.num_processes or 1) > 1 or self.config.distributed_type in _LIBRARIES
 
 
 def resolved(values: Mapping[str, Any], config_file: str | None) -> tuple[Plan, list[str]]:
@@ -110,14 +110,7 @@ def _read(path: str | Path) -> tuple[LaunchConfig, frozenset[str], list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         config = file.read(path).config
-    names = set()
-    for option in table():
-        place: Any = config
-        for name in option.path[:-1]:
-            place = getattr(place, name) if name in place.model_fields_set else None
-        if place is not None and option.path[-1] in place.model_fields_set:
-            names.add(option.name)
-    return config, frozenset(names), [str(warning.message) for warning in caught]
+    return config, file.chosen_names(config), [str(warning.message) for warning in caught]
 
 
 def _names(nested: Mapping[str, Any]) -> set[str]:

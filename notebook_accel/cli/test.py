@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Final
 
 import rich_click as click
@@ -18,14 +16,13 @@ from .. import devices
 from ..launch import preflight
 from ..launch.job import Job
 from ..launch.start import launch
+from .progress import Progress
 
 _ROWS: Final = 97  # no multiple of any number of processes: the last batches are uneven
 _STEPS: Final = 4
 _WAIT: Final = timedelta(
     seconds=60
 )  # for another rank, so that a network that swallows messages is a failure
-_QUIET_SECONDS: Final = 2.0
-_COLUMNS: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +78,7 @@ def test(num_processes: int | None) -> None:
     failed = 0
     for name, trial in _TRIALS:
         started = time.monotonic()
-        with _Progress(name):
+        with Progress(name):
             try:
                 text, passed = trial(machine), True
             except Exception as error:
@@ -201,38 +198,6 @@ def _expect(what: str, found: Any, wanted: Any) -> None:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
-
-
-class _Progress:
-    """Says what is going on and for how long, once that takes long."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._show, daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _show(self) -> None:
-        """Write a line that is replaced each second in a terminal, one line elsewhere."""
-        started = time.monotonic()
-        live = sys.stderr.isatty()
-        shown = False
-        while not self._done.wait(1.0 if shown and live else None if shown else _QUIET_SECONDS):
-            text = f"...... {time.monotonic() - started:6.1f} s  {self._name}"
-            sys.stderr.write(f"\r{text}" if live else f"{text}\n")
-            sys.stderr.flush()
-            shown = True
-        if shown and live:
-            sys.stderr.write("\r" + " " * _COLUMNS + "\r")
-            sys.stderr.flush()
 
 
 _TRIALS: Final[tuple[tuple[str, Callable[[Machine], str]], ...]] = (

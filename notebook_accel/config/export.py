@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 from .file import flat_values
-from .option import as_text
+from .option import Option, as_text
 from .schema import LaunchConfig, matters, table
 
 _LIBRARIES: Final = {
@@ -29,16 +29,17 @@ _FP8_PARTS: Final = ("FPROP", "DGRAD", "WGRAD")
 def environment(config: LaunchConfig, chosen: Collection[str] = ()) -> dict[str, str]:
     """Return the variables of every process of a run.
 
-    Options without a meaning beside the others say nothing, nor do those that are None. Some tell of their default
-    only where their name is among those that somebody chose: otherwise what the user's environment says counts.
+    Options without a meaning beside the others say nothing, nor do those that are None; but what somebody chose for
+    a library that is used is said, whether or not it has a meaning beside that library's other options: the library
+    may have files of its own. Some options tell of their default only where somebody chose it, by its name.
     """
     values = flat_values(config)
     texts: dict[str, str] = {}
     for option in table():
         value = values[option.name]
-        if option.face.env is None or value is None or not matters(option, values):
+        if option.face.env is None or value is None:
             continue
-        if value != option.default or not option.face.quiet_default or option.name in chosen:
+        if _is_told(option, values, option.name in chosen):
             texts[option.face.env] = as_text(value)
     if config.distributed_type in _LIBRARIES:
         texts[_LIBRARIES[config.distributed_type]] = "true"
@@ -48,3 +49,10 @@ def environment(config: LaunchConfig, chosen: Collection[str] = ()) -> dict[str,
     if config.gpu_ids not in (None, "all"):
         texts[_VISIBLE.get(config.distributed_type, "CUDA_VISIBLE_DEVICES")] = config.gpu_ids.replace(" ", "")
     return {**texts, **config.environment}
+
+
+def _is_told(option: Option, values: Mapping[str, Any], is_chosen: bool) -> bool:
+    if is_chosen:
+        return matters(option, values, but_within=option.path[0])
+    is_default = values[option.name] == option.default
+    return matters(option, values) and not (is_default and option.face.quiet_default)

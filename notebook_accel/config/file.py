@@ -177,6 +177,18 @@ def flat_values(config: LaunchConfig) -> dict[str, Any]:
     return found
 
 
+def chosen_names(config: LaunchConfig) -> frozenset[str]:
+    """Return the names of the options that somebody gave a value, be it the default."""
+    names = set()
+    for option in table():
+        place: Any = config
+        for name in option.path[:-1]:
+            place = getattr(place, name) if name in place.model_fields_set else None
+        if place is not None and option.path[-1] in place.model_fields_set:
+            names.add(option.name)
+    return frozenset(names)
+
+
 def _text(path: Path) -> str:
     try:
         size = path.stat().st_size

@@ -72,7 +72,7 @@ def arguments(config: LaunchConfig, given: Collection[str]) -> Arguments:
         "monitor_interval": config.monitor_interval,
         "log_dir": config.log_dir,
     }
-    environment = export.environment(config)
+    environment = export.environment(config, file.chosen_names(config))
     environment.pop("ACCELERATE_MIXED_PRECISION", None)  # an argument, as it can be given by hand
     return Arguments(
         values={name: value for name, value in values.items() if name not in given}, environment=environment

@@ -32,7 +32,8 @@ class Face:
         flag: its flag without dashes; None where the command line has none.
         file: whether files hold it with its default too; Accelerate's reader refuses names that it does not have.
         expert: questionnaire and form leave it out unless all options are asked for.
-        quiet_default: workers are not told of the default, so that what the user's own environment says counts.
+        quiet_default: workers are not told of a default that nobody chose, so that what the user's own environment says
+            counts, or the default of the library that reads it.
     """
 
     when: Mapping[str, tuple[Any, ...]]
@@ -55,10 +56,12 @@ def option(
     flag: str | None = _NAME,
     file: bool = True,
     expert: bool = False,
+    quiet: bool = False,
     **checks: Any,
 ) -> Any:
     """Return a field with its help text, its checks (`ge=1`, `pattern=...`) and its faces."""
     extra: Any = {"when": dict(when or {}), "env": env, "flag": flag, "file": file, "expert": expert}
+    extra["quiet"] = quiet
     return Field(default=default, description=help, json_schema_extra=extra, **checks)
 
 
@@ -124,7 +127,7 @@ def _face(schema: type[BaseModel], name: str, extra: dict[str, Any], path: tuple
         flag=getattr(schema, "flag_prefix", "") + stem if flag == _NAME else flag,
         file=extra.get("file", True),
         expert=extra.get("expert", False) or getattr(schema, "expert", False),
-        quiet_default=not path,
+        quiet_default=not path or extra.get("quiet", False),
     )
 
 

@@ -178,7 +178,7 @@ class LaunchConfig(Section):
         """Return another config with these options changed; ConfigError for wrong ones."""
         from . import problems
 
-        return problems.check({**self.model_dump(), **options})
+        return problems.check({**self.model_dump(exclude_unset=True), **options})
 
     def misfits(self) -> Iterator[str]:
         """Yield a sentence for options that do not go together."""
@@ -199,9 +199,12 @@ def table() -> tuple[Option, ...]:
     return tuple(options_of(LaunchConfig))
 
 
-def matters(chosen: Option, values: Mapping[str, Any]) -> bool:
-    """Return True if an option has a meaning beside the values of others, by their names."""
-    return all(_legal(values.get(name), legal) for name, legal in chosen.face.when.items())
+def matters(chosen: Option, values: Mapping[str, Any], but_within: str = "") -> bool:
+    """Return True if an option has a meaning beside the values of others, by their names, but those of one section."""
+    rules = chosen.face.when.items()
+    return all(
+        _legal(values.get(name), legal) for name, legal in rules if name.partition(".")[0] != but_within
+    )
 
 
 def _legal(value: Any, legal: tuple[Any, ...]) -> bool:

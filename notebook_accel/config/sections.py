@@ -17,6 +17,8 @@ _as_number = BeforeValidator(
 """A number may be quoted."""
 
 _COMPILED = {"dynamo_config.dynamo_backend": ("!NO",)}
+_CONTEXT = {"parallelism_config.parallelism_config_cp_size": (">1",)}
+_SEQUENCE = {"parallelism_config.parallelism_config_sp_size": (">1",)}
 _DEVICES = spelled(none="none", cpu="cpu", nvme="nvme")
 _RECOMPUTE = Literal["selective", "full"]
 
@@ -96,7 +98,7 @@ class FSDPConfig(Section):
     )
     fsdp_auto_wrap_policy: Annotated[
         Literal["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"], spelled()
-    ] = option("TRANSFORMER_BASED_WRAP", "Which modules are sharded each on their own.")
+    ] = option("TRANSFORMER_BASED_WRAP", "Which modules are sharded each on their own.", quiet=True)
     fsdp_transformer_layer_cls_to_wrap: Word | None = option(
         None,
         "Class names of the layers to shard one by one, separated by commas; by default those the model names.",
@@ -112,13 +114,22 @@ class FSDPConfig(Section):
     fsdp_offload_params: bool = option(False, "Keep weights and gradients in the CPU's memory.")
     fsdp_state_dict_type: Annotated[
         Literal["FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"], spelled()
-    ] = option("SHARDED_STATE_DICT", "How checkpoints are written: by each process its part, or one whole.")
+    ] = option(
+        "SHARDED_STATE_DICT",
+        "How checkpoints are written: by each process its part, or one whole.",
+        quiet=True,
+    )
     fsdp_cpu_ram_efficient_loading: bool = option(
         True, "Rank 0 alone reads pretrained weights, the others get their part from it."
     )
     fsdp_sync_module_states: bool = option(True, "Start with rank 0's weights on all processes.", expert=True)
     fsdp_backward_prefetch: Annotated[Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"], spelled()] = (
-        option("BACKWARD_PRE", "When the next weights are gathered in backward.", expert=True)
+        option(
+            "BACKWARD_PRE",
+            "When the next weights are gathered in backward.",
+            when={"fsdp_config.fsdp_version": (1,)},
+            expert=True,
+        )
     )
     fsdp_forward_prefetch: bool = option(False, "Gather the next weights early in forward.", expert=True)
     fsdp_use_orig_params: bool = option(
@@ -150,7 +161,7 @@ class DeepSpeedConfig(Section):
         env="ACCELERATE_DEEPSPEED_CONFIG_FILE",
     )
     zero_stage: Annotated[Literal[0, 1, 2, 3], _as_number] = option(
-        2, "What ZeRO shards: 1 optimizer state, 2 gradients too, 3 weights too."
+        2, "What ZeRO shards: 1 optimizer state, 2 gradients too, 3 weights too.", quiet=True
     )
     gradient_accumulation_steps: int | Literal["auto"] | None = option(
         None,
@@ -161,10 +172,13 @@ class DeepSpeedConfig(Section):
         None, "Largest norm of the gradients.", env="ACCELERATE_GRADIENT_CLIPPING"
     )
     offload_optimizer_device: Annotated[Literal["none", "cpu", "nvme"], _DEVICES] = option(
-        "none", "Where optimizer state is kept instead of the device."
+        "none", "Where optimizer state is kept instead of the device.", quiet=True
     )
     offload_param_device: Annotated[Literal["none", "cpu", "nvme"], _DEVICES] = option(
-        "none", "Where weights are kept instead of the device.", when={"deepspeed_config.zero_stage": (3,)}
+        "none",
+        "Where weights are kept instead of the device.",
+        quiet=True,
+        when={"deepspeed_config.zero_stage": (3,)},
     )
     offload_optimizer_nvme_path: str | None = option(
         None,
@@ -272,7 +286,7 @@ class ParallelismSizes(Section):
         "torch", "Implementation of context parallel.", expert=True
     )
     parallelism_config_cp_comm_strategy: Literal["allgather", "alltoall"] = option(
-        "allgather", "How context parallel exchanges keys and values.", expert=True
+        "allgather", "How context parallel exchanges keys and values.", when=_CONTEXT, expert=True
     )
     parallelism_config_sp_size: int = option(
         1, "Processes that share each sequence (sequence parallel).", ge=1
@@ -280,12 +294,14 @@ class ParallelismSizes(Section):
     parallelism_config_sp_backend: Literal["deepspeed"] = option(
         "deepspeed", "Implementation of sequence parallel.", expert=True
     )
-    parallelism_config_sp_seq_length: int | None = option(None, "Length of the sequences.", ge=1, expert=True)
+    parallelism_config_sp_seq_length: int | None = option(
+        None, "Length of the sequences.", ge=1, when=_SEQUENCE, expert=True
+    )
     parallelism_config_sp_seq_length_is_variable: bool = option(
-        True, "Sequences differ in length from batch to batch.", expert=True
+        True, "Sequences differ in length from batch to batch.", when=_SEQUENCE, expert=True
     )
     parallelism_config_sp_attn_implementation: str = option(
-        "sdpa", "Attention that sequence parallel calls.", expert=True
+        "sdpa", "Attention that sequence parallel calls.", when=_SEQUENCE, expert=True
     )
 
 

@@ -48,6 +48,12 @@ class Check:
     remedy: str = ""
 
 
+def as_line(check: Check, status: str | None = None) -> str:
+    """Return a check as a line; `status` is its status as shown, such as a coloured one."""
+    remedy = f" -> {check.remedy}" if check.remedy else ""
+    return f"{status or f'{check.status:<8}'} {check.name}: {check.text}{remedy}"
+
+
 def checks() -> Iterable[Check]:
     """Yield what each look found, as soon as it is known."""
     for name, look in _LOOKS:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .. import devices, environ
 from ..stream.sinks import Output
 
 StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
@@ -14,6 +15,7 @@ Returns = Literal["first", "all", "none"]
 
 START_METHODS: tuple[StartMethod, ...] = ("auto", "fork", "forkserver", "spawn")
 RETURNS: tuple[Returns, ...] = ("first", "all", "none")
+_LIBRARIES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class Job:
 
     `num_processes` is per node, None the number of devices. `environment` is set in the workers alone;
     `quiet` leaves out the line that announces the run. `background` says that this process goes on meanwhile;
-    `devices` are those that the run holds, as CUDA_VISIBLE_DEVICES names them, empty on CPUs. `log_dir` is
+    `holds` are the devices that are the run's alone, as CUDA_VISIBLE_DEVICES names them, empty on CPUs. `log_dir` is
     the folder for files of output, None where there are none.
     """
 
@@ -54,7 +56,7 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     quiet: bool = False
     background: bool = False
-    devices: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
     log_dir: str | os.PathLike[str] | None = None
 
     @property
@@ -69,6 +71,15 @@ class Job:
         return self.num_processes
 
     @property
+    def device_kind(self) -> devices.DeviceKind:
+        """Return what the workers run on: their own environment counts more than this process's.
+
+        ValueError where one of them says no truth word of ACCELERATE_USE_CPU.
+        """
+        return devices.best(environ.flag_in(self.environment, "ACCELERATE_USE_CPU"))
+
+    @property
     def distributed(self) -> bool:
-        """Whether the job that was checked needs processes of its own."""
-        return self.local_world_size > 1 or self.rendezvous.num_nodes > 1 or self.background
+        """Whether the job that was checked needs processes of its own: a library that shards does, for one too."""
+        shards = any(environ.flag_in(self.environment, name) for name in _LIBRARIES)
+        return self.local_world_size > 1 or self.rendezvous.num_nodes > 1 or shards or self.background

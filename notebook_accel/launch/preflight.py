@@ -89,18 +89,17 @@ def checked(job: Job, caller: str) -> Job:
     _check_prefix(problems, job.prefix)
     _check_log_dir(problems, job.log_dir)
     problems.raise_any(caller)
-    num_processes = int(job.num_processes or 0) or (1 if _on_cpu(job) else devices.count(devices.best()))
-    distributed = num_processes > 1 or job.rendezvous.num_nodes > 1 or job.background
-    start_method = _start_method(problems, job) if distributed else job.start_method
+    num_processes = int(job.num_processes or 0) or devices.count(job.device_kind)
+    job = replace(job, num_processes=num_processes)
+    start_method = _start_method(problems, job) if job.distributed else job.start_method
     problems.raise_any(caller)
     return replace(
         job,
         args=tuple(job.args),
-        num_processes=num_processes,
         start_method=start_method,
         max_restarts=int(job.max_restarts),
         monitor_interval=float(job.monitor_interval),
-        environment={**job.environment, "ACCELERATE_MIXED_PRECISION": job.mixed_precision.lower()},
+        environment=_environment(job),
         rendezvous=replace(
             job.rendezvous,
             port=parse_port(job.rendezvous.port),
@@ -110,8 +109,12 @@ def checked(job: Job, caller: str) -> Job:
     )
 
 
-def _on_cpu(job: Job) -> bool:
-    return "ACCELERATE_USE_CPU" in job.environment or devices.best().name == "cpu"
+def _environment(job: Job) -> dict[str, str]:
+    """Return what the workers are told: without ACCELERATE_USE_CPU those of Accelerate would each train alone."""
+    texts = {**job.environment, "ACCELERATE_MIXED_PRECISION": job.mixed_precision.lower()}
+    if job.distributed and job.device_kind is devices.CPU:
+        texts["ACCELERATE_USE_CPU"] = "true"
+    return texts
 
 
 def _check_function(problems: Problems, function: Any, args: Any) -> None:
@@ -153,9 +156,9 @@ def _name(function: Any) -> str:
 def _check_processes(problems: Problems, job: Job) -> None:
     if job.num_processes is None or not problems.integer("num_processes", job.num_processes, 1):
         return
-    if _on_cpu(job):
+    kind = job.device_kind
+    if kind is devices.CPU:
         return
-    kind = devices.best()
     present = devices.count(kind)
     if job.num_processes > present:
         problems.value(

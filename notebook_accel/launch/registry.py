@@ -44,14 +44,14 @@ def settled(job: Job) -> Job:
     Raises:
         LaunchError: there are too few; it says which run holds which.
     """
-    kind = devices.best()
-    if kind is devices.CPU or "ACCELERATE_USE_CPU" in job.environment:
+    kind = job.device_kind
+    if kind is devices.CPU:
         return job
     chosen = job.environment.get(_VISIBLE)
     ids = (
         _ids(chosen) or _ids(environ.get(_VISIBLE)) or [str(number) for number in range(devices.count(kind))]
     )
-    holders = {device: run for run in runtime.runs() if not run.is_over for device in run.job.devices}
+    holders = {device: run for run in runtime.runs() if not run.is_over for device in run.job.holds}
     free = [device for device in ids if device not in holders]
     if chosen is not None or not job.distributed:  # by hand, or this process's first
         free = [device for device in ids[: job.local_world_size] if device not in holders]
@@ -65,7 +65,7 @@ def settled(job: Job) -> Job:
     taken = tuple(free[: job.local_world_size])
     moved = kind.name == "cuda" and job.distributed and list(taken) != ids[: job.local_world_size]
     environment = {**job.environment, _VISIBLE: ",".join(taken)} if moved else job.environment
-    return replace(job, devices=taken, environment=environment)
+    return replace(job, holds=taken, environment=environment)
 
 
 def _ids(text: str | None) -> list[str]:

@@ -1,6 +1,7 @@
 """Compatibility shelf: the names that users import from `accelerate.utils`."""
 
 from ..affinity import set_numa_affinity
+from ..checkpointing.merge import merge_fsdp_weights
 from ..checkpointing.plain import load, save
 from ..checkpointing.project import ProjectConfiguration
 from ..checkpointing.shards import load_checkpoint_in_model, load_state_dict
@@ -193,6 +194,7 @@ __all__ = [
     "load_and_quantize_model",
     "load_checkpoint_in_model",
     "load_state_dict",
+    "merge_fsdp_weights",
     "pad_across_processes",
     "patch_environment",
     "purge_accelerate_environment",

@@ -255,6 +255,14 @@ def test_flags_that_choose_how_to_train(gpus: None, flag: str, kind: str, variab
     assert variable is None or plan.environment[variable] == "true"
 
 
+@pytest.mark.parametrize("flag", ["--use_fsdp", "--use_deepspeed", "--use_megatron_lm"])
+def test_a_library_that_shards_finds_ranks_for_one_process_too(gpus: None, flag: str) -> None:
+    result = dry(flag, "--num_processes=1")
+    assert "--nproc-per-node=1" in result.output.splitlines()[1]
+    assert rows(result.output)["WORLD_SIZE"] == ("1", "torch elastic")
+    assert "torchrun" not in dry("--num_processes=1").output
+
+
 def test_the_cpu_is_used_where_it_is_asked_for_and_where_there_is_nothing_else(gpus: None) -> None:
     plan = plan_of(*TWO)
     assert (plan.config.distributed_type, plan.config.use_cpu) == ("MULTI_CPU", True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -295,6 +296,74 @@ def test_a_launch_by_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert notebook_launcher(tell, config=path, mixed_precision="no") == (2, "no", 3)
     with pytest.raises(TypeError, match="config is a int"):
         notebook_launcher(tell, config=3)  # type: ignore[arg-type]
+
+
+def inherited() -> dict[str, str | None]:
+    names = ("MIXED_PRECISION", "GRADIENT_ACCUMULATION_STEPS", "USE_CPU", "DEBUG_MODE")
+    return {name: os.environ.get(f"ACCELERATE_{name}") for name in names}
+
+
+def test_what_a_file_says_counts_more_than_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    monkeypatch.setenv("ACCELERATE_DEBUG_MODE", "1")
+    path = tmp_path / "c.yaml"
+    path.write_text("num_processes: 2\nuse_cpu: true\n")
+    silent = notebook_launcher(inherited, config=path)
+    assert silent["GRADIENT_ACCUMULATION_STEPS"] == "4" and silent["DEBUG_MODE"] == "1"
+    assert "dry launch: rank 1 of 2" in capfd.readouterr().out
+    with path.open("a") as more:
+        more.write("mixed_precision: 'no'\ngradient_accumulation_steps: 1\ndebug: false\n")
+    for config in (path, LaunchConfig.read(path), LaunchConfig.read(path).with_options(same_network=True)):
+        assert notebook_launcher(inherited, config=config) == {
+            "MIXED_PRECISION": "no",
+            "GRADIENT_ACCUMULATION_STEPS": "1",
+            "USE_CPU": "true",
+            "DEBUG_MODE": "false",
+        }
+    assert "dry launch" not in capfd.readouterr().out
+    told = notebook_launcher(
+        inherited, config=path, mixed_precision="fp16", environment={"ACCELERATE_DEBUG_MODE": "0"}
+    )
+    assert (told["MIXED_PRECISION"], told["DEBUG_MODE"]) == ("fp16", "0")
+
+
+def test_options_that_nobody_chose_stay_so() -> None:
+    config = LaunchConfig(num_processes=2).with_options(use_cpu=False, fsdp_config={"fsdp_version": 2})
+    assert file.chosen_names(config) == {"num_processes", "use_cpu", "fsdp_config.fsdp_version"}
+
+
+def test_a_config_that_asks_for_it_makes_a_dry_launch(capfd: pytest.CaptureFixture[str]) -> None:
+    config = LaunchConfig(num_processes=2, use_cpu=True, debug=True)
+    assert notebook_launcher(inherited, config=config)["DEBUG_MODE"] == "true"
+    assert "dry launch: rank 1 of 2" in capfd.readouterr().out
+
+
+def threads() -> tuple[int, str | None]:
+    return torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
+
+
+def test_threads_of_a_config_are_those_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    config = LaunchConfig(num_processes=2, use_cpu=True, num_cpu_threads_per_process=3)
+    assert notebook_launcher(threads, config=config) == (3, "3")
+    monkeypatch.setattr("notebook_accel.devices.share_of_cores", lambda number: 8 // number)
+    assert notebook_launcher(threads, num_processes=2) == (4, "4")
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert notebook_launcher(threads, num_processes=2) == (5, "5")
+
+
+def ranks() -> tuple[str | None, str | None]:
+    return os.environ.get("LOCAL_RANK"), os.environ.get("WORLD_SIZE")
+
+
+@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED", "MEGATRON_LM"])
+def test_a_library_that_shards_finds_ranks_for_one_process_too(kind: str) -> None:
+    config = LaunchConfig(distributed_type=kind, num_processes=1, use_cpu=True)  # type: ignore[arg-type]
+    assert notebook_launcher(ranks, config=config) == ("0", "1")
+    assert notebook_launcher(ranks, config=LaunchConfig(num_processes=1, use_cpu=True)) == (None, None)
 
 
 def test_a_basic_config(

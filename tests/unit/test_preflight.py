@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from notebook_accel import devices
 from notebook_accel.launch import preflight
@@ -85,13 +86,37 @@ def test_an_async_function_is_refused() -> None:
 
 def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     two = replace(devices.CUDA, counter=lambda: 2)
-    monkeypatch.setattr(devices, "best", lambda: two)
+    monkeypatch.setattr(devices, "best", lambda use_cpu=None: devices.CPU if use_cpu else two)
     text = str(_error(num_processes=3))
     assert "this machine has 2 CUDA GPUs, so at most 2 is possible" in text
     assert "ACCELERATE_USE_CPU=1" in text
     assert preflight.checked(replace(GOOD, num_processes=None), "x").num_processes == 2
     on_cpu = replace(GOOD, num_processes=3, environment={"ACCELERATE_USE_CPU": "true"})
     assert preflight.checked(on_cpu, "x").num_processes == 3
+
+
+def test_workers_are_told_of_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate's processes without a GPU would each train alone otherwise."""
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    one, two = (preflight.checked(replace(GOOD, num_processes=number), "x") for number in (1, 2))
+    assert "ACCELERATE_USE_CPU" not in one.environment and two.environment["ACCELERATE_USE_CPU"] == "true"
+    denied = replace(GOOD, num_processes=2, environment={"ACCELERATE_USE_CPU": "no"})
+    assert preflight.checked(denied, "x").environment["ACCELERATE_USE_CPU"] == "true", "there is nothing else"
+
+
+def test_the_workers_environment_decides_what_they_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
+    assert preflight.checked(replace(GOOD, num_processes=None), "x").num_processes == 1
+    on_gpus = replace(GOOD, num_processes=None, environment={"ACCELERATE_USE_CPU": "false"})
+    job = preflight.checked(on_gpus, "x")
+    assert (job.num_processes, job.device_kind) == (2, devices.CUDA)
+    assert job.environment["ACCELERATE_USE_CPU"] == "false"
+    assert "at most 2 is possible" in str(_error(num_processes=3, environment={"ACCELERATE_USE_CPU": "0"}))
+    nonsense = str(_error(environment={"ACCELERATE_USE_CPU": "maybe"}))
+    assert "environment variable ACCELERATE_USE_CPU: 'maybe' is neither true" in nonsense
 
 
 def test_a_good_job_is_resolved() -> None:

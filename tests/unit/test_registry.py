@@ -22,7 +22,7 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gpu = dataclasses.replace(
         devices.CPU, name="cuda", label="GPU", plural="GPUs", backend="nccl", counter=lambda: 4
     )
-    monkeypatch.setattr(devices, "best", lambda: gpu)
+    monkeypatch.setattr(devices, "best", lambda use_cpu=None: devices.CPU if use_cpu else gpu)
     monkeypatch.setattr(devices, "count", lambda kind: 4)
     yield
     runtime.runs().clear()
@@ -40,17 +40,17 @@ def hold(settled: Job, is_over: bool = False) -> Any:
 
 def test_the_second_run_takes_what_the_first_left(four_gpus: None) -> None:
     first = registry.settled(job(2))
-    assert first.devices == ("0", "1") and "CUDA_VISIBLE_DEVICES" not in first.environment
+    assert first.holds == ("0", "1") and "CUDA_VISIBLE_DEVICES" not in first.environment
     run = hold(first)
     second = registry.settled(job(2))
-    assert second.devices == ("2", "3") and second.environment["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert second.holds == ("2", "3") and second.environment["CUDA_VISIBLE_DEVICES"] == "2,3"
     hold(second)
     with pytest.raises(
         LaunchError, match=r"needs 1 GPU, and none of 0, 1, 2, 3 are free \(0 by namespace.*wait for"
     ):
         registry.settled(job(1))
     run.is_over = True
-    assert registry.settled(job(2)).devices == ("0", "1")
+    assert registry.settled(job(2)).holds == ("0", "1")
 
 
 def test_devices_chosen_by_hand_are_not_exchanged(four_gpus: None) -> None:
@@ -70,5 +70,5 @@ def test_a_run_in_this_process_needs_its_own_first_device(four_gpus: None) -> No
 def test_cpus_are_shared(four_gpus: None) -> None:
     for _ in range(3):
         settled = registry.settled(job(8, ACCELERATE_USE_CPU="true"))
-        assert settled.devices == ()
+        assert settled.holds == ()
         hold(settled)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ... import devices
 from ...events import Event, Failure, Phase
 from ...stream.record import RunRecord
 from ..control import Control
@@ -32,7 +31,7 @@ class Outcome:
 
 def announcement(job: Job) -> Phase:
     """Say truthfully what is started."""
-    kind = devices.CPU if "ACCELERATE_USE_CPU" in job.environment else devices.best()
+    kind = job.device_kind
     count = job.local_world_size
     what = f"{count} {kind.label} process" if count == 1 else f"{count} {kind.label} processes"
     how = f" ({_START_METHODS[job.start_method]})" if job.distributed else ", this one"

@@ -109,7 +109,7 @@ class _Agent(SimpleElasticAgent):
         now = time.time()
         self._deliver([Phase(rank=rank, time=now, name="starting") for rank in environments])
         self._crew = Crew(self._job, self._payload, self._record, self._deliver, self._control)
-        self._crew.start(environments, _threads(self._job.local_world_size))
+        self._crew.start(environments, _threads(self._job))
         return {worker.local_rank: self._crew.pids[worker.global_rank] for worker in worker_group.workers}
 
     def _environment(self, worker: Any, group: WorkerGroup) -> Mapping[str, str]:
@@ -133,7 +133,8 @@ class _Agent(SimpleElasticAgent):
         if sys.platform == "win32":
             values["USE_LIBUV"] = 0  # torch's builds for Windows lack it
         texts = {name: str(value) for name, value in values.items()}
-        return {**_loopback(group), **environ.snapshot(), **self._job.environment, **texts}
+        fallbacks = {**_loopback(group), "OMP_NUM_THREADS": str(_threads(self._job))}
+        return {**fallbacks, **environ.snapshot(), **self._job.environment, **texts}
 
     def _tell_restart(self, called: bool) -> None:
         """Say in the cell why workers start again: `called` by another node, or for a failure here."""
@@ -208,7 +209,8 @@ def _value(result: Result) -> Any:
         ) from error
 
 
-def _threads(num_processes: int) -> int:
+def _threads(job: Job) -> int:
     """Return the threads for each worker's CPU kernels: what the user asks of OpenMP, else its share of the cores."""
-    asked = (environ.get("OMP_NUM_THREADS") or "").split(",")[0].strip()
-    return int(asked) if asked.isdecimal() and int(asked) else devices.share_of_cores(num_processes)
+    said = job.environment.get("OMP_NUM_THREADS") or environ.get("OMP_NUM_THREADS") or ""
+    asked = said.split(",")[0].strip()
+    return int(asked) if asked.isdecimal() and int(asked) else devices.share_of_cores(job.local_world_size)

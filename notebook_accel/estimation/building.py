@@ -1,0 +1,165 @@
+"""Models built for their shapes alone, on torch's meta device, from an import path or a config of transformers."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules import module as registration
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .. import probes
+
+Arguments = Sequence[Any] | Mapping[str, Any]
+"""Positional arguments or keyword arguments."""
+
+
+def from_import_path(text: str, arguments: Arguments = ()) -> torch.nn.Module:
+    """Return the module that `package.module:name` is, or makes when called; the current folder is importable.
+
+    ValueError says what is wrong with the path, or what the code in it raised.
+    """
+    name, _, attribute = text.partition(":")
+    found = _import(name)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, dir(found), n=1)
+            hint = f", did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{name} has no {attribute!r}{hint}")
+        found = getattr(found, part)
+    if isinstance(found, torch.nn.Module):
+        if arguments:
+            raise ValueError(f"{text} is a model already and takes no arguments")
+        return found
+    if not callable(found) or (isinstance(found, type) and not issubclass(found, torch.nn.Module)):
+        what = "class" if isinstance(found, type) else "value"
+        shown = found.__name__ if isinstance(found, type) else type(found).__name__
+        raise ValueError(
+            f"{text} is a {what} ({shown}), neither a torch.nn.Module nor a function that makes one"
+        )
+    _check_arguments(text, found, arguments)
+    call = (lambda: found(**arguments)) if isinstance(arguments, Mapping) else (lambda: found(*arguments))
+    made = build(call, text)
+    if not isinstance(made, torch.nn.Module):
+        raise ValueError(f"{text} returned a {type(made).__name__}, no torch.nn.Module")
+    return made
+
+
+def _import(name: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        with _to_meta():  # models that a module makes when it is imported
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ValueError(f"there is no module {error.name!r}, neither installed nor in {here}") from error
+        raise ValueError(f"{name} cannot be imported: {_sentence(error)}") from error
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
+        raise ValueError(f"{name} cannot be imported: {_sentence(error)}") from error
+
+
+def _check_arguments(text: str, function: Callable[..., Any], arguments: Arguments) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions written in C have none
+        return
+    try:
+        signature.bind(**arguments) if isinstance(arguments, Mapping) else signature.bind(*arguments)
+    except TypeError as error:
+        raise ValueError(
+            f"{text} takes {signature}: {error}; give arguments as JSON, --args '{{\"name\": value}}' or '[value]'"
+        ) from error
+
+
+def build(make: Callable[[], Any], what: str) -> Any:
+    """Return what `make` makes, its parameters and buffers on the meta device; ValueError if it raises.
+
+    A model that reads values while it is built is built again off the meta device, one tensor at a time.
+    """
+    try:
+        with torch.device("meta"):
+            return make()
+    except (Exception, SystemExit):  # such as of an .item(), which the meta device has no value for
+        try:
+            with _to_meta():
+                return make()
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
+            raise ValueError(f"{what} cannot be built: {_sentence(error)}") from error
+
+
+@contextlib.contextmanager
+def _to_meta() -> Iterator[None]:
+    """Within the block, tensors that become part of a module lose their values and keep their shapes."""
+    known: Any = WeakTensorKeyDictionary()  # so that what was tied stays tied
+
+    def move(_module: torch.nn.Module, _name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None or tensor.device.type == "meta":
+            return None  # leaves it as it is
+        if tensor not in known:
+            twin: torch.Tensor = tensor.detach().to("meta")
+            if isinstance(tensor, torch.nn.Parameter):
+                twin = torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
+            known[tensor] = twin
+        found: torch.Tensor = known[tensor]
+        return found
+
+    hooks: Any = registration
+    handles = [
+        hooks.register_module_parameter_registration_hook(move),
+        hooks.register_module_buffer_registration_hook(move),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def from_transformers(source: str, *, trust_remote_code: bool = False) -> torch.nn.Module:
+    """Return the model of a folder with `config.json`, of such a file, or of a hub id.
+
+    ValueError where transformers is missing, or says that it cannot.
+    """
+    if not probes.is_available("transformers"):
+        raise ValueError(f"{source} needs transformers: pip install transformers")
+    transformers: Any = importlib.import_module("transformers")
+    try:
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        hint = "" if Path(source).exists() else ", and no file or folder has this name"
+        raise ValueError(f"transformers finds no config of {source!r}{hint}: {_sentence(error)}") from error
+    foreign = [name for name in getattr(config, "auto_map", None) or {} if name.startswith("AutoModel")]
+    own = [name for name in getattr(config, "architectures", None) or () if hasattr(transformers, name)]
+
+    def make() -> Any:
+        if foreign and trust_remote_code:
+            return getattr(transformers, foreign[0]).from_config(config, trust_remote_code=True)
+        return getattr(transformers, own[0])(config) if own else transformers.AutoModel.from_config(config)
+
+    model: torch.nn.Module = build(make, source)
+    return model
+
+
+def from_timm(name: str) -> torch.nn.Module:
+    """Return a model by timm's name or hub id; ValueError where timm is missing, or says that it cannot."""
+    if not probes.is_available("timm"):
+        raise ValueError(f"{name} needs timm: pip install timm")
+    timm: Any = importlib.import_module("timm")
+    full = f"hf-hub:{name}" if "/" in name else name
+    model: torch.nn.Module = build(lambda: timm.create_model(full, pretrained=False), name)
+    return model
+
+
+def _sentence(error: BaseException) -> str:
+    """Return the type and the first line of an error."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
