@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import rich_click as click
 
@@ -15,9 +15,8 @@ from ..config import basic, file
 from ..config.schema import LaunchConfig
 from ..errors import ConfigError
 from . import flags
+from .main import INTERRUPTED
 from .questions import Questionnaire, confirm
-
-INTERRUPTED: Final = 130  # the exit code of what Ctrl-C ended, as shells have it
 
 
 def _shared(command: Any) -> Any:
