@@ -15,15 +15,7 @@ from ..config.schema import LaunchConfig, matters, table
 from ..errors import ConfigError, Problem
 from ..launch import addresses
 from . import flags
-
-PARADIGMS: Final = {
-    "multi_gpu": ("MULTI_GPU", "A process for each GPU."),
-    "use_fsdp": ("FSDP", "Models sharded by torch's FSDP."),
-    "use_deepspeed": ("DEEPSPEED", "Training by DeepSpeed."),
-    "use_megatron_lm": ("MEGATRON_LM", "Training by Megatron-LM."),
-    "tpu": ("XLA", "Not supported: there are no launches on TPUs."),
-}
-"""Flags that only choose a distributed_type: which, and what it is."""
+from .flags import PARADIGMS
 
 _ON_DEVICES: Final = {"MULTI_GPU": devices.CUDA, "MULTI_XPU": devices.XPU}
 _LIBRARIES: Final = ("FSDP", "DEEPSPEED", "MEGATRON_LM")

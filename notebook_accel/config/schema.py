@@ -199,9 +199,28 @@ def table() -> tuple[Option, ...]:
     return tuple(options_of(LaunchConfig))
 
 
+def section_title(option: Option) -> str:
+    """Return what the section of an option is called: its docstring's first line; empty for an option of none."""
+    if len(option.path) == 1:
+        return ""
+    section: Any = LaunchConfig.model_fields[option.path[0]].annotation
+    return str(section.__doc__).partition("\n")[0].rstrip(".")
+
+
+@functools.cache
+def _by_name() -> dict[str, Option]:
+    return {option.name: option for option in table()}
+
+
 def matters(chosen: Option, values: Mapping[str, Any]) -> bool:
-    """Return True if an option has a meaning beside the values of others, by their names."""
-    return all(_legal(values.get(name), legal) for name, legal in chosen.face.when.items())
+    """Return True if an option has a meaning beside the values of others, by their names.
+
+    It has none beside a value that has none itself.
+    """
+    return all(
+        _legal(values.get(name), legal) and matters(_by_name()[name], values)
+        for name, legal in chosen.face.when.items()
+    )
 
 
 def _legal(value: Any, legal: tuple[Any, ...]) -> bool:

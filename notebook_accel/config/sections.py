@@ -64,7 +64,7 @@ class DynamoConfig(Section):
 
 
 class FSDPConfig(Section):
-    """Models sharded over the processes (torch's FSDP)."""
+    """FSDP: models sharded by torch."""
 
     prefix: ClassVar[str] = "fsdp_"
     flag_prefix: ClassVar[str] = "fsdp_"
@@ -139,7 +139,7 @@ class FSDPConfig(Section):
 
 
 class DeepSpeedConfig(Section):
-    """Training by DeepSpeed."""
+    """DeepSpeed."""
 
     env_prefix: ClassVar[str] = "ACCELERATE_DEEPSPEED_"
     when: ClassVar[dict[str, Any]] = {"distributed_type": ("DEEPSPEED",)}
@@ -204,7 +204,7 @@ class DeepSpeedConfig(Section):
 
 
 class FP8Config(Section):
-    """Float8 training."""
+    """Float8."""
 
     prefix: ClassVar[str] = ""
     flag_prefix: ClassVar[str] = "fp8_"
@@ -255,7 +255,7 @@ class FP8Config(Section):
 
 
 class ParallelismSizes(Section):
-    """Several kinds of parallelism over one mesh of processes."""
+    """Parallelism of several kinds over one mesh of processes."""
 
     prefix: ClassVar[str] = "parallelism_config_"
     flag_prefix: ClassVar[str] = "parallelism_config_"
@@ -290,7 +290,10 @@ class ParallelismSizes(Section):
 
 
 class MegatronConfig(Section):
-    """Training by Megatron-LM, which is only passed on: the library is not part of this package."""
+    """Megatron-LM.
+
+    Its options are only passed on: the library is not part of this package.
+    """
 
     prefix: ClassVar[str] = "megatron_lm_"
     flag_prefix: ClassVar[str] = "megatron_lm_"
@@ -334,7 +337,7 @@ class MegatronConfig(Section):
 
 
 class MPIConfig(Section):
-    """Several nodes of CPUs started by mpirun."""
+    """MPI: nodes of CPUs started by mpirun."""
 
     prefix: ClassVar[str] = ""
 
