@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -52,7 +53,7 @@ def normal(name: str) -> str:
 
 def settings() -> dict[str, Any]:
     """Return what click is to know of a command with these flags: both spellings, and the panels of its help."""
-    shown = [option for option in options() if not _is_hidden(option)]
+    shown = [option for option in options() if not is_hidden(option)]
     own = {option.name: f"--{normal(str(option.face.flag))}" for option in options()}
     panels = {
         title: [own.get(name, f"--{normal(name)}") for name in names] for title, names in _PANELS.items()
@@ -78,7 +79,7 @@ def settings() -> dict[str, Any]:
     }
 
 
-def _is_hidden(option: Option) -> bool:
+def is_hidden(option: Option) -> bool:
     """Return True for an expert option, and for one that depends on such."""
     known = {one.name: one for one in table()}
     return option.face.expert or any(known[name].face.expert for name in option.face.when)
@@ -93,8 +94,18 @@ class FlagCommand(click.RichCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _settled(self, ctx, args))
 
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the flags; for completion, which compares words as they were typed, in both spellings."""
+        found: list[click.Parameter] = super().get_params(ctx)
+        return [_in_both_spellings(parameter) for parameter in found] if ctx.resilient_parsing else found
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        return super().shell_complete(ctx, normal(incomplete) if incomplete.startswith("-") else incomplete)
+        found: list[CompletionItem] = super().shell_complete(ctx, incomplete)
+        return [
+            item
+            for item in found
+            if "_" in incomplete or not item.value.startswith("--") or "_" not in item.value
+        ]
 
 
 def options() -> list[Option]:
@@ -126,18 +137,25 @@ def add_flags(command: Callable[..., Any]) -> Callable[..., Any]:
             type=str,
             metavar=_KINDS[option.kind],
             help=_help(option),
-            hidden=_is_hidden(option),
+            hidden=is_hidden(option),
             shell_complete=_completer(option),
             **extra,
         )(command)
     return command
 
 
+def _in_both_spellings(parameter: click.Parameter) -> click.Parameter:
+    found = copy.copy(parameter)
+    flags = [f"--{name[2:].replace('-', '_')}" for name in parameter.opts if name.startswith("--")]
+    found.opts = list(dict.fromkeys([*parameter.opts, *flags]))
+    return found
+
+
 def _completer(option: Option) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Return what tells a shell the values of an option; files where any text is one."""
+    """Return what tells a shell the values of an option: files where any text is one, or where none is needed."""
 
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        if option.choices is None and option.kind is str:
+        if option.choices is None and option.kind in (str, bool):
             return [CompletionItem(incomplete, type="file")]
         words = [as_text(choice) for choice in option.choices or ()]
         return [CompletionItem(word) for word in words if word.lower().startswith(incomplete.lower())]

@@ -42,8 +42,11 @@ def test_accelerates_flags_are_all_accepted_and_leave_the_script_alone() -> None
 
 def test_each_flag_has_both_spellings() -> None:
     for parameter in launch.params:
-        long = {text for text in parameter.opts if text.startswith("--")}
-        assert {text.replace("_", "-") for text in long} <= long | {"--p"}, parameter.name
+        for flag in [text for text in parameter.opts if text.startswith("--")]:
+            for spelling in {flag, f"--{flag[2:].replace('-', '_')}"}:
+                value = "" if getattr(parameter, "is_flag", False) else "=1"
+                with launch.make_context("launch", [spelling + value, "train.py"]) as ctx:
+                    assert ctx.params[str(parameter.name)] in ("1", ("1",), True), spelling
 
 
 def test_each_choice_can_be_given() -> None:
