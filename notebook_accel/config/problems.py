@@ -25,7 +25,7 @@ def raised_by(make: Callable[[Any], LaunchConfig], values: Mapping[str, Any]) ->
         config = make(_without(values, found))
     except ValidationError as error:
         raise ConfigError([*found, *of(error)]) from None
-    found += [Problem(name="", text=text) for text in config.misfits()]
+    found += [Problem(name=text.partition(" ")[0], text=text) for text in config.misfits()]
     if found:
         raise ConfigError(found)
     return config
@@ -96,7 +96,8 @@ def _shown(value: Any) -> str:
 
 
 def _unknown(path: tuple[str, ...], names: list[str]) -> Problem:
-    near = difflib.get_close_matches(path[-1], names, n=1, cutoff=0.6)
+    elsewhere = [option.name for option in table() if option.path[-1] == path[-1]]
+    near = elsewhere or difflib.get_close_matches(path[-1], names, n=1, cutoff=0.6)
     hint = f", did you mean {near[0]}?" if near else ""
     return Problem(name=".".join(path), text=f"{'.'.join(path)} is no option{hint}")
 

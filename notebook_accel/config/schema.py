@@ -181,7 +181,7 @@ class LaunchConfig(Section):
         return problems.check({**self.model_dump(), **options})
 
     def misfits(self) -> Iterator[str]:
-        """Yield a sentence for options that do not go together."""
+        """Yield a sentence for options that do not go together, which begins with the name of one."""
         if self.num_processes is not None and self.num_processes % self.num_machines:
             yield f"num_processes {self.num_processes} is no multiple of num_machines {self.num_machines}"
         if self.machine_rank >= self.num_machines:
@@ -190,7 +190,9 @@ class LaunchConfig(Section):
 
 def _precision(value: Any) -> Any:
     """YAML reads an unquoted `no` as False."""
-    return "no" if value is False or value is None else str(value).lower()
+    if isinstance(value, str):
+        return value.lower()
+    return "no" if value is False or value is None else value
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from .option import Section, option, spelled
 
@@ -152,12 +152,12 @@ class DeepSpeedConfig(Section):
     zero_stage: Annotated[Literal[0, 1, 2, 3], _as_number] = option(
         2, "What ZeRO shards: 1 optimizer state, 2 gradients too, 3 weights too."
     )
-    gradient_accumulation_steps: int | Literal["auto"] | None = option(
+    gradient_accumulation_steps: Annotated[int, Field(ge=1)] | Literal["auto"] | None = option(
         None,
         "Batches for each optimizer step; by default what the option of this name above says.",
         env="ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
     )
-    gradient_clipping: float | Literal["auto"] | None = option(
+    gradient_clipping: Annotated[float, Field(ge=0)] | Literal["auto"] | None = option(
         None, "Largest norm of the gradients.", env="ACCELERATE_GRADIENT_CLIPPING"
     )
     offload_optimizer_device: Annotated[Literal["none", "cpu", "nvme"], _DEVICES] = option(
