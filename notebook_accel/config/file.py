@@ -293,8 +293,8 @@ def _update(tree: Any, values: Mapping[str, Any]) -> None:
         elif isinstance(value, Mapping):
             tree[name] = CommentedMap()
             _update(tree[name], value)
-        elif name not in tree or tree[name] != value:
-            tree[name] = _quoted(value)
+        elif name not in tree or tree[name] != value or (isinstance(value, float) and "e" in repr(value)):
+            tree[name] = _quoted(value)  # an exponent as it was written may lose its number's last digit
 
 
 def _dumped(tree: Any) -> str:

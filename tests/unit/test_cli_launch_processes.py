@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -45,18 +46,42 @@ def test_scripts_of_accelerate_and_ours_run(package: str) -> None:
     assert json.loads(done.stdout) == [2, 2.0, "bf16", 4, "cpu", 1]
 
 
-def test_two_nodes_meet() -> None:
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_two_nodes_meet_and_part_without_a_word(backend: str) -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     Path("s.py").write_text(f"import os\nprint(*[os.environ[name] for name in {names}])\n")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    words = (*TWO, "--num_machines=2", "--main_process_ip=127.0.0.1", f"--main_process_port={port}")
-    nodes = [Launched((*words, f"--machine_rank={rank}", "s.py")) for rank in (1, 0)]
-    # not the errors: torch's static rendezvous may warn where node 0, which holds the store, is the first to end
-    assert [node.wait()[:2] for node in nodes] == [
-        (0, f"1 0 2 1 127.0.0.1 {port}\n"),
-        (0, f"0 0 2 0 127.0.0.1 {port}\n"),
-    ]
+    words = (*TWO, "--num_machines=2", "--same_network", f"--rdzv_backend={backend}")
+    where = ("--main_process_ip=127.0.0.1", f"--main_process_port={port}")
+    nodes = [Launched((*words, *where, f"--machine_rank={rank}", "s.py")) for rank in (1, 0)]
+    found = [node.wait() for node in nodes]
+    assert [(code, errors) for code, _, errors in found] == [(0, ""), (0, "")]
+    assert sorted(out for _, out, _ in found) == ["0 0 2 1 0\n", "1 0 2 1 1\n"]
+    if backend == "static":
+        assert found[0][1] == "1 0 2 1 1\n", "ranks are those that were given"
+
+
+def test_node_0_holds_the_store_also_where_it_comes_late_and_ends_first() -> None:
+    Path("s.py").write_text(
+        "import os, time\n"
+        "from notebook_accel import Accelerator\n"
+        "import torch\n"
+        "accelerator = Accelerator()\n"
+        "total = accelerator.reduce(torch.ones(1)).item()\n"
+        "time.sleep(int(os.environ['RANK']))\n"
+        "print(accelerator.num_processes, total)\n"
+        "accelerator.end_training()\n"
+    )
+    for backend in ("static", "c10d"):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        words = (*TWO, "--num_machines=2", f"--rdzv_backend={backend}")
+        where = ("--main_process_ip=127.0.0.1", f"--main_process_port={port}")
+        late = Launched((*words, *where, "--machine_rank=1", "s.py"))
+        time.sleep(0.5)
+        found = [node.wait() for node in (late, Launched((*words, *where, "--machine_rank=0", "s.py")))]
+        assert found == [(0, "2 2.0\n", "")] * 2
 
 
 def test_a_node_that_does_not_come_is_one_sentence() -> None:

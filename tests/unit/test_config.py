@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from notebook_accel import ConfigError, environ, notebook_launcher
@@ -21,6 +21,7 @@ from tests.unit.config_values import configs
 
 @settings(max_examples=60, deadline=None)
 @given(config=configs(), as_json=st.booleans())
+@example(config=LaunchConfig(monitor_interval=6.013100052385504e-293), as_json=False)
 def test_a_file_gives_the_config_back(
     tmp_path_factory: pytest.TempPathFactory, config: LaunchConfig, as_json: bool
 ) -> None:
