@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -65,7 +66,8 @@ def of(error: ValidationError) -> list[Problem]:
             )
         else:
             found[path] = Problem(
-                name=option.name, text=f"{path[-1]} {_shown(value)} {_reason(option, detail)}"
+                name=option.name,
+                text=f"{path[-1]} {_shown(_number(option, value))} {_reason(option, detail)}",
             )
     return list(found.values())
 
@@ -77,7 +79,7 @@ def _reason(option: Any, detail: Any) -> str:
     limits |= {"less_than_equal": ("le", "more than"), "less_than": ("lt", "not less than")}
     if detail["type"] in limits:
         key, words = limits[detail["type"]]
-        return f"is {words} {detail['ctx'][key]}"
+        return f"is {words} {_number(option, detail['ctx'][key])}"
     kinds = {bool: "neither true nor false", int: "no whole number", float: "no number", str: "no text"}
     if detail["type"] == "string_pattern_mismatch":
         return f"does not look like {option.help.partition(', such as ')[2].rstrip('.') or option.help.rstrip('.')}"
@@ -88,6 +90,15 @@ def _reason(option: Any, detail: Any) -> str:
 
 def _own_words(detail: Any) -> str:
     return str(detail.get("ctx", {}).get("error", detail["msg"]))
+
+
+def _number(option: Any, value: Any) -> Any:
+    """Return a number for a text that is one, where one is wanted: flags and files give the same value as either."""
+    found = value
+    if isinstance(value, str) and option.kind in (bool, int, float):
+        with contextlib.suppress(ValueError):
+            found = float(value)
+    return int(found) if isinstance(found, float) and found.is_integer() else found
 
 
 def _shown(value: Any) -> str:

@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from notebook_accel.config import file, problems
+from notebook_accel.config.option import as_text
 from tests.unit import launching
 from tests.unit.launching import TWO, Launched, run
 
@@ -208,3 +210,63 @@ def test_no_process_outlives_a_killed_launcher() -> None:
     os.kill(launched.pid, signal.SIGKILL)
     assert launched.wait()[0] == -signal.SIGKILL
     assert not psutil.wait_procs(ranks, timeout=5)[1]
+
+
+ARRIVED = """
+import json, os, torch
+from notebook_accel import Accelerator
+accelerator = Accelerator()
+dynamo = accelerator.state.dynamo_plugin
+found = [accelerator.num_processes, accelerator.mixed_precision, accelerator.gradient_accumulation_steps]
+found += [torch.get_num_threads(), accelerator.state.debug, accelerator.device.type]
+found += [dynamo.backend.value, dynamo.mode, dynamo.dynamic]
+names = ("MASTER_PORT", "TORCHELASTIC_MAX_RESTARTS", "ROLE_NAME", "MORE")
+if accelerator.is_main_process:
+    print(json.dumps([*found, *(os.environ[name] for name in names)]))
+accelerator.end_training()
+"""
+
+
+@pytest.mark.parametrize("face", ["flags", "file"])
+def test_many_options_arrive_in_processes(face: str) -> None:
+    Path("s.py").write_text(ARRIVED)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options: dict[str, object] = {
+        "num_processes": 2,
+        "mixed_precision": "bf16",
+        "gradient_accumulation_steps": 3,
+    }
+    options |= {"num_cpu_threads_per_process": 1, "main_process_port": port, "debug": True, "max_restarts": 2}
+    options |= {"role": "trainer", "monitor_interval": 0.05, "log_dir": "logs", "tee": "3"}
+    compiling = {"dynamo_backend": "EAGER", "dynamo_mode": "reduce-overhead", "dynamo_use_dynamic": True}
+    config = problems.check(
+        {**options, "use_cpu": True, "dynamo_config": compiling, "environment": {"MORE": "a=b c"}}
+    )
+    words = ["--config_file", str(file.write(config, "c.yaml"))]
+    if face == "flags":  # all but those that have none
+        file.write(problems.check({"environment": {"MORE": "a=b c"}}), "c.yaml")
+        words += [
+            "--cpu",
+            *(f"--{name}={as_text(value)}" for name, value in {**options, **compiling}.items()),
+        ]
+    out, errors = run(*words, "s.py")
+    wanted = [
+        2,
+        "bf16",
+        3,
+        1,
+        True,
+        "cpu",
+        "EAGER",
+        "reduce-overhead",
+        True,
+        str(port),
+        "2",
+        "trainer",
+        "a=b c",
+    ]
+    assert out.startswith("[trainer0]:"), errors  # as tee has it
+    assert json.loads(out.removeprefix("[trainer0]:")) == wanted
+    (log,) = Path("logs").rglob("0/stdout.log")
+    assert json.loads(log.read_text()) == wanted
