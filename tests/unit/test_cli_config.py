@@ -212,7 +212,7 @@ def test_a_wrong_answer_is_refused_on_the_spot(terminal_of: Callable[..., Termin
     terminal.expect("[2")  # a device on each node
     for wrong, sentence in (
         ("abc", "num_processes 'abc' is no whole number"),
-        ("0", "num_processes '0' is less than 1"),
+        ("0", "num_processes 0 is less than 1"),
         ("3", "num_processes 3 is no multiple of num_machines 2"),
     ):
         terminal.child.send(CTRL_U + wrong + ENTER + CTRL_L)
