@@ -89,6 +89,7 @@ class LaunchConfig(Section):
     ] = option(
         None,
         "Devices to use on this node, such as 0,1; `all` for all.",
+        when={"use_cpu": (False,)},
         pattern=r"^\s*(all|\d+(\s*,\s*\d+)*)\s*$",
     )
     mixed_precision: Annotated[

@@ -126,7 +126,7 @@ def test_flags_that_choose_how_to_train(gpus: None, flag: str, kind: str, variab
 @pytest.mark.parametrize("flag", ["--use_fsdp", "--use_deepspeed", "--use_megatron_lm"])
 def test_a_library_that_shards_finds_ranks_for_one_process_too(gpus: None, flag: str) -> None:
     result = dry(flag, "--num_processes=1")
-    assert "--nproc-per-node=1" in result.output.splitlines()[1]
+    assert "--nproc-per-node=1" in result.output
     assert rows(result.output)["WORLD_SIZE"] == ("1", "torch elastic")
     assert "torchrun" not in dry("--num_processes=1").output
 
