@@ -1,42 +1,48 @@
-"""Distributed PyTorch from a notebook cell."""
+"""Distributed PyTorch from a notebook cell.
 
+Where torch is not imported yet, neither are the modules of the public names, until one is asked for: the command
+answers without torch.
+"""
+
+import importlib
+import importlib.util
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from .accelerator import Accelerator
-from .checkpointing.shards import load_checkpoint_in_model
-from .config.basic import write_basic_config
-from .data_loader import DataLoaderConfiguration, skip_first_batches
-from .errors import (
-    CheckpointError,
-    CollectiveError,
-    ConfigError,
-    DeviceGuardError,
-    LaunchError,
-    NotebookAccelError,
-    RunStoppedError,
-    ShipError,
-    WorkerError,
-    WorkerExitedError,
-    WorkerKilledError,
-)
-from .handlers import (
-    AutocastKwargs,
-    DDPCommunicationHookType,
-    DistributedDataParallelKwargs,
-    GradScalerKwargs,
-    InitProcessGroupKwargs,
-    ProfileKwargs,
-)
-from .inference import prepare_pippy
-from .launchers import debug_launcher, notebook_launcher, runs
-from .memory import find_executable_batch_size
-from .probes import is_rich_available
-from .seeding import synchronize_rng_states
-from .state import DistributedType, PartialState
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from .accelerator import Accelerator
+    from .checkpointing.shards import load_checkpoint_in_model
+    from .config.basic import write_basic_config
     from .config.schema import LaunchConfig
+    from .data_loader import DataLoaderConfiguration, skip_first_batches
+    from .errors import (
+        CheckpointError,
+        CollectiveError,
+        ConfigError,
+        DeviceGuardError,
+        LaunchError,
+        NotebookAccelError,
+        RunStoppedError,
+        ShipError,
+        WorkerError,
+        WorkerExitedError,
+        WorkerKilledError,
+    )
+    from .handlers import (
+        AutocastKwargs,
+        DDPCommunicationHookType,
+        DistributedDataParallelKwargs,
+        GradScalerKwargs,
+        InitProcessGroupKwargs,
+        ProfileKwargs,
+    )
+    from .inference import prepare_pippy
+    from .launchers import debug_launcher, notebook_launcher, runs
+    from .memory import find_executable_batch_size
+    from .probes import is_rich_available
+    from .seeding import synchronize_rng_states
+    from .state import DistributedType, PartialState
 
 if not (Path(__file__).parent / "widgets").is_dir():  # in the source tree, where it lies beside this folder
     __path__.append(str(Path(__file__).parents[1]))
@@ -78,14 +84,63 @@ __all__ = [
     "write_basic_config",
 ]
 
+_HOMES: Final = {
+    "Accelerator": "accelerator",
+    "AutocastKwargs": "handlers",
+    "CheckpointError": "errors",
+    "CollectiveError": "errors",
+    "ConfigError": "errors",
+    "DDPCommunicationHookType": "handlers",
+    "DataLoaderConfiguration": "data_loader",
+    "DeviceGuardError": "errors",
+    "DistributedDataParallelKwargs": "handlers",
+    "DistributedType": "state",
+    "GradScalerKwargs": "handlers",
+    "InitProcessGroupKwargs": "handlers",
+    "LaunchConfig": "config.schema",
+    "LaunchError": "errors",
+    "NotebookAccelError": "errors",
+    "PartialState": "state",
+    "ProfileKwargs": "handlers",
+    "RunStoppedError": "errors",
+    "ShipError": "errors",
+    "WorkerError": "errors",
+    "WorkerExitedError": "errors",
+    "WorkerKilledError": "errors",
+    "debug_launcher": "launchers",
+    "find_executable_batch_size": "memory",
+    "is_rich_available": "probes",
+    "load_checkpoint_in_model": "checkpointing.shards",
+    "notebook_launcher": "launchers",
+    "prepare_pippy": "inference",
+    "runs": "launchers",
+    "skip_first_batches": "data_loader",
+    "synchronize_rng_states": "seeding",
+    "write_basic_config": "config.basic",
+}
+"""Public names, each with the module that has it."""
+
+
+def _import_all() -> None:
+    """Import what the public names need, all at once: a worker that is a fork then has it."""
+    for home in dict.fromkeys(_HOMES.values()):
+        if home != "config.schema":  # workers need none of it
+            importlib.import_module(f".{home}", __name__)
+
 
 def __getattr__(name: str) -> Any:
-    """Import what only some processes need when it is asked for."""
-    if name == "LaunchConfig":
-        from .config.schema import LaunchConfig
-
-        return LaunchConfig
+    """Import a public name, or a module of the package, when it is asked for."""
+    if name in _HOMES:
+        if name != "LaunchConfig":
+            _import_all()
+        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    if not name.startswith("_") and importlib.util.find_spec(f".{name}", __name__) is not None:
+        return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -93,3 +148,7 @@ def load_ipython_extension(shell: Any) -> None:
     from .widgets.magics import register
 
     register(shell)
+
+
+if "torch" in sys.modules:
+    _import_all()

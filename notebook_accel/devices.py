@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
-
-import torch
+from typing import TYPE_CHECKING, Any, Final
 
 from . import environ
+
+if TYPE_CHECKING:  # imported by the questions that need it: the command reads options without
+    import torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,15 +38,21 @@ class DeviceKind:
 
 
 def _num_cuda() -> int:
+    import torch
+
     # device_count() asks NVML, but falls back to the CUDA runtime where NVML fails; neither makes a context
     return torch.cuda.device_count() if torch.backends.cuda.is_built() else 0
 
 
 def _num_xpu() -> int:
+    import torch
+
     return torch.xpu.device_count() if hasattr(torch, "xpu") and torch.xpu._is_compiled() else 0
 
 
 def _num_mps() -> int:
+    import torch
+
     return int(torch.backends.mps.is_available())
 
 
@@ -106,6 +113,8 @@ def kind_of(name: str) -> DeviceKind:
 
 def requested() -> torch.device | None:
     """Return the device of ACCELERATE_TORCH_DEVICE, None without; ValueError where torch does not know it."""
+    import torch
+
     text = environ.get("ACCELERATE_TORCH_DEVICE")
     if not text:
         return None
@@ -141,6 +150,8 @@ def device_for(kind: DeviceKind, local_rank: int) -> torch.device:
     ACCELERATE_TORCH_DEVICE with an index wins. Processes that each see fewer devices than there are processes share
     out the visible ones, as with one CUDA_VISIBLE_DEVICES per process.
     """
+    import torch
+
     wanted = requested()
     if wanted is not None and wanted.type == kind.name and wanted.index is not None:
         return wanted
@@ -154,12 +165,16 @@ def device_for(kind: DeviceKind, local_rank: int) -> torch.device:
 
 def use(device: torch.device) -> None:
     """Make an indexed device the current one of its runtime, which initialises it."""
+    import torch
+
     if device.index is not None and kind_of(device.type).indexed:
         getattr(torch, device.type).set_device(device)
 
 
 def is_initialized() -> list[str]:
     """Return the kinds whose torch runtime this process has initialised; a fork cannot use these any more."""
+    import torch
+
     found = [name for name in ("cuda", "xpu") if _runtime_is_initialized(getattr(torch, name, None))]
     mps: Any = sys.modules.get("torch.mps")
     if mps is not None and getattr(mps, "_default_mps_generator", None) is not None:
@@ -169,6 +184,8 @@ def is_initialized() -> list[str]:
 
 def empty_cache(device: torch.device) -> None:
     """Give cached device memory back to the system."""
+    import torch
+
     if device.type != "cpu":
         getattr(torch, device.type).empty_cache()
 

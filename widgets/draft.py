@@ -8,7 +8,7 @@ from typing import Any, Final
 from notebook_accel.config import problems
 from notebook_accel.config.file import flat_values
 from notebook_accel.config.option import Option, as_text
-from notebook_accel.config.schema import LaunchConfig, matters, table
+from notebook_accel.config.schema import LaunchConfig, matters, section_title, table
 from notebook_accel.errors import ConfigError
 
 _NUMBERS: Final = (int, float)
@@ -113,11 +113,7 @@ def in_sections(options: Iterable[Option]) -> dict[str, list[Option]]:
     """Return the options by what their section says of itself; those of no section come first."""
     found: dict[str, list[Option]] = {"Launch": []}
     for option in options:
-        title = "Launch"
-        if len(option.path) > 1:
-            section: Any = LaunchConfig.model_fields[option.path[0]].annotation
-            title = section.__doc__.partition("\n")[0].rstrip(".")
-        found.setdefault(title, []).append(option)
+        found.setdefault(section_title(option) or "Launch", []).append(option)
     return found
 
 

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import rich_click as click
 
@@ -15,16 +15,14 @@ from ..config import basic, file
 from ..config.schema import LaunchConfig
 from ..errors import ConfigError
 from . import flags
+from .main import INTERRUPTED
 from .questions import Questionnaire, confirm
-
-INTERRUPTED: Final = 130  # the exit code of what Ctrl-C ended, as shells have it
 
 
 def _shared(command: Any) -> Any:
     """Give a command the flags of the schema and the one that names the file."""
     return click.option(
         "--config-file",
-        "--config_file",
         type=click.Path(path_type=Path),
         help="The file, ending in .yaml, .yml or .json; by default the one that launches look for.",
     )(flags.add_flags(command))
@@ -33,7 +31,7 @@ def _shared(command: Any) -> Any:
 _every_option = click.option("--all", "ask_all", is_flag=True, help="Ask for the expert options too.")
 
 
-@click.group(invoke_without_command=True)
+@click.group(invoke_without_command=True, context_settings=flags.settings())
 @_every_option
 @_shared
 @click.pass_context
@@ -51,7 +49,7 @@ def config(ctx: click.RichContext, /, ask_all: bool, config_file: Path | None, *
     _ask(path, Questionnaire(lambda answers: basic.detected(**answers), given, every=ask_all))
 
 
-@config.command("default")
+@config.command("default", context_settings=flags.settings())
 @click.option("--overwrite", is_flag=True, help="Replace a file that is there.")
 @_shared
 @click.pass_context
@@ -65,7 +63,7 @@ def default(ctx: click.RichContext, /, overwrite: bool, config_file: Path | None
     _write(written, path, replace=True)
 
 
-@config.command("update")
+@config.command("update", context_settings=flags.settings())
 @click.option("--ask", is_flag=True, help="Ask questions, the default of each being what the file says.")
 @_every_option
 @_shared

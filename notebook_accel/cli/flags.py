@@ -2,27 +2,87 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import rich_click as click
+from click.shell_completion import CompletionItem
 
 from .. import environ
 from ..config import problems
 from ..config.option import Option, as_text
-from ..config.schema import LaunchConfig, table
-
-_SECTIONS: Final = {
-    "dynamo_config": "torch.compile",
-    "fsdp_config": "FSDP",
-    "deepspeed_config": "DeepSpeed",
-    "fp8_config": "Float8",
-    "parallelism_config": "Parallelism",
-    "megatron_lm_config": "Megatron-LM",
-    "mpirun_config": "MPI",
-}
+from ..config.schema import LaunchConfig, section_title, table
 
 _SHORT: Final = {"tee": ("-t",)}
+_KINDS: Final = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", tuple: "TEXT"}
+
+_OTHERS: Final = "Other options"
+
+PARADIGMS: Final = {
+    "multi_gpu": ("MULTI_GPU", "A process for each GPU."),
+    "use_fsdp": ("FSDP", "Models sharded by torch's FSDP."),
+    "use_deepspeed": ("DEEPSPEED", "Training by DeepSpeed."),
+    "use_megatron_lm": ("MEGATRON_LM", "Training by Megatron-LM."),
+    "tpu": ("XLA", "Not supported: there are no launches on TPUs."),
+}
+"""Flags that only choose a distributed_type: which, and what it is."""
+
+_PANELS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Command": ("config_file", "dry_run", "quiet", "module", "no_python", "ask", "all", "overwrite", "help"),
+    "Hardware": ("use_cpu", "gpu_ids", "multi_gpu", "tpu"),
+    "Resources": (
+        "num_processes",
+        "num_machines",
+        "machine_rank",
+        "main_process_ip",
+        "main_process_port",
+        "rdzv_backend",
+        "num_cpu_threads_per_process",
+        "max_restarts",
+    ),
+    "Training": ("mixed_precision", "gradient_accumulation_steps", "debug"),
+}
+"""Flags of no section, by the names of their options or their own; help has those of sections below them."""
+
+
+def normal(name: str) -> str:
+    """Return a flag's one spelling: `--num_processes` is `--num-processes` too."""
+    return name.replace("_", "-")
+
+
+def settings() -> dict[str, Any]:
+    """Return what click is to know of a command with these flags: both spellings, and the panels of its help."""
+    shown = [option for option in options() if not is_hidden(option)]
+    own = {option.name: f"--{normal(str(option.face.flag))}" for option in options()}
+    panels = {
+        title: [own.get(name, f"--{normal(name)}") for name in names] for title, names in _PANELS.items()
+    }
+    told = {flag for names in panels.values() for flag in names}
+    for option in options():
+        if (title := section_title(option)) and title not in panels:
+            choosing = [
+                f"--{normal(flag)}"
+                for flag in PARADIGMS
+                if flag.endswith(option.path[0].removesuffix("_config"))
+            ]
+            panels[title] = choosing
+        if option in shown and own[option.name] not in told:
+            panels.setdefault(title or _OTHERS, []).append(own[option.name])
+    groups = [{"name": title, "options": names} for title, names in panels.items()]
+    return {
+        "token_normalize_func": normal,
+        "rich_help_config": {
+            "option_groups": {"*": groups},
+            "options_table_column_types": ["opt_short", "opt_long", "help"],
+        },
+    }
+
+
+def is_hidden(option: Option) -> bool:
+    """Return True for an expert option, and for one that depends on such."""
+    known = {one.name: one for one in table()}
+    return option.face.expert or any(known[name].face.expert for name in option.face.when)
 
 
 class FlagCommand(click.RichCommand):
@@ -33,6 +93,19 @@ class FlagCommand(click.RichCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _settled(self, ctx, args))
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the flags; for completion, which compares words as they were typed, in both spellings."""
+        found: list[click.Parameter] = super().get_params(ctx)
+        return [_in_both_spellings(parameter) for parameter in found] if ctx.resilient_parsing else found
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found: list[CompletionItem] = super().shell_complete(ctx, incomplete)
+        return [
+            item
+            for item in found
+            if "_" in incomplete or not item.value.startswith("--") or "_" not in item.value
+        ]
 
 
 def options() -> list[Option]:
@@ -54,22 +127,40 @@ def add_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """
     for option in reversed(options()):
         flag = str(option.face.flag)
-        spellings = dict.fromkeys((*_SHORT.get(flag, ()), f"--{flag.replace('_', '-')}", f"--{flag}"))
         extra: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if is_switch(option) else {}
         if option.kind is tuple and option.name != "fp8_config.override_linear_precision":
             extra = {"multiple": True}
         command = click.option(
-            *spellings,
+            *_SHORT.get(flag, ()),
+            f"--{normal(flag)}",
             option.name.replace(".", "__"),
             type=str,
-            metavar="|".join(map(as_text, option.choices))
-            if option.choices
-            else option.kind.__name__.upper(),
+            metavar=_KINDS[option.kind],
             help=_help(option),
-            hidden=option.face.expert,
+            hidden=is_hidden(option),
+            shell_complete=_completer(option),
             **extra,
         )(command)
     return command
+
+
+def _in_both_spellings(parameter: click.Parameter) -> click.Parameter:
+    found = copy.copy(parameter)
+    flags = [f"--{name[2:].replace('-', '_')}" for name in parameter.opts if name.startswith("--")]
+    found.opts = list(dict.fromkeys([*parameter.opts, *flags]))
+    return found
+
+
+def _completer(option: Option) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Return what tells a shell the values of an option: files where any text is one, or where none is needed."""
+
+    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        if option.choices is None and option.kind in (str, bool):
+            return [CompletionItem(incomplete, type="file")]
+        words = [as_text(choice) for choice in option.choices or ()]
+        return [CompletionItem(word) for word in words if word.lower().startswith(incomplete.lower())]
+
+    return complete
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,13 +201,13 @@ def chosen(config: LaunchConfig, values: Mapping[str, Any]) -> LaunchConfig:
 
 
 def _help(option: Option) -> str:
-    default = (
-        ""
-        if option.default is None or option.default in ("", ())
-        else f" [default: {as_text(option.default)}]"
-    )
-    section = f"{_SECTIONS[option.path[0]]}: " if len(option.path) > 1 else ""
-    return f"{section}{option.help}{default}"
+    words = ", ".join(map(as_text, option.choices or ()))
+    choices = f" One of {words}." if words else ""
+    facts = [] if words or is_switch(option) else [_KINDS[option.kind]]
+    if option.default is not None and option.default not in ("", ()):
+        facts.append(f"default: {as_text(option.default)}")
+    told = f" [{', '.join(facts)}]" if facts else ""
+    return f"{option.help}{choices}{told}"
 
 
 def _settled(command: click.Command, ctx: click.Context, args: list[str]) -> list[str]:
@@ -134,12 +225,13 @@ def _settled(command: click.Command, ctx: click.Context, args: list[str]) -> lis
             return [*settled, *args[index:]]
         if not word.startswith("-") and not ctx.allow_interspersed_args:
             return [*settled, "--", *args[index:]]
-        if word in switches:
+        flag = normal(word) if word.startswith("--") else word
+        if flag in switches:
             is_told = following is not None and _is_truth(following)
             settled.append(f"{word}={following if is_told else 'true'}")
             if is_told:
                 next(words)
-        elif word in takers and following is not None:
+        elif flag in takers and following is not None:
             settled += [word, following]
             next(words)
         else:

@@ -12,40 +12,50 @@ from pathlib import Path
 from typing import Any
 
 import rich_click as click
+from click.shell_completion import CompletionItem
 
 from ..config import file
 from ..config.option import as_text
 from ..config.schema import matters, table
 from ..errors import ConfigError, Problem
 from . import flags, notebook
-from .plan import PARADIGMS, Plan, resolved
+from .plan import Plan, resolved
 from .start import Target, start
 
 
 def _paradigm_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    for name, (_, text) in reversed(PARADIGMS.items()):
-        command = click.option(*_spellings(name), name, is_flag=True, help=text)(command)
+    for name, (_, text) in reversed(flags.PARADIGMS.items()):
+        command = click.option(f"--{flags.normal(name)}", name, is_flag=True, help=text)(command)
     return command
 
 
-def _spellings(name: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}")))
+def _files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
 
 
 @click.command(
-    cls=flags.FlagCommand, context_settings={"allow_interspersed_args": False}, short_help="Run a script."
+    cls=flags.FlagCommand,
+    context_settings={"allow_interspersed_args": False, **flags.settings()},
+    short_help="Run a script.",
 )
-@click.option(*_spellings("config_file"), "config_file", metavar="PATH", help="Config file to use.")
+@click.option("--config-file", "config_file", type=click.Path(), metavar="PATH", help="Config file to use.")
 @click.option("--dry-run", "dry_run", is_flag=True, help="Show what would be run, and run nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but what the script says.")
 @click.option("-m", "--module", is_flag=True, help="Run a module, as python -m does.")
-@click.option(*_spellings("no_python"), "no_python", is_flag=True, help="Run a program without Python.")
+@click.option("--no-python", "no_python", is_flag=True, help="Run a program without Python.")
 @_paradigm_flags
 @flags.add_flags
-@click.option(*_spellings("no_tpu_cluster"), "no_tpu_cluster", is_flag=True, hidden=True)
-@click.option(*_spellings("aws_access_key_id"), "aws_access_key_id", hidden=True)
-@click.option(*_spellings("aws_secret_access_key"), "aws_secret_access_key", hidden=True)
-@click.argument("target", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]...")
+@click.option("--no-tpu-cluster", "no_tpu_cluster", is_flag=True, hidden=True)
+@click.option("--aws-access-key-id", "aws_access_key_id", hidden=True)
+@click.option("--aws-secret-access-key", "aws_secret_access_key", hidden=True)
+@click.argument(
+    "target",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    shell_complete=_files,
+    metavar="SCRIPT [ARGUMENTS]...",
+)
 def launch(
     target: tuple[str, ...],
     config_file: str | None,

@@ -11,6 +11,9 @@ import rich_click as click
 
 from ..errors import ConfigError
 
+INTERRUPTED: Final = 130
+"""The exit code of what Ctrl-C ended, as shells have it."""
+
 COMMANDS: Final = {
     "config": "Write or change a config file.",
     "launch": "Run a script, a module or a notebook on several processes.",
@@ -35,7 +38,15 @@ class Lazy(click.RichGroup):
         command: click.Command = getattr(
             importlib.import_module(f"{__package__}.{_module(name)}"), _module(name)
         )
+        command.short_help = COMMANDS[name]
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a subcommand; an interrupt that it does not handle itself ends it with the code that shells know."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
 
 
 def _exists(name: str) -> bool:

@@ -8,25 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from .. import devices, environ
+from .. import devices, environ, probes
 from ..config import export, file
 from ..config.option import as_text
 from ..config.schema import LaunchConfig, matters, table
 from ..errors import ConfigError, Problem
 from ..launch import addresses
 from . import flags
-
-PARADIGMS: Final = {
-    "multi_gpu": ("MULTI_GPU", "A process for each GPU."),
-    "use_fsdp": ("FSDP", "Models sharded by torch's FSDP."),
-    "use_deepspeed": ("DEEPSPEED", "Training by DeepSpeed."),
-    "use_megatron_lm": ("MEGATRON_LM", "Training by Megatron-LM."),
-    "tpu": ("XLA", "Not supported: there are no launches on TPUs."),
-}
-"""Flags that only choose a distributed_type: which, and what it is."""
+from .flags import PARADIGMS
 
 _ON_DEVICES: Final = {"MULTI_GPU": devices.CUDA, "MULTI_XPU": devices.XPU}
 _LIBRARIES: Final = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+_MODULES: Final = {
+    "DEEPSPEED": "deepspeed",
+    "MEGATRON_LM": "megatron",
+    "AO": "torchao",
+    "TE": "transformer_engine",
+    "MSAMP": "msamp",
+}
 _PODS: Final = "tpu_use_cluster: TPU pods are not supported"
 _MACHINE: Final = "this machine"
 
@@ -92,7 +91,26 @@ def resolved(values: Mapping[str, Any], config_file: str | None) -> tuple[Plan, 
         derived=_derived(complete),
         doubts=(*_unfit(complete), *_taken_port(complete)),
     )
-    return plan, [*remarks, *_without_effect(after, given)]
+    return plan, [*remarks, *_without_effect(after, given), *_lacking(complete, path)]
+
+
+def _lacking(config: LaunchConfig, config_file: str | Path | None) -> list[str]:
+    """Return a remark for each library and file that the options name and this machine does not have."""
+    needed = {f"distributed_type {config.distributed_type}": _MODULES.get(config.distributed_type)}
+    if config.mixed_precision == "fp8":
+        backend = config.fp8_config.backend
+        needed[f"fp8_config.backend {backend}"] = _MODULES[backend]
+    remarks = [
+        f"{option}: {module} is not installed here"
+        for option, module in needed.items()
+        if module and not probes.is_available(module)
+    ]
+    name = config.deepspeed_config.deepspeed_config_file
+    if config.distributed_type == "DEEPSPEED" and name and not Path(name).exists():
+        beside = Path(config_file).with_name(name) if config_file else None
+        hint = f", did you mean {beside}?" if beside and beside.exists() else f" in {Path.cwd()}"
+        remarks.append(f"deepspeed_config_file {name} does not exist{hint}")
+    return remarks
 
 
 def _without_effect(values: Mapping[str, Any], given: set[str]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import questionary
 
-from ..config import problems
+from ..config import basic, problems
 from ..config.file import flat_values
 from ..config.option import Option, as_text
 from ..config.schema import LaunchConfig, matters, table
@@ -16,6 +16,7 @@ from ..errors import ConfigError
 _FIRST: Final = ("distributed_type", "use_cpu", "num_machines")  # on which other defaults depend
 _NONE: Final = "none"
 _UNSET: Final = "not set"
+_ELSEWHERE: Final = "--- on other machines ---"
 
 
 def confirm(question: str) -> bool:
@@ -73,7 +74,7 @@ class Questionnaire:
         labels = _labels(option, default)
         if labels:
             preset = next(label for label, value in labels.items() if value == default)
-            question = questionary.select(message, list(labels), default=preset)
+            question = questionary.select(message, self._offered(option, labels), default=preset)
             return labels[question.unsafe_ask()]
 
         def judge(text: str) -> bool | str:
@@ -83,6 +84,13 @@ class Questionnaire:
         unset = f"; {_NONE} unsets it" if option.default is None and default is not None else ""
         asked = questionary.text(message, instruction=f"[{shown}{unset}] ", validate=judge)
         return _value(option, asked.unsafe_ask(), default)
+
+    def _offered(self, option: Option, labels: Mapping[str, Any]) -> list[str | questionary.Separator]:
+        """Return what can be selected; of the distributed types, those that this machine serves come first."""
+        if option.name != "distributed_type":
+            return list(labels)
+        first = basic.fitting_types(use_cpu=problems.check(self._answers).use_cpu)
+        return [*first, questionary.Separator(_ELSEWHERE), *(label for label in labels if label not in first)]
 
     def _problem(self, option: Option, value: Any) -> str:
         """Return the sentence about an answer that is wrong beside the others, empty where it is right."""

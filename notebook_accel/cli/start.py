@@ -25,7 +25,7 @@ from . import process
 from .plan import Plan
 
 _PROCESS: Final = str(Path(process.__file__).resolve())
-_BACKEND: Final = "single-node"
+_PORT: Final = 29500
 _RUN_ID: Final = "notebook-accel"
 
 
@@ -117,19 +117,26 @@ def _settings(plan: Plan, folder: str) -> Any:
     from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
     from torch.distributed.launcher.api import LaunchConfig
 
-    from ..launch.engines.rendezvous import handler_for
+    from ..launch.engines.rendezvous import PatientNodes, SingleNode
 
     config = plan.config
-    place = Rendezvous(port=config.main_process_port, run_id=_RUN_ID)
-    backend, endpoint = _BACKEND, ""
     more: dict[str, Any] = dict(part.split("=", 1) for part in config.rdzv_conf.split(",") if part)
-    if config.num_machines > 1:
+    place = Rendezvous(
+        address=config.main_process_ip or "127.0.0.1",
+        port=config.main_process_port or (_PORT if config.num_machines > 1 else None),
+        node_rank=config.machine_rank,
+        num_nodes=config.num_machines,
+        run_id=_RUN_ID,
+        settings=more,
+    )
+    handler: Any = PatientNodes(place) if config.num_machines > 1 else SingleNode(place)
+    backend, endpoint = handler.get_backend(), f"{place.address}:{place.port}"
+    if config.num_machines > 1 and config.rdzv_backend != "static":
         backend = config.rdzv_backend
-        endpoint = f"{config.main_process_ip}:{config.main_process_port or 29500}"
-        if backend == "static":
-            more.setdefault("rank", config.machine_rank)
+        if config.machine_rank > 0:  # the address may be one of this machine too
+            more.setdefault("is_host", "false")
     else:
-        rendezvous_handler_registry.register(_BACKEND, lambda parameters: handler_for(place))
+        rendezvous_handler_registry.register(backend, lambda parameters: handler)
     return LaunchConfig(
         min_nodes=config.num_machines,
         max_nodes=config.num_machines,

@@ -13,6 +13,15 @@ if TYPE_CHECKING:  # the schema is imported by the first call: the function is a
     from .schema import LaunchConfig
 
 _KINDS: Final = {"cuda": "MULTI_GPU", "xpu": "MULTI_XPU"}
+_LIBRARIES: Final = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+
+
+def fitting_types(*, use_cpu: bool = False) -> tuple[str, ...]:
+    """Return the distributed types that the devices of this machine, or its CPUs, serve; none is initialised."""
+    kind = devices.CPU if use_cpu else devices.best()
+    if kind.name not in _KINDS:
+        return ("NO", "MULTI_CPU")
+    return ("NO", _KINDS[kind.name], *_LIBRARIES)
 
 
 def detected(**options: Any) -> LaunchConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import Any, Final
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.reader import ReaderError
 from ruamel.yaml.scalarstring import SingleQuotedScalarString
 
 from .. import environ
@@ -25,6 +27,7 @@ from .schema import LaunchConfig, matters, table
 _LARGEST: Final = 1 << 20
 _JSON: Final = ".json"
 _TRUTH_WORDS: Final = frozenset({"y", "yes", "n", "no", "true", "false", "on", "off"})
+_TWICE: Final = re.compile(r'found duplicate key "(.*?)"')
 ENDINGS: Final = (".yaml", ".yml", _JSON)
 """How names of config files end."""
 
@@ -78,6 +81,10 @@ def read(path: str | os.PathLike[str]) -> ConfigFile:
     path = Path(path).expanduser()
     text = _text(path)
     tree = _parse(path, text)
+    if not text.strip():  # most often what a full disk or a crash left of a file
+        raise ConfigError(
+            [Problem(name="", text=f"{path} is empty: expected lines such as 'num_processes: 2'")]
+        )
     # JSON is YAML but for how it escapes some characters
     values, moved, ignored = _in_todays_words(json.loads(text) if path.suffix == _JSON else tree)
     try:
@@ -217,8 +224,13 @@ def _parse(path: Path, text: str) -> Any:
         mark = error.problem_mark or error.context_mark
         line = 0 if mark is None else mark.line + 1
         raise ConfigError([Problem(name="", text=_reason(error), where=f"{path}:{line}")]) from None
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        reason = f"a character that YAML has not: {text[error.position]!r}"
+        raise ConfigError([Problem(name="", text=reason, where=f"{path}:{line}")]) from None
     except (YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError([Problem(name="", text=f"{path} is no YAML: {error}")]) from None
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError([Problem(name="", text=f"{path} is no YAML: {reason}")]) from None
     if tree is None:
         return CommentedMap()
     if not isinstance(tree, CommentedMap):
@@ -230,6 +242,8 @@ def _parse(path: Path, text: str) -> Any:
 
 def _reason(error: MarkedYAMLError) -> str:
     text = str(error.problem or error.context).strip().partition("\n")[0]
+    if twice := _TWICE.match(text):
+        return f"{twice[1]} stands there twice"
     return "a tab: YAML is indented with spaces" if "\\t" in text else text
 
 
@@ -291,8 +305,8 @@ def _update(tree: Any, values: Mapping[str, Any]) -> None:
         elif isinstance(value, Mapping):
             tree[name] = CommentedMap()
             _update(tree[name], value)
-        elif name not in tree or tree[name] != value:
-            tree[name] = _quoted(value)
+        elif name not in tree or tree[name] != value or (isinstance(value, float) and "e" in repr(value)):
+            tree[name] = _quoted(value)  # an exponent as it was written may lose its number's last digit
 
 
 def _dumped(tree: Any) -> str:

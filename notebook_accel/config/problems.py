@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -25,7 +26,7 @@ def raised_by(make: Callable[[Any], LaunchConfig], values: Mapping[str, Any]) ->
         config = make(_without(values, found))
     except ValidationError as error:
         raise ConfigError([*found, *of(error)]) from None
-    found += [Problem(name="", text=text) for text in config.misfits()]
+    found += [Problem(name=text.partition(" ")[0], text=text) for text in config.misfits()]
     if found:
         raise ConfigError(found)
     return config
@@ -65,7 +66,8 @@ def of(error: ValidationError) -> list[Problem]:
             )
         else:
             found[path] = Problem(
-                name=option.name, text=f"{path[-1]} {_shown(value)} {_reason(option, detail)}"
+                name=option.name,
+                text=f"{path[-1]} {_shown(_number(option, value))} {_reason(option, detail)}",
             )
     return list(found.values())
 
@@ -77,7 +79,7 @@ def _reason(option: Any, detail: Any) -> str:
     limits |= {"less_than_equal": ("le", "more than"), "less_than": ("lt", "not less than")}
     if detail["type"] in limits:
         key, words = limits[detail["type"]]
-        return f"is {words} {detail['ctx'][key]}"
+        return f"is {words} {_number(option, detail['ctx'][key])}"
     kinds = {bool: "neither true nor false", int: "no whole number", float: "no number", str: "no text"}
     if detail["type"] == "string_pattern_mismatch":
         return f"does not look like {option.help.partition(', such as ')[2].rstrip('.') or option.help.rstrip('.')}"
@@ -90,13 +92,23 @@ def _own_words(detail: Any) -> str:
     return str(detail.get("ctx", {}).get("error", detail["msg"]))
 
 
+def _number(option: Any, value: Any) -> Any:
+    """Return a number for a text that is one, where one is wanted: flags and files give the same value as either."""
+    found = value
+    if isinstance(value, str) and option.kind in (bool, int, float):
+        with contextlib.suppress(ValueError):
+            found = float(value)
+    return int(found) if isinstance(found, float) and found.is_integer() else found
+
+
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _unknown(path: tuple[str, ...], names: list[str]) -> Problem:
-    near = difflib.get_close_matches(path[-1], names, n=1, cutoff=0.6)
+    elsewhere = [option.name for option in table() if option.path[-1] == path[-1]]
+    near = elsewhere or difflib.get_close_matches(path[-1], names, n=1, cutoff=0.6)
     hint = f", did you mean {near[0]}?" if near else ""
     return Problem(name=".".join(path), text=f"{'.'.join(path)} is no option{hint}")
 

@@ -89,6 +89,7 @@ class LaunchConfig(Section):
     ] = option(
         None,
         "Devices to use on this node, such as 0,1; `all` for all.",
+        when={"use_cpu": (False,)},
         pattern=r"^\s*(all|\d+(\s*,\s*\d+)*)\s*$",
     )
     mixed_precision: Annotated[
@@ -181,7 +182,7 @@ class LaunchConfig(Section):
         return problems.check({**self.model_dump(exclude_unset=True), **options})
 
     def misfits(self) -> Iterator[str]:
-        """Yield a sentence for options that do not go together."""
+        """Yield a sentence for options that do not go together, which begins with the name of one."""
         if self.num_processes is not None and self.num_processes % self.num_machines:
             yield f"num_processes {self.num_processes} is no multiple of num_machines {self.num_machines}"
         if self.machine_rank >= self.num_machines:
@@ -190,7 +191,9 @@ class LaunchConfig(Section):
 
 def _precision(value: Any) -> Any:
     """YAML reads an unquoted `no` as False."""
-    return "no" if value is False or value is None else str(value).lower()
+    if isinstance(value, str):
+        return value.lower()
+    return "no" if value is False or value is None else value
 
 
 @functools.cache
@@ -199,11 +202,29 @@ def table() -> tuple[Option, ...]:
     return tuple(options_of(LaunchConfig))
 
 
+def section_title(option: Option) -> str:
+    """Return what the section of an option is called: its docstring's first line; empty for an option of none."""
+    if len(option.path) == 1:
+        return ""
+    section: Any = LaunchConfig.model_fields[option.path[0]].annotation
+    return str(section.__doc__).partition("\n")[0].rstrip(".")
+
+
+@functools.cache
+def _by_name() -> dict[str, Option]:
+    return {option.name: option for option in table()}
+
+
 def matters(chosen: Option, values: Mapping[str, Any], but_within: str = "") -> bool:
-    """Return True if an option has a meaning beside the values of others, by their names, but those of one section."""
+    """Return True if an option has a meaning beside the values of others, by their names, but those of one section.
+
+    It has none beside a value that has none itself.
+    """
     rules = chosen.face.when.items()
     return all(
-        _legal(values.get(name), legal) for name, legal in rules if name.partition(".")[0] != but_within
+        _legal(values.get(name), legal) and matters(_by_name()[name], values, but_within)
+        for name, legal in rules
+        if name.partition(".")[0] != but_within
     )
 
 

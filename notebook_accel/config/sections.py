@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from .option import Section, option, spelled
 
@@ -66,7 +66,7 @@ class DynamoConfig(Section):
 
 
 class FSDPConfig(Section):
-    """Models sharded over the processes (torch's FSDP)."""
+    """FSDP: models sharded by torch."""
 
     prefix: ClassVar[str] = "fsdp_"
     flag_prefix: ClassVar[str] = "fsdp_"
@@ -150,7 +150,7 @@ class FSDPConfig(Section):
 
 
 class DeepSpeedConfig(Section):
-    """Training by DeepSpeed."""
+    """DeepSpeed."""
 
     env_prefix: ClassVar[str] = "ACCELERATE_DEEPSPEED_"
     when: ClassVar[dict[str, Any]] = {"distributed_type": ("DEEPSPEED",)}
@@ -163,12 +163,12 @@ class DeepSpeedConfig(Section):
     zero_stage: Annotated[Literal[0, 1, 2, 3], _as_number] = option(
         2, "What ZeRO shards: 1 optimizer state, 2 gradients too, 3 weights too.", quiet=True
     )
-    gradient_accumulation_steps: int | Literal["auto"] | None = option(
+    gradient_accumulation_steps: Annotated[int, Field(ge=1)] | Literal["auto"] | None = option(
         None,
         "Batches for each optimizer step; by default what the option of this name above says.",
         env="ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
     )
-    gradient_clipping: float | Literal["auto"] | None = option(
+    gradient_clipping: Annotated[float, Field(ge=0)] | Literal["auto"] | None = option(
         None, "Largest norm of the gradients.", env="ACCELERATE_GRADIENT_CLIPPING"
     )
     offload_optimizer_device: Annotated[Literal["none", "cpu", "nvme"], _DEVICES] = option(
@@ -218,7 +218,7 @@ class DeepSpeedConfig(Section):
 
 
 class FP8Config(Section):
-    """Float8 training."""
+    """Float8."""
 
     prefix: ClassVar[str] = ""
     flag_prefix: ClassVar[str] = "fp8_"
@@ -269,7 +269,7 @@ class FP8Config(Section):
 
 
 class ParallelismSizes(Section):
-    """Several kinds of parallelism over one mesh of processes."""
+    """Parallelism of several kinds over one mesh of processes."""
 
     prefix: ClassVar[str] = "parallelism_config_"
     flag_prefix: ClassVar[str] = "parallelism_config_"
@@ -306,7 +306,10 @@ class ParallelismSizes(Section):
 
 
 class MegatronConfig(Section):
-    """Training by Megatron-LM, which is only passed on: the library is not part of this package."""
+    """Megatron-LM.
+
+    Its options are only passed on: the library is not part of this package.
+    """
 
     prefix: ClassVar[str] = "megatron_lm_"
     flag_prefix: ClassVar[str] = "megatron_lm_"
@@ -350,7 +353,7 @@ class MegatronConfig(Section):
 
 
 class MPIConfig(Section):
-    """Several nodes of CPUs started by mpirun."""
+    """MPI: nodes of CPUs started by mpirun."""
 
     prefix: ClassVar[str] = ""
 

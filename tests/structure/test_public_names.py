@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import notebook_accel
@@ -25,3 +26,19 @@ def test_the_package_offers_exactly_the_frozen_names() -> None:
 
 def test_every_public_name_is_there() -> None:
     assert not [name for name in frozen_names() if not hasattr(notebook_accel, name)]
+
+
+def test_public_names_are_those_that_types_know() -> None:
+    """The names that type checkers import, and the homes that they are imported from at run time, are the same."""
+    tree = ast.parse(Path(str(notebook_accel.__file__)).read_text(encoding="utf-8"))
+    (typed,) = [
+        node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    ]
+    homes = {
+        alias.name: node.module
+        for node in typed.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert homes == notebook_accel._HOMES and sorted(homes) == sorted(notebook_accel.__all__)
+    assert set(homes) <= set(dir(notebook_accel))

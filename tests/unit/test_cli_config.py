@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from questionary import Separator
 
+from notebook_accel import devices
 from notebook_accel.cli import main, questions
 from notebook_accel.config import basic, comments, file
 from notebook_accel.config.option import Option
@@ -163,6 +165,43 @@ def test_arrow_keys_choose_and_bring_up_the_questions_that_then_matter(
     assert "opt_level" not in terminal.asked  # of MS-AMP
 
 
+def test_kinds_of_run_that_this_machine_serves_come_first(
+    terminal_of: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    terminal = terminal_of(tmp_path)
+    terminal.expect("(distributed_type)")
+    terminal.expect("--- on other machines ---")
+    above = str(terminal.child.before)
+    assert "NO" in above and "MULTI_CPU" in above and "MULTI_GPU" not in above and "FSDP" not in above
+    terminal.expect("MULTI_GPU")
+    terminal.child.send(DOWN * 2 + ENTER)  # over the line between them
+    terminal.answer()
+    assert terminal.end()[0] == 0
+    assert file.read(place(tmp_path)).config.distributed_type == "MULTI_GPU"
+
+
+@pytest.mark.parametrize(
+    ("devices_there", "use_cpu", "first"),
+    [
+        ("cuda", False, ["NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM"]),
+        ("xpu", False, ["NO", "MULTI_XPU", "FSDP", "DEEPSPEED", "MEGATRON_LM"]),
+        ("mps", False, ["NO", "MULTI_CPU"]),
+        ("cuda", True, ["NO", "MULTI_CPU"]),
+    ],
+)
+def test_what_is_offered_depends_on_the_devices(
+    devices_there: str, use_cpu: bool, first: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "best", lambda: devices.kind_of(devices_there))
+    given = {"use_cpu": True} if use_cpu else {}
+    asking = questions.Questionnaire(lambda answers: basic.detected(**answers), given)
+    kinds = next(option for option in table() if option.name == "distributed_type")
+    offered = asking._offered(kinds, questions._labels(kinds, "NO"))
+    assert offered[: len(first)] == first
+    assert isinstance(offered[len(first)], Separator)
+    assert sorted(str(one) for one in offered if isinstance(one, str)) == sorted(kinds.choices or ())
+
+
 def test_a_wrong_answer_is_refused_on_the_spot(terminal_of: Callable[..., Terminal], tmp_path: Path) -> None:
     terminal = terminal_of(tmp_path, "--num_machines", "2")
     terminal.expect("(distributed_type)")
@@ -173,7 +212,7 @@ def test_a_wrong_answer_is_refused_on_the_spot(terminal_of: Callable[..., Termin
     terminal.expect("[2")  # a device on each node
     for wrong, sentence in (
         ("abc", "num_processes 'abc' is no whole number"),
-        ("0", "num_processes '0' is less than 1"),
+        ("0", "num_processes 0 is less than 1"),
         ("3", "num_processes 3 is no multiple of num_machines 2"),
     ):
         terminal.child.send(CTRL_U + wrong + ENTER + CTRL_L)

@@ -11,73 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from notebook_accel import ConfigError, environ, notebook_launcher
 from notebook_accel.config import basic, export, file, problems
-from notebook_accel.config.option import Option
 from notebook_accel.config.schema import LaunchConfig, matters, table
-
-OPTIONS = {option.name: option for option in table()}
-
-
-def nested(flat: dict[str, Any]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, value in flat.items():
-        place = values
-        *sections, last = name.split(".")
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
-    return values
-
-
-def legal(option: Option) -> st.SearchStrategy[Any]:
-    """Return legal values of an option other than None."""
-    if option.choices is not None:
-        return st.sampled_from(option.choices)
-    if option.kind is bool:
-        return st.booleans()
-    if option.kind in (int, float):
-        return st.integers(
-            1,
-            1
-            if option.name in ("num_machines", "megatron_lm_config.megatron_lm_attention_dropout")
-            else 60000,
-        )
-    if option.kind is dict:
-        return st.dictionaries(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), WORDS, max_size=2)
-    if option.kind is tuple:
-        return (
-            st.tuples(*[st.booleans()] * 3)
-            if option.name.endswith("precision")
-            else st.lists(WORDS, max_size=2).map(tuple)
-        )
-    return {
-        "gpu_ids": st.sampled_from(["all", "0", "0,1", "3, 4"]),
-        "rdzv_conf": st.sampled_from(["", "join_timeout=3", "a=1,b=x"]),
-        "main_training_function": st.just("train"),
-    }.get(option.name, WORDS)
-
-
-WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=12).filter(
-    lambda text: "," not in text
-)
-
-
-def configs() -> st.SearchStrategy[LaunchConfig]:
-    fixed = {
-        "machine_rank",
-        "megatron_lm_config.megatron_lm_attention_dropout",
-        "megatron_lm_config.megatron_lm_hidden_dropout",
-    }
-    free = {name: legal(option) for name, option in OPTIONS.items() if name not in fixed}
-    return st.fixed_dictionaries({}, optional=free).map(lambda flat: problems.check(nested(flat)))
+from tests.unit.config_values import configs
 
 
 @settings(max_examples=60, deadline=None)
 @given(config=configs(), as_json=st.booleans())
+@example(config=LaunchConfig(monitor_interval=6.013100052385504e-293), as_json=False)
 def test_a_file_gives_the_config_back(
     tmp_path_factory: pytest.TempPathFactory, config: LaunchConfig, as_json: bool
 ) -> None:
@@ -102,6 +47,10 @@ WRONG = [
     ({"fsdp_config": {"fsdp_version": 3}}, "fsdp_version 3 is none of 1, 2"),
     ({"fsdp_config": {"fsdp_verson": 1}}, "fsdp_config.fsdp_verson is no option, did you mean fsdp_version?"),
     ({"deepspeed_config": {"gradient_clipping": "x"}}, "gradient_clipping 'x' is no number"),
+    (
+        {"deepspeed_config": {"gradient_accumulation_steps": 0}},
+        "gradient_accumulation_steps 0 is less than 1",
+    ),
     ({"num_processes": 3, "num_machines": 2}, "num_processes 3 is no multiple of num_machines 2"),
     ({"machine_rank": 2}, "machine_rank 2 >= num_machines 1"),
 ]
@@ -257,6 +206,19 @@ def test_processes_are_told_what_matters() -> None:
     assert not any(name.startswith(("ACCELERATE_DEEPSPEED", "ACCELERATE_FP8", "MEGATRON")) for name in texts)
     assert "FSDP_MIN_NUM_PARAMS" not in texts, "it is for another policy"
     assert not any(name.startswith("FSDP") for name in export.environment(LaunchConfig()))
+
+
+def test_what_hangs_on_an_option_without_a_meaning_has_none_itself() -> None:
+    """A path for weights on NVMe is for weights that are offloaded, which only ZeRO 3 does."""
+    by_name = {option.name: option for option in table()}
+    deepspeed: dict[str, Any] = {"offload_param_device": "nvme", "offload_param_nvme_path": "/fast"}
+    for stage in (2, 3):
+        config = problems.check(
+            {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": stage, **deepspeed}}
+        )
+        path = by_name["deepspeed_config.offload_param_nvme_path"]
+        assert matters(path, file.flat_values(config)) == (stage == 3)
+        assert (str(path.face.env) in export.environment(config)) == (stage == 3)
 
 
 @settings(max_examples=60, deadline=None)

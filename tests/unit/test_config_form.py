@@ -16,7 +16,7 @@ from notebook_accel.config import basic, file, problems
 from notebook_accel.config.file import flat_values
 from notebook_accel.config.schema import LaunchConfig, table
 from notebook_accel.widgets import ConfigForm
-from tests.unit.test_config import configs
+from tests.unit.config_values import configs
 
 ipywidgets = pytest.importorskip("ipywidgets")
 

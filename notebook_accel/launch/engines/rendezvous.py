@@ -24,6 +24,7 @@ from ..job import Rendezvous
 _LOOK_SECONDS = 0.05
 _CONNECT_SECONDS = 1.0
 _JOIN_SECONDS = 900.0
+_LAST_SECONDS = 5.0
 
 
 def handler_for(place: Rendezvous) -> RendezvousHandler:
@@ -215,6 +216,24 @@ class StaticNodes(OwnHandler):
 
     def _left(self, node: int) -> str:
         return f"{self._prefix}left/node {node}"
+
+
+class PatientNodes(StaticNodes):
+    """Nodes whose agents meet once more at torch elastic's exit barrier: node 0 stays until the others have left it.
+
+    Otherwise those that still ask its store whether all are there warn of a lost connection.
+    """
+
+    def get_backend(self) -> str:
+        return "patient-nodes"  # torch elastic has another one that is called static
+
+    def shutdown(self) -> bool:
+        if self._store is not None and self._place.node_rank == 0:
+            deadline = time.monotonic() + _LAST_SECONDS
+            others = [self._left(node) for node in range(1, self._place.num_nodes)]
+            while not all(self._store.check([key]) for key in others) and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS)
+        return super().shutdown()
 
 
 def _join_seconds(settings: Mapping[str, Any]) -> float:
