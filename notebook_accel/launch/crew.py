@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any, Literal
 
-from ..events import Event, Failure, HoldOrder, StopOrder
+from ..events import Event, Failure, HoldOrder, Order, StopOrder
 from ..stream.inbox import Channel, End, Inbox
 from ..stream.record import RunRecord
 from ..stream.wire import PipeEnd
@@ -127,6 +127,7 @@ class Crew:
             events=their_events,
             lifeline=read_end,
             payload=self._payload,
+            stays=self._job.stays,
             sends_value=sends_value,
             forked=forked,
             with_ipython="IPython" in sys.modules,
@@ -159,6 +160,27 @@ class Crew:
     def pids(self) -> dict[int, int]:
         """Return the process ids by rank."""
         return {member.rank: member.process.pid or 0 for member in self._members}
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any of them has not ended."""
+        return bool(self._running())
+
+    def filenos(self) -> list[int]:
+        """Return the notebook's descriptors that belong to these workers: forked processes must not keep them."""
+        return [*self._inbox.filenos(), *(member.lifeline.fileno() for member in self._members)]
+
+    def poll(self, timeout: float) -> None:
+        """Deliver what comes within `timeout` seconds; returns as soon as something did."""
+        self._poll(timeout)
+
+    def tell(self, order: Order) -> None:
+        """Send an order; never waits, and may be called from any thread."""
+        self._inbox.tell(order)
+
+    def drain(self, rank: int) -> list[Event]:
+        """Return what a worker has written so far, unfinished lines too; for `deliver` only."""
+        return self._inbox.drain(rank)
 
     def watch(self, timeout: float) -> State:
         """Deliver what comes within `timeout` seconds, or until the attempt ends; say how it stands."""

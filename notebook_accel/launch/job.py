@@ -35,6 +35,7 @@ class Job:
 
     `num_processes` is per node, None the number of devices. `environment` is set in the workers alone;
     `quiet` leaves out the line that announces the run. `background` says that this process goes on meanwhile;
+    `stays` says that the processes wait for calls instead of running the function;
     `devices` are those that the run holds, as CUDA_VISIBLE_DEVICES names them, empty on CPUs.
     """
 
@@ -52,6 +53,7 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     quiet: bool = False
     background: bool = False
+    stays: bool = False
     devices: tuple[str, ...] = ()
 
     @property
@@ -68,4 +70,4 @@ class Job:
     @property
     def distributed(self) -> bool:
         """Whether the job that was checked needs processes of its own."""
-        return self.local_world_size > 1 or self.rendezvous.num_nodes > 1 or self.background
+        return self.local_world_size > 1 or self.rendezvous.num_nodes > 1 or self.background or self.stays

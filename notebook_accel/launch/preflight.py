@@ -88,7 +88,7 @@ def checked(job: Job, caller: str) -> Job:
     _check_prefix(problems, job.prefix)
     problems.raise_any(caller)
     num_processes = int(job.num_processes or 0) or (1 if _on_cpu(job) else devices.count(devices.best()))
-    distributed = num_processes > 1 or job.rendezvous.num_nodes > 1 or job.background
+    distributed = num_processes > 1 or job.rendezvous.num_nodes > 1 or job.background or job.stays
     start_method = _start_method(problems, job) if distributed else job.start_method
     problems.raise_any(caller)
     return replace(
@@ -106,6 +106,14 @@ def checked(job: Job, caller: str) -> Job:
             node_rank=int(job.rendezvous.node_rank),
         ),
     )
+
+
+def check_call(function: Any, args: Any, caller: str) -> None:
+    """Raise ValueError or TypeError where a function cannot be called in workers with these arguments."""
+    __tracebackhide__ = True
+    problems = Problems()
+    _check_function(problems, function, args)
+    problems.raise_any(caller)
 
 
 def _on_cpu(job: Job) -> bool:
