@@ -178,6 +178,11 @@ def _open_devices() -> list[str]:
     return [f"{name} was initialised outside torch" for path, name in _DEVICE_FILES.items() if path in found]
 
 
+def is_cell(filename: str) -> bool:
+    """Whether code of this name is a cell's."""
+    return bool(_CELL.search(filename))
+
+
 def place_of(filename: str) -> str:
     """Return `cell In[3]` for a cell's file, else the file."""
     if not _CELL.search(filename):
