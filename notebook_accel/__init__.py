@@ -15,6 +15,7 @@ from .errors import (
     LaunchError,
     NotebookAccelError,
     RunStoppedError,
+    SessionError,
     ShipError,
     WorkerError,
     WorkerExitedError,
@@ -37,6 +38,7 @@ from .state import DistributedType, PartialState
 
 if TYPE_CHECKING:
     from .config.schema import LaunchConfig
+    from .session import Session, current_session
 
 if not (Path(__file__).parent / "widgets").is_dir():  # in the source tree, where it lies beside this folder
     __path__.append(str(Path(__file__).parents[1]))
@@ -62,10 +64,13 @@ __all__ = [
     "PartialState",
     "ProfileKwargs",
     "RunStoppedError",
+    "Session",
+    "SessionError",
     "ShipError",
     "WorkerError",
     "WorkerExitedError",
     "WorkerKilledError",
+    "current_session",
     "debug_launcher",
     "find_executable_batch_size",
     "is_rich_available",
@@ -85,6 +90,10 @@ def __getattr__(name: str) -> Any:
         from .config.schema import LaunchConfig
 
         return LaunchConfig
+    if name in ("Session", "current_session"):
+        from . import session
+
+        return getattr(session, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

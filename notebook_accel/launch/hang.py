@@ -55,8 +55,13 @@ def _line(where: Where) -> str:
     doing = f"in {where.collective}, " if where.collective else ""
     if frame is None:
         return f"{doing}in code of the session"
+    return f"{doing}{spot(frame)}"
+
+
+def spot(frame: Frame) -> str:
+    """Return a frame's cell or file with its line."""
     text = linecache.getline(frame.filename, frame.lineno).strip()
-    return f"{doing}{place_of(frame.filename)}, line {frame.lineno}" + (f": {text}" if text else "")
+    return f"{place_of(frame.filename)}, line {frame.lineno}" + (f": {text}" if text else "")
 
 
 def place_in(frames: Collection[Frame]) -> Frame | None:

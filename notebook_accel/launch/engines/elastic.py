@@ -20,16 +20,14 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
-from ...errors import ShipError
-from ...events import Phase, Result
+from ...events import Phase
 from ...stream.record import RunRecord
 from .. import failures, signals, variables
 from ..control import Control, StopAsked
 from ..crew import Crew
-from ..culprit import pack_job
+from ..culprit import pack_job, unpack_value
 from ..job import Job
 from ..segment import Segment
-from ..ship import unpack
 from .base import Deliver, Engine, Outcome, announcement
 from .rendezvous import OwnHandler, handler_for
 
@@ -182,16 +180,5 @@ class _Agent(SimpleElasticAgent):
         """Return how the run ended."""
         if self._record.failures:
             return Outcome(failures=tuple(self._record.failures), stopped=self._stopped)
-        values = {rank: value_of(result) for rank, result in self._record.results.items()}
+        values = {rank: unpack_value(result) for rank, result in self._record.results.items()}
         return Outcome(values=values, stopped=self._stopped, was_stopped=was_stopped)
-
-
-def value_of(result: Result) -> Any:
-    """Make a returned value again; ShipError where its class does not let itself be made from its pickle."""
-    try:
-        return unpack(result.value, list(result.buffers))
-    except Exception as error:
-        raise ShipError(
-            f"the value that rank {result.rank} returned cannot be made again in the notebook: "
-            f"{type(error).__name__}: {error}"
-        ) from error
