@@ -309,6 +309,10 @@ class Session:
         """Whether it is closed."""
         return self._workers.is_over
 
+    def filenos(self) -> list[int]:
+        """Return the descriptors that workers of others, forked from this process, must not keep."""
+        return self._workers.filenos()
+
     @property
     def status(self) -> Status:
         """`idle`, `busy` with a call, `dead` where it takes none before a restart, or `closed`."""

@@ -7,12 +7,14 @@ from typing import Any
 from notebook_accel.config import file
 from notebook_accel.errors import ConfigError
 
+from .cells import SessionMagics
 from .form import ConfigForm
 
 
 def register(shell: Any) -> None:
     """Give a shell the magics."""
     shell.register_magic_function(accel_config, "line", "accel_config")
+    SessionMagics(shell).register()
 
 
 def accel_config(line: str) -> ConfigForm:

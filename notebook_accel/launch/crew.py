@@ -19,7 +19,7 @@ from ..events import Event, Failure, HoldOrder, Order, StopOrder
 from ..stream.inbox import Channel, End, Inbox
 from ..stream.record import RunRecord
 from ..stream.wire import PipeEnd
-from . import compiler, signals, sources
+from . import compiler, registry, signals, sources
 from .control import Control
 from .job import Job
 from .randomness import RandomStates
@@ -114,6 +114,7 @@ class Crew:
         read_end, write_end = self._context.Pipe(duplex=False)
         held = [member.lifeline.fileno() for member in self._members]
         foreign = [
+            *(fd for session in registry.sessions() for fd in session.filenos()),
             *self._inbox.filenos(),
             *held,
             write_end.fileno(),

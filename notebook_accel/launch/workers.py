@@ -113,6 +113,9 @@ class Workers:
         """
         if os.getpid() != self._owner or self._leaving.is_set():
             return
+        if threading.current_thread() is self._reader:  # the last reference to a session ended just there
+            threading.Thread(target=self.close, name="notebook_accel session ends").start()
+            return
         with signals.interrupt_held():
             if self.started and self._call is None and not self.dead and not self.broken:
                 for rank in self.pids:
