@@ -136,7 +136,9 @@ class Session:
         __tracebackhide__ = True
         if returns not in RETURNS:
             raise ValueError(f"returns={returns!r}: legal are {', '.join(map(repr, RETURNS))}")
-        preflight.check_call(functools.partial(function, **kwargs) if kwargs else function, args, "Session.run")
+        preflight.check_call(
+            functools.partial(function, **kwargs) if kwargs else function, args, "Session.run"
+        )
         values = self._call(function, args, kwargs, returns=returns)
         if returns == "all":
             return [values[rank] for rank in sorted(values)]
@@ -245,7 +247,11 @@ class Session:
             cause = failures.first(own or list(call.failures.values()))
             error = _revived(cause)
             after = max(0.0, cause.time - call.begun)
-            notes = [f"rank {cause.rank} (process {cause.pid}) raised this after {after:.1f} s"] if cause.error else []
+            notes = (
+                [f"rank {cause.rank} (process {cause.pid}) raised this after {after:.1f} s"]
+                if cause.error
+                else []
+            )
             for rank in sorted(call.failures.keys() - {cause.rank}):
                 failure = call.failures[rank]
                 notes.append(_told_line(failure) if rank in call.told else failures.one_line(failure))
@@ -353,7 +359,9 @@ class Session:
         if workers.is_over:
             raise SessionError("the session is closed: make a new one")
         if workers.broken:
-            raise SessionError(f"{workers.broken}: session.restart() starts new workers, without their variables")
+            raise SessionError(
+                f"{workers.broken}: session.restart() starts new workers, without their variables"
+            )
         if workers.dead:
             causes = "; ".join(failures.one_line(workers.dead[rank]) for rank in sorted(workers.dead))
             raise SessionError(f"{causes}. session.restart() starts new workers, without their variables")
@@ -389,11 +397,15 @@ def _configured(job: Job, config: Source) -> Job:
     from .config import launch as by_config
 
     default = Job(function=service.join)
-    given = [name for name in ("num_processes", "mixed_precision") if getattr(job, name) != getattr(default, name)]
+    given = [
+        name for name in ("num_processes", "mixed_precision") if getattr(job, name) != getattr(default, name)
+    ]
     found = by_config.arguments(by_config.found(config), given)
     if found.values["num_nodes"] > 1:
         raise ValueError(f"config names {found.values['num_nodes']} nodes: a session is on one")
-    chosen = {name: found.values[name] for name in ("num_processes", "mixed_precision") if name in found.values}
+    chosen = {
+        name: found.values[name] for name in ("num_processes", "mixed_precision") if name in found.values
+    }
     return replace(job, **chosen, environment={**found.environment, **job.environment})
 
 
@@ -414,7 +426,9 @@ def _without_devices(job: Job) -> bool:
 def _tell_late_lines(workers: Workers, sink: Sink) -> None:
     if workers.late_lines:
         count = workers.late_lines
-        sink.note(f"{count} {'line' if count == 1 else 'lines'} came between the calls: session.lines() has them")
+        sink.note(
+            f"{count} {'line' if count == 1 else 'lines'} came between the calls: session.lines() has them"
+        )
 
 
 def _revived(cause: Failure) -> BaseException:

@@ -68,7 +68,9 @@ class SessionMagics:
         """Run the cell on every worker; variables stay there, the last expression of each rank is shown."""
         __tracebackhide__ = True
         if line.strip():
-            raise UsageError(f"%%distributed takes no {line.strip()!r}; `%%rank 0,1` runs a cell on some workers")
+            raise UsageError(
+                f"%%distributed takes no {line.strip()!r}; `%%rank 0,1` runs a cell on some workers"
+            )
         self._execute(cell, "%%distributed", "all")
 
     def rank(self, line: str, cell: str) -> None:
@@ -127,8 +129,12 @@ class _Parser(argparse.ArgumentParser):
 
 def _parsed(line: str) -> Any:
     """Return what a line asks for: `what` is a number, a word or None, `given` the options; None for help."""
-    parser = _Parser(prog="%session", add_help=False, description="Workers that stay, for %%distributed and %%rank.")
-    parser.add_argument("what", nargs="?", help="number of processes to start, `restart` or `close`; none shows it")
+    parser = _Parser(
+        prog="%session", add_help=False, description="Workers that stay, for %%distributed and %%rank."
+    )
+    parser.add_argument(
+        "what", nargs="?", help="number of processes to start, `restart` or `close`; none shows it"
+    )
     parser.add_argument("--mixed-precision", choices=("no", "fp16", "bf16", "fp8"))
     parser.add_argument("--start-method", choices=("auto", "fork", "forkserver", "spawn"))
     parser.add_argument("--output", choices=("all", "first", "none"))

@@ -141,11 +141,10 @@ def positions() -> dict[str, int] | None:
     """Return how many collectives each group of this process has begun, None where there is no default group."""
     if not group_exists():
         return None
-    return {
-        group.group_name: group._get_sequence_number_for_group()
-        for group in list(distributed_c10d._world.pg_map)
-        if isinstance(group, dist.ProcessGroup)
-    }
+    groups: list[Any] = [
+        group for group in distributed_c10d._world.pg_map if isinstance(group, dist.ProcessGroup)
+    ]
+    return {group.group_name: group._get_sequence_number_for_group() for group in groups}
 
 
 def abort_groups() -> None:

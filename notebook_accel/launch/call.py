@@ -191,4 +191,3 @@ class Call:
 
     def _idle(self) -> Collection[int]:
         return self.pids.keys() - self.left
-

@@ -20,7 +20,9 @@ from typing import Any, Final
 from .. import runtime
 from ..environ import put, snapshot
 
-_UNABLE: Final = "works in the notebook itself; code on a worker knows %time, %timeit, %cd, %pwd and %env, and !commands"
+_UNABLE: Final = (
+    "works in the notebook itself; code on a worker knows %time, %timeit, %cd, %pwd and %env, and !commands"
+)
 
 
 def execute(source: str, filename: str) -> None:
@@ -73,16 +75,14 @@ def _is_hidden(source: str) -> bool:
     """Whether the last statement ends with a semicolon."""
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER, tokenize.DEDENT)
     tokens = [
-        token
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type not in skipped
+        token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type not in skipped
     ]
     return bool(tokens) and tokens[-1].string == ";"
 
 
 def show(value: Any) -> None:
     """Show a value as `Out: ...`, by the notebook's rich displays where it has one."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     formatter = getattr(shell, "display_formatter", None)
     if formatter is None:
         _print_out(repr(value))
@@ -107,12 +107,19 @@ class CellShell:
     def system(self, command: str) -> None:
         """Run a shell command; its output is the worker's."""
         sys.stdout.flush()
-        runtime.namespace()["_exit_code"] = subprocess.run(_expanded(command), shell=True, check=False).returncode
+        runtime.namespace()["_exit_code"] = subprocess.run(
+            _expanded(command), shell=True, check=False
+        ).returncode
 
     def getoutput(self, command: str) -> list[str]:
         """Return the lines that a shell command writes."""
         done = subprocess.run(
-            _expanded(command), shell=True, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            _expanded(command),
+            shell=True,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         return done.stdout.splitlines()
 

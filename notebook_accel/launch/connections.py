@@ -29,8 +29,6 @@ def close_to(pids: Sequence[int]) -> None:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-
-
 def _connections(pid: int) -> list[Any]:
     try:
         process = psutil.Process(pid)

@@ -112,14 +112,8 @@ class Crew:
             for channel in ("stdout", "stderr"):
                 ours[channel], theirs[channel] = self._context.Pipe(duplex=False)
         read_end, write_end = self._context.Pipe(duplex=False)
-        held = [member.lifeline.fileno() for member in self._members]
-        foreign = [
-            *(fd for session in registry.sessions() for fd in session.filenos()),
-            *self._inbox.filenos(),
-            *held,
-            write_end.fileno(),
-            *(end.fileno() for end in ours.values()),
-        ]
+        foreign = {fd for session in registry.sessions() for fd in session.filenos()}
+        foreign |= {*self.filenos(), write_end.fileno(), *(end.fileno() for end in ours.values())}
         seat = Seat(
             rank=rank,
             environment=environment,
@@ -137,7 +131,7 @@ class Crew:
             directory=None if forked else os.getcwd(),
             random_states=states,
             sources={} if forked else sources.collect(),
-            foreign_fds=foreign if forked else (),
+            foreign_fds=tuple(foreign) if forked else (),
         )
         process = self._context.Process(target=main, args=(seat,), name=f"notebook_accel rank {rank}")  # type: ignore[attr-defined]
         try:

@@ -15,7 +15,9 @@ from .ship import Parcel, pack, unpack
 _MAX_DEPTH = 12
 
 
-def pack_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Parcel:
+def pack_call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str
+) -> Parcel:
     """Pickle a call for processes that wait for it; ShipError as `pack_job`."""
     try:
         return pack((function, args, kwargs))

@@ -136,7 +136,9 @@ class Service:
         if self._interrupted >= order.call:
             raise KeyboardInterrupt
         signal.signal(signal.SIGINT, self._on_interrupt)  # the last call may have put its own there
-        sys.modules[MAIN] = types.ModuleType(MAIN)  # classes of the notebook are not to be taken for the worker's
+        sys.modules[MAIN] = types.ModuleType(
+            MAIN
+        )  # classes of the notebook are not to be taken for the worker's
         try:
             function, args, kwargs = unpack(order.work, list(order.buffers))
         finally:
@@ -155,7 +157,9 @@ def _told(error: BaseException, rank: int) -> BaseException:
         return error
     code = error.code if isinstance(error.code, int) else int(error.code is not None)
     text = f"rank {rank} called exit({error.code!r}): a worker of a session stays, return from the function instead"
-    return WorkerExitedError(text, rank=rank, pid=os.getpid(), exitcode=code).with_traceback(error.__traceback__)
+    return WorkerExitedError(text, rank=rank, pid=os.getpid(), exitcode=code).with_traceback(
+        error.__traceback__
+    )
 
 
 def _interrupt(thread: int) -> None:
@@ -227,5 +231,3 @@ def pull(name: str) -> Any:
         there = ", ".join(known[:20]) or "none"
         raise NameError(f"there is no variable {name!r} on this worker; there are: {there}", name=name)
     return namespace[name]
-
-

@@ -10,6 +10,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
+from torch.distributed import TCPStore
+
 from ..errors import SessionError
 from ..events import CallEnd, CallOrder, Event, Failure, Held, LeaveOrder, Line, Order, Phase, Where
 from ..stream.record import RunRecord
@@ -57,7 +59,7 @@ class Workers:
         self._leaving = threading.Event()
         self._known_sources: set[str] = set()
         self._owner = os.getpid()
-        self._store = open_store(job.rendezvous)
+        self._store: TCPStore | None = open_store(job.rendezvous)
         self._crew = Crew(job, None, self.record, self._receive, Control())
         self._reader = threading.Thread(target=self._read, name="notebook_accel session", daemon=True)
         self.pids: dict[int, int] = {}
@@ -68,7 +70,9 @@ class Workers:
     def start(self) -> None:
         """Start the processes and join them in a process group; all end where one cannot."""
         count = self.job.local_world_size
-        environments = {rank: self._environment(rank, count) for rank in range(count)}
+        assert self._store is not None
+        port = self._store.port
+        environments = {rank: self._environment(rank, count, port) for rank in range(count)}
         try:
             self._crew.start(environments, variables.threads(count))
             self.pids = self._crew.pids
@@ -78,7 +82,7 @@ class Workers:
             self.close()
             raise
 
-    def _environment(self, rank: int, count: int) -> dict[str, str]:
+    def _environment(self, rank: int, count: int, port: int) -> dict[str, str]:
         return variables.of_worker(
             self.job,
             alone=True,
@@ -89,7 +93,7 @@ class Workers:
             GROUP_RANK=0,
             GROUP_WORLD_SIZE=1,
             MASTER_ADDR=self.job.rendezvous.address,
-            MASTER_PORT=self._store.port,
+            MASTER_PORT=port,
             TORCHELASTIC_USE_AGENT_STORE=True,
             TORCHELASTIC_RESTART_COUNT=0,
             TORCHELASTIC_MAX_RESTARTS=0,
@@ -170,7 +174,6 @@ class Workers:
         """Return the last lines of one rank, or of all."""
         with self._changed:
             return self.record.lines(rank)
-
 
     # -- calls
 
@@ -296,7 +299,9 @@ class Workers:
         self._store = store
         if call.failures:
             self.broken = "the process group could not be made anew"
-            raise SessionError(f"{self.broken}: session.restart() starts new workers, without their variables")
+            raise SessionError(
+                f"{self.broken}: session.restart() starts new workers, without their variables"
+            )
 
 
 def _grown(before: Mapping[str, int], after: Mapping[str, int] | None) -> dict[str, int]:
@@ -309,5 +314,3 @@ def quiet_phases(ranks: Collection[int]) -> list[Event]:
     """Return the events that tell a sink of the ranks there are."""
     now = time.time()
     return [Phase(rank=rank, time=now, name="starting") for rank in ranks]
-
-

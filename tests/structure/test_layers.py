@@ -90,7 +90,9 @@ def test_widgets_know_the_schema_and_the_launchers_only() -> None:
         for _, name in module.imports()
     }
     foreign = {
-        name for name in used if name.split(".")[0] not in ("config", "errors", "launchers", "session", "widgets")
+        name
+        for name in used
+        if name.split(".")[0] not in ("config", "errors", "launchers", "session", "widgets")
     }
     assert not foreign, f"widgets import {sorted(foreign)}"
 
