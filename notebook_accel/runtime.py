@@ -157,7 +157,6 @@ _current: Runtime | None = None
 _reporter: Reporter | None = None
 _runs: list[Any] = []
 _sessions: list[Any] = []
-_namespace: dict[str, Any] = {}
 
 
 def current() -> Runtime | None:
@@ -190,17 +189,6 @@ def runs() -> list[Any]:
 def sessions() -> list[Any]:
     """Return weak references to the sessions of this process, oldest first: the list itself."""
     return _sessions
-
-
-def namespace() -> dict[str, Any]:
-    """Return the variables of a session, in a worker of it."""
-    return _namespace
-
-
-def set_namespace(namespace: dict[str, Any]) -> None:
-    """Make these the variables of a session."""
-    global _namespace
-    _namespace = namespace
 
 
 def set_reporter(reporter: Reporter | None) -> None:

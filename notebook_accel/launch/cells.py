@@ -17,7 +17,6 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from .. import runtime
 from ..environ import put, snapshot
 
 _UNABLE: Final = (
@@ -31,7 +30,12 @@ def execute(source: str, filename: str) -> None:
     A semicolon at its end hides the value. `await` works at the top level.
     """
     __tracebackhide__ = True
-    _run(source, filename, runtime.namespace())
+    _run(source, filename, variables())
+
+
+def variables() -> dict[str, Any]:
+    """Return the variables of a session, in a worker of it: those of the module that is `__main__` there."""
+    return vars(sys.modules["__main__"])
 
 
 def _run(source: str, filename: str, namespace: dict[str, Any]) -> None:
@@ -107,9 +111,7 @@ class CellShell:
     def system(self, command: str) -> None:
         """Run a shell command; its output is the worker's."""
         sys.stdout.flush()
-        runtime.namespace()["_exit_code"] = subprocess.run(
-            _expanded(command), shell=True, check=False
-        ).returncode
+        variables()["_exit_code"] = subprocess.run(_expanded(command), shell=True, check=False).returncode
 
     def getoutput(self, command: str) -> list[str]:
         """Return the lines that a shell command writes."""
@@ -155,7 +157,7 @@ def _expanded(text: str) -> str:
     from IPython.utils.text import DollarFormatter
 
     try:
-        return str(DollarFormatter().vformat(text, (), runtime.namespace()))
+        return str(DollarFormatter().vformat(text, (), variables()))
     except Exception:  # a brace of the shell's own, for example
         return text
 
@@ -164,7 +166,7 @@ def _time(code: str) -> Any:
     __tracebackhide__ = True
     wall, cpu = time.perf_counter(), time.process_time()
     try:
-        _run(code, "<timed>", runtime.namespace())
+        _run(code, "<timed>", variables())
     finally:
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         print(f"CPU time: {_seconds(cpu)}, wall time: {_seconds(wall)}")
@@ -172,7 +174,7 @@ def _time(code: str) -> Any:
 
 def _timeit(code: str) -> None:
     __tracebackhide__ = True
-    timer = timeit.Timer(code, globals=runtime.namespace())
+    timer = timeit.Timer(code, globals=variables())
     number, _ = timer.autorange()
     rounds = [taken / number for taken in timer.repeat(3, number)]
     print(f"{_seconds(min(rounds))} a loop (best of 3 rounds of {number} loops)")

@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from .. import detect, runtime
+from .. import detect
 from ..comm import torch_dist
 from ..errors import WorkerExitedError
 from ..events import (
@@ -92,7 +92,6 @@ class Service:
     def serve(self) -> None:
         """Make calls until the session ends."""
         __tracebackhide__ = True
-        runtime.set_namespace(self._module.__dict__)
         cells.ensure_display()
         emitter = self._emitter
         emitter.emit(Phase(rank=emitter.rank, time=emitter.now(), name="running"))
@@ -220,12 +219,12 @@ def renew(port: int, pids: list[int]) -> None:
 
 def push(values: Mapping[str, Any]) -> None:
     """Make variables."""
-    runtime.namespace().update(values)
+    cells.variables().update(values)
 
 
 def pull(name: str) -> Any:
     """Return a variable; NameError where there is none of that name."""
-    namespace = runtime.namespace()
+    namespace = cells.variables()
     if name not in namespace:
         known = sorted(key for key in namespace if not key.startswith("_"))
         there = ", ".join(known[:20]) or "none"
