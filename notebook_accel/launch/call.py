@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -179,7 +179,7 @@ class Call:
         if now < self._next_look:
             return
         wheres = {rank: where for rank, where in self._wheres.items() if rank in self.left}
-        if wheres.keys() == self.left and (text := hang.sentence(wheres, self._idle(), timeout)):
+        if wheres.keys() == self.left and (text := self._sentence(wheres, timeout)):
             state = tuple((rank, wheres[rank].collective) for rank in sorted(wheres))
             if state not in self._reported:
                 self._reported.add(state)
@@ -189,5 +189,5 @@ class Call:
         for rank in self.left:
             self.tell(WhereOrder(rank=rank, time=time.time(), call=self.number))
 
-    def _idle(self) -> Collection[int]:
-        return self.pids.keys() - self.left
+    def _sentence(self, wheres: Mapping[int, Where], timeout: float) -> str:
+        return hang.sentence(wheres, self.ranks - self.left, self.pids.keys() - self.ranks, timeout)

@@ -15,12 +15,13 @@ _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
 
 
-def sentence(wheres: Mapping[int, Where], idle: Collection[int], seconds: float) -> str:
+def sentence(wheres: Mapping[int, Where], ended: Collection[int], absent: Collection[int], seconds: float) -> str:
     """Return what to tell, empty where nobody has waited for `seconds`, or all wait for the same.
 
     Args:
         wheres: where each rank is that has not ended its call.
-        idle: the other ranks, which have ended it or take no part.
+        ended: ranks that have ended it.
+        absent: ranks that take no part in it.
         seconds: from which on a wait is told.
     """
     waiting = {rank: where for rank, where in wheres.items() if where.collective}
@@ -28,16 +29,17 @@ def sentence(wheres: Mapping[int, Where], idle: Collection[int], seconds: float)
     if longest < seconds:
         return ""
     names = {where.collective for where in waiting.values()}
-    absent = sorted([*idle, *(rank for rank in wheres if rank not in waiting)])
-    if not absent and len(names) == 1:
+    missing = sorted([*ended, *absent, *(rank for rank in wheres if rank not in waiting)])
+    if not missing and len(names) == 1:
         return ""
-    rows = [f"{_ranks(waiting)} {'has' if len(waiting) == 1 else 'have'} waited for {longest:.0f} s"]
-    if absent:
-        rows[0] += f" in {' and '.join(sorted(names))}, which {_ranks(absent)} {_has(absent)} not entered:"
+    rows = [f"{_ranks(waiting)} {_has(waiting)} waited for {longest:.0f} s"]
+    if missing:
+        rows[0] += f" in {' and '.join(sorted(names))}, which {_ranks(missing)} {_has(missing)} not entered:"
     else:
         rows[0] += " in different collectives:"
     rows += [f"  rank {rank}: {_line(wheres[rank])}" for rank in sorted(wheres)]
-    rows += [f"  rank {rank}: in no call" for rank in sorted(idle)]
+    rows += [f"  rank {rank}: has ended the call" for rank in sorted(ended)]
+    rows += [f"  rank {rank}: takes no part in the call" for rank in sorted(absent)]
     return "\n".join([*rows, "  interrupt the cell to stop the call on all ranks"])
 
 
