@@ -38,7 +38,8 @@ class Session:
     """Worker processes that stay: functions run on them without starting anything again.
 
     They are joined in a process group, as in a launch; `PartialState` is made on each. A call that fails or is
-    interrupted leaves the session usable. A with statement closes it, and so does the end of this process.
+    interrupted leaves the session usable. A with statement closes it, and so does the end of this process, or of the
+    last reference to it. Functions do not open a process group, it is there.
 
     Args:
         num_processes: None is one per GPU, or 2 on a machine without one.
@@ -195,12 +196,12 @@ class Session:
             call = workers.begin(parcel, name, chosen, sending, self.grace, self.hang_timeout)
             while call.left or call.waiting:
                 workers.show(call, sink)
+            with signals.interrupt_held():
+                notes = self._ended(call, sink)
+                sink.close()
         except BaseException as error:
             self._stop_call(sink, error, name)
             raise
-        with signals.interrupt_held():
-            notes = self._ended(call, sink)
-            sink.close()
         if call.failures or call.was_interrupted:
             raise self._error(call, notes, sink)
         return {rank: unpack_value(call.results[rank]) for rank in sending}
@@ -211,6 +212,8 @@ class Session:
         call = workers.current
         if call is None or call.owner != threading.get_ident() or isinstance(error, SessionError):
             return
+        if not isinstance(error, KeyboardInterrupt):
+            sink = TextSink("none")  # the other one cannot show anything
         with signals.interrupt_held():
             call.bring_back(0.0)
             while call.left:

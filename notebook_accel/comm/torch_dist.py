@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import time
 import weakref
 from datetime import timedelta
@@ -144,7 +145,11 @@ def positions() -> dict[str, int] | None:
     groups: list[Any] = [
         group for group in distributed_c10d._world.pg_map if isinstance(group, dist.ProcessGroup)
     ]
-    return {group.group_name: group._get_sequence_number_for_group() for group in groups}
+    counts = {}
+    for group in groups:
+        with contextlib.suppress(RuntimeError):  # not every backend counts
+            counts[group.group_name] = int(group._get_sequence_number_for_group())
+    return counts
 
 
 def abort_groups() -> None:

@@ -15,7 +15,9 @@ _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
 
 
-def sentence(wheres: Mapping[int, Where], ended: Collection[int], absent: Collection[int], seconds: float) -> str:
+def sentence(
+    wheres: Mapping[int, Where], ended: Collection[int], absent: Collection[int], seconds: float
+) -> str:
     """Return what to tell, empty where nobody has waited for `seconds`, or all wait for the same.
 
     Args:

@@ -57,6 +57,7 @@ class Workers:
         self._taken = threading.Lock()
         self._call: Call | None = None
         self._leaving = threading.Event()
+        self._closing = threading.RLock()
         self._known_sources: set[str] = set()
         self._owner = os.getpid()
         self._store: TCPStore | None = open_store(job.rendezvous)
@@ -115,12 +116,14 @@ class Workers:
 
         In a process forked off the one that started them nothing happens.
         """
-        if os.getpid() != self._owner or self._leaving.is_set():
+        if os.getpid() != self._owner:
             return
         if threading.current_thread() is self._reader:  # the last reference to a session ended just there
             threading.Thread(target=self.close, name="notebook_accel session ends").start()
             return
-        with signals.interrupt_held():
+        with signals.interrupt_held(), self._closing:
+            if self._leaving.is_set():
+                return
             if self.started and self._call is None and not self.dead and not self.broken:
                 for rank in self.pids:
                     self._crew.tell(LeaveOrder(rank=rank, time=time.time()))
@@ -141,8 +144,13 @@ class Workers:
     # -- what they send
 
     def _read(self) -> None:
-        while not self._leaving.is_set() and self._crew.is_running:
-            self._crew.poll(_POLL_SECONDS)
+        try:
+            while not self._leaving.is_set() and self._crew.is_running:
+                self._crew.poll(_POLL_SECONDS)
+        except Exception as error:  # nobody would read any more: a call that waits has to hear of it
+            with self._changed:
+                self.broken = f"what the workers send cannot be read ({type(error).__name__}: {error})"
+                self._changed.notify_all()
 
     def _receive(self, events: Sequence[Event]) -> None:
         """Take events, in the reader's thread."""
@@ -249,6 +257,10 @@ class Workers:
             sink.show(events)
         if self._leaving.is_set() and call.left:
             raise SessionError(f"the session was closed while {call.name} ran")
+        if self.broken and call.left:
+            raise SessionError(
+                f"{self.broken}: session.restart() starts new workers, without their variables"
+            )
         call.advance(sink)
 
     def end(self, call: Call) -> None:
