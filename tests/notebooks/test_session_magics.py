@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -19,6 +20,19 @@ def magics(kernel: Kernel) -> Kernel:
     return kernel
 
 
+def test_variables_stay_and_values_are_shown(magics: Kernel) -> None:
+    magics.run("%%distributed\nx = rank + 1").ok()
+    assert sorted(magics.run("%%distributed\nx").ok().lines) == ["[0] Out: 1", "[1] Out: 2"]
+    assert magics.run("%%rank 1\nx").ok().lines == ["[1] Out: 2"]
+    assert sorted(magics.run("%%rank 0,1\nx").ok().lines) == ["[0] Out: 1", "[1] Out: 2"]
+    assert magics.run("%%distributed\nx;").ok().lines == []
+    assert magics.run("%%distributed\nNone").ok().lines == []
+    assert sorted(magics.run("%%distributed\ntorch.zeros(2, 2)").ok().lines)[:2] == [
+        "[0]         [0., 0.]])",
+        "[0] Out:",
+    ]
+
+
 def test_a_cell_starts_a_session_where_there_is_none(fresh_kernel: Kernel) -> None:
     kernel = fresh_kernel
     kernel.run("%load_ext notebook_accel").ok()
@@ -31,19 +45,6 @@ def test_a_cell_starts_a_session_where_there_is_none(fresh_kernel: Kernel) -> No
     assert kernel.children() == []
     kernel.run("%session 3").ok()
     assert len(kernel.children()) == 3
-
-
-def test_variables_stay_and_values_are_shown(magics: Kernel) -> None:
-    magics.run("%%distributed\nx = rank + 1").ok()
-    assert sorted(magics.run("%%distributed\nx").ok().lines) == ["[0] Out: 1", "[1] Out: 2"]
-    assert magics.run("%%rank 1\nx").ok().lines == ["[1] Out: 2"]
-    assert sorted(magics.run("%%rank 0,1\nx").ok().lines) == ["[0] Out: 1", "[1] Out: 2"]
-    assert magics.run("%%distributed\nx;").ok().lines == []
-    assert magics.run("%%distributed\nNone").ok().lines == []
-    assert sorted(magics.run("%%distributed\ntorch.zeros(2, 2)").ok().lines)[:2] == [
-        "[0]         [0., 0.]])",
-        "[0] Out:",
-    ]
 
 
 def test_the_session_of_the_magics_pushes_and_pulls(magics: Kernel) -> None:
@@ -93,10 +94,10 @@ def test_an_error_shows_the_cells_lines_once(magics: Kernel) -> None:
     assert cell.error == ("ZeroDivisionError", "division by zero")
     assert "----> 6     half(1)" in cell.traceback and "----> 3     return v / 0" in cell.traceback
     assert "2 def half(v):" in cell.traceback
-    number = cell.traceback.partition("Cell In[")[2].partition("]")[0]
-    assert cell.traceback.count(f"Cell In[{number}]") == 3
+    numbers = set(re.findall(r"Cell In\[(\d+)\]", cell.traceback))  # old versions of IPython show none
+    assert len(numbers) <= 1
     assert cell.traceback.count("ZeroDivisionError: division by zero") == 1
-    assert "rank 0" in cell.traceback and "dist.barrier()" in cell.traceback
+    assert "rank 0" in cell.told and "dist.barrier()" in cell.told
     assert sorted(magics.run("%%distributed\ndist.barrier()\nrank").ok().lines) == [
         "[0] Out: 0",
         "[1] Out: 1",
@@ -106,7 +107,7 @@ def test_an_error_shows_the_cells_lines_once(magics: Kernel) -> None:
 def test_an_error_on_all_ranks_leaves_the_group(magics: Kernel) -> None:
     magics.run("%%distributed\nmodel = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))").ok()
     cell = magics.run("%%distributed\nno_such_name")
-    assert cell.error is not None and cell.error[0] == "NameError" and "made anew" not in cell.traceback
+    assert cell.error is not None and cell.error[0] == "NameError" and "made anew" not in cell.told
     magics.run("%%distributed\nmodel(torch.ones(1, 1)).sum().backward()").ok()
 
 
@@ -154,7 +155,7 @@ def test_a_wait_for_absent_ranks_names_the_cell_lines(magics: Kernel) -> None:
     cell = magics.run(
         "%%distributed\nif rank == 0:\n    dist.barrier()\nelse:\n    time.sleep(2.5)\n    dist.barrier()"
     ).ok()
-    assert "rank 0: in barrier, cell In[" in cell.stderr and "line 3: dist.barrier()" in cell.stderr
+    assert re.search(r"rank 0: in barrier, (cell In\[\d+\]|a cell), line 3: dist.barrier\(\)", cell.stderr)
     assert "line 5: time.sleep(2.5)" in cell.stderr
 
 
