@@ -31,6 +31,8 @@ def add_session(session: Any) -> None:
     known = runtime.sessions()
     known[:] = [reference for reference in known if reference() is not None]
     known.append(weakref.ref(session))
+    atexit.unregister(_close_sessions)
+    atexit.register(_close_sessions)  # before multiprocessing's own, which waits for all processes
 
 
 def sessions() -> list[Any]:
@@ -94,6 +96,11 @@ def _end_all() -> None:
         run.request_stop(0.0)
     for run in living:
         run.wait(_LAST_SECONDS)
+
+
+def _close_sessions() -> None:
+    for session in sessions():
+        session.close()
 
 
 def _take_idle_interrupts() -> None:
