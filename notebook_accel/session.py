@@ -444,6 +444,6 @@ def _told_line(failure: Failure) -> str:
     """Say where a rank was that had to be brought back, or that it did not come back."""
     if failure.error is None:
         return f"rank {failure.rank} (process {failure.pid}) did not come back and was killed"
-    frame = hang.place_in(failure.error.frames)
+    frame = hang.place_of_error(failure.error)
     place = f" in {hang.spot(frame)}" if frame is not None else ""
     return f"rank {failure.rank} (process {failure.pid}) was stopped{place}"

@@ -30,7 +30,10 @@ def execute(source: str, filename: str) -> None:
     A semicolon at its end hides the value. `await` works at the top level.
     """
     __tracebackhide__ = True
-    _run(source, filename, variables())
+    value = _run(source, filename, variables())
+    if value is not None:
+        variables()["_"] = value
+        show(value)
 
 
 def variables() -> dict[str, Any]:
@@ -38,7 +41,8 @@ def variables() -> dict[str, Any]:
     return vars(sys.modules["__main__"])
 
 
-def _run(source: str, filename: str, namespace: dict[str, Any]) -> None:
+def _run(source: str, filename: str, namespace: dict[str, Any]) -> Any:
+    """Run code; return the value of its last expression, None where a semicolon hides it."""
     __tracebackhide__ = True
     namespace["get_ipython"] = _cell_shell
     tree = ast.parse(source, filename)
@@ -49,11 +53,7 @@ def _run(source: str, filename: str, namespace: dict[str, Any]) -> None:
         shown = ast.Expression(last.value)
     if tree.body:
         _evaluate(_compiled(tree, filename, "exec"), namespace)
-    if shown is not None:
-        value = _evaluate(_compiled(shown, filename, "eval"), namespace)
-        if value is not None:
-            namespace["_"] = value
-            show(value)
+    return None if shown is None else _evaluate(_compiled(shown, filename, "eval"), namespace)
 
 
 def _compiled(tree: ast.Module | ast.Expression, filename: str, mode: str) -> types.CodeType:
@@ -137,7 +137,8 @@ class CellShell:
         """Run `%%name line` over a cell; NotImplementedError where it cannot work here."""
         __tracebackhide__ = True
         if name == "time":
-            return _time(cell)
+            caller = sys._getframe(1)  # its file and line, for tracebacks
+            return _time("\n" * caller.f_lineno + cell, caller.f_code.co_filename)
         if name == "timeit":
             return _timeit(f"{line}\n{cell}" if line else cell)
         raise NotImplementedError(f"%%{name} {_UNABLE} and %%time, %%timeit")
@@ -162,11 +163,11 @@ def _expanded(text: str) -> str:
         return text
 
 
-def _time(code: str) -> Any:
+def _time(code: str, filename: str = "<timed>") -> Any:
     __tracebackhide__ = True
     wall, cpu = time.perf_counter(), time.process_time()
     try:
-        _run(code, "<timed>", variables())
+        return _run(code, filename, variables())
     finally:
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         print(f"CPU time: {_seconds(cpu)}, wall time: {_seconds(wall)}")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import linecache
+import sysconfig
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
 
-from ..events import Frame, Where
+from ..events import Frame, RaisedError, Where
 from .kernel_state import is_cell, place_of
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
+_STANDARD = sysconfig.get_path("stdlib")
 
 
 def sentence(
@@ -68,8 +70,18 @@ def spot(frame: Frame) -> str:
     return f"{place_of(frame.filename)}, line {frame.lineno}" + (f": {text}" if text else "")
 
 
+def place_of_error(raised: RaisedError) -> Frame | None:
+    """Return where an error was raised; one that comes while another is passed on says little, that one more."""
+    error: RaisedError | None = raised
+    while error is not None:
+        if (frame := place_in(error.frames)) is not None:
+            return frame
+        error = error.context
+    return None
+
+
 def place_in(frames: Collection[Frame]) -> Frame | None:
     """Return the innermost frame of a cell; without one, of the user's other code."""
     stack = list(frames)[::-1]
-    own = [frame for frame in stack if not frame.filename.startswith((_TORCH, _OURS, "<"))]
+    own = [frame for frame in stack if not frame.filename.startswith((_TORCH, _OURS, _STANDARD, "<"))]
     return next((frame for frame in stack if is_cell(frame.filename)), own[0] if own else None)

@@ -127,9 +127,10 @@ def test_syntax_of_a_notebook_works(magics: Kernel) -> None:
     ]
     lines = magics.run("%%rank 0\n%time y = 3").ok().lines
     assert len(lines) == 1 and "wall time" in lines[0]
-    assert magics.run("%%rank 0\ny").ok().lines == ["[0] Out: 3"]
+    assert magics.run("%%rank 0\nz = %time y + 1\nz").ok().lines[-1] == "[0] Out: 4"
     assert "a loop" in magics.run("%%rank 0\n%timeit y + 1").ok().stdout
     assert "wall time" in magics.run("%%distributed\n%%time\ny = 1").ok().stdout
+    assert "----> 4 1 / 0" in magics.run("%%distributed\n%%time\ny = 1\n1 / 0").traceback
     cell = magics.run("%%distributed\n%who")
     assert (
         cell.error is not None and cell.error[0] == "NotImplementedError" and "%who works in" in cell.error[1]

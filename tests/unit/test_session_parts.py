@@ -346,3 +346,14 @@ def test_a_call_travels_as_a_frame() -> None:
     )
     (back,) = FrameReader().feed(b"".join(bytes(part) for part in frame(order)))
     assert back == order
+
+
+def test_where_an_error_was_raised_is_looked_for_in_its_context() -> None:
+    def error(filename: str, context: events.RaisedError | None = None) -> events.RaisedError:
+        place = events.Frame(filename=filename, lineno=3, first_lineno=1, name="f", qualname="f")
+        return events.RaisedError(type_name="E", message="", pickled=None, frames=[place], context=context)
+
+    raised = error(threading.__file__, error("/tmp/ipykernel_1/2.py"))
+    found = hang.place_of_error(raised)
+    assert found is not None and found.filename == "/tmp/ipykernel_1/2.py"
+    assert hang.place_of_error(error(threading.__file__)) is None
