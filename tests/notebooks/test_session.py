@@ -14,7 +14,7 @@ import pytest
 from tests.notebooks.kernel import Kernel, wait_until
 
 pytestmark = pytest.mark.notebook
-IMPORTS = "from notebook_accel import Session, SessionError, Accelerator, current_session"
+IMPORTS = "import threading; from notebook_accel import Session, SessionError, Accelerator, current_session"
 
 
 @pytest.fixture(scope="module", params=["auto", "forkserver"])
@@ -274,7 +274,6 @@ def test_a_killed_worker_is_told_by_the_call_and_the_next(kernel: Kernel) -> Non
 def test_a_second_call_at_the_same_time_is_refused(open_session: Kernel) -> None:
     cell = open_session.run(
         """
-        import threading
         slow = threading.Thread(target=s.run, args=(time.sleep, 1))
         slow.start()
         time.sleep(0.3)
@@ -365,7 +364,7 @@ def test_wrong_arguments_are_told(kernel: Kernel) -> None:
     assert kernel.run("t = Session(1); t.run(lambda: 1, returns='some')").error is not None
     cell = kernel.run("t.run(lambda a: 1)")
     assert cell.error is not None and cell.error[0] == "TypeError"
-    cell = kernel.run("import threading; t.run(lambda f: 1, threading.Lock())")
+    cell = kernel.run("t.run(lambda f: 1, threading.Lock())")
     assert cell.error is not None and cell.error[0] == "ShipError" and "args[0]" in cell.error[1]
     cell = kernel.run("t.run(lambda: threading.Lock())")
     assert cell.error is not None and cell.error[0] == "ShipError" and "returned value" in cell.error[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import os
 import socket
@@ -10,13 +11,16 @@ import threading
 import time
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from notebook_accel import events
-from notebook_accel.launch import cells, connections, hang, service, signals, sources
+from notebook_accel import devices, events, runtime
+from notebook_accel.errors import LaunchError
+from notebook_accel.launch import cells, connections, hang, registry, service, signals, sources
 from notebook_accel.launch.call import Call
+from notebook_accel.launch.job import Job
 from notebook_accel.launch.whereabouts import BACKWARD, Whereabouts, collective_of
 from notebook_accel.stopping import StopPoint
 from notebook_accel.stream.inbox import Inbox
@@ -357,3 +361,27 @@ def test_where_an_error_was_raised_is_looked_for_in_its_context() -> None:
     found = hang.place_of_error(raised)
     assert found is not None and found.filename == "/tmp/ipykernel_1/2.py"
     assert hang.place_of_error(error(threading.__file__)) is None
+
+
+def test_runs_and_sessions_see_each_others_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Held:
+        is_over = False
+        job = replace(Job(function=print), devices=("0",))
+
+        def __repr__(self) -> str:
+            return "<the session that holds 0>"
+
+    kind = next(row for row in devices.KINDS if row.name == "cuda")
+    monkeypatch.setattr(devices, "best", lambda: kind)
+    monkeypatch.setattr(devices, "count", lambda kind: 2)
+    monkeypatch.setattr(runtime, "_sessions", [])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    held = Held()
+    registry.add_session(held)
+    taken = registry.settled(Job(function=print, num_processes=1, stays=True))
+    assert taken.devices == ("1",) and taken.environment["CUDA_VISIBLE_DEVICES"] == "1"
+    with pytest.raises(LaunchError, match=r"0 by <the session that holds 0>.*close a session"):
+        registry.settled(Job(function=print, num_processes=2))
+    held.is_over = True
+    assert registry.settled(Job(function=print, num_processes=2)).devices == ("0", "1")
+    atexit.unregister(registry._close_sessions)
