@@ -147,7 +147,7 @@ def positions() -> dict[str, int] | None:
     ]
     counts = {}
     for group in groups:
-        with contextlib.suppress(RuntimeError):  # not every backend counts
+        with contextlib.suppress(RuntimeError, AttributeError):  # not every backend and version counts
             counts[group.group_name] = int(group._get_sequence_number_for_group())
     return counts
 
