@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         LaunchError,
         NotebookAccelError,
         RunStoppedError,
+        SessionError,
         ShipError,
         WorkerError,
         WorkerExitedError,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from .memory import find_executable_batch_size
     from .probes import is_rich_available
     from .seeding import synchronize_rng_states
+    from .session import Session, current_session
     from .state import DistributedType, PartialState
 
 if not (Path(__file__).parent / "widgets").is_dir():  # in the source tree, where it lies beside this folder
@@ -68,10 +70,13 @@ __all__ = [
     "PartialState",
     "ProfileKwargs",
     "RunStoppedError",
+    "Session",
+    "SessionError",
     "ShipError",
     "WorkerError",
     "WorkerExitedError",
     "WorkerKilledError",
+    "current_session",
     "debug_launcher",
     "find_executable_batch_size",
     "is_rich_available",
@@ -103,10 +108,13 @@ _HOMES: Final = {
     "PartialState": "state",
     "ProfileKwargs": "handlers",
     "RunStoppedError": "errors",
+    "Session": "session",
+    "SessionError": "errors",
     "ShipError": "errors",
     "WorkerError": "errors",
     "WorkerExitedError": "errors",
     "WorkerKilledError": "errors",
+    "current_session": "session",
     "debug_launcher": "launchers",
     "find_executable_batch_size": "memory",
     "is_rich_available": "probes",

@@ -115,6 +115,47 @@ class StopOrder(Order):
     question: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallOrder(Order):
+    """Call a function: `work` is the pickle of the function with its arguments, with its out-of-band buffers.
+
+    `sources` are lines of cells that the worker has not been told yet, by file name.
+    """
+
+    call: int
+    work: Buffer
+    buffers: Sequence[Buffer] = ()
+    sends_value: bool
+    sources: Mapping[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InterruptOrder(Order):
+    """Raise KeyboardInterrupt in this call, where it has not ended."""
+
+    call: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReleaseOrder(Order):
+    """End the wait for other ranks that this call may be in; `pids` are those of all ranks."""
+
+    call: int
+    pids: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhereOrder(Order):
+    """Say where this call is."""
+
+    call: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaveOrder(Order):
+    """End, after the calls that were ordered before."""
+
+
 PhaseName = Literal["starting", "running", "done", "failed", "restarting"]
 
 
@@ -178,6 +219,34 @@ class Result(Event):
 
     value: bytes
     buffers: Sequence[Buffer] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallEnd(Event):
+    """A call of a session returned or raised on a rank.
+
+    `positions` are the numbers of collectives so far by process group; None where the rank is in no group any more.
+    """
+
+    call: int
+    outcome: Result | Failure
+    positions: Mapping[str, int] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Where(Event):
+    """What a rank's main thread does in a call.
+
+    Attributes:
+        collective: that it waits in, or `backward`; empty where it is in neither.
+        seconds: how long its stack has looked like this, as far as somebody looked.
+        frames: the call's, outermost first.
+    """
+
+    call: int
+    collective: str
+    seconds: float
+    frames: Sequence[Frame]
 
 
 def encode(event: Event) -> list[Buffer]:

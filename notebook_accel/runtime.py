@@ -156,6 +156,7 @@ class Reporter(Protocol):
 _current: Runtime | None = None
 _reporter: Reporter | None = None
 _runs: list[Any] = []
+_sessions: list[Any] = []
 
 
 def current() -> Runtime | None:
@@ -183,6 +184,11 @@ def reporter() -> Reporter | None:
 def runs() -> list[Any]:
     """Return the launches of this process that are known: the list itself."""
     return _runs
+
+
+def sessions() -> list[Any]:
+    """Return weak references to the sessions of this process, oldest first: the list itself."""
+    return _sessions
 
 
 def set_reporter(reporter: Reporter | None) -> None:

@@ -27,6 +27,12 @@ class StopPoint:
                 self._changed.wait()
             return self._last is not None and self._questions >= self._last
 
+    def reset(self) -> None:
+        """Forget all that was asked and told."""
+        with self._changed:
+            self._questions, self._held, self._last = 0, False, None
+            self._changed.notify_all()
+
     def hold(self) -> int:
         """Let the next question wait for `set`; return how many there were."""
         with self._changed:

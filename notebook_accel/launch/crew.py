@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any, Literal
 
-from ..events import Event, Failure, HoldOrder, StopOrder
+from ..events import Event, Failure, HoldOrder, Order, StopOrder
 from ..stream.inbox import Channel, End, Inbox
 from ..stream.record import RunRecord
 from ..stream.wire import PipeEnd
-from . import compiler, signals, sources
+from . import compiler, registry, signals, sources
 from .control import Control
 from .job import Job
 from .randomness import RandomStates
@@ -112,13 +112,8 @@ class Crew:
             for channel in ("stdout", "stderr"):
                 ours[channel], theirs[channel] = self._context.Pipe(duplex=False)
         read_end, write_end = self._context.Pipe(duplex=False)
-        held = [member.lifeline.fileno() for member in self._members]
-        foreign = [
-            *self._inbox.filenos(),
-            *held,
-            write_end.fileno(),
-            *(end.fileno() for end in ours.values()),
-        ]
+        foreign = {fd for session in registry.sessions() for fd in session.filenos()}
+        foreign |= {*self.filenos(), write_end.fileno(), *(end.fileno() for end in ours.values())}
         seat = Seat(
             rank=rank,
             environment=environment,
@@ -127,6 +122,7 @@ class Crew:
             events=their_events,
             lifeline=read_end,
             payload=self._payload,
+            stays=self._job.stays,
             sends_value=sends_value,
             forked=forked,
             with_ipython="IPython" in sys.modules,
@@ -135,7 +131,7 @@ class Crew:
             directory=None if forked else os.getcwd(),
             random_states=states,
             sources={} if forked else sources.collect(),
-            foreign_fds=foreign if forked else (),
+            foreign_fds=tuple(foreign) if forked else (),
         )
         process = self._context.Process(target=main, args=(seat,), name=f"notebook_accel rank {rank}")  # type: ignore[attr-defined]
         try:
@@ -159,6 +155,27 @@ class Crew:
     def pids(self) -> dict[int, int]:
         """Return the process ids by rank."""
         return {member.rank: member.process.pid or 0 for member in self._members}
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any of them has not ended."""
+        return bool(self._running())
+
+    def filenos(self) -> list[int]:
+        """Return the notebook's descriptors that belong to these workers: forked processes must not keep them."""
+        return [*self._inbox.filenos(), *(member.lifeline.fileno() for member in self._members)]
+
+    def poll(self, timeout: float) -> None:
+        """Deliver what comes within `timeout` seconds; returns as soon as something did."""
+        self._poll(timeout)
+
+    def tell(self, order: Order) -> None:
+        """Send an order; never waits, and may be called from any thread."""
+        self._inbox.tell(order)
+
+    def drain(self, rank: int) -> list[Event]:
+        """Return what a worker has written so far, unfinished lines too; for `deliver` only."""
+        return self._inbox.drain(rank)
 
     def watch(self, timeout: float) -> State:
         """Deliver what comes within `timeout` seconds, or until the attempt ends; say how it stands."""

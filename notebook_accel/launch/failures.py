@@ -43,6 +43,11 @@ def describe(error: BaseException, depth: int = 0) -> RaisedError:
 
 def report(emitter: Emitter, error: BaseException) -> None:
     """In the worker: send an exception as this rank's failure."""
+    emitter.emit(failure_of(emitter, error))
+
+
+def failure_of(emitter: Emitter, error: BaseException) -> Failure:
+    """In the worker: return an exception as this rank's failure."""
     now = emitter.now()
     try:
         raised = describe(error)
@@ -50,7 +55,7 @@ def report(emitter: Emitter, error: BaseException) -> None:
         text = f"{_text(error)} (it could not be described: {type(broken).__name__}: {broken})"
         frames = tracebacks.frames(BaseException.__dict__["__traceback__"].__get__(error))
         raised = RaisedError(type_name=type(error).__qualname__, message=text, pickled=None, frames=frames)
-    emitter.emit(Failure(rank=emitter.rank, time=now, pid=os.getpid(), error=raised))
+    return Failure(rank=emitter.rank, time=now, pid=os.getpid(), error=raised)
 
 
 def revive(raised: RaisedError, rank: int, pid: int) -> BaseException:

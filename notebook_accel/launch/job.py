@@ -38,8 +38,9 @@ class Job:
 
     `num_processes` is per node, None the number of devices. `environment` is set in the workers alone;
     `quiet` leaves out the line that announces the run. `background` says that this process goes on meanwhile;
-    `holds` are the devices that are the run's alone, as CUDA_VISIBLE_DEVICES names them, empty on CPUs. `log_dir` is
-    the folder for files of output, None where there are none.
+    `stays` says that the processes wait for calls instead of running the function. `holds` are the devices that are
+    the run's alone, as CUDA_VISIBLE_DEVICES names them, empty on CPUs. `log_dir` is the folder for files of output,
+    None where there are none.
     """
 
     function: Callable[..., Any]
@@ -56,6 +57,7 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     quiet: bool = False
     background: bool = False
+    stays: bool = False
     holds: tuple[str, ...] = ()
     log_dir: str | os.PathLike[str] | None = None
 
@@ -82,4 +84,5 @@ class Job:
     def distributed(self) -> bool:
         """Whether the job that was checked needs processes of its own: a library that shards does, for one too."""
         shards = any(environ.flag_in(self.environment, name) for name in _LIBRARIES)
-        return self.local_world_size > 1 or self.rendezvous.num_nodes > 1 or shards or self.background
+        several = self.local_world_size > 1 or self.rendezvous.num_nodes > 1
+        return several or shards or self.background or self.stays

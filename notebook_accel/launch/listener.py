@@ -6,6 +6,7 @@ import select
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from .. import runtime
@@ -22,10 +23,18 @@ _BYTES: Final = 1 << 16
 class Listener:
     """Answers orders as they come, and sends a pulse where something changed since the last one.
 
-    It reads what the training notes for itself anyway, so that the training pays nothing for it.
+    It reads what the training notes for itself anyway, so that the training pays nothing for it. Orders that it does
+    not know go to `obey`.
     """
 
-    def __init__(self, events: socket.socket, emitter: Emitter, stop_point: StopPoint) -> None:
+    def __init__(
+        self,
+        events: socket.socket,
+        emitter: Emitter,
+        stop_point: StopPoint,
+        obey: Callable[[Order], None] | None = None,
+    ) -> None:
+        self._obey_other = obey
         self._events = events
         self._emitter = emitter
         self._stop_point = stop_point
@@ -56,6 +65,8 @@ class Listener:
             emitter.emit(Held(rank=emitter.rank, time=emitter.now(), questions=questions))
         elif isinstance(order, StopOrder):
             self._stop_point.set(order.question)
+        elif isinstance(order, Order) and self._obey_other is not None:
+            self._obey_other(order)
         else:
             assert not isinstance(order, Order), f"nobody obeys {order}"
 

@@ -117,6 +117,14 @@ def _environment(job: Job) -> dict[str, str]:
     return texts
 
 
+def check_call(function: Any, args: Any, caller: str) -> None:
+    """Raise ValueError or TypeError where a function cannot be called in workers with these arguments."""
+    __tracebackhide__ = True
+    problems = Problems()
+    _check_function(problems, function, args)
+    problems.raise_any(caller)
+
+
 def _check_function(problems: Problems, function: Any, args: Any) -> None:
     if not isinstance(args, (tuple, list)):
         problems.type(f"args={args!r}: a tuple is needed, for one argument write args=({args!r},)")

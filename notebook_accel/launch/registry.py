@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import signal
 import sys
+import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,21 @@ _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 def runs() -> list[Run]:
     """Return this process's runs, oldest first: all that still run, and the last that ended."""
     return list(runtime.runs())
+
+
+def add_session(session: Any) -> None:
+    """Note a session, as long as somebody else holds it."""
+    known = runtime.sessions()
+    known[:] = [reference for reference in known if reference() is not None]
+    known.append(weakref.ref(session))
+    atexit.unregister(_close_sessions)
+    atexit.register(_close_sessions)  # before multiprocessing's own, which waits for all processes
+
+
+def sessions() -> list[Any]:
+    """Return this process's sessions that are not closed, oldest first."""
+    found = [reference() for reference in list(runtime.sessions())]
+    return [session for session in found if session is not None and not session.is_over]
 
 
 def add(run: Run) -> None:
@@ -51,7 +67,8 @@ def settled(job: Job) -> Job:
     ids = (
         _ids(chosen) or _ids(environ.get(_VISIBLE)) or [str(number) for number in range(devices.count(kind))]
     )
-    holders = {device: run for run in runtime.runs() if not run.is_over for device in run.job.holds}
+    living = [*(run for run in runtime.runs() if not run.is_over), *sessions()]
+    holders = {device: holder for holder in living for device in holder.job.holds}
     free = [device for device in ids if device not in holders]
     if chosen is not None or not job.distributed:  # by hand, or this process's first
         free = [device for device in ids[: job.local_world_size] if device not in holders]
@@ -60,7 +77,7 @@ def settled(job: Job) -> Job:
         raise LaunchError(
             f"{job.name} needs {job.local_world_size} {kind.label if job.local_world_size == 1 else kind.plural}, and "
             f"{len(free) or 'none'} of {', '.join(ids)} {'is' if len(free) == 1 else 'are'} free ({held}): wait for a "
-            "run, stop it (`notebook_accel.runs()` lists them), or use fewer processes"
+            "run, stop it (`notebook_accel.runs()` lists them), close a session, or use fewer processes"
         )
     taken = tuple(free[: job.local_world_size])
     moved = kind.name == "cuda" and job.distributed and list(taken) != ids[: job.local_world_size]
@@ -79,6 +96,11 @@ def _end_all() -> None:
         run.request_stop(0.0)
     for run in living:
         run.wait(_LAST_SECONDS)
+
+
+def _close_sessions() -> None:
+    for session in sessions():
+        session.close()
 
 
 def _take_idle_interrupts() -> None:

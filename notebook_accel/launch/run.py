@@ -278,7 +278,7 @@ class Run:
         notes = self._notes(cause, outcome)
         for note in notes:
             failures.add_note(error, note)
-        if not _notes_are_shown():
+        if not notes_are_shown():
             for sink in self._sinks:
                 sink.note("\n".join(notes))
         return error
@@ -308,7 +308,7 @@ def spoken(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def _notes_are_shown() -> bool:
+def notes_are_shown() -> bool:
     """Whether a traceback shows an exception's notes: on Python 3.10, and in old versions of IPython, it does not."""
     shown_by = sys.modules.get("IPython.core.ultratb")
     in_python = sys.version_info >= (3, 11)

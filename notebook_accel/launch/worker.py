@@ -32,6 +32,7 @@ from .listener import Listener
 from .randomness import RandomStates
 from .report import WorkerReporter
 from .segment import Segment
+from .service import Service
 
 GO = b"g"  # the notebook's word, on the event socket, that all workers are started
 _LAST_COLLECTIVE = timedelta(seconds=10)  # that a rank waits for its peers at the end
@@ -45,7 +46,7 @@ class Seat:
     `payload` is the function with its arguments, or a segment that holds them. `foreign_fds` are the notebook's
     descriptors that a forked worker has to close. Without pipes for `stdout` and `stderr` output goes as events.
     `child_start_method` is how the worker's own children start, data
-    loader workers for example.
+    loader workers for example. `stays` says that it waits for calls and has no payload.
     """
 
     rank: int
@@ -64,6 +65,7 @@ class Seat:
     random_states: RandomStates
     sources: Mapping[str, list[str]]
     foreign_fds: Sequence[int] = ()
+    stays: bool = False
 
 
 def main(seat: Seat) -> NoReturn:
@@ -113,6 +115,12 @@ def _work(seat: Seat, emitter: Emitter, output: capture.Capture) -> int:
         runtime.set_reporter(WorkerReporter(emitter, output.flush, stop_point))
         if seat.events.recv(len(GO)) != GO:
             return 1  # the notebook has given up
+        if seat.stays:
+            service = Service(emitter, output, stop_point)
+            Listener(seat.events, emitter, stop_point, service.obey)
+            service.serve()
+            _leave_group()
+            return 0
         Listener(seat.events, emitter, stop_point)
         function, args = seat.payload.open() if isinstance(seat.payload, Segment) else seat.payload
         emitter.emit(Phase(rank=seat.rank, time=emitter.now(), name="running"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 import sys
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
@@ -157,10 +158,11 @@ class _CellBar:
 
     def __init__(self) -> None:
         self._ids: dict[int, str] = {}
+        self._name = uuid.uuid4().hex  # an update changes every display of the notebook that has its id
 
     def __call__(self, bar: Progress) -> None:
         known = bar.bar in self._ids
-        display_id = self._ids.setdefault(bar.bar, f"notebook-accel-{id(self):x}-{bar.bar}")
+        display_id = self._ids.setdefault(bar.bar, f"notebook-accel-{self._name}-{bar.bar}")
         text = bar.text if bar.leave or not bar.finished else ""
         publish({"text/plain": text}, transient={"display_id": display_id}, update=known)
 

@@ -66,6 +66,11 @@ class Cell:
         return ""
 
     @property
+    def told(self) -> str:
+        """Return the traceback and what stands on stderr: old versions of IPython show no notes in tracebacks."""
+        return self.traceback + self.stderr
+
+    @property
     def value(self) -> str:
         """Return the text of the cell's value."""
         for output in self.outputs:

@@ -89,7 +89,7 @@ class SingleNode(OwnHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         self.attempt += 1
-        store = _open_store(self._place)  # a new one for each attempt: the last one's holds its addresses
+        store = open_store(self._place)  # a new one for each attempt: the last one's holds its addresses
         where = RendezvousStoreInfo(master_addr=self._place.address, master_port=store.port)
         return RendezvousInfo(store, 0, 1, where)
 
@@ -240,7 +240,7 @@ def _join_seconds(settings: Mapping[str, Any]) -> float:
     return float(settings.get("join_timeout", settings.get("timeout", _JOIN_SECONDS)))
 
 
-def _open_store(place: Rendezvous) -> TCPStore:
+def open_store(place: Rendezvous) -> TCPStore:
     """Open a store that listens at the run's own address alone.
 
     Left to itself torch's listens at all addresses, in IPv6; the name of each peer is then looked up as IPv6 too,
