@@ -366,7 +366,7 @@ def test_where_an_error_was_raised_is_looked_for_in_its_context() -> None:
 def test_runs_and_sessions_see_each_others_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     class Held:
         is_over = False
-        job = replace(Job(function=print), devices=("0",))
+        job = replace(Job(function=print), holds=("0",))
 
         def __repr__(self) -> str:
             return "<the session that holds 0>"
