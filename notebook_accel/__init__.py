@@ -31,6 +31,7 @@ from .handlers import (
 from .inference import prepare_pippy
 from .launchers import debug_launcher, notebook_launcher, runs
 from .memory import find_executable_batch_size
+from .metrics import print_metrics
 from .probes import is_rich_available
 from .seeding import synchronize_rng_states
 from .state import DistributedType, PartialState
@@ -72,6 +73,7 @@ __all__ = [
     "load_checkpoint_in_model",
     "notebook_launcher",
     "prepare_pippy",
+    "print_metrics",
     "runs",
     "skip_first_batches",
     "synchronize_rng_states",

@@ -12,7 +12,7 @@ from .launch import kernel_state
 
 if TYPE_CHECKING:  # what a launch needs is imported by the first one: workers and scripts need none of it
     from .config.launch import Source
-    from .launch.job import Job, Returns, StartMethod
+    from .launch.job import Job, Returns, StartMethod, View
     from .launch.run import Run
 
 P = ParamSpec("P")
@@ -66,6 +66,7 @@ def notebook_launcher(
     environment: Mapping[str, str] | None = None,
     config: Source | None = None,
     block: bool = True,
+    view: View = "auto",
 ) -> Any:
     """Run a function on several processes and return what it returns.
 
@@ -101,6 +102,9 @@ def notebook_launcher(
         block: False returns a `Run` at once: `run.result()` or `await run` waits for the value, `run.stop()` stops
             it, `notebook_accel.runs()` lists all. The function and what it uses are taken as they are at the call,
             and processes of their own run it, also where there is one; they end with this process.
+        view: how the run is shown. `widget` is a live view with a Stop button, which becomes a static page at the end;
+            `text` prints lines; `none` shows nothing but errors; `auto` is the environment variable
+            NOTEBOOK_ACCEL_VIEW, else the widgets in a notebook that has ipywidgets, and text elsewhere.
 
     Returns:
         What `returns` asks for. A single process is this process, and the value is the function's own. A `Run` where
@@ -141,6 +145,7 @@ def notebook_launcher(
         prefix=log_line_prefix_template,
         environment=dict(environment or {}),
         background=not block,
+        view=view,
     )
     return _run(job, "notebook_launcher")
 
@@ -173,12 +178,11 @@ def _run(job: Job, caller: str) -> Any:
     __tracebackhide__ = True
     from .launch import compiler, guard, preflight
     from .launch.start import launch, launch_in_background
-    from .stream.sinks import TextSink
+    from .widgets.run import sink_for
 
     ready = preflight.checked(job, caller)
     if ready.distributed and ready.start_method == "fork" and compiler.load_for(job.function):
         ready = preflight.checked(job, caller)  # what an import started could forbid the fork
     if environ.flag("ACCELERATE_DEBUG_MODE"):
         guard.dry_launch(ready)
-    sinks = [lambda run: TextSink(run.job.output, run.job.prefix)]
-    return launch_in_background(ready, sinks) if ready.background else launch(ready, sinks)
+    return launch_in_background(ready, [sink_for]) if ready.background else launch(ready, [sink_for])

@@ -10,9 +10,11 @@ from ..stream.sinks import Output
 
 StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
 Returns = Literal["first", "all", "none"]
+View = Literal["auto", "widget", "text", "none"]
 
 START_METHODS: tuple[StartMethod, ...] = ("auto", "fork", "forkserver", "spawn")
 RETURNS: tuple[Returns, ...] = ("first", "all", "none")
+VIEWS: tuple[View, ...] = ("auto", "widget", "text", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,7 @@ class Job:
     max_restarts: int = 0
     monitor_interval: float = 0.1
     prefix: str | None = None
+    view: View = "auto"
     environment: Mapping[str, str] = field(default_factory=dict)
     quiet: bool = False
     background: bool = False

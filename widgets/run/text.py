@@ -1,0 +1,103 @@
+"""Runs as text where no widget shows them: in a display that changes, in a terminal, or errors only."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from notebook_accel.events import Event
+from notebook_accel.launch.run import Run
+from notebook_accel.stream.record import MAX_TAIL
+from notebook_accel.stream.sinks import Sink, TextSink
+
+from . import ansi, page
+from .picture import Picture, picture
+
+_INTERVAL: Final = 0.2
+
+
+class TextDisplay(Sink):
+    """Shows a background run in a notebook as one text that changes: what it prints comes when its cell has ended."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._handles: list[Any] = []
+        self._shown = ""
+        self._next = 0.0
+        self.again()
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Change the text, five times a second at most."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _INTERVAL
+            self._draw()
+
+    def note(self, text: str) -> None:
+        """Leave it to the final text, which has it."""
+
+    def close(self) -> None:
+        """Show the final text."""
+        self._draw()
+
+    def again(self) -> bool:
+        """Show the text in the cell that runs now, too."""
+        from IPython.display import display
+
+        self._handles.append(display({"text/plain": self._text()}, raw=True, display_id=True))
+        return True
+
+    def _draw(self) -> None:
+        text = self._text()
+        if text != self._shown:
+            self._shown = text
+            for handle in self._handles:
+                handle.update({"text/plain": text}, raw=True)
+
+    def _text(self) -> str:
+        return as_text(picture(self._run))
+
+
+def as_text(shown: Picture) -> str:
+    """Return the newest lines of all ranks in the order in which they came, and how the run stands below them."""
+    several = len(shown.outputs) > 1
+    newest = sorted(
+        (line for output in shown.outputs.values() for line in output.lines), key=lambda line: line.time
+    )
+    lines = [f"[{line.rank}] {line.text}" if several else line.text for line in newest[-MAX_TAIL:]]
+    return "\n".join([*map(ansi.strip, lines), page.plain(shown, last=0)])
+
+
+class PrintedRun(TextSink):
+    """Prints lines as they come, and after a background run that failed a line that says so."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run.job.output, run.job.prefix)
+        self._run = run
+
+    def close(self) -> None:
+        """Draw what is held back."""
+        if self._run.job.background and self._run.status == "failed":
+            self.note(f"{self._run!r}; result() raises it")
+        super().close()
+
+
+class ErrorsOnly(Sink):
+    """Shows nothing but what went wrong; a launch that blocks raises that anyway."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Show nothing."""
+
+    def note(self, text: str) -> None:
+        """Print a message of the launcher itself."""
+        print(f"notebook_accel: {text}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Say where a background run failed."""
+        if self._run.job.background and self._run.status == "failed":
+            self.note(f"{self._run!r}; result() raises it")
