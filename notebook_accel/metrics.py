@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import runtime, topology
-from .tracking.values import as_number, numbers_in
 
 
 def print_metrics(values: Mapping[str, Any] | None = None, *, step: int | None = None, **named: Any) -> None:
@@ -28,15 +27,16 @@ def print_metrics(values: Mapping[str, Any] | None = None, *, step: int | None =
     current = runtime.current()
     if not (topology.from_environ() if current is None else current.topology).is_main:
         return
+    from .tracking.values import numbers_in
+
     everything = {**(values or {}), **named}
     at = None if step is None else int(step)
-    words = ", ".join(f"{name} {_shown(value)}" for name, value in everything.items())
+    numbers = numbers_in(everything)
+    shown = {str(name): value for name, value in everything.items()} | {
+        name: f"{number:.4g}" for name, number in numbers.items()
+    }
+    words = ", ".join(f"{name} {value}" for name, value in shown.items())
     print(words if at is None else f"step {at}: {words}", flush=True)
     reporter = runtime.reporter()
-    if reporter is not None and (found := numbers_in(everything)):
-        reporter.metrics(found, at)
-
-
-def _shown(value: Any) -> str:
-    number = as_number(value)
-    return str(value) if number is None else f"{number:.4g}"
+    if reporter is not None and numbers:
+        reporter.metrics(numbers, at)

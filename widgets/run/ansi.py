@@ -22,7 +22,7 @@ _STEPS: Final = (0, 95, 135, 175, 215, 255)
 _LIGHT: Final = 0.19  # relative luminance with a contrast above 4 to white and to #111 (WCAG 2.1, 1.4.3)
 
 
-def strip(text: str) -> str:
+def bare(text: str) -> str:
     """Return a text without the escapes that terminals obey."""
     return _ESCAPE.sub("", text) if "\x1b" in text else text
 

@@ -153,7 +153,7 @@ def marks(lines: Iterable[Line]) -> Iterator[tuple[Mark, str]]:
             yield ("err" if line.stream == "stderr" else ""), text
             continue
         yield "trace", text
-        bare = ansi.strip(text)
+        bare = ansi.bare(text)
         if bare and not bare[0].isspace() and _TRACE_START not in bare:
             inside = False
 
@@ -286,9 +286,9 @@ def plain(picture: Picture, last: int = _PLAIN_LINES) -> str:
     prefixed = len(picture.outputs) > 1
     for rank, output in picture.outputs.items():
         shown = [text for _, text in marks(output.lines)][-last:] if last else []
-        parts += [f"[{rank}] {ansi.strip(text)}" if prefixed else ansi.strip(text) for text in shown]
+        parts += [f"[{rank}] {ansi.bare(text)}" if prefixed else ansi.bare(text) for text in shown]
     if picture.trouble is not None:
-        parts.append(ansi.strip(picture.trouble.traceback) or picture.trouble.title)
+        parts.append(ansi.bare(picture.trouble.traceback) or picture.trouble.title)
         parts += picture.trouble.others
     return "\n".join(parts)
 

@@ -67,7 +67,7 @@ def as_text(shown: Picture) -> str:
         (line for output in shown.outputs.values() for line in output.lines), key=lambda line: line.time
     )
     lines = [f"[{line.rank}] {line.text}" if several else line.text for line in newest[-MAX_TAIL:]]
-    return "\n".join([*map(ansi.strip, lines), page.plain(shown, last=0)])
+    return "\n".join([*map(ansi.bare, lines), page.plain(shown, last=0)])
 
 
 class PrintedRun(TextSink):
