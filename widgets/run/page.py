@@ -79,7 +79,8 @@ def table(picture: Picture) -> str:
         cells = [f'<th scope="row" style="{_CELL};font-weight:600">{state.rank}</th>']
         for name, texts in list(used.items())[1:]:
             wrong = name in ("status", "what happened") and state.status in ("failed", "killed")
-            style = f"{_CELL};color:{_WRONG};white-space:normal" if wrong else _CELL
+            style = f"{_CELL};color:{_WRONG}" if wrong else _CELL
+            style += ";white-space:normal" if name == "what happened" else ""
             cells.append(f'<td style="{style}">{html.escape(texts[number])}</td>')
         rows.append(f"<tr>{''.join(cells)}</tr>")
     return (
@@ -118,7 +119,8 @@ def _bar(who: str, bar: Bar) -> str:
     shade = "opacity:0.35;" if percent is None else ""
     return (
         '<div style="display:flex;align-items:center;gap:10px;margin:2px 0">'
-        f'<span style="min-width:11em">{html.escape(label)}</span>'
+        '<span style="flex:0 0 15em;overflow:hidden;text-overflow:ellipsis;white-space:nowrap">'
+        f"{html.escape(label)}</span>"
         f'<div role="progressbar" aria-label="{html.escape(label or "progress")}" '
         f'aria-valuetext="{html.escape(bar.text)}"{known} '
         'style="flex:1 1 auto;max-width:22em;height:10px;border-radius:3px;overflow:hidden;'

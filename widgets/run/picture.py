@@ -210,12 +210,11 @@ def _note(failure: Failure | None) -> str:
 def _bars(record: RunRecord, rank: int, shown: bool, over: bool) -> tuple[Bar, ...]:
     pulse = record.pulses.get(rank)
     found = [] if pulse is None or not pulse.batch or over else [_loader_bar(pulse)]
-    drawn = [
-        bar
-        for (of, _), bar in list(record.progress.items())
-        if of == rank and shown and (bar.leave or not bar.finished)
-    ]
-    return (*found, *map(_tqdm_bar, drawn[-_MAX_BARS:]))
+    drawn: dict[str, Progress] = {}  # of several with one name, one after the other, the newest
+    for (of, _), bar in list(record.progress.items()):
+        if of == rank and shown and (bar.leave or not bar.finished):
+            drawn[bar.description] = bar
+    return (*found, *map(_tqdm_bar, list(drawn.values())[-_MAX_BARS:]))
 
 
 def _loader_bar(pulse: Pulse) -> Bar:
