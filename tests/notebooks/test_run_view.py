@@ -29,9 +29,10 @@ def talk(seconds=0.5, fails=False):
     print("hello", rank)
     print("<script>careful</script>", file=sys.stderr)
     print_metrics(loss=0.5, step=1)
-    time.sleep(seconds)
     if fails and rank == 1:
+        time.sleep(0.3)
         raise ValueError("bad batch")
+    time.sleep(seconds)
     return 7
 """
 
@@ -76,7 +77,7 @@ def test_a_blocking_run_leaves_a_page(viewer: Kernel) -> None:
 
 
 def test_a_failed_run_shows_its_failure_once(viewer: Kernel) -> None:
-    cell = viewer.run("notebook_launcher(talk, (0.2, True), num_processes=2)")
+    cell = viewer.run("notebook_launcher(talk, (20, True), num_processes=2)")
     assert cell.error == ("ValueError", "bad batch")
     (final,) = views(cell)
     check_static(final, "failed", "ValueError: bad batch", "stopped")
@@ -84,7 +85,7 @@ def test_a_failed_run_shows_its_failure_once(viewer: Kernel) -> None:
 
 
 def test_a_background_run_shows_its_traceback(viewer: Kernel) -> None:
-    cell = viewer.run("run = notebook_launcher(talk, (0.5, True), num_processes=2, block=False)").ok()
+    cell = viewer.run("run = notebook_launcher(talk, (20, True), num_processes=2, block=False)").ok()
     assert live(cell) == 1 and cell.seconds < 5
     (final,) = updates(viewer.late_output(4))
     check_static(final["data"], "failed", "ValueError", "bad batch", "Traceback (most recent call last)")
@@ -111,7 +112,7 @@ def test_every_copy_becomes_the_page(viewer: Kernel) -> None:
 def test_a_stopped_run(viewer: Kernel) -> None:
     cell = viewer.run(
         "run = notebook_launcher(talk, (60,), num_processes=2, block=False)\n"
-        "while len(run.lines()) < 6: time.sleep(0.05)\nrun.stop(); run.status"
+        "while len(run.lines()) < 5: time.sleep(0.05)\nrun.stop(); run.status"
     ).ok()
     assert cell.value == "'stopped'"
     (final,) = views(cell)
@@ -180,13 +181,13 @@ def test_other_views(viewer: Kernel) -> None:
     assert not cell.displays and "[0] hello 0" in cell.lines
     cell = viewer.run("notebook_launcher(talk, num_processes=2, view='none')").ok()
     assert not cell.displays and not cell.stdout and not cell.stderr
-    cell = viewer.run("notebook_launcher(talk, (0, True), num_processes=2, view='none')")
+    cell = viewer.run("notebook_launcher(talk, (20, True), num_processes=2, view='none')")
     assert cell.error == ("ValueError", "bad batch")
 
 
 def test_a_background_run_as_text_is_one_display(viewer: Kernel) -> None:
     cell = viewer.run(
-        "run = notebook_launcher(talk, (1, True), num_processes=2, block=False, view='text')"
+        "run = notebook_launcher(talk, (20, True), num_processes=2, block=False, view='text')"
     ).ok()
     assert len(cell.displays) == 1 and list(cell.displays[0]) == ["text/plain"]
     sent = updates(viewer.late_output(5))
