@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 from tests.browser.conftest import READY, Lab
+from tests.browser.test_config_form import CONTRAST
 
 pytestmark = [pytest.mark.browser, pytest.mark.notebook]
 
@@ -46,19 +49,18 @@ def train(seconds, fails=False):
                 return step
     return step
 """
-BACKGROUND = "run = notebook_launcher(train, args=({}, {}), num_processes=2, block=False)"
+LAUNCH = "run = notebook_launcher(train, args=({}, {}), num_processes=2, block=False)"
+SLEEP = """
+import os, time
+from notebook_accel import notebook_launcher
+
+def sleep():
+    print("pid", os.getpid(), flush=True)
+    time.sleep(100)
+"""
+SAVE = "() => window.jupyterapp.commands.execute('docmanager:save')"
 VIEW = ".accel-run"
 STATIC = ".accel-run-static"
-
-
-@pytest.fixture
-def pids(lab: Lab) -> Iterator[Callable[[str], list[psutil.Process]]]:
-    """The worker processes whose ids a text has."""
-
-    def found(text: str) -> list[psutil.Process]:
-        return [psutil.Process(int(pid)) for pid in re.findall(r"pid (\d+)", text)]
-
-    yield found
 
 
 def wait_ready(page: Any) -> None:
@@ -72,41 +74,113 @@ def workers(page: Any) -> list[psutil.Process]:
     """The workers of the run in view, by the ids that they printed."""
     found = []
     for rank in (0, 1):
-        page.get_by_role("tab", name=re.compile(f"rank {rank}")).click()
+        page.get_by_role("tab", name=f"rank {rank}").click()
         pane = page.locator(".accel-run-lines:visible", has_text=re.compile(r"pid \d+"))
         pane.wait_for(timeout=30_000)
         found += re.findall(r"pid (\d+)", pane.inner_text())
+    assert len(found) == 2
     return [psutil.Process(int(pid)) for pid in found]
 
 
-def test_it_lives_and_a_click_stops_it(page: Any, run_cells: Callable[..., None]) -> None:
-    run_cells([TRAIN, BACKGROUND.format(60, False), "run.show()"])
+def stop(page: Any) -> float:
+    """Click Stop; return the seconds until the workers are gone and the final view is there."""
+    alive = workers(page)
+    assert all(worker.is_running() for worker in alive)
+    page.get_by_role("button", name="Stop").click()
+    clicked = time.monotonic()
+    page.locator(STATIC).get_by_role("status").filter(has_text="stopped").wait_for()
+    seconds = time.monotonic() - clicked
+    assert not any(worker.is_running() for worker in alive)
+    assert page.get_by_role("button", name="Stop").count() == 0
+    return seconds
+
+
+def test_it_lives_in_every_copy(page: Any, run_cells: Callable[..., None]) -> None:
+    run_cells([TRAIN, LAUNCH.format(60, False), "run.show()"])
     live = page.locator(VIEW)
     live.nth(1).wait_for()
     assert live.count() == 2, "the cell's view, and the one of show()"
     first = live.first
-    first.get_by_text(re.compile("epoch 1")).wait_for(timeout=30_000)
+    first.get_by_role("progressbar", name="epoch 1").wait_for(timeout=30_000)
     first.locator("svg[aria-label*=loss]").wait_for(timeout=30_000)
     step = first.locator("td").nth(1)
     seen = step.inner_text()
     page.wait_for_timeout(1500)
     assert step.inner_text() != seen, "the table goes on"
     assert "running" in first.get_by_role("status").inner_text()
+    before = first.locator("svg").inner_html()
+    page.get_by_label("log scale").first.check()
+    page.wait_for_timeout(1500)
+    assert first.locator("svg").inner_html() != before
+    page.get_by_label("all ranks").first.check()
+    first.get_by_role("progressbar", name="rank 0").wait_for()
+    first.get_by_role("progressbar", name="rank 1").wait_for()
+    page.get_by_role("button", name="Stop").first.focus()
+    page.keyboard.press("Enter")
+    page.locator(STATIC).nth(1).wait_for(timeout=5_000)
+    text = page.locator(STATIC).first.inner_text()
+    assert "✓ done" in text, "workers that ask whether to stop return"
 
 
-def test_stop_ends_workers_that_do_not_ask(page: Any, run_cells: Callable[..., None]) -> None:
-    code = (
-        "import os, time\n"
-        "from notebook_accel import notebook_launcher\n"
-        "def f():\n    print('pid', os.getpid(), flush=True)\n    time.sleep(100)\n"
-        "run = notebook_launcher(f, num_processes=2, block=False)"
-    )
-    run_cells([code])
-    alive = workers(page)
-    assert len(alive) == 2 and all(worker.is_running() for worker in alive)
-    page.get_by_role("button", name="Stop").click()
-    clicked = time.monotonic()
-    page.locator(STATIC).get_by_role("status").filter(has_text="stopped").wait_for()
-    assert time.monotonic() - clicked < 2
-    assert not any(worker.is_running() for worker in alive)
-    assert page.get_by_role("button", name="Stop").count() == 0
+def test_stop_ends_a_background_run(page: Any, run_cells: Callable[..., None]) -> None:
+    run_cells([SLEEP + "\nrun = notebook_launcher(sleep, num_processes=2, block=False)"])
+    assert stop(page) < 1
+
+
+def test_stop_ends_a_blocking_run(lab: Lab, page: Any, run_cells: Callable[..., None]) -> None:
+    run_cells([SLEEP], more=["notebook_launcher(sleep, num_processes=2)"])
+    assert stop(page) < 1
+    page.locator(".jp-OutputArea-output", has_text="RunStoppedError").first.wait_for()
+
+
+def test_a_reload_keeps_the_view(page: Any, run_cells: Callable[..., None]) -> None:
+    run_cells([TRAIN, LAUNCH.format(14, False)])
+    page.locator(f"{VIEW} svg[aria-label*=loss]").wait_for(timeout=30_000)
+    page.evaluate(SAVE)
+    page.wait_for_timeout(500)
+    page.goto(page.url.replace("?reset", "?"))
+    wait_ready(page)
+    step = page.locator(f"{VIEW} td").nth(1)
+    step.wait_for(timeout=20_000)
+    seen = step.inner_text()
+    page.wait_for_timeout(1500)
+    assert step.inner_text() != seen
+    page.locator(STATIC).get_by_role("status").filter(has_text="done").wait_for(timeout=30_000)
+
+
+def test_a_saved_view_can_be_read_the_next_day(lab: Lab, page: Any, run_cells: Callable[..., None]) -> None:
+    run_cells([TRAIN, LAUNCH.format(2, False)])
+    page.locator(STATIC).wait_for(timeout=30_000)
+    page.evaluate(SAVE)
+    page.wait_for_timeout(500)
+    for session in lab.ask("/api/sessions"):
+        lab.ask(f"/api/sessions/{session['id']}", "DELETE")
+    name = re.search(r"(\w+\.ipynb)", page.url)
+    assert name is not None
+    saved = lab.root / name[1]
+    text = saved.read_text()
+    assert "accel-run-static" in text and "widget-view" not in text and "<script" not in text
+    (lab.root / f"copy_{name[1]}").write_text(json.dumps(json.loads(text)))  # not trusted: sanitized
+    for path in (name[1], f"copy_{name[1]}"):
+        page.goto(page.url.replace(name[1], path))
+        wait_ready(page)
+        page.get_by_text("done").first.wait_for(timeout=20_000)
+        page.locator("img[alt*=loss]").wait_for(timeout=20_000)
+        assert page.get_by_text("Error displaying widget").count() == 0
+        assert page.locator("img[alt*=loss]").evaluate("node => node.naturalWidth") > 100
+        name = re.search(r"(copy_\w+\.ipynb|\w+\.ipynb)", page.url)
+        assert name is not None
+
+
+@pytest.mark.parametrize("theme", ["Light", "Dark"])
+def test_it_can_be_read(page: Any, run_cells: Callable[..., None], theme: str, tmp_path: Path) -> None:
+    run_cells([TRAIN, LAUNCH.format(60, True)], theme=theme)
+    page.locator(f"{VIEW} svg[aria-label*=loss]").wait_for(timeout=30_000)
+    page.screenshot(path=tmp_path / f"running {theme}.png")
+    for text in (page.locator(f"{VIEW} svg text").first, page.locator(f"{VIEW} td").first):
+        assert text.evaluate(CONTRAST) >= 4
+    page.locator(STATIC).wait_for(timeout=30_000)
+    page.screenshot(path=tmp_path / f"failed {theme}.png")
+    parts = ["[role=alert]", "[role=status]", "td", "pre span", "summary", "details pre"]
+    for part in parts:
+        assert page.locator(f"{STATIC} {part}").first.evaluate(CONTRAST) >= 4, part
