@@ -60,6 +60,15 @@ def updates(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [m["content"] for m in messages if m["msg_type"] == "update_display_data"]
 
 
+def sent_later(kernel: Kernel, word: str, seconds: float = 30) -> list[dict[str, Any]]:
+    """Return the updates that come after a cell has ended, until one has this word."""
+    found: list[dict[str, Any]] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not any(word in str(content["data"]) for content in found):
+        found += updates(kernel.late_output(0.2))
+    return found
+
+
 def check_static(data: dict[str, Any], *words: str) -> None:
     assert WIDGET not in data
     assert "<script" not in data["text/html"] and "&lt;script&gt;careful" in data["text/html"]
@@ -87,7 +96,7 @@ def test_a_failed_run_shows_its_failure_once(viewer: Kernel) -> None:
 def test_a_background_run_shows_its_traceback(viewer: Kernel) -> None:
     cell = viewer.run("run = notebook_launcher(talk, (20, True), num_processes=2, block=False)").ok()
     assert live(cell) == 1 and cell.seconds < 5
-    (final,) = updates(viewer.late_output(4))
+    (final,) = sent_later(viewer, "accel-run-static")
     check_static(final["data"], "failed", "ValueError", "bad batch", "Traceback (most recent call last)")
     assert "raise ValueError" in final["data"]["text/plain"], "with the lines of the cell"
     again = viewer.run("run.show(); run.show()").ok()
@@ -161,7 +170,7 @@ def test_displays_come_below_the_view_and_clear_only_themselves(viewer: Kernel) 
 
 def test_displays_of_a_background_run_are_in_its_page(viewer: Kernel) -> None:
     viewer.run("run = notebook_launcher(draw, num_processes=2, block=False)").ok()
-    (final,) = updates(viewer.late_output(4))
+    (final,) = sent_later(viewer, "accel-run-static")
     assert final["data"]["text/html"].count("<i>picture 2</i>") == 2
     assert "picture 1" not in final["data"]["text/html"]
 
@@ -185,13 +194,26 @@ def test_other_views(viewer: Kernel) -> None:
     assert cell.error == ("ValueError", "bad batch")
 
 
+def test_a_view_can_be_asked_for_later(viewer: Kernel) -> None:
+    code = "run = notebook_launcher(talk, (1.5,), num_processes=2, block=False, view='none')\nrun.show()\nrun.result()"
+    cell = viewer.run(code).ok()
+    assert live(cell) == 1 and len(views(cell)) == 1
+    over = viewer.run("run.show()").ok()
+    assert over.displays == views(cell)
+    viewer.run("notebook_launcher(talk, num_processes=2, view='none')").ok()
+    assert len(views(viewer.run("runs()[-1].show()").ok())) == 1
+    viewer.run("notebook_launcher(talk, num_processes=2, view='text')").ok()
+    (shown,) = viewer.run("runs()[-1].show()").ok().displays
+    assert list(shown) == ["text/plain"] and "[1] hello 1" in shown["text/plain"]
+
+
 def test_a_background_run_as_text_is_one_display(viewer: Kernel) -> None:
     cell = viewer.run(
         "run = notebook_launcher(talk, (20, True), num_processes=2, block=False, view='text')"
     ).ok()
     assert len(cell.displays) == 1 and list(cell.displays[0]) == ["text/plain"]
-    sent = updates(viewer.late_output(5))
-    assert 2 <= len(sent) <= 30 and len({content["transient"]["display_id"] for content in sent}) == 1
+    sent = sent_later(viewer, "raise ValueError")
+    assert 2 <= len(sent) and len({content["transient"]["display_id"] for content in sent}) == 1
     text = sent[-1]["data"]["text/plain"]
     for word in ("[1] hello 1", "talk on 2 processes: failed", "raise ValueError", "ValueError: bad batch"):
         assert word in text, word

@@ -307,11 +307,11 @@ def test_lines_are_escaped_and_errors_marked() -> None:
         ),
     )
     assert [mark for mark, _ in page.marks(output.lines)] == ["", "", "err", "trace", "trace", "trace", ""]
-    shown = page.lines(output)
+    shown = page.lines(0, output)
     assert "<script" not in shown and "&lt;script&gt;" in shown
     assert "30%" in shown and "10%" not in shown
     assert page.has_errors(output)
-    long = page.lines(Output(total=1, lines=(line("x" * 100_000),)))
+    long = page.lines(0, Output(total=1, lines=(line("x" * 100_000),)))
     assert len(long) < 3000
 
 
@@ -340,6 +340,14 @@ def test_the_static_page_has_all_and_no_script() -> None:
         "bad <b>",
     ):
         assert word in text, word
+
+
+def test_restarts_are_told() -> None:
+    again = Phase(rank=-1, time=0.0, name="restarting")
+    assert ", restarted once" in page.headline(picture(told(again)))
+    assert page.plain(picture(told(again, again))).startswith(
+        "nothing on 2 processes: starting for 0.0 s, restarted 2 times"
+    )
 
 
 def test_words_of_a_waiting_rank() -> None:

@@ -49,14 +49,21 @@ def status_word(picture: Picture) -> str:
 
 def headline(picture: Picture) -> str:
     """Return the run's name, and for how long it has been running, in words."""
+    return f"<b>{html.escape(picture.name)}</b>{_processes(picture)}, {_about(picture)}"
+
+
+def _processes(picture: Picture) -> str:
     count = len(picture.ranks)
-    processes = f" on {count} process{'' if count == 1 else 'es'}" if picture.distributed else ""
-    when = "after" if picture.is_over else "for"
-    return f"<b>{html.escape(picture.name)}</b>{processes}, {when} {_about(picture)}"
+    return f" on {count} process{'' if count == 1 else 'es'}" if picture.distributed else ""
 
 
 def _about(picture: Picture) -> str:
-    return spoken(picture.seconds if picture.is_over else float(int(picture.seconds)) or 0.0)
+    """Return for how long it has been running, or ran, and how often it was started again."""
+    time = spoken(picture.seconds if picture.is_over else float(int(picture.seconds)))
+    again = (
+        "" if not picture.restarts else f", restarted {picture.restarts} times".replace(" 1 times", " once")
+    )
+    return f"{'after' if picture.is_over else 'for'} {time}{again}"
 
 
 def table(picture: Picture) -> str:
@@ -166,13 +173,13 @@ _MARKED: Final[Mapping[Mark, str]] = {
 }
 
 
-def lines(output: Output) -> str:
+def lines(rank: int, output: Output) -> str:
     """Return a rank's newest lines; those that are errors are marked."""
     parts = []
     for mark, group in itertools.groupby(marks(output.lines), key=lambda pair: pair[0]):
         text = ansi.to_html("\n".join(text for _, text in group))
         parts.append(f'<span style="{_MARKED[mark]}">{text}</span>' if mark else f"{text}\n")
-    return f'<pre style="{_PRE}">{"".join(parts)}</pre>'
+    return f'<pre role="group" aria-label="Newest lines of rank {rank}" style="{_PRE}">{"".join(parts)}</pre>'
 
 
 def has_errors(output: Output) -> bool:
@@ -265,17 +272,15 @@ def _fold(rank: int, output: Output) -> str:
     return (
         f"<details{is_open}><summary>Output of rank {rank}: {output.total:,} "
         f"line{'' if output.total == 1 else 's'}</summary>{left_out}"
-        f'<div style="border:{_BORDER};padding:4px 8px;max-height:24em;overflow:auto">{lines(output)}</div></details>'
+        f'<div style="border:{_BORDER};padding:4px 8px;max-height:24em;overflow:auto">{lines(rank, output)}</div>'
+        "</details>"
     )
 
 
 def plain(picture: Picture, last: int = _PLAIN_LINES) -> str:
     """Return the picture as text: status, ranks, metrics, the last lines of each rank, the failure."""
-    count = len(picture.ranks)
-    processes = f" on {count} process{'' if count == 1 else 'es'}" if picture.distributed else ""
-    when = "after" if picture.is_over else "for"
     word = "stopping" if picture.stopping else picture.status
-    parts = [f"{picture.name}{processes}: {word} {when} {_about(picture)}"]
+    parts = [f"{picture.name}{_processes(picture)}: {word} {_about(picture)}"]
     for state in picture.ranks if picture.distributed else ():
         words = [f"rank {state.rank}: {rank_status(state)[2:]}"]
         words += [f"step {state.step:,}"] if state.step is not None else []

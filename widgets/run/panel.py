@@ -127,7 +127,7 @@ class Panel:
         if self._totals.get(rank) == output.total or (hidden and now < self._next_hidden):
             return
         self._totals[rank] = output.total
-        _set(self._lines[rank], "value", page.lines(output))
+        _set(self._lines[rank], "value", page.lines(rank, output))
         title = f"rank {rank} ✗" if page.has_errors(output) else f"rank {rank}"
         if self._titles.get(rank) != title:
             self._titles[rank] = title

@@ -86,6 +86,7 @@ class Picture:
         background: whether the notebook goes on meanwhile.
         stopping: whether it was asked to stop and still runs.
         bars: the bars of each rank that has some.
+        restarts: how often all ranks were started again.
         slowest: the rank with bars that is behind the others.
         outputs: what each rank has written, where its output is to be shown.
         metrics: the points of each metric, oldest first.
@@ -99,6 +100,7 @@ class Picture:
     background: bool = False
     distributed: bool = True
     stopping: bool = False
+    restarts: int = 0
     ranks: tuple[RankState, ...] = ()
     bars: Mapping[int, tuple[Bar, ...]] = field(default_factory=dict)
     slowest: int | None = None
@@ -130,6 +132,7 @@ def picture(run: Run, usage: Mapping[int, Usage] | None = None) -> Picture:
         background=job.background,
         distributed=job.distributed,
         stopping=run.stop_is_asked and not over,
+        restarts=record.restarts,
         ranks=tuple(_rank(run, rank, status, now, (usage or {}).get(rank)) for rank in ranks),
         bars=bars,
         slowest=min(bars, key=lambda rank: _place(record, rank), default=None),

@@ -10,7 +10,7 @@ from typing import Any, Final
 from notebook_accel.events import Event
 from notebook_accel.launch.run import Run
 from notebook_accel.stream.record import MAX_TAIL
-from notebook_accel.stream.sinks import Sink, TextSink
+from notebook_accel.stream.sinks import Sink, TextSink, kernel_shell
 
 from . import ansi, page
 from .picture import Picture, picture
@@ -83,15 +83,25 @@ class PrintedRun(TextSink):
             self.note(f"{self._run!r}; result() raises it")
         super().close()
 
+    def again(self) -> bool:
+        """Show the text in the cell that runs now, where one does."""
+        if kernel_shell() is None:
+            return False
+        TextDisplay(self._run)
+        return True
+
 
 class ErrorsOnly(Sink):
-    """Shows nothing but what went wrong; a launch that blocks raises that anyway."""
+    """Shows nothing but what went wrong, until `again` asks for more; a launch that blocks raises that anyway."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._view: Sink | None = None
 
     def show(self, events: Sequence[Event]) -> None:
-        """Show nothing."""
+        """Show nothing, or the view that was asked for."""
+        if self._view is not None:
+            self._view.show(events)
 
     def note(self, text: str) -> None:
         """Print a message of the launcher itself."""
@@ -99,5 +109,20 @@ class ErrorsOnly(Sink):
 
     def close(self) -> None:
         """Say where a background run failed."""
-        if self._run.job.background and self._run.status == "failed":
+        if self._view is not None:
+            self._view.close()
+        elif self._run.job.background and self._run.status == "failed":
             self.note(f"{self._run!r}; result() raises it")
+
+    def again(self) -> bool:
+        """Show the view of widgets in the cell that runs now, where one does."""
+        if kernel_shell() is None:
+            return False
+        from .view import RunView
+
+        if self._view is not None:
+            return self._view.again()
+        self._view = RunView(self._run)
+        if self._run.is_over:
+            self._view.close()
+        return True

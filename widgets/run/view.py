@@ -73,6 +73,8 @@ class RunView(Sink):
     def close(self) -> None:
         """Make every copy a static page."""
         with self._lock:
+            if self._closed:
+                return
             self._closed = True
             if self._panel is not None:
                 final = page.bundle(self._picture())
