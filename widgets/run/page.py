@@ -110,10 +110,8 @@ def bars(picture: Picture, *, every_rank: bool = False) -> str:
     chosen = list(picture.bars) if every_rank or picture.slowest is None else [picture.slowest]
     rows = []
     for rank in chosen:
-        several = len(picture.bars) > 1
-        who = (
-            f"rank {rank}" + (" (slowest)" if several and rank == picture.slowest else "") if several else ""
-        )
+        who = f"rank {rank}" if len(picture.bars) > 1 else ""
+        who += " (slowest)" if who and rank == picture.slowest and not picture.is_over else ""
         rows += [_bar(who, bar) for bar in picture.bars[rank]]
     return f'<div style="margin:4px 0">{"".join(rows)}</div>'
 

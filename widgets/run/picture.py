@@ -280,5 +280,5 @@ def traceback_of(error: BaseException) -> str:
     own: Callable[[], list[str]] | None = getattr(error, "_render_traceback_", None)
     parts = own() if own is not None else None
     if parts is None:
-        parts = formatter.structured_traceback(type(error), error, error.__traceback__)
+        parts = formatter.structured_traceback(type(error), error, error.__traceback__, tb_offset=0)
     return "\n".join(parts)

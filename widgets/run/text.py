@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+import uuid
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from notebook_accel.events import Event
 from notebook_accel.launch.run import Run
 from notebook_accel.stream.record import MAX_TAIL
-from notebook_accel.stream.sinks import Sink, TextSink, kernel_shell
+from notebook_accel.stream.sinks import Sink, TextSink, kernel_shell, publish
 
 from . import ansi, page
 from .picture import Picture, picture
@@ -23,7 +24,7 @@ class TextDisplay(Sink):
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._handles: list[Any] = []
+        self._names: list[str] = []
         self._shown = ""
         self._next = 0.0
         self.again()
@@ -44,17 +45,17 @@ class TextDisplay(Sink):
 
     def again(self) -> bool:
         """Show the text in the cell that runs now, too."""
-        from IPython.display import display
-
-        self._handles.append(display({"text/plain": self._text()}, raw=True, display_id=True))
+        name = f"notebook-accel-{uuid.uuid4().hex}"
+        self._names.append(name)
+        publish({"text/plain": self._text()}, transient={"display_id": name})
         return True
 
     def _draw(self) -> None:
         text = self._text()
         if text != self._shown:
             self._shown = text
-            for handle in self._handles:
-                handle.update({"text/plain": text}, raw=True)
+            for name in self._names:
+                publish({"text/plain": text}, transient={"display_id": name}, update=True)
 
     def _text(self) -> str:
         return as_text(picture(self._run))

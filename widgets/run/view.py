@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from notebook_accel.events import ClearOutput, Display, Event, Phase
 from notebook_accel.launch.run import GRACE, Run
@@ -18,6 +19,7 @@ from .picture import Picture, Usage, picture
 from .usage import Meter
 
 INTERVAL: Final = 0.2
+_WIDGET: Final = "application/vnd.jupyter.widget-view+json"
 _SHARE: Final = 0.05  # of the time that drawing may take
 
 
@@ -35,7 +37,7 @@ class RunView(Sink):
     def __init__(self, run: Run, *, at_once: bool = True) -> None:
         self._run = run
         self._panel: Panel | None = None
-        self._handles: list[Any] = []
+        self._shown: list[str] = []
         self._meter = Meter()
         self._passed: dict[int, _Passed] = {}
         self._next = 0.0
@@ -79,30 +81,31 @@ class RunView(Sink):
             if self._panel is not None:
                 final = page.bundle(self._picture())
                 self._panel.end(final["text/html"])
-                for handle in self._handles:
-                    handle.update(final, raw=True)
-                self._handles.clear()
+                for name in self._shown:
+                    publish(final, transient={"display_id": name}, update=True)
+                self._shown.clear()
             self._meter.close()
 
     def again(self) -> bool:
         """Show the view in the cell that runs now."""
-        from IPython.display import display
-
         with self._lock:
             if self._closed:
-                display(page.bundle(self._picture()), raw=True)
+                publish(page.bundle(self._picture()))
                 return True
         self._open()
         return True
 
     def _open(self) -> None:
-        from IPython.display import display
-
+        """Show the widgets; by hand, since ipywidgets 7 loses the name of the display."""
         with self._lock:
+            shown = self._picture()
             if self._panel is None:
                 self._panel = Panel(self._stop)
-                self._panel.show(self._picture())
-            self._handles.append(display(self._panel.box, display_id=True))
+                self._panel.show(shown)
+            view = {"version_major": 2, "version_minor": 0, "model_id": self._panel.box.model_id}
+            name = f"notebook-accel-{uuid.uuid4().hex}"
+            self._shown.append(name)
+            publish({"text/plain": page.plain(shown), _WIDGET: view}, transient={"display_id": name})
 
     def _picture(self) -> Picture:
         return picture(self._run, self._usage())
