@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .inference import prepare_pippy
     from .launchers import debug_launcher, notebook_launcher, runs
     from .memory import find_executable_batch_size
+    from .metrics import print_metrics
     from .probes import is_rich_available
     from .seeding import synchronize_rng_states
     from .session import Session, current_session
@@ -83,6 +84,7 @@ __all__ = [
     "load_checkpoint_in_model",
     "notebook_launcher",
     "prepare_pippy",
+    "print_metrics",
     "runs",
     "skip_first_batches",
     "synchronize_rng_states",
@@ -121,6 +123,7 @@ _HOMES: Final = {
     "load_checkpoint_in_model": "checkpointing.shards",
     "notebook_launcher": "launchers",
     "prepare_pippy": "inference",
+    "print_metrics": "metrics",
     "runs": "launchers",
     "skip_first_batches": "data_loader",
     "synchronize_rng_states": "seeding",

@@ -161,10 +161,11 @@ PhaseName = Literal["starting", "running", "done", "failed", "restarting"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase(Event):
-    """A rank reached a phase of its life; `rank` -1 speaks of the whole run."""
+    """A rank reached a phase of its life; `rank` -1 speaks of the whole run, `pid` is the rank's where it says so."""
 
     name: PhaseName
     detail: str = ""
+    pid: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

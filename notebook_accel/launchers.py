@@ -13,7 +13,7 @@ from .launch import kernel_state
 
 if TYPE_CHECKING:  # what a launch needs is imported by the first one: workers and scripts need none of it
     from .config.launch import Source
-    from .launch.job import Job, Returns, StartMethod
+    from .launch.job import Job, Returns, StartMethod, View
     from .launch.run import MakeSink, Run
 
 P = ParamSpec("P")
@@ -68,6 +68,7 @@ def notebook_launcher(
     config: Source | None = None,
     block: bool = True,
     log_dir: str | os.PathLike[str] | None = None,
+    view: View = "auto",
 ) -> Any:
     """Run a function on several processes and return what it returns.
 
@@ -105,6 +106,9 @@ def notebook_launcher(
             and processes of their own run it, also where there is one; they end with this process.
         log_dir: folder to which all output of each worker is written too, `rank_0.log` and so on; an earlier run's
             is kept above it.
+        view: how the run is shown. `widget` is a live view with a Stop button, which becomes a static page at the end;
+            `text` prints lines; `none` shows nothing but errors; `auto` is the environment variable
+            NOTEBOOK_ACCEL_VIEW, else the widgets in a notebook that has ipywidgets, and text elsewhere.
 
     Returns:
         What `returns` asks for. A single process is this process, and the value is the function's own. A `Run` where
@@ -146,6 +150,7 @@ def notebook_launcher(
         environment=dict(environment or {}),
         background=not block,
         log_dir=log_dir,
+        view=view,
     )
     return _run(job, "notebook_launcher")
 
@@ -179,7 +184,7 @@ def _run(job: Job, caller: str) -> Any:
     from .launch import compiler, guard, preflight
     from .launch.start import launch, launch_in_background
     from .stream.logs import LogFiles
-    from .stream.sinks import TextSink
+    from .widgets.run import sink_for
 
     ready = preflight.checked(job, caller)
     if ready.distributed and ready.start_method == "fork" and compiler.load_for(job.function):
@@ -187,7 +192,7 @@ def _run(job: Job, caller: str) -> Any:
     asked = environ.flag_in(ready.environment, "ACCELERATE_DEBUG_MODE")
     if environ.flag("ACCELERATE_DEBUG_MODE") if asked is None else asked:
         guard.dry_launch(ready)
-    sinks: list[MakeSink] = [lambda run: TextSink(run.job.output, run.job.prefix)]
+    sinks: list[MakeSink] = [sink_for]
     folder = ready.log_dir
     if folder is not None and ready.distributed:
         sinks.append(lambda run: LogFiles(folder, run.job.name))

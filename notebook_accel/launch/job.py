@@ -12,9 +12,11 @@ from ..stream.sinks import Output
 
 StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
 Returns = Literal["first", "all", "none"]
+View = Literal["auto", "widget", "text", "none"]
 
 START_METHODS: tuple[StartMethod, ...] = ("auto", "fork", "forkserver", "spawn")
 RETURNS: tuple[Returns, ...] = ("first", "all", "none")
+VIEWS: tuple[View, ...] = ("auto", "widget", "text", "none")
 _LIBRARIES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
 
 
@@ -54,6 +56,7 @@ class Job:
     max_restarts: int = 0
     monitor_interval: float = 0.1
     prefix: str | None = None
+    view: View = "auto"
     environment: Mapping[str, str] = field(default_factory=dict)
     quiet: bool = False
     background: bool = False

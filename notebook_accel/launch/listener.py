@@ -47,7 +47,7 @@ class Listener:
         while True:
             ready, _, _ = select.select([self._events], [], [], _INTERVAL)
             if not ready:
-                self._tell()
+                self.tell()
                 continue
             try:
                 data = self._events.recv(_BYTES)
@@ -70,29 +70,31 @@ class Listener:
         else:
             assert not isinstance(order, Order), f"nobody obeys {order}"
 
-    def _tell(self) -> None:
-        pulse = self._pulse()
+    def tell(self) -> None:
+        """Send a pulse where something changed."""
+        emitter = self._emitter
+        pulse = pulse_of(emitter.rank, emitter.now(), _collective_of(self._main))
         if self._last is None or _content(pulse) != _content(self._last):
             self._last = pulse
-            self._emitter.emit(pulse)
+            emitter.emit(pulse)
 
-    def _pulse(self) -> Pulse:
-        current = runtime.current()
-        emitter = self._emitter
-        waiting = _collective_of(self._main)
-        if current is None:
-            return Pulse(rank=emitter.rank, time=emitter.now(), waiting=waiting)
-        flags = current.gradient
-        epoch, batch, batches = flags.position()
-        return Pulse(
-            rank=emitter.rank,
-            time=emitter.now(),
-            steps=flags.steps,
-            epoch=epoch,
-            batch=batch,
-            batches=batches,
-            waiting=waiting,
-        )
+
+def pulse_of(rank: int, time: float, waiting: str = "") -> Pulse:
+    """Return how far this process's training has come."""
+    current = runtime.current()
+    if current is None:
+        return Pulse(rank=rank, time=time, waiting=waiting)
+    flags = current.gradient
+    epoch, batch, batches = flags.position()
+    return Pulse(
+        rank=rank,
+        time=time,
+        steps=flags.steps,
+        epoch=epoch,
+        batch=batch,
+        batches=batches,
+        waiting=waiting,
+    )
 
 
 def _content(pulse: Pulse) -> tuple[object, ...]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from .. import devices, environ, probes
 from . import kernel_state
 from .addresses import unknown, unusable
-from .job import RETURNS, START_METHODS, Job, Rendezvous, StartMethod
+from .job import RETURNS, START_METHODS, VIEWS, Job, Rendezvous, StartMethod
 
 PRECISIONS: Final = ("no", "fp16", "bf16", "fp8")
 BACKENDS: Final = ("static", "c10d")
@@ -269,6 +269,9 @@ def parse_port(use_port: Any) -> int | None:
 def _check_choices(problems: Problems, job: Job) -> None:
     problems.one_of("start_method", job.start_method, START_METHODS)
     problems.one_of("returns", job.returns, RETURNS)
+    problems.one_of("view", job.view, VIEWS)
+    if job.view == "auto" and (asked := environ.get("NOTEBOOK_ACCEL_VIEW")) is not None:
+        problems.one_of("environment variable NOTEBOOK_ACCEL_VIEW", asked, VIEWS)
     output = job.output
     if isinstance(output, (str, bytes)) or not isinstance(output, Collection):
         problems.one_of("output", output, OUTPUTS)

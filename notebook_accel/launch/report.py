@@ -11,6 +11,7 @@ from ..stopping import StopPoint
 from ..stream.emit import Emitter
 from .control import Control
 from .engines.base import Deliver
+from .listener import pulse_of
 
 
 class WorkerReporter:
@@ -43,8 +44,9 @@ class CellReporter:
         self._control = control
 
     def metrics(self, values: Mapping[str, float], step: int | None) -> None:
-        """Take numbers of one step."""
-        self._deliver([Metric(rank=0, time=time.time(), values=values, step=step)])
+        """Take numbers of one step, and how far the training has come."""
+        now = time.time()
+        self._deliver([Metric(rank=0, time=now, values=values, step=step), pulse_of(0, now)])
 
     def flush(self) -> None:
         """Push out what Python holds back."""

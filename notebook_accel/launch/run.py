@@ -28,6 +28,7 @@ MakeSink = Callable[["Run"], Sink]
 GRACE: Final = 30.0
 """Seconds that workers have to end of themselves once they were asked to."""
 _INTERRUPT_GRACE: Final = 0.0
+_SHOWN_LINES: Final = 20
 _LOOK_SECONDS: Final = 0.2  # between two looks for an interrupt: waits can hide it
 
 
@@ -54,6 +55,7 @@ class Run:
         self._finished: float | None = None
         self._begun = threading.Event()
         self._ended = threading.Event()
+        self._lines_of_error: Sequence[str] = ()
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._sinks = [make(self) for make in sinks]
@@ -130,7 +132,7 @@ class Run:
     @property
     def status(self) -> Status:
         """How the run stands: `starting` until a worker runs; `stopped` where somebody asked for it."""
-        if not self._ended.is_set():
+        if self._finished is None:
             running = any(phase.name == "running" for phase in self.record.phases.values())
             return "running" if running or not self.job.distributed else "starting"
         if self._control.stop_is_asked or isinstance(self._error, KeyboardInterrupt):
@@ -155,7 +157,22 @@ class Run:
     @property
     def failure(self) -> BaseException | None:
         """What `result` raises, None while it runs and where it raises nothing."""
-        return self._error if self._ended.is_set() else None
+        return None if self._finished is None else self._error
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What happened to each rank, a line each, where one failed."""
+        return self._lines_of_error
+
+    @property
+    def stop_is_asked(self) -> bool:
+        """Whether somebody asked it to stop."""
+        return self._control.stop_is_asked
+
+    @property
+    def stopped_ranks(self) -> frozenset[int]:
+        """The ranks that the launcher ended."""
+        return frozenset() if self._outcome is None else self._outcome.stopped
 
     @property
     def metrics(self) -> Any:
@@ -171,10 +188,16 @@ class Run:
         """Return the last lines of one rank, or of all."""
         return self.record.lines(rank)
 
+    def show(self) -> None:
+        """Draw the run in this cell, live until it has ended; as often as wanted, and afterwards too."""
+        shown = [sink.again() for sink in self._sinks]
+        if not any(shown):
+            print("\n".join([*self.lines()[-_SHOWN_LINES:], repr(self)]))
+
     def __repr__(self) -> str:
         count, kind = self.job.local_world_size, "process" if self.job.local_world_size == 1 else "processes"
         words = [f"{self.job.name} on {count} {kind}: {self.status}"]
-        words.append(f"{'for' if not self._ended.is_set() else 'after'} {spoken(self.seconds)}")
+        words.append(f"{'for' if self._finished is None else 'after'} {spoken(self.seconds)}")
         if self.steps:
             words.append(f"{self.steps} steps")
         if (error := self.failure) is not None and self.status == "failed":
@@ -275,7 +298,7 @@ class Run:
             error = failures.revive(cause.error, cause.rank, cause.pid)
         else:
             error = failures.silent_end(cause)
-        notes = self._notes(cause, outcome)
+        notes = self._lines_of_error = self._notes(cause, outcome)
         for note in notes:
             failures.add_note(error, note)
         if not notes_are_shown():

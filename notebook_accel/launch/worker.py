@@ -121,10 +121,13 @@ def _work(seat: Seat, emitter: Emitter, output: capture.Capture) -> int:
             service.serve()
             _leave_group()
             return 0
-        Listener(seat.events, emitter, stop_point)
+        listener = Listener(seat.events, emitter, stop_point)
         function, args = seat.payload.open() if isinstance(seat.payload, Segment) else seat.payload
-        emitter.emit(Phase(rank=seat.rank, time=emitter.now(), name="running"))
-        value = function(*args)
+        emitter.emit(Phase(rank=seat.rank, time=emitter.now(), name="running", pid=os.getpid()))
+        try:
+            value = function(*args)
+        finally:
+            listener.tell()  # how far it came
         _finish(seat, emitter, value)
     except SystemExit as error:
         return _exit_code(error, seat, emitter)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ..events import Display, Event, Failure, Held, Line, Metric, Phase, Progress, Pulse, Result
+from ..events import ClearOutput, Display, Event, Failure, Held, Line, Metric, Phase, Progress, Pulse, Result
 
 MAX_BYTES = 24_000_000
 MAX_POINTS = 10_000
+MAX_TAIL = 200
+_MAX_DISPLAYS = 32
+_MAX_SHOWN = 4_000
+_PACE_PULSES = 20
 
 
 class Point(NamedTuple):
@@ -32,6 +37,9 @@ class RunRecord:
         results: the returned values by rank, still pickled.
         progress: last state of each bar, by (rank, bar).
         pulses: how far each rank has come.
+        tails: the newest lines of each rank (`MAX_TAIL`).
+        line_counts: how many lines each rank has written.
+        displays: the last displays, updates applied, oldest first.
         held: how often each rank that is to stop had asked whether to.
         metrics: the last values of each metric (`max_points`), oldest first; a restart goes on with them.
     """
@@ -44,6 +52,10 @@ class RunRecord:
         self.pulses: dict[int, Pulse] = {}
         self.held: dict[int, int] = {}
         self.metrics: dict[str, deque[Point]] = {}
+        self.tails: dict[int, deque[Line]] = {}
+        self.line_counts: dict[int, int] = {}
+        self.displays: dict[tuple[int, str], Display] = {}
+        self._paces: dict[int, deque[Pulse]] = {}
         self._max_points = max_points
         self.restarts = 0
         self._shown: deque[Event] = deque()
@@ -64,13 +76,18 @@ class RunRecord:
             return
         if isinstance(event, Pulse):
             self.pulses[event.rank] = event
+            self._paces.setdefault(event.rank, deque(maxlen=_PACE_PULSES)).append(event)
             return
-        if isinstance(event, Phase):
+        if isinstance(event, Line):
+            self._line(event)
+        elif isinstance(event, Phase):
             self._phase(event)
         elif isinstance(event, Progress):
             self.progress[event.rank, event.bar] = event
         elif isinstance(event, Metric):
             self._metric(event)
+        elif isinstance(event, (Display, ClearOutput)):
+            self._display(event)
         self._keep(event)
 
     def _keep(self, event: Event) -> None:
@@ -80,6 +97,35 @@ class RunRecord:
         self._bytes += _size(event)
         while self._bytes > self._max_bytes and len(self._shown) > 1:
             self._bytes -= _size(self._shown.popleft())
+
+    def _line(self, line: Line) -> None:
+        tail = self.tails.get(line.rank)
+        if tail is None:
+            tail = self.tails[line.rank] = deque(maxlen=MAX_TAIL)
+            self.line_counts[line.rank] = 0
+        tail.append(
+            line if len(line.text) <= _MAX_SHOWN else replace(line, text=f"{line.text[:_MAX_SHOWN]} ...")
+        )
+        self.line_counts[line.rank] += 1
+
+    def _display(self, event: Display | ClearOutput) -> None:
+        if isinstance(event, ClearOutput):
+            for key in [key for key in self.displays if key[0] == event.rank]:
+                del self.displays[key]
+            return
+        key = (event.rank, str(event.transient.get("display_id") or f"number {self._count}"))
+        if key in self.displays or not event.update:
+            self.displays[key] = event
+        if len(self.displays) > _MAX_DISPLAYS:
+            del self.displays[next(iter(self.displays))]
+
+    def pace(self, rank: int) -> float | None:
+        """Return a rank's optimizer steps in a second, over its last pulses; None while nobody can say."""
+        pulses = list(self._paces.get(rank, ()))
+        if len(pulses) < 2:
+            return None
+        steps, seconds = pulses[-1].steps - pulses[0].steps, pulses[-1].time - pulses[0].time
+        return steps / seconds if steps > 0 and seconds > 0 else None
 
     def _metric(self, metric: Metric) -> None:
         for name, value in metric.values.items():
@@ -93,6 +139,7 @@ class RunRecord:
             self.results.clear()
             self.progress.clear()
             self.pulses.clear()
+            self._paces.clear()
             self.held.clear()
             return
         self.phases[phase.rank] = phase

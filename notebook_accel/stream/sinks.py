@@ -33,6 +33,10 @@ class Sink(ABC):
     def close(self) -> None:
         """Show the end of the run."""
 
+    def again(self) -> bool:
+        """Show the run once more, in the cell that runs now; False where the sink cannot."""
+        return False
+
 
 class TextSink(Sink):
     """Writes lines, marked by rank, to the cell (or terminal) that runs; shows displays and one set of bars.
@@ -108,7 +112,7 @@ class TextSink(Sink):
             self._bars.show(event)
         elif isinstance(event, Display):
             publish(event.data, event.metadata, event.transient, update=event.update)
-        elif isinstance(event, ClearOutput) and _shell() is not None:
+        elif isinstance(event, ClearOutput) and kernel_shell() is not None:
             from IPython.display import clear_output
 
             clear_output(wait=event.wait)
@@ -116,7 +120,7 @@ class TextSink(Sink):
 
 def publish(data: Any, metadata: Any = None, transient: Any = None, *, update: bool = False) -> None:
     """Publish a MIME bundle to the notebook; in a terminal print its plain text."""
-    if _shell() is None:
+    if kernel_shell() is None:
         if not update:
             print(data.get("text/plain", ""))
         return
@@ -132,7 +136,7 @@ class _Bars:
         self._rank: int | None = None
         self._drawn: dict[int, float] = {}
         self._waiting: dict[int, Progress] = {}
-        self._draw: Callable[[Progress], None] = _CellBar() if _shell() is not None else _TerminalBar()
+        self._draw: Callable[[Progress], None] = _CellBar() if kernel_shell() is not None else _TerminalBar()
 
     def show(self, bar: Progress) -> None:
         if self._rank is None or bar.rank < self._rank:
@@ -191,7 +195,7 @@ def _write(stream: str, lines: list[str]) -> None:
         target.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
-def _shell() -> Any:
+def kernel_shell() -> Any:
     """Return the running IPython kernel's shell, if any: a terminal's IPython cannot update displays."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
