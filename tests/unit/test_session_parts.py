@@ -372,7 +372,7 @@ def test_runs_and_sessions_see_each_others_devices(monkeypatch: pytest.MonkeyPat
             return "<the session that holds 0>"
 
     kind = next(row for row in devices.KINDS if row.name == "cuda")
-    monkeypatch.setattr(devices, "best", lambda: kind)
+    monkeypatch.setattr(devices, "best", lambda use_cpu=None: kind)
     monkeypatch.setattr(devices, "count", lambda kind: 2)
     monkeypatch.setattr(runtime, "_sessions", [])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -114,7 +114,7 @@ def test_the_record_keeps_little_of_a_flood() -> None:
     finally:
         tracemalloc.stop()
     assert record.lines() == ["the end"]
-    assert held < 100_000 and peak < 14_000_000
+    assert held < 1_000_000 and peak < 14_000_000  # the tails of eight ranks are in it
 
 
 def test_metrics_as_rows() -> None:
