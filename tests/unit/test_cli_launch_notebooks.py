@@ -57,6 +57,33 @@ def test_an_interrupt_reaches_the_cell() -> None:
     assert [output.get("ename") for output in book.cells[0].outputs] == [None, "KeyboardInterrupt"]
 
 
+def test_a_lost_terminal_leaves_what_was_run() -> None:
+    write_book("import time\nprint('up', flush=True)\ntime.sleep(60)")
+    launched = Launched(("x.ipynb",))
+    assert launched.out.readline() == "up\n"
+    os.kill(launched.pid, signal.SIGHUP)
+    assert launched.wait()[0] == 128 + signal.SIGHUP
+    assert nbformat.read("x.executed.ipynb", as_version=4).cells[0].outputs[0].text == "up\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [
+        (".", ". is a folder: name a file in it"),
+        ("x.ipynb/y.ipynb", "x.ipynb/y.ipynb cannot be written: File exists"),
+    ],
+)
+def test_where_the_output_cannot_go_is_told_before_a_cell_runs(output: str, sentence: str) -> None:
+    write_book("open('ran', 'w')")
+    assert run("x.ipynb", "-o", output, code=2)[1] == f"Error: {sentence}\n"
+    assert not Path("ran").exists()
+
+
+def test_json_of_something_else_is_no_notebook() -> None:
+    Path("x.ipynb").write_text("[]")
+    assert run("x.ipynb", code=2)[1] == "Error: x.ipynb is no notebook: it is JSON of something else\n"
+
+
 def test_a_dry_run_of_a_notebook() -> None:
     write_book("1")
     result = dry("x.ipynb", "-p", "a=1")
