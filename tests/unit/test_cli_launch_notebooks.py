@@ -35,6 +35,7 @@ def test_a_notebook_runs_with_parameters_and_is_written_although_a_cell_fails() 
     out, errors = run("--mixed_precision=bf16", "x.ipynb", *words, code=1)
     assert out == "0.001 no way bf16\n7\n"
     assert errors.count("ZeroDivisionError: division by zero") == 1
+    assert "its own launches say their mixed_precision" in errors and "num_processes" not in errors
     assert errors.endswith("a cell of x.ipynb failed\nnotebook-accel: wrote out/y.ipynb\n")
     book = nbformat.read("out/y.ipynb", as_version=4)
     assert book.cells[1].source == "# Parameters\nrate = 0.001\nname = 'no way'"
