@@ -69,6 +69,11 @@ TABLE: Final[Mapping[str, str]] = {
     "CLEARML_TASK": "task of ClearML's tracker",
 }
 
+
+class VariableError(ValueError):
+    """A variable of the environment has no legal value."""
+
+
 _TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 _FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off", ""})
 
@@ -102,7 +107,7 @@ def flag_in(values: Mapping[str, str], name: str) -> bool | None:
     try:
         return parse_bool(text)
     except ValueError as error:
-        raise ValueError(f"environment variable {name}: {error}") from None
+        raise VariableError(f"environment variable {name}: {error}") from None
 
 
 def integer(name: str, default: int | None = None) -> int | None:
@@ -113,7 +118,7 @@ def integer(name: str, default: int | None = None) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"environment variable {name}={text!r} is not an integer") from None
+        raise VariableError(f"environment variable {name}={text!r} is not an integer") from None
 
 
 def put(values: Mapping[str, str]) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from notebook_accel.config import problems
 from notebook_accel.config.file import flat_values
-from notebook_accel.config.option import Option, as_text
+from notebook_accel.config.option import Option, as_text, read_number
 from notebook_accel.config.schema import LaunchConfig, matters, section_title, table
 from notebook_accel.errors import ConfigError
-
-_NUMBERS: Final = (int, float)
 
 
 class Draft:
@@ -90,12 +88,7 @@ def read_text(option: Option, text: str) -> Any:
         return (
             {name.strip(): value for name, _, value in pairs} if all(mark for _, mark, _ in pairs) else text
         )
-    for number in _NUMBERS if option.kind in _NUMBERS else ():
-        try:
-            return number(text)
-        except ValueError:
-            continue
-    return text
+    return read_number(option, text)
 
 
 def write_text(value: Any) -> str:

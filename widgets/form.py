@@ -97,13 +97,13 @@ class ConfigForm:
             FileExistsError: the file is there, and is not to be overwritten.
         """
         config = self.config
-        target = Path(self.path if path is None else path).expanduser()
+        target = file.expanded(self.path if path is None else path)
         if target.is_dir():
             text = f"{target} is a folder: name a file, such as {target / 'default_config.yaml'}"
             raise ConfigError([Problem(name="", text=text)])
         if target.exists() and not overwrite:
             raise FileExistsError(f"{target} is there already: overwrite=True replaces it")
-        self.path = file.write(config, target)
+        self.path = file.write(config, target, replace=True)
         self._refresh()
         return self.path
 

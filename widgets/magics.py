@@ -25,7 +25,7 @@ def accel_config(line: str) -> ConfigForm:
     """Show the form for a config file, `%accel_config path`, by default the one that all tools look for."""
     path = line.strip().strip("'\"") or file.default_path()
     form = ConfigForm(path=path)
-    if form.path.expanduser().exists():
+    if file.expanded(form.path).exists():
         try:
             form.load(form.path)
         except ConfigError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Mapping
@@ -13,7 +12,6 @@ import rich_click as click
 
 from ..config import basic, file
 from ..config.schema import LaunchConfig
-from ..errors import ConfigError
 from . import flags
 from .main import INTERRUPTED
 from .questions import Questionnaire, confirm
@@ -98,7 +96,7 @@ def _merged(
 
 def _path(config_file: Path | None) -> Path:
     """Return the file to write; ClickException where that cannot become one."""
-    path = config_file.expanduser() if config_file is not None else file.default_path()
+    path = file.expanded(config_file) if config_file is not None else file.default_path()
     if path.is_dir():
         raise click.ClickException(f"{path} is a folder: name a file, such as {path / 'default_config.yaml'}")
     if path.suffix not in file.ENDINGS:
@@ -132,13 +130,7 @@ def _ask(path: Path, questions: Questionnaire, old: LaunchConfig | None = None) 
 def _write(config: LaunchConfig, path: Path, *, replace: bool = False) -> None:
     """Write a config; replace also what is no config file."""
     try:
-        try:
-            file.write(config, path)
-        except ConfigError:
-            if not replace:
-                raise
-            fresh = file.write(config, path.with_name(f".{os.getpid()}.{path.name}"))
-            fresh.replace(path)
+        file.write(config, path, replace=replace)
     except OSError as error:
         raise click.ClickException(f"{path} cannot be written: {error.strerror or error}") from None
     click.echo(f"Wrote {path}")

@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from .. import environ
 from ..config import problems
-from ..config.option import Option, as_text
+from ..config.option import Option, as_text, read_number
 from ..config.schema import LaunchConfig, section_title, table
 
 _SHORT: Final = {"tee": ("-t",)}
@@ -184,11 +184,8 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
 def _value(option: Option, text: Any) -> Any:
     if option.kind is tuple:
         return text.split(",") if isinstance(text, str) else text
-    if option.kind in (int, float) and option.choices is None:
-        try:
-            return option.kind(text)
-        except ValueError:
-            return text  # refused as what it is
+    if option.choices is None:
+        return read_number(option, text)
     return next((choice for choice in option.choices or () if as_text(choice) == text), text)
 
 

@@ -92,10 +92,12 @@ def launch(
     if plan.doubts:
         raise ConfigError(plan.doubts)
     if options is not None:
-        if plan.sources["num_processes"] == "flag":
-            click.echo(
-                "Warning: a notebook runs once: its launches say how many processes they start", err=True
-            )
+        for name in ("num_processes", "mixed_precision"):
+            if plan.sources[name] == "flag":
+                text = (
+                    f"a notebook runs once, and its own launches say their {name}: give it there, or a config"
+                )
+                click.echo(f"Warning: {text}", err=True)
         sys.exit(notebook.run(options, plan.environment))
     sys.exit(start(plan, what, quiet=quiet))
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import rich_click as click
 
+from .. import environ
 from ..errors import ConfigError
 
 INTERRUPTED: Final = 130
@@ -70,4 +71,7 @@ def main(arguments: list[str] | None = None) -> Any:
     except ConfigError as error:
         for problem in error.problems:
             click.echo(f"Error: {problem}", err=True)
+        sys.exit(2)
+    except environ.VariableError as error:
+        click.echo(f"Error: {error}", err=True)
         sys.exit(2)

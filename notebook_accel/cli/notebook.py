@@ -11,6 +11,7 @@ import keyword
 import math
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,11 @@ if TYPE_CHECKING:  # a launch of a script needs none of it
     from nbclient import NotebookClient
 
 _OWN_KERNEL = "python3"
+_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    getattr(signal, "SIGHUP", signal.SIGTERM),
+)  # Windows has no last one
 _TAG, _INJECTED = "parameters", "injected-parameters"
 
 
@@ -97,6 +103,7 @@ def run(request: Request, environment: Mapping[str, str]) -> int:
     from nbclient.exceptions import CellExecutionError, DeadKernelError
 
     book = _read(request.path)
+    _prepare(request.output)
     if request.parameters:
         for remark in inject(book, request.parameters):
             click.echo(f"Warning: {remark}", err=True)
@@ -120,7 +127,6 @@ def run(request: Request, environment: Mapping[str, str]) -> int:
     if ended_by:
         click.echo(f"notebook-accel: ended by {signal.Signals(ended_by[0]).name}", err=True)
         code = 128 + ended_by[0]
-    request.output.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(book, request.output)
     click.echo(f"notebook-accel: wrote {request.output}", err=True)
     return code
@@ -134,6 +140,23 @@ def _read(path: Path) -> Any:
     except (nbformat.reader.NotJSONError, nbformat.ValidationError, UnicodeDecodeError, KeyError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError([Problem(name="", text=f"{path} is no notebook: {reason}")]) from None
+    except (AttributeError, TypeError):  # what nbformat says of other JSON
+        reason = "it is JSON of something else"
+        raise ConfigError([Problem(name="", text=f"{path} is no notebook: {reason}")]) from None
+
+
+def _prepare(output: Path) -> None:
+    """Make the folder of the output; ConfigError where it cannot be written, before hours have gone into it."""
+    try:
+        if output.is_dir():
+            text = f"{output} is a folder: name a file in it"
+            raise ConfigError([Problem(name="output", text=text)])
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output.parent):
+            pass
+    except OSError as error:
+        text = f"{output} cannot be written: {error.strerror or error}"
+        raise ConfigError([Problem(name="output", text=text)]) from None
 
 
 def inject(book: Any, values: Mapping[str, Any]) -> list[str]:
@@ -230,7 +253,7 @@ def _take_signals(client: NotebookClient, ended_by: list[int]) -> None:
 
     pending: list[asyncio.Future[Any]] = []  # the loop itself keeps none
     with contextlib.suppress(NotImplementedError):  # on Windows: a KeyboardInterrupt
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        for signum in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(signum, take, signum)
 
 

@@ -49,7 +49,7 @@ def end_with_parent() -> None:
     """Have this process ended with the launcher, also where that is killed."""
     if sys.platform == "linux":
         parent = os.getppid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # scripts may ignore others
         if os.getppid() != parent:
             sys.exit(1)
 

@@ -9,7 +9,7 @@ import questionary
 
 from ..config import basic, problems
 from ..config.file import flat_values
-from ..config.option import Option, as_text
+from ..config.option import Option, as_text, read_number
 from ..config.schema import LaunchConfig, matters, table
 from ..errors import ConfigError
 
@@ -152,4 +152,4 @@ def _value(option: Option, text: str, default: Any) -> Any:
         return text.split(",")
     if option.kind is dict and all("=" in part for part in text.split(",")):
         return dict(part.split("=", 1) for part in text.split(","))
-    return text
+    return read_number(option, text)

@@ -67,7 +67,7 @@ def write_basic_config(
     """
     from . import file
 
-    path = Path(save_location).expanduser() if save_location is not None else file.default_path()
+    path = file.expanded(save_location) if save_location is not None else file.default_path()
     config = detected(mixed_precision=mixed_precision)
     if path.is_dir():
         raise ConfigError(
@@ -80,4 +80,4 @@ def write_basic_config(
     if path.exists() and not overwrite:
         print(f"{path} is there already and was left as it is: overwrite=True replaces it")
         return None
-    return file.write(config, path)
+    return file.write(config, path, replace=True)

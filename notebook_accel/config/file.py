@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import stat
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.comments import CommentedMap, TaggedScalar
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.reader import ReaderError
 from ruamel.yaml.scalarstring import SingleQuotedScalarString
@@ -30,6 +31,11 @@ _TRUTH_WORDS: Final = frozenset({"y", "yes", "n", "no", "true", "false", "on", "
 _TWICE: Final = re.compile(r'found duplicate key "(.*?)"')
 ENDINGS: Final = (".yaml", ".yml", _JSON)
 """How names of config files end."""
+
+_ELSEWHERE: Final = Problem(
+    name="compute_environment",
+    text="compute_environment AMAZON_SAGEMAKER: runs are launched on this machine only",
+)
 
 # names of older files and of the user guide, by the section and name they have now; None: without meaning today
 _RENAMED: Final[Mapping[tuple[str, ...], tuple[str, ...] | None]] = {
@@ -69,7 +75,12 @@ def default_path() -> Path:
     if not home:
         cache = environ.get("XDG_CACHE_HOME")
         home = os.path.join(cache or os.path.join("~", ".cache"), "huggingface")
-    return Path(home).expanduser() / "accelerate" / "default_config.yaml"
+    return expanded(home) / "accelerate" / "default_config.yaml"
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return the path with `~` replaced; that of a user who does not exist stays, and is told of as no file."""
+    return Path(os.path.expanduser(path))
 
 
 def read(path: str | os.PathLike[str]) -> ConfigFile:
@@ -78,7 +89,9 @@ def read(path: str | os.PathLike[str]) -> ConfigFile:
     Raises:
         ConfigError: all that is wrong, with file and line; nothing of the file is used then.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
+    if not path.is_dir():
+        _check_ending(path)
     text = _text(path)
     tree = _parse(path, text)
     if not text.strip():  # most often what a full disk or a crash left of a file
@@ -90,32 +103,50 @@ def read(path: str | os.PathLike[str]) -> ConfigFile:
     try:
         config = problems.check(values)
     except ConfigError as error:
-        raise ConfigError([_placed(problem, path, tree, moved) for problem in error.problems]) from None
+        is_elsewhere = str(values.get("compute_environment")).upper() == "AMAZON_SAGEMAKER"
+        wrong = [_ELSEWHERE] if is_elsewhere else error.problems  # all else follows from it
+        raise ConfigError([_placed(problem, path, tree, moved) for problem in wrong]) from None
     if ignored:
         warnings.warn(f"{path}: {', '.join(ignored)} means nothing any more and is ignored", stacklevel=2)
     return ConfigFile(path=path, config=config, ignored=tuple(ignored))
 
 
-def write(config: LaunchConfig, path: str | os.PathLike[str]) -> Path:
+def write(config: LaunchConfig, path: str | os.PathLike[str], *, replace: bool = False) -> Path:
     """Write a config, whole or not at all; a file that is there keeps its comments and its order.
 
-    Options that Accelerate's files do not have are left out where they have their default.
+    Options that Accelerate's files do not have are left out where they have their default. A link stays one.
+
+    Args:
+        config: what to write.
+        path: where to.
+        replace: replace a file that is there also if it is none that can be read.
 
     Raises:
         ConfigError: the file that is there cannot be read, or the name is none of a config file.
     """
-    path = Path(path).expanduser()
-    if path.suffix not in ENDINGS:
-        raise ConfigError([Problem(name="", text=f"{path} does not end in {', '.join(ENDINGS)}")])
+    path = expanded(path)
+    _check_ending(path)
     values = values_of(config)
-    before = _text(path) if path.exists() else ""
-    tree: Any = _parse(path, before) if path.exists() else CommentedMap()
+    before, tree = "", CommentedMap()
+    if path.exists():
+        try:
+            before = _text(path)
+            tree = _parse(path, before)
+        except ConfigError:
+            if not replace or not path.is_file():
+                raise
+            before = ""
     if path.suffix == _JSON:
         text = json.dumps(values, indent=2) + "\n"
     else:
         _update(tree, values)
         text = _dumped(tree)
         text = _with_comments(before, text) if "#" in before else text
+    _replace(Path(os.path.realpath(path)), text)
+    return path
+
+
+def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -128,7 +159,6 @@ def write(config: LaunchConfig, path: str | os.PathLike[str]) -> Path:
     except BaseException:
         os.unlink(part)
         raise
-    return path
 
 
 def _with_comments(before: str, text: str) -> str:
@@ -196,9 +226,17 @@ def chosen_names(config: LaunchConfig) -> frozenset[str]:
     return frozenset(names)
 
 
+def _check_ending(path: Path) -> None:
+    if path.suffix not in ENDINGS:
+        raise ConfigError([Problem(name="", text=f"{path} does not end in {', '.join(ENDINGS)}")])
+
+
 def _text(path: Path) -> str:
     try:
-        size = path.stat().st_size
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):  # it may have no end
+            raise ConfigError([Problem(name="", text=f"{path} is no file but a pipe or a device")])
+        size = found.st_size
         if size > _LARGEST:
             raise ConfigError([Problem(name="", text=f"{path} has {size} bytes: no config file is so large")])
         return path.read_bytes().decode("utf-8-sig")
@@ -207,11 +245,11 @@ def _text(path: Path) -> str:
         raise ConfigError([Problem(name="", text=text)]) from None
     except OSError as error:
         raise ConfigError([Problem(name="", text=f"{path} cannot be read: {error.strerror}")]) from None
+    except ValueError as error:  # no name of a file
+        raise ConfigError([Problem(name="", text=f"{str(path)!r} cannot be read: {error}")]) from None
 
 
 def _parse(path: Path, text: str) -> Any:
-    if path.suffix not in ENDINGS:
-        raise ConfigError([Problem(name="", text=f"{path} does not end in {', '.join(ENDINGS)}")])
     try:
         if path.suffix == _JSON:
             json.loads(text)  # for its clearer errors
@@ -256,6 +294,9 @@ def _in_todays_words(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     moved: dict[str, tuple[str, ...]] = {}
     ignored: list[str] = []
     for path, value in _leaves(tree):
+        if path == ("fp16",) and isinstance(value, bool):  # all that the oldest files say of precision
+            values.setdefault("mixed_precision", "fp16" if value else "no")
+            continue
         now = _RENAMED.get(path, path)
         if now is None:
             ignored += [".".join(path)] if value not in (None, False, {}) else []
@@ -267,10 +308,15 @@ def _in_todays_words(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
         place = values
         for name in now[:-1]:
             place = place.setdefault(name, {})
-        place[now[-1]] = value
+        place[now[-1]] = value.value if _is_plain_text(value) else value
     if "parallelism_config" in values:
         values.setdefault("use_parallelism_config", True)
     return values, moved, ignored
+
+
+def _is_plain_text(value: Any) -> bool:
+    """Return True for a text that is marked as one: `!!str no`."""
+    return isinstance(value, TaggedScalar) and str(value.tag) == "tag:yaml.org,2002:str"
 
 
 def _leaves(tree: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
@@ -290,7 +336,8 @@ def _placed(problem: Problem, path: Path, tree: Any, moved: Mapping[str, tuple[s
     for name in names:
         if not isinstance(tree, CommentedMap) or name not in tree:
             break
-        line = tree.lc.key(name)[0] + 1
+        if name in (tree.lc.data or {}):  # else it is merged from another place
+            line = tree.lc.key(name)[0] + 1
         tree = tree[name]
     return replace(problem, where=f"{path}:{line}" if line else str(path))
 

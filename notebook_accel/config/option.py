@@ -168,3 +168,14 @@ def as_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ",".join(f"{key}={as_text(inner)}" for key, inner in value.items())
     return str(value)
+
+
+def read_number(option: Option, text: str) -> Any:
+    """Return a typed text as the number that a file would hold, where the option is one; else the text."""
+    if option.kind in (int, float):
+        for number in (int, float):
+            try:
+                return number(text)
+            except ValueError:
+                continue
+    return text

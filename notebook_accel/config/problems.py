@@ -21,7 +21,7 @@ def check(values: Mapping[str, Any]) -> LaunchConfig:
 
 def raised_by(make: Callable[[Any], LaunchConfig], values: Mapping[str, Any]) -> LaunchConfig:
     """Return what `make` makes of nested values; ConfigError instead of pydantic's error."""
-    found = list(unknown(values))
+    found = [*unknown(values), *_no_numbers(values)]
     try:
         config = make(_without(values, found))
     except ValidationError as error:
@@ -44,6 +44,17 @@ def unknown(values: Mapping[str, Any]) -> Iterable[Problem]:
         elif isinstance(value, Mapping):
             names = [path[1] for path in known if path[0] == name and len(path) > 1]
             yield from (_unknown((name, str(key)), names) for key in value if (name, key) not in known)
+
+
+def _no_numbers(values: Mapping[str, Any]) -> Iterable[Problem]:
+    """Yield a problem for each truth value where a number belongs: pydantic counts with them."""
+    for option in table():
+        value: Any = values
+        for name in option.path:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if isinstance(value, bool) and option.kind in (int, float) and option.choices is None:
+            reason = "no whole number" if option.kind is int else "no number"
+            yield Problem(name=option.name, text=f"{option.path[-1]} {value} is {reason}")
 
 
 def of(error: ValidationError) -> list[Problem]:
@@ -118,7 +129,7 @@ def _without(values: Mapping[str, Any], problems: Iterable[Problem]) -> dict[str
     names = {problem.name for problem in problems}
     kept: dict[str, Any] = {}
     for name, value in values.items():
-        if name in names:
+        if str(name) in names:
             continue
         kept[name] = value
         if isinstance(value, Mapping):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
 
-from .option import Option, Section, option, options_of, spelled
+from .option import Option, Section, as_text, option, options_of, spelled
 from .sections import (
     DeepSpeedConfig,
     DynamoConfig,
@@ -54,7 +54,7 @@ class LaunchConfig(Section):
     compute_environment: Annotated[Literal["LOCAL_MACHINE", "AMAZON_SAGEMAKER"], spelled()] = option(
         "LOCAL_MACHINE", "Where runs take place.", flag=None, expert=True
     )
-    distributed_type: Annotated[DistributedKind, spelled(tpu="XLA", false="NO")] = option(
+    distributed_type: Annotated[DistributedKind, spelled(tpu="XLA", false="NO", mps="NO")] = option(
         "NO",
         "How processes share the work: one process, a process for each device, or a library that shards.",
         flag=None,
@@ -151,7 +151,7 @@ class LaunchConfig(Section):
     commands: tuple[str, ...] = option(
         (), "Commands to run on the pod first.", when=_TPU, flag=None, expert=True
     )
-    environment: dict[str, str] = option(
+    environment: Annotated[dict[str, str], BeforeValidator(lambda value: _variables(value))] = option(
         {}, "More environment variables of the processes.", flag=None, expert=True
     )
 
@@ -187,6 +187,18 @@ class LaunchConfig(Section):
             yield f"num_processes {self.num_processes} is no multiple of num_machines {self.num_machines}"
         if self.machine_rank >= self.num_machines:
             yield f"machine_rank {self.machine_rank} >= num_machines {self.num_machines}: ranks count from 0"
+
+
+def _variables(value: Any) -> Any:
+    """Files hold numbers where variables have text; what no process can be given is refused before one starts."""
+    if not isinstance(value, Mapping):
+        return value
+    for name, text in value.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise ValueError(f"has {name!r}, which is no name of a variable")
+        if not isinstance(text, (str, bool, int, float)) or "\0" in str(text):
+            raise ValueError(f"has {text!r} for {name}, which is no text")
+    return {name: text if isinstance(text, str) else as_text(text) for name, text in value.items()}
 
 
 def _precision(value: Any) -> Any:

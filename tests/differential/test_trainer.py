@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -172,6 +173,15 @@ def plugin() -> dict[str, Any]:
     return {name: str(getattr(made, name)) for name in (*names, *more)} | told | {"wrapped": wrapped}
 
 
+@pytest.fixture
+def unknown_to_accelerate() -> None:
+    """Forget what Accelerate knows of this process: forks would take over what another test left."""
+    state: Any = importlib.import_module("accelerate.state")
+    state.AcceleratorState._reset_state(True)
+    state.GradientState._reset_state()
+
+
+@pytest.mark.usefixtures("unknown_to_accelerate")
 def test_a_launch_by_config_makes_the_plugin_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(UNSYNCED)
@@ -193,6 +203,7 @@ def test_a_launch_by_config_makes_the_plugin_of_the_file(tmp_path: Path) -> None
         notebook_launcher(plugin, config=path)
 
 
+@pytest.mark.usefixtures("unknown_to_accelerate")
 def test_the_second_version_shards_nothing_on_cpus_either(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(CASES["fsdp2"].replace("use_cpu: false", "use_cpu: true"))

@@ -378,7 +378,9 @@ def test_all_asks_for_expert_options_too(monkeypatch: pytest.MonkeyPatch) -> Non
     ("name", "text", "default", "value"),
     [
         ("num_processes", "", 3, 3),
-        ("num_processes", " 4 ", 3, "4"),
+        ("num_processes", " 4 ", 3, 4),
+        ("num_processes", "1e1", 3, 10),
+        ("num_processes", "two", 3, "two"),
         ("num_processes", "none", 3, None),
         ("tpu_vm", "a,b", (), ["a", "b"]),
         ("environment", "A=1,B=x=y", {}, {"A": "1", "B": "x=y"}),

@@ -246,6 +246,18 @@ def test_chosen_devices_are_the_visible_ones(gpus: None) -> None:
     assert plan.config.num_processes == 1 and plan.doubts == ()
 
 
+def test_a_variable_without_a_legal_value_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "maybe")
+    (told,) = refused(capsys, "--dry-run", "train.py")
+    assert told.startswith("environment variable ACCELERATE_USE_CPU: 'maybe' is neither true")
+
+
+def test_a_number_may_have_an_exponent() -> None:
+    assert plan_of("--cpu", "--num_processes", "1e1").config.num_processes == 10
+
+
 def test_a_taken_port_is_told_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -158,6 +158,25 @@ BROKEN: dict[str, tuple[bytes | None, str]] = {
     "empty.yaml": (b"", "empty.yaml is empty: expected lines such as 'num_processes: 2'"),
     "blank.yaml": (b"\n \n", "blank.yaml is empty"),
     "empty.json": (b"", "empty.json:1: "),
+    "merged.yaml": (
+        b"fsdp_config: &all\n  fsdp_version: 2\ndeepspeed_config:\n  <<: *all\n",
+        "merged.yaml:3: deepspeed_config.fsdp_version is no option, did you mean fsdp_config.fsdp_version?",
+    ),
+    "truth.yaml": (b"num_processes: true\n", "truth.yaml:1: num_processes True is no whole number"),
+    "number.yaml": (b"2: 3\n", "number.yaml: 2 is no option"),
+    "pipe.yaml": (None, "pipe.yaml is no file but a pipe or a device"),
+    "variable.yaml": (
+        b"environment:\n  A=B: c\n",
+        "variable.yaml:1: environment {'A=B': 'c'} has 'A=B', which is no name of a variable",
+    ),
+    "nothing.yaml": (
+        b"environment:\n  A:\n",
+        "nothing.yaml:1: environment {'A': None} has None for A, which is no text",
+    ),
+    "sagemaker.yaml": (
+        b"compute_environment: AMAZON_SAGEMAKER\nregion: us-east-1\ndistributed_type: DATA_PARALLEL\n",
+        "sagemaker.yaml:1: compute_environment AMAZON_SAGEMAKER: runs are launched on this machine only",
+    ),
     "c.toml": (b"num_processes = 2\n", "c.toml does not end in .yaml, .yml, .json"),
 }
 
@@ -171,6 +190,8 @@ def test_a_broken_file_is_one_sentence_and_nothing_is_touched(
         Path(name).write_bytes(content)
     elif name.startswith("folder"):
         Path(name).mkdir()
+    elif name.startswith("pipe"):
+        os.mkfifo(name)
     before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
     (told,) = refused(capsys, "--cpu", "--config_file", name, "train.py")
     assert told.startswith(sentence)

@@ -35,6 +35,7 @@ def test_a_notebook_runs_with_parameters_and_is_written_although_a_cell_fails() 
     out, errors = run("--mixed_precision=bf16", "x.ipynb", *words, code=1)
     assert out == "0.001 no way bf16\n7\n"
     assert errors.count("ZeroDivisionError: division by zero") == 1
+    assert "its own launches say their mixed_precision" in errors and "num_processes" not in errors
     assert errors.endswith("a cell of x.ipynb failed\nnotebook-accel: wrote out/y.ipynb\n")
     book = nbformat.read("out/y.ipynb", as_version=4)
     assert book.cells[1].source == "# Parameters\nrate = 0.001\nname = 'no way'"
@@ -55,6 +56,33 @@ def test_an_interrupt_reaches_the_cell() -> None:
     assert not psutil.wait_procs(children, timeout=5)[1]
     book = nbformat.read("x.executed.ipynb", as_version=4)
     assert [output.get("ename") for output in book.cells[0].outputs] == [None, "KeyboardInterrupt"]
+
+
+def test_a_lost_terminal_leaves_what_was_run() -> None:
+    write_book("import time\nprint('up', flush=True)\ntime.sleep(60)")
+    launched = Launched(("x.ipynb",))
+    assert launched.out.readline() == "up\n"
+    os.kill(launched.pid, signal.SIGHUP)
+    assert launched.wait()[0] == 128 + signal.SIGHUP
+    assert nbformat.read("x.executed.ipynb", as_version=4).cells[0].outputs[0].text == "up\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [
+        (".", ". is a folder: name a file in it"),
+        ("x.ipynb/y.ipynb", "x.ipynb/y.ipynb cannot be written: File exists"),
+    ],
+)
+def test_where_the_output_cannot_go_is_told_before_a_cell_runs(output: str, sentence: str) -> None:
+    write_book("open('ran', 'w')")
+    assert run("x.ipynb", "-o", output, code=2)[1] == f"Error: {sentence}\n"
+    assert not Path("ran").exists()
+
+
+def test_json_of_something_else_is_no_notebook() -> None:
+    Path("x.ipynb").write_text("[]")
+    assert run("x.ipynb", code=2)[1] == "Error: x.ipynb is no notebook: it is JSON of something else\n"
 
 
 def test_a_dry_run_of_a_notebook() -> None:

@@ -183,7 +183,7 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     assert " was ended by SIGKILL: most often the operating system's out-of-memory killer" in errors
 
 
-SLEEPING = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n"
+SLEEPING = "import os, time\nos.write(1, b'%d\\n' % os.getpid())\ntime.sleep(60)\n"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -203,12 +203,21 @@ def test_a_signal_ends_all_processes(signum: signal.Signals) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems tell nobody that a parent was killed")
 @pytest.mark.may_leak("temp_files", reason="a killed launcher cannot remove its folder")
-def test_no_process_outlives_a_killed_launcher() -> None:
-    Path("s.py").write_text(SLEEPING)
+@pytest.mark.parametrize("how", ["killed", "interrupted twice"])
+def test_no_process_outlives_its_launcher(how: str) -> None:
+    stubborn = (
+        "import signal\nfor one in (signal.SIGINT, signal.SIGTERM):\n    signal.signal(one, signal.SIG_IGN)\n"
+    )
+    Path("s.py").write_text(stubborn + SLEEPING)
     launched = Launched((*TWO, "s.py"))
     ranks = [psutil.Process(int(launched.out.readline())) for _ in range(2)]
-    os.kill(launched.pid, signal.SIGKILL)
-    assert launched.wait()[0] == -signal.SIGKILL
+    if how == "killed":
+        os.kill(launched.pid, signal.SIGKILL)
+    else:
+        os.kill(launched.pid, signal.SIGINT)
+        time.sleep(0.5)
+        os.kill(launched.pid, signal.SIGINT)
+    launched.wait()
     assert not psutil.wait_procs(ranks, timeout=5)[1]
 
 

@@ -141,6 +141,52 @@ def test_old_files_are_read(tmp_path: Path) -> None:
     assert (config.num_processes, config.mixed_precision, config.downcast_bf16) == (2, "bf16", False)
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("fp16: true\n", "mixed_precision", "fp16"),
+        ("fp16: true\nmixed_precision: bf16\n", "mixed_precision", "bf16"),
+        ("fp16: false\n", "mixed_precision", "no"),
+        ("distributed_type: MPS\n", "distributed_type", "NO"),
+        ("mixed_precision: !!str no\n", "mixed_precision", "no"),
+        ("environment:\n  A: 1\n  B: true\n", "environment", {"A": "1", "B": "true"}),
+    ],
+)
+def test_words_that_files_have_too(tmp_path: Path, text: str, name: str, value: Any) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    assert getattr(file.read(path).config, name) == value
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    link, path = tmp_path / "link.yaml", tmp_path / "there" / "c.yaml"
+    link.symlink_to(path)
+    assert file.write(LaunchConfig(num_processes=2), link) == link
+    path.write_text(f"# mine\n{path.read_text()}")
+    file.write(LaunchConfig(num_processes=3), link)
+    assert link.is_symlink() and path.read_text().startswith("# mine\n")
+    assert file.read(path).config.num_processes == 3
+
+
+@pytest.mark.parametrize("content", [b"num_processes: [\n", b"\xff"])
+def test_a_broken_file_is_replaced_only_when_told(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError):
+        file.write(LaunchConfig(num_processes=2), path)
+    assert path.read_bytes() == content
+    assert basic.write_basic_config(save_location=path, overwrite=True) == path
+    assert file.read(path).config == basic.detected(mixed_precision="no")
+
+
+def test_the_folder_of_a_user_who_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", "~nobody-of-this-name/x")
+    assert file.default_path() == Path("~nobody-of-this-name/x/accelerate/default_config.yaml")
+    for name in ("~nobody-of-this-name/c.yaml", "a\0b.yaml"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            file.read(name)
+
+
 def test_an_update_keeps_comments(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("# mine\nnum_processes: 2  # two GPUs\nmixed_precision: bf16\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +23,8 @@ from ..addresses import listen
 from ..job import Rendezvous
 
 _LOOK_SECONDS = 0.05
-_CONNECT_SECONDS = 1.0
+_CONNECT_SECONDS = 5.0
+_PROBE_SECONDS = 1.0
 _JOIN_SECONDS = 900.0
 _LAST_SECONDS = 5.0
 
@@ -185,12 +187,14 @@ class StaticNodes(OwnHandler):
         timeout = timedelta(seconds=_CONNECT_SECONDS)
         while True:
             try:
+                if not is_host:  # torch's store complains in the terminal where nobody listens yet
+                    socket.create_connection((self._host, self._port), _PROBE_SECONDS).close()
                 store = TCPStore(
                     self._host, self._port, is_master=is_host, timeout=timeout, wait_for_workers=False
                 )
                 store.set_timeout(timedelta(seconds=self._seconds))
                 return store
-            except DistError as error:
+            except (DistError, OSError) as error:
                 if is_host:
                     raise LaunchError(f"cannot open a store at {self._host}:{self._port}: {error}") from None
             self._check_time(deadline, f"for node 0 at {self._host}:{self._port}")
