@@ -65,7 +65,7 @@ def test_what_it_runs_is_taken_as_it_is_at_the_call(kernel: Kernel) -> None:
         run = notebook_launcher(speak, num_processes=2, returns="all", block=False)
         word = "after"
     """).ok()
-    assert kernel.run("run.result()").value == "['before', 'before']"
+    assert kernel.run("run.result()").ok().value == "['before', 'before']"
 
 
 def test_one_process_does_not_hold_up_the_kernel(kernel: Kernel) -> None:
