@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import signal
 import socket
 import sys
@@ -19,10 +18,10 @@ from ..events import Event, Failure, HoldOrder, Order, StopOrder
 from ..stream.inbox import Channel, End, Inbox
 from ..stream.record import RunRecord
 from ..stream.wire import PipeEnd
-from . import compiler, registry, signals, sources
+from . import compiler, registry, signals
 from .control import Control
 from .job import Job
-from .randomness import RandomStates
+from .surroundings import Surroundings
 from .worker import GO, Seat, main
 
 State = Literal["running", "done", "failed", "stopped"]
@@ -75,13 +74,17 @@ class Crew:
         self._held_since: float | None = None
         self._told = False
 
-    def start(self, environments: Mapping[int, Mapping[str, str]], threads: int | None) -> None:
+    def start(
+        self,
+        environments: Mapping[int, Mapping[str, str]],
+        threads: int | None,
+        surroundings: Surroundings,
+    ) -> None:
         """Start a process per rank with its environment; all are stopped where one cannot start.
 
         None calls its function before the last one is started: what a rank does reaches threads of this process, the
         store's, and a lock that such a thread holds at a fork is held in the child for ever.
         """
-        states = RandomStates.capture()
         if self._job.start_method == "forkserver":
             _preload_fork_server(self._job)
         if self._job.start_method != "fork" and sys.platform != "win32":
@@ -93,7 +96,7 @@ class Crew:
         with signals.interrupt_held(), signals.blocked_in_children():
             for rank, environment in environments.items():
                 sends_value = self._job.returns == "all" or (self._job.returns == "first" and rank == first)
-                self._start_one(rank, environment, threads, sends_value, states)
+                self._start_one(rank, environment, threads, sends_value, surroundings)
         self._inbox.tell_all(GO)
 
     def _start_one(
@@ -102,7 +105,7 @@ class Crew:
         environment: Mapping[str, str],
         threads: int | None,
         sends_value: bool,
-        states: RandomStates,
+        surroundings: Surroundings,
     ) -> None:
         forked = self._job.start_method == "fork"
         our_events, their_events = socket.socketpair()
@@ -128,9 +131,10 @@ class Crew:
             with_ipython="IPython" in sys.modules,
             threads=threads,
             child_start_method=_child_start_method(),
-            directory=None if forked else os.getcwd(),
-            random_states=states,
-            sources={} if forked else sources.collect(),
+            in_background=self._job.background,
+            directory=surroundings.directory,
+            random_states=surroundings.random_states,
+            sources=surroundings.sources,
             foreign_fds=tuple(foreign) if forked else (),
         )
         process = self._context.Process(target=main, args=(seat,), name=f"notebook_accel rank {rank}")  # type: ignore[attr-defined]
@@ -311,11 +315,15 @@ def _preload_fork_server(job: Job) -> None:
 
 @contextlib.contextmanager
 def _without_main_module(forked: bool) -> Iterator[None]:
-    """Keep a fresh process from running the script that launched it again: functions travel by value."""
-    if forked:
+    """Keep a fresh process from running the script that launched it again: functions travel by value.
+
+    A notebook's own module is no script, and other threads go on with it.
+    """
+    script = sys.modules["__main__"]
+    is_script = getattr(script, "__spec__", None) is not None or hasattr(script, "__file__")
+    if forked or not is_script:
         yield
         return
-    script = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
         yield

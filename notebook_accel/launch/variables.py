@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 
 from .. import devices, environ
 from . import addresses
 from .job import Job
 
 
-def of_worker(job: Job, *, alone: bool, **values: object) -> dict[str, str]:
+def of_worker(job: Job, own: Mapping[str, str], *, alone: bool, **values: object) -> dict[str, str]:
     """Return all variables of a worker.
 
     Args:
         job: adds its own.
+        own: this process's variables.
         alone: whether this node is the run's only one: then gloo uses the loopback interface.
         values: variables of this worker, by name.
     """
@@ -24,7 +26,7 @@ def of_worker(job: Job, *, alone: bool, **values: object) -> dict[str, str]:
     fallbacks = {"OMP_NUM_THREADS": str(threads(job))}
     if interface:
         fallbacks["GLOO_SOCKET_IFNAME"] = interface
-    return {**fallbacks, **environ.snapshot(), **job.environment, **texts}
+    return {**fallbacks, **own, **job.environment, **texts}
 
 
 def threads(job: Job) -> int:

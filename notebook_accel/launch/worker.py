@@ -61,6 +61,7 @@ class Seat:
     with_ipython: bool
     threads: int | None
     child_start_method: str | None
+    in_background: bool
     directory: str | None
     random_states: RandomStates
     sources: Mapping[str, list[str]]
@@ -94,6 +95,10 @@ def _settle(seat: Seat) -> None:
         _forget_kernel()
     for signum in (signal.SIGTERM, *_terminal_signals()):
         signal.signal(signum, signal.SIG_DFL)
+    if (
+        seat.in_background
+    ):  # an interrupt of another cell, sent to all of the kernel's group before this left it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})

@@ -24,6 +24,7 @@ from .culprit import pack_call
 from .engines.rendezvous import open_store
 from .job import Job
 from .ship import Parcel
+from .surroundings import Surroundings
 
 _POLL_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 0.05
@@ -73,9 +74,12 @@ class Workers:
         count = self.job.local_world_size
         assert self._store is not None
         port = self._store.port
-        environments = {rank: self._environment(rank, count, port) for rank in range(count)}
+        surroundings = Surroundings.capture(self.job)
+        environments = {
+            rank: self._environment(rank, count, port, surroundings.variables) for rank in range(count)
+        }
         try:
-            self._crew.start(environments, variables.threads(self.job))
+            self._crew.start(environments, variables.threads(self.job), surroundings)
             self.pids = self._crew.pids
             self._reader.start()
             self.started = True
@@ -83,9 +87,10 @@ class Workers:
             self.close()
             raise
 
-    def _environment(self, rank: int, count: int, port: int) -> dict[str, str]:
+    def _environment(self, rank: int, count: int, port: int, own: Mapping[str, str]) -> dict[str, str]:
         return variables.of_worker(
             self.job,
+            own,
             alone=True,
             RANK=rank,
             LOCAL_RANK=rank,

@@ -58,14 +58,23 @@ def test_it_returns_at_once_and_gives_its_value_later(kernel: Kernel) -> None:
 
 def test_what_it_runs_is_taken_as_it_is_at_the_call(kernel: Kernel) -> None:
     kernel.run("""
-        word = "before"
+        word, here = "before", os.getcwd()
+        os.environ["WORD"] = "before"
         def speak():
             time.sleep(0.3)
-            return word
-        run = notebook_launcher(speak, num_processes=2, returns="all", block=False)
-        word = "after"
+            return word, os.environ["WORD"], os.getcwd() == here, torch.rand(()).item()
+        state = torch.get_rng_state()
+        run = notebook_launcher(speak, num_processes=2, block=False)
+        word = os.environ["WORD"] = "after"
+        os.chdir("/")
+        torch.manual_seed(17)
     """).ok()
-    assert kernel.run("run.result()").ok().value == "['before', 'before']"
+    cell = kernel.run("""
+        os.chdir(here)
+        torch.set_rng_state(state)
+        run.result() == ("before", "before", True, torch.rand(()).item()) or run.result()
+    """).ok()
+    assert cell.value == "True"
 
 
 def test_one_process_does_not_hold_up_the_kernel(kernel: Kernel) -> None:

@@ -28,6 +28,7 @@ from ..crew import Crew
 from ..culprit import pack_job, unpack_value
 from ..job import Job
 from ..segment import Segment
+from ..surroundings import Surroundings
 from .base import Deliver, Engine, Outcome, announcement
 from .rendezvous import OwnHandler, handler_for
 
@@ -51,9 +52,9 @@ class ElasticEngine(Engine):
             stack.callback(handler.shutdown)
             if isinstance(handler, OwnHandler):
                 handler.check = control.check
-            deliver([announcement(job)])
             agent = _Agent(job, payload, handler, record, deliver, control)
             stack.callback(agent.close)
+            deliver([announcement(job)])
             try:
                 agent.run()
             except StopAsked:
@@ -89,6 +90,7 @@ class _Agent(SimpleElasticAgent):
         self._record = record
         self._deliver = deliver
         self._control = control
+        self._surroundings = Surroundings.capture(job)
         self._crew: Crew | None = None
         self._crews = 0
         self._restarts_left = job.max_restarts
@@ -105,7 +107,7 @@ class _Agent(SimpleElasticAgent):
         now = time.time()
         self._deliver([Phase(rank=rank, time=now, name="starting") for rank in environments])
         self._crew = Crew(self._job, self._payload, self._record, self._deliver, self._control)
-        self._crew.start(environments, variables.threads(self._job))
+        self._crew.start(environments, variables.threads(self._job), self._surroundings)
         return {worker.local_rank: self._crew.pids[worker.global_rank] for worker in worker_group.workers}
 
     def _environment(self, worker: Any, group: WorkerGroup) -> Mapping[str, str]:
@@ -113,6 +115,7 @@ class _Agent(SimpleElasticAgent):
         attempt = getattr(handler, "attempt", self._job.max_restarts - self._remaining_restarts)
         return variables.of_worker(
             self._job,
+            self._surroundings.variables,
             alone=(group.group_world_size or 1) == 1,
             RANK=worker.global_rank,
             LOCAL_RANK=worker.local_rank,
