@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         DeviceGuardError,
         LaunchError,
         NotebookAccelError,
+        RunStoppedError,
+        SessionError,
         ShipError,
         WorkerError,
         WorkerExitedError,
@@ -37,10 +39,12 @@ if TYPE_CHECKING:
         ProfileKwargs,
     )
     from .inference import prepare_pippy
-    from .launchers import debug_launcher, notebook_launcher
+    from .launchers import debug_launcher, notebook_launcher, runs
     from .memory import find_executable_batch_size
+    from .metrics import print_metrics
     from .probes import is_rich_available
     from .seeding import synchronize_rng_states
+    from .session import Session, current_session
     from .state import DistributedType, PartialState
 
 if not (Path(__file__).parent / "widgets").is_dir():  # in the source tree, where it lies beside this folder
@@ -66,16 +70,22 @@ __all__ = [
     "NotebookAccelError",
     "PartialState",
     "ProfileKwargs",
+    "RunStoppedError",
+    "Session",
+    "SessionError",
     "ShipError",
     "WorkerError",
     "WorkerExitedError",
     "WorkerKilledError",
+    "current_session",
     "debug_launcher",
     "find_executable_batch_size",
     "is_rich_available",
     "load_checkpoint_in_model",
     "notebook_launcher",
     "prepare_pippy",
+    "print_metrics",
+    "runs",
     "skip_first_batches",
     "synchronize_rng_states",
     "write_basic_config",
@@ -99,16 +109,22 @@ _HOMES: Final = {
     "NotebookAccelError": "errors",
     "PartialState": "state",
     "ProfileKwargs": "handlers",
+    "RunStoppedError": "errors",
+    "Session": "session",
+    "SessionError": "errors",
     "ShipError": "errors",
     "WorkerError": "errors",
     "WorkerExitedError": "errors",
     "WorkerKilledError": "errors",
+    "current_session": "session",
     "debug_launcher": "launchers",
     "find_executable_batch_size": "memory",
     "is_rich_available": "probes",
     "load_checkpoint_in_model": "checkpointing.shards",
     "notebook_launcher": "launchers",
     "prepare_pippy": "inference",
+    "print_metrics": "metrics",
+    "runs": "launchers",
     "skip_first_batches": "data_loader",
     "synchronize_rng_states": "seeding",
     "write_basic_config": "config.basic",

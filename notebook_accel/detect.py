@@ -41,6 +41,24 @@ def ensure(cpu: bool = False, **options: Any) -> Runtime:
     return installed
 
 
+def renew(port: int) -> None:
+    """Leave the process group and make a new one, whose ranks meet at another port of the same address.
+
+    What holds the runtime uses the new group from then on; what holds the group itself, a model that
+    DistributedDataParallel wraps for example, does not.
+    """
+    torch_dist.close_group()
+    environ.put({"MASTER_PORT": str(port)})
+    current = runtime.current()
+    if current is None:
+        current = ensure()
+    elif current.topology.world_size > 1:
+        settings = current.settings
+        given = {name: value for name, value in settings.group_options.items() if name != "backend"}
+        torch_dist.open_group(current.topology, str(settings.backend), device=current.device, **given)
+        current.comm = torch_dist.TorchComm(current.device, debug=settings.debug)
+
+
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(options.keys() - set(OPTIONS))
     if unknown:

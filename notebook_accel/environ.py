@@ -44,6 +44,8 @@ TABLE: Final[Mapping[str, str]] = {
     "ACCELERATE_USE_PARALLELISM_CONFIG": "true: several kinds of parallelism are combined",
     "ACCELERATE_CPU_AFFINITY": "true: run each process on the cores near its GPU",
     "FORK_LAUNCHED": "true in a worker that a notebook launched",
+    # ours
+    "NOTEBOOK_ACCEL_VIEW": "what shows a run where the launch leaves it open: widget, text or none",
     # where config files lie
     "HF_HOME": "folder of Hugging Face libraries",
     "XDG_CACHE_HOME": "folder of cached files",

@@ -9,6 +9,8 @@
     +-- WorkerError            a worker ended without an exception of its own
     |   +-- WorkerKilledError  by a signal
     |   +-- WorkerExitedError  by an exit code, or without returning
+    +-- SessionError           a session cannot take a call: it is closed, busy, or has lost a worker
+    +-- RunStoppedError        a run was stopped before it returned anything
     +-- CollectiveError        ranks disagree about the input of a collective
     +-- ConfigError            options have wrong values
     +-- CheckpointError        a checkpoint could not be written, or does not fit what it is loaded into
@@ -102,6 +104,14 @@ class WorkerExitedError(WorkerError):
     def __init__(self, message: str, *, rank: int, exitcode: int, pid: int | None = None) -> None:
         super().__init__(message, rank=rank, pid=pid)
         self.exitcode = exitcode
+
+
+class SessionError(NotebookAccelError):
+    """A session cannot take a call: it is closed, busy, or has lost a worker; nothing of the call has run."""
+
+
+class RunStoppedError(NotebookAccelError):
+    """Somebody stopped the run, and its workers were ended before they returned."""
 
 
 class CollectiveError(NotebookAccelError):

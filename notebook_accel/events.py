@@ -1,4 +1,4 @@
-"""What a worker can tell the notebook, as frozen values, and the bytes of one of them."""
+"""What workers and the notebook tell each other, as frozen values, and the bytes of one of them."""
 
 from __future__ import annotations
 
@@ -73,15 +73,99 @@ class ClearOutput(Event):
     wait: bool = False
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pulse(Event):
+    """How far a rank has come; sent when it changed, twice a second at most.
+
+    Attributes:
+        steps: optimizer steps so far.
+        epoch, batch, batches: where the prepared loader that is being read stands, counted from 0 and from 1;
+            `batches` is None where nobody knows its length, `batch` 0 where none is being read.
+        waiting: the collective that the rank's main thread is in, empty where it is in none.
+    """
+
+    steps: int = 0
+    epoch: int = 0
+    batch: int = 0
+    batches: int | None = None
+    waiting: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held(Event):
+    """A rank waits to be told where to stop; it has asked `questions` times."""
+
+    questions: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order(Event):
+    """What the notebook tells a worker; `rank` is the one told."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HoldOrder(Order):
+    """Say how often you asked whether to stop, and ask no more until you are told where."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopOrder(Order):
+    """Stop at this question."""
+
+    question: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallOrder(Order):
+    """Call a function: `work` is the pickle of the function with its arguments, with its out-of-band buffers.
+
+    `sources` are lines of cells that the worker has not been told yet, by file name.
+    """
+
+    call: int
+    work: Buffer
+    buffers: Sequence[Buffer] = ()
+    sends_value: bool
+    sources: Mapping[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InterruptOrder(Order):
+    """Raise KeyboardInterrupt in this call, where it has not ended."""
+
+    call: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReleaseOrder(Order):
+    """End the wait for other ranks that this call may be in; `pids` are those of all ranks."""
+
+    call: int
+    pids: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhereOrder(Order):
+    """Say where this call is."""
+
+    call: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaveOrder(Order):
+    """End, after the calls that were ordered before."""
+
+
 PhaseName = Literal["starting", "running", "done", "failed", "restarting"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase(Event):
-    """A rank reached a phase of its life; `rank` -1 speaks of the whole run."""
+    """A rank reached a phase of its life; `rank` -1 speaks of the whole run, `pid` is the rank's where it says so."""
 
     name: PhaseName
     detail: str = ""
+    pid: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,6 +220,34 @@ class Result(Event):
 
     value: bytes
     buffers: Sequence[Buffer] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallEnd(Event):
+    """A call of a session returned or raised on a rank.
+
+    `positions` are the numbers of collectives so far by process group; None where the rank is in no group any more.
+    """
+
+    call: int
+    outcome: Result | Failure
+    positions: Mapping[str, int] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Where(Event):
+    """What a rank's main thread does in a call.
+
+    Attributes:
+        collective: that it waits in, or `backward`; empty where it is in neither.
+        seconds: how long its stack has looked like this, as far as somebody looked.
+        frames: the call's, outermost first.
+    """
+
+    call: int
+    collective: str
+    seconds: float
+    frames: Sequence[Frame]
 
 
 def encode(event: Event) -> list[Buffer]:

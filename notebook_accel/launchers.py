@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
@@ -12,7 +13,8 @@ from .launch import kernel_state
 
 if TYPE_CHECKING:  # what a launch needs is imported by the first one: workers and scripts need none of it
     from .config.launch import Source
-    from .launch.job import Job, Returns, StartMethod
+    from .launch.job import Job, Returns, StartMethod, View
+    from .launch.run import MakeSink, Run
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,6 +66,9 @@ def notebook_launcher(
     output: Literal["all", "first", "none"] | Collection[int] = "all",
     environment: Mapping[str, str] | None = None,
     config: Source | None = None,
+    block: bool = True,
+    log_dir: str | os.PathLike[str] | None = None,
+    view: View = "auto",
 ) -> Any:
     """Run a function on several processes and return what it returns.
 
@@ -96,9 +101,18 @@ def notebook_launcher(
         environment: variables of the workers alone.
         config: `default` for the file that `write_basic_config` and `notebook-accel config` write, the path of
             another, or a `LaunchConfig`; it counts for all that is not given here. None uses no config.
+        block: False returns a `Run` at once: `run.result()` or `await run` waits for the value, `run.stop()` stops
+            it, `notebook_accel.runs()` lists all. The function and what it uses are taken as they are at the call,
+            and processes of their own run it, also where there is one; they end with this process.
+        log_dir: folder to which all output of each worker is written too, `rank_0.log` and so on; an earlier run's
+            is kept above it.
+        view: how the run is shown. `widget` is a live view with a Stop button, which becomes a static page at the end;
+            `text` prints lines; `none` shows nothing but errors; `auto` is the environment variable
+            NOTEBOOK_ACCEL_VIEW, else the widgets in a notebook that has ipywidgets, and text elsewhere.
 
     Returns:
-        What `returns` asks for. A single process is this process, and the value is the function's own.
+        What `returns` asks for. A single process is this process, and the value is the function's own. A `Run` where
+        `block` is False.
 
     Raises:
         ValueError, TypeError: wrong arguments, all in one message, before anything starts.
@@ -134,6 +148,9 @@ def notebook_launcher(
         monitor_interval=monitor_interval,
         prefix=log_line_prefix_template,
         environment=dict(environment or {}),
+        background=not block,
+        log_dir=log_dir,
+        view=view,
     )
     return _run(job, "notebook_launcher")
 
@@ -155,10 +172,19 @@ def debug_launcher(function: Callable[..., Any], args: tuple[Any, ...] = (), num
     return _run(job, "debug_launcher")
 
 
+def runs() -> list[Run]:
+    """Return the launches of this process, oldest first: all that still run, and the last ones that ended."""
+    from .launch import registry
+
+    return registry.runs()
+
+
 def _run(job: Job, caller: str) -> Any:
     __tracebackhide__ = True
     from .launch import compiler, guard, preflight
-    from .launch.run import launch
+    from .launch.start import launch, launch_in_background
+    from .stream.logs import LogFiles
+    from .widgets.run import sink_for
 
     ready = preflight.checked(job, caller)
     if ready.distributed and ready.start_method == "fork" and compiler.load_for(job.function):
@@ -166,4 +192,8 @@ def _run(job: Job, caller: str) -> Any:
     asked = environ.flag_in(ready.environment, "ACCELERATE_DEBUG_MODE")
     if environ.flag("ACCELERATE_DEBUG_MODE") if asked is None else asked:
         guard.dry_launch(ready)
-    return launch(ready)
+    sinks: list[MakeSink] = [sink_for]
+    folder = ready.log_dir
+    if folder is not None and ready.distributed:
+        sinks.append(lambda run: LogFiles(folder, run.job.name))
+    return launch_in_background(ready, sinks) if ready.background else launch(ready, sinks)

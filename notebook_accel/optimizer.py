@@ -139,6 +139,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if self.steps_in_backward or not self._is_due():
             return None
         arguments = () if closure is None else (closure,)
+        if (runtime := self._runtime) is not None:
+            runtime.gradient.steps += 1
         if self.scaler is None:
             return self.optimizer.step(*arguments)
         return self._step_scaled(arguments)

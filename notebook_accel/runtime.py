@@ -18,6 +18,9 @@ class Loader(Protocol):
 
     end_of_dataloader: bool
     remainder: int
+    iteration: int
+    batches_seen: int
+    length: int | None
 
 
 class GradientFlags:
@@ -30,12 +33,14 @@ class GradientFlags:
         sync_with_dataloader: True makes the last batch of a loader a step.
         sync_each_batch: True reduces gradients on accumulated batches too, which saves memory.
         loaders: weak references to the loaders that are being iterated, innermost last.
+        steps: optimizer steps so far.
     """
 
     __slots__ = (
         "adjust_scheduler",
         "loaders",
         "num_steps",
+        "steps",
         "sync_each_batch",
         "sync_gradients",
         "sync_with_dataloader",
@@ -44,6 +49,7 @@ class GradientFlags:
     def __init__(self) -> None:
         self.sync_gradients: bool = True
         self.num_steps: int = 1
+        self.steps: int = 0
         self.adjust_scheduler: bool = True
         self.sync_with_dataloader: bool = True
         self.sync_each_batch: bool = False
@@ -60,6 +66,17 @@ class GradientFlags:
                 del self.loaders[position]
                 break
         self.loaders = self._alive()
+
+    def position(self) -> tuple[int, int, int | None]:
+        """Return epoch, batch (from 1) and length of the outermost loader that is being iterated, for any thread.
+
+        Without one the batch is 0; the length is None where nobody knows it.
+        """
+        for reference in list(self.loaders):
+            loader = reference()
+            if loader is not None:
+                return loader.iteration, loader.batches_seen, loader.length
+        return 0, 0, None
 
     def _alive(self) -> list[weakref.ref[Any]]:
         return [reference for reference in self.loaders if reference() is not None]
@@ -132,9 +149,14 @@ class Reporter(Protocol):
     def flush(self) -> None:
         """Return when the notebook has this process's output, or after a moment."""
 
+    def should_stop(self) -> bool:
+        """Return whether the run was asked to stop: on all ranks of the node at the same question."""
+
 
 _current: Runtime | None = None
 _reporter: Reporter | None = None
+_runs: list[Any] = []
+_sessions: list[Any] = []
 
 
 def current() -> Runtime | None:
@@ -157,6 +179,16 @@ def reset() -> None:
 def reporter() -> Reporter | None:
     """Return the way to the notebook, None where none launched this process."""
     return _reporter
+
+
+def runs() -> list[Any]:
+    """Return the launches of this process that are known: the list itself."""
+    return _runs
+
+
+def sessions() -> list[Any]:
+    """Return weak references to the sessions of this process, oldest first: the list itself."""
+    return _sessions
 
 
 def set_reporter(reporter: Reporter | None) -> None:

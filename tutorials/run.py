@@ -6,6 +6,7 @@ python tutorials/run.py tutorials/01_first_launch.ipynb --output build/01_first_
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -70,7 +71,7 @@ def run(path: Path, output: Path, *, timeout_s: float, kernel: str) -> tuple[Any
     announce(notebook, client)
     failure: Exception | None = None
     try:
-        client.execute()
+        client.execute(env={"NOTEBOOK_ACCEL_VIEW": "text", **os.environ})
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         failure = error
     finally:

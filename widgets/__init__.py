@@ -4,6 +4,18 @@
 `%accel_doctor`, which show what this machine is and what hinders launches on it.
 """
 
-from .form import ConfigForm
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .form import ConfigForm
 
 __all__ = ["ConfigForm"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the form when it is asked for: the view of a run needs none of it."""
+    if name == "ConfigForm":
+        from .form import ConfigForm
+
+        return ConfigForm
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -117,7 +117,7 @@ class ConfigForm:
         __tracebackhide__ = True
         if self.function is None:
             raise TypeError("this form has nothing to launch: ConfigForm(function=train, args=(...))")
-        self.result = notebook_launcher(self.function, self.args, config=self.config)
+        self.result = notebook_launcher(self.function, self.args, config=self.config, view="text")
         return self.result
 
     @property

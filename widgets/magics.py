@@ -10,6 +10,7 @@ from notebook_accel.config import file
 from notebook_accel.diagnosis import report
 from notebook_accel.errors import ConfigError
 
+from .cells import SessionMagics
 from .form import ConfigForm
 
 
@@ -17,6 +18,7 @@ def register(shell: Any) -> None:
     """Give a shell the magics."""
     for magic in (accel_config, accel_env, accel_doctor):
         shell.register_magic_function(magic, "line", magic.__name__)
+    SessionMagics(shell).register()
 
 
 def accel_config(line: str) -> ConfigForm:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .. import runtime
 from ..state import DistributedType
 from .base import Shared
 
@@ -88,6 +89,22 @@ class ProcessPart(Shared):
     def multi_device(self) -> bool:
         """True if there is more than one process, each with a device of its own: not on CPUs."""
         return self.use_distributed and self.device.type != "cpu"
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the notebook asked the run to stop, see `Run.stop`: then save and return.
+
+        All ranks have to ask equally often, once a step for example; they get True at the same question. On one node
+        asking costs nothing; on several it is a collective. Without a notebook it is always False.
+        """
+        reporter = runtime.reporter()
+        if reporter is None:
+            return False
+        told = reporter.should_stop()
+        if self._runtime.topology.num_nodes == 1:
+            return told
+        flag = torch.tensor(int(told), device=self.device)
+        return bool(self._runtime.comm.all_reduce(flag, "max"))
 
     def wait_for_everyone(self) -> None:
         """Return once every process has come here."""

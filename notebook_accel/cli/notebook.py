@@ -111,7 +111,7 @@ def run(request: Request, environment: Mapping[str, str]) -> int:
     client = _client(book, request, ended_by)
     code = 1
     try:
-        client.execute(env={**environ.snapshot(), **environment})
+        client.execute(env={"NOTEBOOK_ACCEL_VIEW": "text", **environ.snapshot(), **environment})
         code = 0
     except CellExecutionError:
         if not ended_by:

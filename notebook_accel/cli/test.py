@@ -15,7 +15,7 @@ import torch
 from .. import devices
 from ..launch import preflight
 from ..launch.job import Job
-from ..launch.run import launch
+from ..launch.start import launch
 from .progress import Progress
 
 _ROWS: Final = 97  # no multiple of any number of processes: the last batches are uneven
@@ -42,7 +42,7 @@ class Machine:
     def run(self, function: Callable[..., Any], *args: Any, num_processes: int | None = None) -> list[Any]:
         """Return what each rank returned."""
         job = self.job(function, *args, num_processes=num_processes or self.num_processes)
-        values: list[Any] = launch(job)
+        values: list[Any] = launch(job, [])
         return values
 
     def job(self, function: Callable[..., Any], *args: Any, num_processes: int) -> Job:

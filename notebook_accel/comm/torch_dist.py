@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import time
 import weakref
 from datetime import timedelta
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import AllgatherOptions
 
 from .. import environ
@@ -134,6 +136,26 @@ def open_group(
     )
     if "gloo" in backend and not environ.flag("FORK_LAUNCHED"):  # a launched worker ends without finalizing
         atexit.register(time.sleep, _LAST_WORK_S)
+
+
+def positions() -> dict[str, int] | None:
+    """Return how many collectives each group of this process has begun, None where there is no default group."""
+    if not group_exists():
+        return None
+    groups: list[Any] = [
+        group for group in distributed_c10d._world.pg_map if isinstance(group, dist.ProcessGroup)
+    ]
+    counts = {}
+    for group in groups:
+        with contextlib.suppress(RuntimeError, AttributeError):  # not every backend and version counts
+            counts[group.group_name] = int(group._get_sequence_number_for_group())
+    return counts
+
+
+def abort_groups() -> None:
+    """Abort what the groups of backends other than gloo wait for; a thread that waits there gets an error."""
+    if group_exists() and group_backend() != "gloo":
+        distributed_c10d._abort_process_group()
 
 
 def close_group(group: Any = None) -> None:

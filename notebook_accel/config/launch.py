@@ -70,6 +70,7 @@ def arguments(config: LaunchConfig, given: Collection[str]) -> Arguments:
         "rdzv_conf": dict(part.split("=", 1) for part in config.rdzv_conf.split(",") if part) or None,
         "max_restarts": config.max_restarts,
         "monitor_interval": config.monitor_interval,
+        "log_dir": config.log_dir,
     }
     environment = export.environment(config, file.chosen_names(config))
     environment.pop("ACCELERATE_MIXED_PRECISION", None)  # an argument, as it can be given by hand

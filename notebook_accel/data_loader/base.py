@@ -54,11 +54,15 @@ class PreparedLoader(DataLoader[Any]):
             where an incomplete one is dropped.
         iteration: the epoch, counted from 0; `set_epoch` overwrites it.
         skip_batches: batches left out at the start of an iteration.
+        batches_seen: batches handed out in this iteration.
+        length: batches of this iteration, None where nobody knows.
         course: what decides the order of its epochs.
     """
 
     end_of_dataloader: bool = False
     remainder: int = -1
+    batches_seen: int = 0
+    length: int | None = None
     use_stateful_dataloader: bool = False
 
     def __new__(cls, *args: Any, use_stateful_dataloader: bool = False, **kwargs: Any) -> Self:
@@ -130,10 +134,12 @@ class PreparedLoader(DataLoader[Any]):
         """Forget where the last iteration stood."""
         self.end_of_dataloader = False
         self.remainder = -1
+        self.batches_seen = 0
 
     def begin(self) -> None:
         """Note that an iteration starts."""
         self.reset()
+        self.length = self._length()
         self.course.begin()
         if not self._drop_last:
             self.remainder = self._count_remainder()
@@ -156,7 +162,9 @@ class PreparedLoader(DataLoader[Any]):
         self.begin()
         self.set_epoch(self.iteration)
         try:
-            yield from batches()
+            for batch in batches():
+                self.batches_seen += 1
+                yield batch
         except BaseException:
             self._left_early = True
             raise
@@ -212,6 +220,12 @@ class PreparedLoader(DataLoader[Any]):
     def _count_batches(self) -> int:
         """Return the batches of an epoch that leaves none out; TypeError where nobody knows."""
         return super().__len__()
+
+    def _length(self) -> int | None:
+        try:
+            return len(self)
+        except Exception:  # the user's own sampler or dataset: it is asked for a progress bar only
+            return None
 
     def get_sampler(self) -> Any:
         """Return the sampler of single indices, None where the batch sampler has none."""

@@ -28,7 +28,9 @@ class SkipDataLoader(PreparedLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.begin()
-        yield from islice(self._read_all(), self.skip_batches, None)
+        for batch in islice(self._read_all(), self.skip_batches, None):
+            self.batches_seen += 1
+            yield batch
         self.end()
 
 

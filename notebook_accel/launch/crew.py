@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import signal
 import socket
 import sys
@@ -15,20 +14,23 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any, Literal
 
-from ..events import Event, Failure
+from ..events import Event, Failure, HoldOrder, Order, StopOrder
 from ..stream.inbox import Channel, End, Inbox
 from ..stream.record import RunRecord
 from ..stream.wire import PipeEnd
-from . import compiler, signals, sources
+from . import compiler, registry, signals
+from .control import Control
 from .job import Job
-from .randomness import RandomStates
+from .surroundings import Surroundings
 from .worker import GO, Seat, main
 
-State = Literal["running", "done", "failed"]
+State = Literal["running", "done", "failed", "stopped"]
 
 _PRELOAD = ["torch", "torch.distributed", "cloudpickle", "tqdm.std", "notebook_accel.launch.worker"]
 OUTPUT_BY_PIPES = sys.platform != "win32"  # there it comes as events: the ends of a pipe cannot be waited for
 _LAST_WORDS = 0.1
+_LOOK_SECONDS = 0.1
+_ANSWER_SECONDS = 1.0
 
 
 @dataclass(kw_only=True)
@@ -46,11 +48,18 @@ class Crew:
         job: what to run, its start method resolved.
         payload: function and arguments, or the segment that holds them.
         record: says which ranks sent a result or failure.
-        deliver: takes the events as they come: it applies them to the record and shows them.
+        deliver: takes the events as they come: it applies them to the record and shows them. It is called
+            several times a second also where there are none.
+        control: says when the run is to stop.
     """
 
     def __init__(
-        self, job: Job, payload: Any, record: RunRecord, deliver: Callable[[Sequence[Event]], None]
+        self,
+        job: Job,
+        payload: Any,
+        record: RunRecord,
+        deliver: Callable[[Sequence[Event]], None],
+        control: Control,
     ) -> None:
         self._job = job
         self._payload = payload
@@ -61,14 +70,21 @@ class Crew:
         self._context = multiprocessing.get_context(job.start_method)
         self.stopped_ranks: set[int] = set()
         self._stopping = False
+        self._control = control
+        self._held_since: float | None = None
+        self._told = False
 
-    def start(self, environments: Mapping[int, Mapping[str, str]], threads: int | None) -> None:
+    def start(
+        self,
+        environments: Mapping[int, Mapping[str, str]],
+        threads: int | None,
+        surroundings: Surroundings,
+    ) -> None:
         """Start a process per rank with its environment; all are stopped where one cannot start.
 
         None calls its function before the last one is started: what a rank does reaches threads of this process, the
         store's, and a lock that such a thread holds at a fork is held in the child for ever.
         """
-        states = RandomStates.capture()
         if self._job.start_method == "forkserver":
             _preload_fork_server(self._job)
         if self._job.start_method != "fork" and sys.platform != "win32":
@@ -80,7 +96,7 @@ class Crew:
         with signals.interrupt_held(), signals.blocked_in_children():
             for rank, environment in environments.items():
                 sends_value = self._job.returns == "all" or (self._job.returns == "first" and rank == first)
-                self._start_one(rank, environment, threads, sends_value, states)
+                self._start_one(rank, environment, threads, sends_value, surroundings)
         self._inbox.tell_all(GO)
 
     def _start_one(
@@ -89,7 +105,7 @@ class Crew:
         environment: Mapping[str, str],
         threads: int | None,
         sends_value: bool,
-        states: RandomStates,
+        surroundings: Surroundings,
     ) -> None:
         forked = self._job.start_method == "fork"
         our_events, their_events = socket.socketpair()
@@ -99,13 +115,8 @@ class Crew:
             for channel in ("stdout", "stderr"):
                 ours[channel], theirs[channel] = self._context.Pipe(duplex=False)
         read_end, write_end = self._context.Pipe(duplex=False)
-        held = [member.lifeline.fileno() for member in self._members]
-        foreign = [
-            *self._inbox.filenos(),
-            *held,
-            write_end.fileno(),
-            *(end.fileno() for end in ours.values()),
-        ]
+        foreign = {fd for session in registry.sessions() for fd in session.filenos()}
+        foreign |= {*self.filenos(), write_end.fileno(), *(end.fileno() for end in ours.values())}
         seat = Seat(
             rank=rank,
             environment=environment,
@@ -114,15 +125,17 @@ class Crew:
             events=their_events,
             lifeline=read_end,
             payload=self._payload,
+            stays=self._job.stays,
             sends_value=sends_value,
             forked=forked,
             with_ipython="IPython" in sys.modules,
             threads=threads,
             child_start_method=_child_start_method(),
-            directory=None if forked else os.getcwd(),
-            random_states=states,
-            sources={} if forked else sources.collect(),
-            foreign_fds=foreign if forked else (),
+            in_background=self._job.background,
+            directory=surroundings.directory,
+            random_states=surroundings.random_states,
+            sources=surroundings.sources,
+            foreign_fds=tuple(foreign) if forked else (),
         )
         process = self._context.Process(target=main, args=(seat,), name=f"notebook_accel rank {rank}")  # type: ignore[attr-defined]
         try:
@@ -147,17 +160,59 @@ class Crew:
         """Return the process ids by rank."""
         return {member.rank: member.process.pid or 0 for member in self._members}
 
+    @property
+    def is_running(self) -> bool:
+        """Whether any of them has not ended."""
+        return bool(self._running())
+
+    def filenos(self) -> list[int]:
+        """Return the notebook's descriptors that belong to these workers: forked processes must not keep them."""
+        return [*self._inbox.filenos(), *(member.lifeline.fileno() for member in self._members)]
+
+    def poll(self, timeout: float) -> None:
+        """Deliver what comes within `timeout` seconds; returns as soon as something did."""
+        self._poll(timeout)
+
+    def tell(self, order: Order) -> None:
+        """Send an order; never waits, and may be called from any thread."""
+        self._inbox.tell(order)
+
+    def drain(self, rank: int) -> list[Event]:
+        """Return what a worker has written so far, unfinished lines too; for `deliver` only."""
+        return self._inbox.drain(rank)
+
     def watch(self, timeout: float) -> State:
         """Deliver what comes within `timeout` seconds, or until the attempt ends; say how it stands."""
         deadline = time.monotonic() + timeout
         while True:
-            self._poll(max(0.0, deadline - time.monotonic()))
+            self._poll(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
             if self._record.failures:
                 return "failed"
             if not self._running():
                 return "done"
+            if self._control.stop_is_asked and self._is_time_to_stop():
+                return "stopped"
             if time.monotonic() >= deadline:
                 return "running"
+
+    def _is_time_to_stop(self) -> bool:
+        """Let the ranks agree on where they stop; True once they had their time, or where they do not ask at all."""
+        now = time.monotonic()
+        ranks = {member.rank for member in self._running()}
+        if self._held_since is None:
+            self._held_since = now
+            for rank in ranks:
+                self._inbox.tell(HoldOrder(rank=rank, time=time.time()))
+        questions = self._record.held
+        waited = now - self._held_since
+        if not self._told and ranks <= questions.keys():
+            self._told = True
+            last = max(questions.values()) + 1
+            for rank in ranks:
+                self._inbox.tell(StopOrder(rank=rank, time=time.time(), question=last))
+        if self._told and not all(questions[rank] for rank in ranks):
+            return True
+        return waited > (self._control.grace if self._told else min(_ANSWER_SECONDS, self._control.grace))
 
     def settle(self) -> None:
         """After a failure: hear the last words of ranks that end of themselves, then end the others."""
@@ -202,8 +257,7 @@ class Crew:
 
     def _poll(self, timeout: float) -> None:
         events = self._inbox.poll(timeout)
-        if events:
-            self._hand_over(events)
+        self._hand_over(events)
         for member in self._running():
             if member.process.exitcode is not None:
                 self._end(member)
@@ -261,11 +315,15 @@ def _preload_fork_server(job: Job) -> None:
 
 @contextlib.contextmanager
 def _without_main_module(forked: bool) -> Iterator[None]:
-    """Keep a fresh process from running the script that launched it again: functions travel by value."""
-    if forked:
+    """Keep a fresh process from running the script that launched it again: functions travel by value.
+
+    A notebook's own module is no script, and other threads go on with it.
+    """
+    script = sys.modules["__main__"]
+    is_script = getattr(script, "__spec__", None) is not None or hasattr(script, "__file__")
+    if forked or not is_script:
         yield
         return
-    script = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
         yield

@@ -5,13 +5,25 @@ from __future__ import annotations
 import dis
 import functools
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..errors import ShipError
-from .ship import Parcel, pack
+from ..events import Result
+from .ship import Parcel, pack, unpack
 
 _MAX_DEPTH = 12
+
+
+def pack_call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str
+) -> Parcel:
+    """Pickle a call for processes that wait for it; ShipError as `pack_job`."""
+    try:
+        return pack((function, args, kwargs))
+    except Exception:
+        pack_job(functools.partial(function, **kwargs) if kwargs else function, args, name)
+        raise
 
 
 def pack_job(function: Any, args: tuple[Any, ...], name: str) -> Parcel:
@@ -46,6 +58,17 @@ def pack_value(value: Any) -> Parcel:
             f"{path} cannot be sent to the notebook: {_type(culprit)} object does not pickle ({reason}). "
             "Return what can be pickled: numbers, tensors, state dicts, or nothing."
         ) from None
+
+
+def unpack_value(result: Result) -> Any:
+    """Make a returned value again; ShipError where its class does not let itself be made from its pickle."""
+    try:
+        return unpack(result.value, list(result.buffers))
+    except Exception as error:
+        raise ShipError(
+            f"the value that rank {result.rank} returned cannot be made again in the notebook: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _type(obj: Any) -> str:

@@ -43,6 +43,11 @@ def describe(error: BaseException, depth: int = 0) -> RaisedError:
 
 def report(emitter: Emitter, error: BaseException) -> None:
     """In the worker: send an exception as this rank's failure."""
+    emitter.emit(failure_of(emitter, error))
+
+
+def failure_of(emitter: Emitter, error: BaseException) -> Failure:
+    """In the worker: return an exception as this rank's failure."""
     now = emitter.now()
     try:
         raised = describe(error)
@@ -50,7 +55,7 @@ def report(emitter: Emitter, error: BaseException) -> None:
         text = f"{_text(error)} (it could not be described: {type(broken).__name__}: {broken})"
         frames = tracebacks.frames(BaseException.__dict__["__traceback__"].__get__(error))
         raised = RaisedError(type_name=type(error).__qualname__, message=text, pickled=None, frames=frames)
-    emitter.emit(Failure(rank=emitter.rank, time=now, pid=os.getpid(), error=raised))
+    return Failure(rank=emitter.rank, time=now, pid=os.getpid(), error=raised)
 
 
 def revive(raised: RaisedError, rank: int, pid: int) -> BaseException:
@@ -131,11 +136,20 @@ def one_line(failure: Failure) -> str:
     return f"rank {failure.rank} (process {failure.pid}) raised {_title(failure.error)}"
 
 
+def title(error: BaseException) -> str:
+    """Say in a line what an exception says."""
+    return _line(type(error).__name__, _text(error))
+
+
 def _title(raised: RaisedError) -> str:
-    first_line = raised.message.strip().split("\n", 1)[0]
+    return _line(raised.type_name, raised.message)
+
+
+def _line(name: str, message: str) -> str:
+    first_line = message.strip().split("\n", 1)[0]
     if len(first_line) > 120:
         first_line = first_line[:117] + "..."
-    return f"{raised.type_name}: {first_line}" if first_line else raised.type_name
+    return f"{name}: {first_line}" if first_line else name
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..errors import DeviceGuardError
 from . import kernel_state
 from .job import Job
-from .run import launch
+from .start import launch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ def dry_launch(job: Job) -> list[Report]:
     unclean = kernel_state.reasons()
     probe = replace(job, function=_probe, args=(), returns="all", max_restarts=0, quiet=True)
     try:
-        reports: list[Report] = launch(probe)
+        reports: list[Report] = launch(probe, [])
     except Exception as error:
         why = "".join(f"\n  - in this process {reason}" for reason in unclean)
         raise DeviceGuardError(

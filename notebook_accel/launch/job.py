@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,9 +12,11 @@ from ..stream.sinks import Output
 
 StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
 Returns = Literal["first", "all", "none"]
+View = Literal["auto", "widget", "text", "none"]
 
 START_METHODS: tuple[StartMethod, ...] = ("auto", "fork", "forkserver", "spawn")
 RETURNS: tuple[Returns, ...] = ("first", "all", "none")
+VIEWS: tuple[View, ...] = ("auto", "widget", "text", "none")
 _LIBRARIES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
 
 
@@ -36,7 +39,10 @@ class Job:
     """A function, its arguments and how to run it, as asked for; `preflight.checked` makes it ready to run.
 
     `num_processes` is per node, None the number of devices. `environment` is set in the workers alone;
-    `quiet` leaves out the line that announces the run.
+    `quiet` leaves out the line that announces the run. `background` says that this process goes on meanwhile;
+    `stays` says that the processes wait for calls instead of running the function. `holds` are the devices that are
+    the run's alone, as CUDA_VISIBLE_DEVICES names them, empty on CPUs. `log_dir` is the folder for files of output,
+    None where there are none.
     """
 
     function: Callable[..., Any]
@@ -50,8 +56,13 @@ class Job:
     max_restarts: int = 0
     monitor_interval: float = 0.1
     prefix: str | None = None
+    view: View = "auto"
     environment: Mapping[str, str] = field(default_factory=dict)
     quiet: bool = False
+    background: bool = False
+    stays: bool = False
+    holds: tuple[str, ...] = ()
+    log_dir: str | os.PathLike[str] | None = None
 
     @property
     def name(self) -> str:
@@ -76,4 +87,5 @@ class Job:
     def distributed(self) -> bool:
         """Whether the job that was checked needs processes of its own: a library that shards does, for one too."""
         shards = any(environ.flag_in(self.environment, name) for name in _LIBRARIES)
-        return self.local_world_size > 1 or self.rendezvous.num_nodes > 1 or shards
+        several = self.local_world_size > 1 or self.rendezvous.num_nodes > 1
+        return several or shards or self.background or self.stays

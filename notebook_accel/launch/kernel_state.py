@@ -90,7 +90,7 @@ def describe_first_use(stack: Sequence[traceback.FrameSummary] | None) -> str:
         parts.append(f"the import of {_module_name(imported[0].filename)}")
     where = stack[cell] if cell is not None else stack[-1] if not imported else imported[0]
     line = (where.line or "").strip()
-    place = f"{_place(where.filename)}, line {where.lineno}" + (f" ({line})" if line else "")
+    place = f"{place_of(where.filename)}, line {where.lineno}" + (f" ({line})" if line else "")
     return " in ".join([*parts, place])
 
 
@@ -178,7 +178,12 @@ def _open_devices() -> list[str]:
     return [f"{name} was initialised outside torch" for path, name in _DEVICE_FILES.items() if path in found]
 
 
-def _place(filename: str) -> str:
+def is_cell(filename: str) -> bool:
+    """Whether code of this name is a cell's."""
+    return bool(_CELL.search(filename))
+
+
+def place_of(filename: str) -> str:
     """Return `cell In[3]` for a cell's file, else the file."""
     if not _CELL.search(filename):
         return filename

@@ -11,12 +11,13 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, Final
 
 from .. import devices, environ, probes
 from . import kernel_state
 from .addresses import unknown, unusable
-from .job import RETURNS, START_METHODS, Job, Rendezvous, StartMethod
+from .job import RETURNS, START_METHODS, VIEWS, Job, Rendezvous, StartMethod
 
 PRECISIONS: Final = ("no", "fp16", "bf16", "fp8")
 BACKENDS: Final = ("static", "c10d")
@@ -86,6 +87,7 @@ def checked(job: Job, caller: str) -> Job:
     _check_restarts(problems, job.max_restarts, job.monitor_interval)
     _check_choices(problems, job)
     _check_prefix(problems, job.prefix)
+    _check_log_dir(problems, job.log_dir)
     problems.raise_any(caller)
     num_processes = int(job.num_processes or 0) or devices.count(job.device_kind)
     job = replace(job, num_processes=num_processes)
@@ -113,6 +115,14 @@ def _environment(job: Job) -> dict[str, str]:
     if job.distributed and job.device_kind is devices.CPU:
         texts["ACCELERATE_USE_CPU"] = "true"
     return texts
+
+
+def check_call(function: Any, args: Any, caller: str) -> None:
+    """Raise ValueError or TypeError where a function cannot be called in workers with these arguments."""
+    __tracebackhide__ = True
+    problems = Problems()
+    _check_function(problems, function, args)
+    problems.raise_any(caller)
 
 
 def _check_function(problems: Problems, function: Any, args: Any) -> None:
@@ -259,6 +269,9 @@ def parse_port(use_port: Any) -> int | None:
 def _check_choices(problems: Problems, job: Job) -> None:
     problems.one_of("start_method", job.start_method, START_METHODS)
     problems.one_of("returns", job.returns, RETURNS)
+    problems.one_of("view", job.view, VIEWS)
+    if job.view == "auto" and (asked := environ.get("NOTEBOOK_ACCEL_VIEW")) is not None:
+        problems.one_of("environment variable NOTEBOOK_ACCEL_VIEW", asked, VIEWS)
     output = job.output
     if isinstance(output, (str, bytes)) or not isinstance(output, Collection):
         problems.one_of("output", output, OUTPUTS)
@@ -282,6 +295,20 @@ def _check_prefix(problems: Problems, prefix: Any) -> None:
         problems.value(
             f"log_line_prefix_template={prefix!r} ({error}): it may name ${{rank}}, ${{local_rank}} and ${{role_name}}"
         )
+
+
+def _check_log_dir(problems: Problems, log_dir: Any) -> None:
+    if log_dir is None:
+        return
+    if not isinstance(log_dir, (str, os.PathLike)):
+        problems.type(f"log_dir={log_dir!r}: the path of a folder is needed")
+        return
+    path = Path(log_dir).expanduser()
+    there = next((parent for parent in (path, *path.absolute().parents) if parent.exists()), path)
+    if not there.is_dir():
+        problems.value(f"log_dir={str(log_dir)!r}: {there} is a file, the path of a folder is needed")
+    elif not os.access(there, os.W_OK):
+        problems.value(f"log_dir={str(log_dir)!r}: {there} cannot be written to")
 
 
 def _check_restarts(problems: Problems, max_restarts: Any, monitor_interval: Any) -> None:
@@ -325,6 +352,8 @@ def _start_method(problems: Problems, job: Job) -> StartMethod:
     unclean = list(map(str, kernel_state.reasons()))
     if job.rendezvous.num_nodes > 1:
         unclean.append("a thread of this process may serve other nodes at that moment")
+    if job.background:
+        unclean.append("this process goes on while workers start")
     if asked == "fork" and unclean:
         why = "; ".join(unclean)
         problems.value(

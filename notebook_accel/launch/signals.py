@@ -42,19 +42,30 @@ def likely_cause(signum: int) -> str:
     return CAUSES.get(name_of(signum), "")
 
 
+class _Hold:
+    """A signal handler that only remembers."""
+
+    def __init__(self) -> None:
+        self.was_called = False
+
+    def __call__(self, signum: int, frame: object) -> None:
+        self.was_called = True
+
+
 @contextlib.contextmanager
 def interrupt_held() -> Iterator[None]:
-    """Let the block end although the user interrupts; the interrupt is raised after it."""
-    if threading.current_thread() is not threading.main_thread():
+    """Let the block end although the user interrupts; the interrupt is raised after it, the outermost where nested."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or isinstance(signal.getsignal(signal.SIGINT), _Hold):
         yield
         return
-    seen: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda signum, frame: seen.append(signum))
+    hold = _Hold()
+    before = signal.signal(signal.SIGINT, hold)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if seen:
+    if hold.was_called:
         raise KeyboardInterrupt
 
 

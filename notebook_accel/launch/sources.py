@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import linecache
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 
-def collect() -> dict[str, list[str]]:
-    """Return the lines of code that is in no file, by the name under which it was compiled."""
+def collect(known: Collection[str] = ()) -> dict[str, list[str]]:
+    """Return the lines of code that is in no file, by the name under which it was compiled, without those `known`."""
     return {
         name: list(entry[2])
-        for name, entry in linecache.cache.items()
-        if len(entry) == 4 and entry[2] and not os.path.exists(name)
+        for name, entry in list(linecache.cache.items())  # which other threads add to
+        if name not in known and len(entry) == 4 and entry[2] and not os.path.exists(name)
     }
 
 

@@ -22,14 +22,17 @@ import torch
 
 from .. import environ, runtime
 from ..events import Phase, Result
+from ..stopping import StopPoint
 from ..stream import capture, displays
 from ..stream.emit import Emitter
 from ..stream.wire import PipeEnd
 from . import failures, sources
 from .culprit import pack_value
+from .listener import Listener
 from .randomness import RandomStates
 from .report import WorkerReporter
 from .segment import Segment
+from .service import Service
 
 GO = b"g"  # the notebook's word, on the event socket, that all workers are started
 _LAST_COLLECTIVE = timedelta(seconds=10)  # that a rank waits for its peers at the end
@@ -43,7 +46,7 @@ class Seat:
     `payload` is the function with its arguments, or a segment that holds them. `foreign_fds` are the notebook's
     descriptors that a forked worker has to close. Without pipes for `stdout` and `stderr` output goes as events.
     `child_start_method` is how the worker's own children start, data
-    loader workers for example.
+    loader workers for example. `stays` says that it waits for calls and has no payload.
     """
 
     rank: int
@@ -58,10 +61,12 @@ class Seat:
     with_ipython: bool
     threads: int | None
     child_start_method: str | None
+    in_background: bool
     directory: str | None
     random_states: RandomStates
     sources: Mapping[str, list[str]]
     foreign_fds: Sequence[int] = ()
+    stays: bool = False
 
 
 def main(seat: Seat) -> NoReturn:
@@ -90,6 +95,10 @@ def _settle(seat: Seat) -> None:
         _forget_kernel()
     for signum in (signal.SIGTERM, *_terminal_signals()):
         signal.signal(signum, signal.SIG_DFL)
+    if (
+        seat.in_background
+    ):  # an interrupt of another cell, sent to all of the kernel's group before this left it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -107,12 +116,23 @@ def _work(seat: Seat, emitter: Emitter, output: capture.Capture) -> int:
     __tracebackhide__ = True
     try:
         _equip(seat, output)
-        runtime.set_reporter(WorkerReporter(emitter, output.flush))
+        stop_point = StopPoint()
+        runtime.set_reporter(WorkerReporter(emitter, output.flush, stop_point))
         if seat.events.recv(len(GO)) != GO:
             return 1  # the notebook has given up
+        if seat.stays:
+            service = Service(emitter, output, stop_point)
+            Listener(seat.events, emitter, stop_point, service.obey)
+            service.serve()
+            _leave_group()
+            return 0
+        listener = Listener(seat.events, emitter, stop_point)
         function, args = seat.payload.open() if isinstance(seat.payload, Segment) else seat.payload
-        emitter.emit(Phase(rank=seat.rank, time=emitter.now(), name="running"))
-        value = function(*args)
+        emitter.emit(Phase(rank=seat.rank, time=emitter.now(), name="running", pid=os.getpid()))
+        try:
+            value = function(*args)
+        finally:
+            listener.tell()  # how far it came
         _finish(seat, emitter, value)
     except SystemExit as error:
         return _exit_code(error, seat, emitter)

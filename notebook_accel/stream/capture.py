@@ -50,12 +50,18 @@ class Capture:
         if not self._pumps:
             _wait_until_read(1, 2)
 
+    def push(self) -> None:
+        """Push out what Python and C's stdio hold back, without waiting for the notebook."""
+        _flush_python()
+        _flush_c()
+        for pump in self._pumps:
+            pump.drain(_READ_SECONDS)
+
     def close(self) -> None:
         """Push out what Python, open figures and C's stdio hold back: the worker's last act."""
         displays.flush_figures()
         _flush_python()
-        with contextlib.suppress(Exception):
-            ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None).fflush(None)
+        _flush_c()
         for pump in self._pumps:
             pump.drain(_LAST_SECONDS)
 
@@ -84,6 +90,11 @@ def _flush_python() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+
+
+def _flush_c() -> None:
+    with contextlib.suppress(Exception):
+        ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None).fflush(None)
 
 
 def _wait_until_read(*fds: int) -> None:

@@ -7,13 +7,15 @@ import os
 import selectors
 import socket
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..events import Chunk, Event, Line, Stream
-from .wire import FrameReader, LineReader, PipeEnd
+from ..events import Chunk, Event, Line, Order, Stream
+from .wire import FrameReader, LineReader, PipeEnd, frame
 
 Channel = Literal["events", "stdout", "stderr"]
 CHANNELS: tuple[Channel, ...] = ("events", "stdout", "stderr")
@@ -29,6 +31,7 @@ class _Source:
     end: End
     frames: FrameReader = field(default_factory=FrameReader)
     lines: dict[Stream, LineReader] = field(default_factory=dict)
+    outgoing: deque[memoryview] = field(default_factory=deque)
     is_open: bool = True
 
     def receive(self) -> bytes:
@@ -62,6 +65,7 @@ class Inbox:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._sources: dict[int, list[_Source]] = {}
+        self._sending = threading.Lock()
 
     def add(self, rank: int, ends: Mapping[Channel, End]) -> None:
         """Receive from our ends of a worker's socket and pipes; the inbox closes them."""
@@ -83,6 +87,37 @@ class Inbox:
             assert isinstance(events, socket.socket)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 events.sendall(word)
+
+    def tell(self, order: Order) -> None:
+        """Send an order to the worker of its rank; one that has ended does not hear it.
+
+        Any thread may do it. It never waits: what the socket does not take at once goes with the polls to come.
+        """
+        for source in self._sources.get(order.rank, []):
+            if source.channel == "events":
+                with self._sending:
+                    source.outgoing.extend(frame(order))
+                    self._send(source)
+
+    def _send(self, source: _Source) -> None:
+        if not source.is_open:
+            return
+        assert isinstance(source.end, socket.socket)
+        try:
+            while source.outgoing:
+                part = source.outgoing[0]
+                sent = source.end.send(part)
+                if sent == part.nbytes:
+                    source.outgoing.popleft()
+                else:
+                    source.outgoing[0] = part[sent:]
+        except BlockingIOError:
+            pass
+        except (BrokenPipeError, ConnectionResetError):
+            source.outgoing.clear()
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if source.outgoing else 0)
+        if self._selector.get_key(source.end).events != wanted:
+            self._selector.modify(source.end, wanted, source)
 
     def watch(self, fd: int) -> None:
         """Let `poll` return when this descriptor (a process's sentinel) becomes readable."""
@@ -107,9 +142,24 @@ class Inbox:
         if not self._selector.get_map():  # on Windows `select` refuses to wait for nothing
             time.sleep(min(timeout, _EMPTY_SECONDS))
             return []
-        ready = [key.data for key, _ in self._selector.select(timeout) if key.data is not None]
+        selected = [(key.data, mask) for key, mask in self._selector.select(timeout) if key.data is not None]
+        for source, mask in selected:
+            if mask & selectors.EVENT_WRITE:
+                with self._sending:
+                    self._send(source)
+        ready = [source for source, mask in selected if mask & selectors.EVENT_READ]
         ready.sort(key=lambda source: CHANNELS.index(source.channel))
         return [event for source in ready for event in self._read(source)]
+
+    def drain(self, rank: int) -> list[Event]:
+        """Return what a worker has written so far, its last line also where no newline ends it."""
+        events: list[Event] = []
+        for source in self._sources.get(rank, []):
+            if source.channel != "events" and source.is_open:
+                events += self._read(source)  # all that a pipe holds
+            if source.is_open:
+                events += source.finish()
+        return events
 
     def finish(self, rank: int) -> list[Event]:
         """Return all that an ended worker left in its sockets, and close them."""
@@ -139,9 +189,10 @@ class Inbox:
         return source.take(data) if data else self._close(source)
 
     def _close(self, source: _Source) -> list[Event]:
-        self._selector.unregister(source.end)
-        source.end.close()
-        source.is_open = False
+        with self._sending:
+            self._selector.unregister(source.end)
+            source.end.close()
+            source.is_open = False
         return source.finish()
 
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..events import Event, Failure, Line, Metric, Phase, Progress, Result
+from ..events import ClearOutput, Display, Event, Failure, Held, Line, Metric, Phase, Progress, Pulse, Result
 
-MAX_EVENTS = 100_000
+MAX_BYTES = 24_000_000
 MAX_POINTS = 10_000
+MAX_TAIL = 200
+_MAX_DISPLAYS = 32
+_MAX_SHOWN = 4_000
+_PACE_PULSES = 20
 
 
 class Point(NamedTuple):
@@ -22,26 +27,41 @@ class Point(NamedTuple):
 
 
 class RunRecord:
-    """State of a run by rank; only `apply` writes.
+    """State of a run by rank; only `apply` writes, other threads may read.
+
+    Lines and displays are kept up to `max_bytes` of memory, by estimate; older ones are forgotten.
 
     Attributes:
         phases: last phase of each rank.
         failures: failures of the current attempt, in order of arrival.
         results: the returned values by rank, still pickled.
         progress: last state of each bar, by (rank, bar).
+        pulses: how far each rank has come.
+        tails: the newest lines of each rank (`MAX_TAIL`).
+        line_counts: how many lines each rank has written.
+        displays: the last displays, updates applied, oldest first.
+        held: how often each rank that is to stop had asked whether to.
         metrics: the last values of each metric (`max_points`), oldest first; a restart goes on with them.
     """
 
-    def __init__(self, max_events: int = MAX_EVENTS, max_points: int = MAX_POINTS) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES, max_points: int = MAX_POINTS) -> None:
         self.phases: dict[int, Phase] = {}
         self.failures: list[Failure] = []
         self.results: dict[int, Result] = {}
         self.progress: dict[tuple[int, int], Progress] = {}
+        self.pulses: dict[int, Pulse] = {}
+        self.held: dict[int, int] = {}
         self.metrics: dict[str, deque[Point]] = {}
+        self.tails: dict[int, deque[Line]] = {}
+        self.line_counts: dict[int, int] = {}
+        self.displays: dict[tuple[int, str], Display] = {}
+        self._paces: dict[int, deque[Pulse]] = {}
         self._max_points = max_points
         self.restarts = 0
-        self._shown: deque[Event] = deque(maxlen=max_events)
+        self._shown: deque[Event] = deque()
         self._count = 0
+        self._bytes = 0
+        self._max_bytes = max_bytes
 
     def apply(self, event: Event) -> None:
         """Take the next event."""
@@ -51,14 +71,61 @@ class RunRecord:
         if isinstance(event, Failure):
             self.failures.append(event)
             return
-        if isinstance(event, Phase):
+        if isinstance(event, Held):
+            self.held[event.rank] = event.questions
+            return
+        if isinstance(event, Pulse):
+            self.pulses[event.rank] = event
+            self._paces.setdefault(event.rank, deque(maxlen=_PACE_PULSES)).append(event)
+            return
+        if isinstance(event, Line):
+            self._line(event)
+        elif isinstance(event, Phase):
             self._phase(event)
         elif isinstance(event, Progress):
             self.progress[event.rank, event.bar] = event
         elif isinstance(event, Metric):
             self._metric(event)
+        elif isinstance(event, (Display, ClearOutput)):
+            self._display(event)
+        self._keep(event)
+
+    def _keep(self, event: Event) -> None:
+        """Keep an event that can be shown again, and forget the oldest where there are too many."""
         self._shown.append(event)
         self._count += 1
+        self._bytes += _size(event)
+        while self._bytes > self._max_bytes and len(self._shown) > 1:
+            self._bytes -= _size(self._shown.popleft())
+
+    def _line(self, line: Line) -> None:
+        tail = self.tails.get(line.rank)
+        if tail is None:
+            tail = self.tails[line.rank] = deque(maxlen=MAX_TAIL)
+            self.line_counts[line.rank] = 0
+        tail.append(
+            line if len(line.text) <= _MAX_SHOWN else replace(line, text=f"{line.text[:_MAX_SHOWN]} ...")
+        )
+        self.line_counts[line.rank] += 1
+
+    def _display(self, event: Display | ClearOutput) -> None:
+        if isinstance(event, ClearOutput):
+            for key in [key for key in self.displays if key[0] == event.rank]:
+                del self.displays[key]
+            return
+        key = (event.rank, str(event.transient.get("display_id") or f"number {self._count}"))
+        if key in self.displays or not event.update:
+            self.displays[key] = event
+        if len(self.displays) > _MAX_DISPLAYS:
+            del self.displays[next(iter(self.displays))]
+
+    def pace(self, rank: int) -> float | None:
+        """Return a rank's optimizer steps in a second, over its last pulses; None while nobody can say."""
+        pulses = list(self._paces.get(rank, ()))
+        if len(pulses) < 2:
+            return None
+        steps, seconds = pulses[-1].steps - pulses[0].steps, pulses[-1].time - pulses[0].time
+        return steps / seconds if steps > 0 and seconds > 0 else None
 
     def _metric(self, metric: Metric) -> None:
         for name, value in metric.values.items():
@@ -71,8 +138,20 @@ class RunRecord:
             self.failures.clear()
             self.results.clear()
             self.progress.clear()
+            self.pulses.clear()
+            self._paces.clear()
+            self.held.clear()
             return
         self.phases[phase.rank] = phase
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the metrics as rows, oldest first: `step`, `time` and the values that came together."""
+        rows: dict[tuple[float, int | None], dict[str, Any]] = {}
+        for name, points in list(self.metrics.items()):
+            for point in list(points):
+                key = (point.time, point.step)
+                rows.setdefault(key, {"step": point.step, "time": point.time})[name] = point.value
+        return [rows[key] for key in sorted(rows, key=lambda key: key[0])]
 
     @property
     def end(self) -> int:
@@ -80,14 +159,38 @@ class RunRecord:
         return self._count
 
     def since(self, position: int) -> Iterator[Event]:
-        """Yield the events from a position on that are still held (the last `max_events`)."""
-        first = self._count - len(self._shown)
-        return islice(self._shown, max(0, position - first), None)
+        """Yield the events from a position on that are still held."""
+        held, first = self._snapshot()
+        return islice(held, max(0, position - first), None)
 
     def lines(self, rank: int | None = None) -> list[str]:
         """Return the lines that are still held, of one rank or all."""
         return [
             event.text
-            for event in self._shown
+            for event in self._snapshot()[0]
             if isinstance(event, Line) and (rank is None or event.rank == rank)
         ]
+
+    def _snapshot(self) -> tuple[list[Event], int]:
+        """Return the events held and the position of the first, however many another thread adds meanwhile."""
+        while True:
+            before = self._count
+            held = list(self._shown)  # in one piece: nothing of it runs Python code
+            if self._count == before:
+                return held, before - len(held)
+
+
+_EVENT_BYTES = 240  # of a line's objects, measured
+
+
+def _size(event: Event) -> int:
+    """Return about how much memory an event takes."""
+    if isinstance(event, Line):
+        return _EVENT_BYTES + len(event.text)
+    if isinstance(event, Display):
+        return _EVENT_BYTES + sum(
+            len(part) if isinstance(part, str) else _EVENT_BYTES for part in event.data.values()
+        )
+    if isinstance(event, Progress):
+        return _EVENT_BYTES + len(event.text)
+    return _EVENT_BYTES

@@ -5,7 +5,9 @@ from __future__ import annotations
 import string
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 from ..events import ClearOutput, Display, Event, Line, Phase, Progress
@@ -16,7 +18,27 @@ DEFAULT_PREFIX = "[${rank}] "
 _BAR_INTERVAL = 0.1
 
 
-class TextSink:
+class Sink(ABC):
+    """Shows a run, event by event."""
+
+    @abstractmethod
+    def show(self, events: Sequence[Event]) -> None:
+        """Take the next events; comes several times a second also where there are none."""
+
+    @abstractmethod
+    def note(self, text: str) -> None:
+        """Show a message of the launcher itself."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Show the end of the run."""
+
+    def again(self) -> bool:
+        """Show the run once more, in the cell that runs now; False where the sink cannot."""
+        return False
+
+
+class TextSink(Sink):
     """Writes lines, marked by rank, to the cell (or terminal) that runs; shows displays and one set of bars.
 
     Args:
@@ -48,7 +70,7 @@ class TextSink:
             for rank in chosen
         }
 
-    def show(self, events: Iterable[Event]) -> None:
+    def show(self, events: Sequence[Event]) -> None:
         """Show the next events of the run."""
         pending: list[str] = []
         stream = "stdout"
@@ -90,7 +112,7 @@ class TextSink:
             self._bars.show(event)
         elif isinstance(event, Display):
             publish(event.data, event.metadata, event.transient, update=event.update)
-        elif isinstance(event, ClearOutput) and _shell() is not None:
+        elif isinstance(event, ClearOutput) and kernel_shell() is not None:
             from IPython.display import clear_output
 
             clear_output(wait=event.wait)
@@ -98,7 +120,7 @@ class TextSink:
 
 def publish(data: Any, metadata: Any = None, transient: Any = None, *, update: bool = False) -> None:
     """Publish a MIME bundle to the notebook; in a terminal print its plain text."""
-    if _shell() is None:
+    if kernel_shell() is None:
         if not update:
             print(data.get("text/plain", ""))
         return
@@ -114,7 +136,7 @@ class _Bars:
         self._rank: int | None = None
         self._drawn: dict[int, float] = {}
         self._waiting: dict[int, Progress] = {}
-        self._draw: Callable[[Progress], None] = _CellBar() if _shell() is not None else _TerminalBar()
+        self._draw: Callable[[Progress], None] = _CellBar() if kernel_shell() is not None else _TerminalBar()
 
     def show(self, bar: Progress) -> None:
         if self._rank is None or bar.rank < self._rank:
@@ -140,10 +162,11 @@ class _CellBar:
 
     def __init__(self) -> None:
         self._ids: dict[int, str] = {}
+        self._name = uuid.uuid4().hex  # an update changes every display of the notebook that has its id
 
     def __call__(self, bar: Progress) -> None:
         known = bar.bar in self._ids
-        display_id = self._ids.setdefault(bar.bar, f"notebook-accel-{id(self):x}-{bar.bar}")
+        display_id = self._ids.setdefault(bar.bar, f"notebook-accel-{self._name}-{bar.bar}")
         text = bar.text if bar.leave or not bar.finished else ""
         publish({"text/plain": text}, transient={"display_id": display_id}, update=known)
 
@@ -172,7 +195,7 @@ def _write(stream: str, lines: list[str]) -> None:
         target.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
-def _shell() -> Any:
+def kernel_shell() -> Any:
     """Return the running IPython kernel's shell, if any: a terminal's IPython cannot update displays."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None

@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,11 +152,11 @@ def page(lab: Lab) -> Iterator[Any]:
 
 @pytest.fixture
 def run_cells(lab: Lab, page: Any) -> Callable[..., None]:
-    """Open a notebook with these cells and run them one after the other."""
+    """Open a notebook with these cells and run them one after the other; `more` are started and not waited for."""
 
-    def run(cells: list[str], theme: str = "Light") -> None:
+    def run(cells: list[str], theme: str = "Light", more: Sequence[str] = ()) -> None:
         lab.use_theme(theme)
-        name = lab.write_notebook(cells)
+        name = lab.write_notebook([*cells, *more])
         page.goto(f"{lab.url}/lab/tree/{name}?reset&token={lab.token}")
         end = time.monotonic() + 60
         while not page.evaluate(READY):
@@ -166,6 +166,8 @@ def run_cells(lab: Lab, page: Any) -> Callable[..., None]:
             page.evaluate(RUN, number)
             prompt = page.locator(".jp-CodeCell").nth(number).locator(".jp-InputArea-prompt")
             prompt.filter(has_text=f"[{number + 1}]:").wait_for(timeout=60_000)
+        for number in range(len(cells), len(cells) + len(more)):
+            page.evaluate(RUN, number)
 
     return run
 

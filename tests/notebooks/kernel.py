@@ -66,6 +66,11 @@ class Cell:
         return ""
 
     @property
+    def told(self) -> str:
+        """Return the traceback and what stands on stderr: old versions of IPython show no notes in tracebacks."""
+        return self.traceback + self.stderr
+
+    @property
     def value(self) -> str:
         """Return the text of the cell's value."""
         for output in self.outputs:
@@ -100,7 +105,8 @@ class Kernel:
     def __init__(self, folder: Path, **environment: str) -> None:
         unset = ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "ACCELERATE_DEBUG_MODE")
         env = {name: value for name, value in os.environ.items() if name not in unset}
-        env |= {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder / "ipython"), **environment}
+        env |= {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder / "ipython")}
+        env |= {"NOTEBOOK_ACCEL_VIEW": "text", **environment}
         self.manager = KernelManager(kernel_name="python3")
         self.manager.start_kernel(
             env=env, cwd=str(folder), extra_arguments=["--HistoryManager.enabled=False"]

@@ -10,7 +10,7 @@ from tests.structure.source import ROOT, modules, resolve
 # and one of its modules are listed, the module has its own floor.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "environ", "probes", "registry", "choices"),
-    ("topology", "nested", "devices", "handlers"),
+    ("topology", "nested", "devices", "handlers", "stopping"),
     ("comm", "stream", "affinity", "compilation", "fp8", "config"),
     ("runtime",),
     ("detect",),
@@ -18,10 +18,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("precision", "seeding", "logging", "optimizer", "scheduler", "hooks"),
     ("data_loader", "big_modeling"),
     ("launch",),
-    ("strategies", "tracking", "checkpointing", "launch.run", "diagnosis"),
-    ("accelerator", "memory", "inference", "quantization", "estimation"),
+    ("strategies", "tracking", "checkpointing", "launch.run", "launch.registry", "launch.start", "diagnosis"),
+    ("accelerator", "memory", "inference", "quantization", "estimation", "metrics"),
     ("local_sgd",),
-    ("launchers",),
+    ("widgets.run",),
+    ("launchers", "session"),
     ("widgets",),
     ("cli", "utils"),
     ("", "__main__"),
@@ -81,17 +82,34 @@ def test_imports_go_down() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_widgets_know_the_schema_the_launchers_and_the_diagnosis_only() -> None:
+def imported_by(package: str, but: str = "-") -> set[str]:
+    """Return what the modules of a package import of ours, those of a part of it left out."""
     known = {module.name for module in modules()}
-    used = {
+    return {
         short(resolve(name, known))
         for module in modules()
-        if short(module.name).startswith("widgets")
+        if short(module.name).startswith(package) and not short(module.name).startswith(but)
         for _, name in module.imports()
     }
-    allowed = ("config", "diagnosis", "errors", "launchers", "widgets")
-    foreign = {name for name in used if name.split(".")[0] not in allowed}
+
+
+def test_the_form_and_the_magics_know_what_they_show_only() -> None:
+    allowed = ("config", "diagnosis", "errors", "launchers", "session", "widgets")
+    foreign = {
+        name for name in imported_by("widgets", but="widgets.run") if name.split(".")[0] not in allowed
+    }
     assert not foreign, f"widgets import {sorted(foreign)}"
+
+
+def test_the_view_of_a_run_reads_the_run_only() -> None:
+    """It gets by without the form, and without what trains."""
+    allowed = {"environ", "errors", "events", "probes", "launch", "stream", "widgets.run"}
+    foreign = {
+        name
+        for name in imported_by("widgets.run")
+        if not {name, name.split(".")[0]} & allowed and not name.startswith("widgets.run.")
+    }
+    assert not foreign, f"widgets.run imports {sorted(foreign)}"
 
 
 def test_no_exception_is_stale() -> None:

@@ -344,7 +344,8 @@ def test_a_function_launched_in_this_process_reports_too(capsys: pytest.CaptureF
     runtime.set_reporter(outer)
     try:
         launched = Run(Job(function=train, num_processes=1, quiet=True), InProcessEngine())
-        assert launched.result(launched.wait()) == "trained"
+        launched.execute()
+        assert launched.result() == "trained"
         assert runtime.reporter() is outer
     finally:
         runtime.set_reporter(None)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...events import Event, Failure, Phase
 from ...stream.record import RunRecord
+from ..control import Control
 from ..job import Job
 
 Deliver = Callable[[Sequence[Event]], None]
@@ -17,11 +18,15 @@ Deliver = Callable[[Sequence[Event]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a run ended: values by rank, or failures with the ranks that were stopped because of them."""
+    """How a run ended: values by rank, or failures with the ranks that were stopped because of them.
+
+    `was_stopped` says that somebody asked for it, and that workers were ended for it.
+    """
 
     values: Mapping[int, Any] = field(default_factory=dict)
     failures: Sequence[Failure] = ()
     stopped: frozenset[int] = frozenset()
+    was_stopped: bool = False
 
 
 def announcement(job: Job) -> Phase:
@@ -43,8 +48,10 @@ class Engine(ABC):
     """Runs jobs in one way."""
 
     @abstractmethod
-    def run(self, job: Job, record: RunRecord, deliver: Deliver) -> Outcome:
+    def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         """Run the job to its end.
 
-        KeyboardInterrupt passes through after all workers have ended. `deliver` takes every event as it comes.
+        KeyboardInterrupt passes through after all workers have ended. `deliver` takes every event as it comes, the
+        announcement first: what the job is made of is not needed any more then. It is called with nothing now and
+        then, too. `control` says when to stop.
         """

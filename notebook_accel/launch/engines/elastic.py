@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -21,27 +20,27 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
-from ... import devices, environ
-from ...errors import ShipError
-from ...events import Phase, Result
+from ...events import Phase
 from ...stream.record import RunRecord
-from .. import addresses, failures, signals
+from .. import failures, signals, variables
+from ..control import Control, StopAsked
 from ..crew import Crew
-from ..culprit import pack_job
+from ..culprit import pack_job, unpack_value
 from ..job import Job
 from ..segment import Segment
-from ..ship import unpack
+from ..surroundings import Surroundings
 from .base import Deliver, Engine, Outcome, announcement
 from .rendezvous import OwnHandler, handler_for
 
 _INTERRUPT_GRACE = 1.5
+_STOP_GRACE = 0.5
 _AGENT_SLEEP = 1e-6  # elastic sleeps before each look at the workers; ours wait inside the look
 
 
 class ElasticEngine(Engine):
     """Starts a process per rank under a torch elastic agent in this process."""
 
-    def run(self, job: Job, record: RunRecord, deliver: Deliver) -> Outcome:
+    def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         """Run the job; ShipError or LaunchError where it cannot start."""
         with contextlib.ExitStack() as stack:
             payload: Any = (job.function, job.args)
@@ -51,10 +50,15 @@ class ElasticEngine(Engine):
                     payload = stack.enter_context(contextlib.closing(Segment(parcel)))
             handler = handler_for(job.rendezvous)
             stack.callback(handler.shutdown)
-            deliver([announcement(job)])
-            agent = _Agent(job, payload, handler, record, deliver)
+            if isinstance(handler, OwnHandler):
+                handler.check = control.check
+            agent = _Agent(job, payload, handler, record, deliver, control)
             stack.callback(agent.close)
-            agent.run()
+            deliver([announcement(job)])
+            try:
+                agent.run()
+            except StopAsked:
+                return agent.outcome(was_stopped=True)
             return agent.outcome()
 
 
@@ -62,7 +66,13 @@ class _Agent(SimpleElasticAgent):
     """Torch elastic's agent, with our workers."""
 
     def __init__(
-        self, job: Job, payload: Any, handler: RendezvousHandler, record: RunRecord, deliver: Deliver
+        self,
+        job: Job,
+        payload: Any,
+        handler: RendezvousHandler,
+        record: RunRecord,
+        deliver: Deliver,
+        control: Control,
     ) -> None:
         spec = WorkerSpec(
             role="worker",
@@ -79,6 +89,8 @@ class _Agent(SimpleElasticAgent):
         self._payload = payload
         self._record = record
         self._deliver = deliver
+        self._control = control
+        self._surroundings = Surroundings.capture(job)
         self._crew: Crew | None = None
         self._crews = 0
         self._restarts_left = job.max_restarts
@@ -94,33 +106,30 @@ class _Agent(SimpleElasticAgent):
         }
         now = time.time()
         self._deliver([Phase(rank=rank, time=now, name="starting") for rank in environments])
-        self._crew = Crew(self._job, self._payload, self._record, self._deliver)
-        self._crew.start(environments, _threads(self._job))
+        self._crew = Crew(self._job, self._payload, self._record, self._deliver, self._control)
+        self._crew.start(environments, variables.threads(self._job), self._surroundings)
         return {worker.local_rank: self._crew.pids[worker.global_rank] for worker in worker_group.workers}
 
     def _environment(self, worker: Any, group: WorkerGroup) -> Mapping[str, str]:
         handler = group.spec.rdzv_handler
         attempt = getattr(handler, "attempt", self._job.max_restarts - self._remaining_restarts)
-        values = {
-            "RANK": worker.global_rank,
-            "LOCAL_RANK": worker.local_rank,
-            "WORLD_SIZE": worker.world_size,
-            "LOCAL_WORLD_SIZE": group.spec.local_world_size,
-            "GROUP_RANK": group.group_rank,
-            "GROUP_WORLD_SIZE": group.group_world_size,
-            "MASTER_ADDR": group.master_addr,
-            "MASTER_PORT": group.master_port,
-            "TORCHELASTIC_USE_AGENT_STORE": handler.use_agent_store,
-            "TORCHELASTIC_RESTART_COUNT": attempt,
-            "TORCHELASTIC_MAX_RESTARTS": self._job.max_restarts,
-            "TORCHELASTIC_RUN_ID": handler.get_run_id(),
-            "FORK_LAUNCHED": 1,
-        }
-        if sys.platform == "win32":
-            values["USE_LIBUV"] = 0  # torch's builds for Windows lack it
-        texts = {name: str(value) for name, value in values.items()}
-        fallbacks = {**_loopback(group), "OMP_NUM_THREADS": str(_threads(self._job))}
-        return {**fallbacks, **environ.snapshot(), **self._job.environment, **texts}
+        return variables.of_worker(
+            self._job,
+            self._surroundings.variables,
+            alone=(group.group_world_size or 1) == 1,
+            RANK=worker.global_rank,
+            LOCAL_RANK=worker.local_rank,
+            WORLD_SIZE=worker.world_size,
+            LOCAL_WORLD_SIZE=group.spec.local_world_size,
+            GROUP_RANK=group.group_rank,
+            GROUP_WORLD_SIZE=group.group_world_size,
+            MASTER_ADDR=group.master_addr,
+            MASTER_PORT=group.master_port,
+            TORCHELASTIC_USE_AGENT_STORE=handler.use_agent_store,
+            TORCHELASTIC_RESTART_COUNT=attempt,
+            TORCHELASTIC_MAX_RESTARTS=self._job.max_restarts,
+            TORCHELASTIC_RUN_ID=handler.get_run_id(),
+        )
 
     def _tell_restart(self, called: bool) -> None:
         """Say in the cell why workers start again: `called` by another node, or for a failure here."""
@@ -137,6 +146,10 @@ class _Agent(SimpleElasticAgent):
         state = self._crew.watch(self._job.monitor_interval)
         if state == "running":
             return RunResult(state=WorkerState.HEALTHY)
+        if state == "stopped":
+            self._crew.stop(_STOP_GRACE, signal.SIGTERM)
+            self._stopped = frozenset(self._crew.stopped_ranks)
+            raise StopAsked
         if state == "failed":
             self._crew.settle()
             self._stopped = frozenset(self._crew.stopped_ranks)
@@ -166,32 +179,9 @@ class _Agent(SimpleElasticAgent):
                 self._crew = None
         self._worker_group.store = self._store = None  # closes it: the next attempt may need its port
 
-    def outcome(self) -> Outcome:
+    def outcome(self, was_stopped: bool = False) -> Outcome:
         """Return how the run ended."""
         if self._record.failures:
             return Outcome(failures=tuple(self._record.failures), stopped=self._stopped)
-        return Outcome(values={rank: _value(result) for rank, result in self._record.results.items()})
-
-
-def _loopback(group: WorkerGroup) -> dict[str, str]:
-    """Let gloo of a single node use the loopback interface."""
-    name = addresses.loopback_interface() if (group.group_world_size or 1) == 1 else None
-    return {"GLOO_SOCKET_IFNAME": name} if name else {}
-
-
-def _value(result: Result) -> Any:
-    """Make a returned value again; ShipError where its class does not let itself be made from its pickle."""
-    try:
-        return unpack(result.value, list(result.buffers))
-    except Exception as error:
-        raise ShipError(
-            f"the value that rank {result.rank} returned cannot be made again in the notebook: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-
-
-def _threads(job: Job) -> int:
-    """Return the threads for each worker's CPU kernels: what the user asks of OpenMP, else its share of the cores."""
-    said = job.environment.get("OMP_NUM_THREADS") or environ.get("OMP_NUM_THREADS") or ""
-    asked = said.split(",")[0].strip()
-    return int(asked) if asked.isdecimal() and int(asked) else devices.share_of_cores(job.local_world_size)
+        values = {rank: unpack_value(result) for rank, result in self._record.results.items()}
+        return Outcome(values=values, stopped=self._stopped, was_stopped=was_stopped)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -51,6 +51,7 @@ class OwnHandler(RendezvousHandler):
 
     Attributes:
         attempt: which start of the workers this is, counted from 0, alike on all nodes.
+        check: called now and then during waits, which an exception of it ends.
     """
 
     use_agent_store = True
@@ -58,6 +59,7 @@ class OwnHandler(RendezvousHandler):
 
     def __init__(self, place: Rendezvous) -> None:
         self._place = place
+        self.check: Callable[[], None] = lambda: None
 
     def is_closed(self) -> bool:
         return False
@@ -89,7 +91,7 @@ class SingleNode(OwnHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         self.attempt += 1
-        store = _open_store(self._place)  # a new one for each attempt: the last one's holds its addresses
+        store = open_store(self._place)  # a new one for each attempt: the last one's holds its addresses
         where = RendezvousStoreInfo(master_addr=self._place.address, master_port=store.port)
         return RendezvousInfo(store, 0, 1, where)
 
@@ -166,6 +168,7 @@ class StaticNodes(OwnHandler):
         while not all(self._store.check([self._left(node)]) for node in others):
             if self.num_nodes_waiting():
                 raise LaunchError("another node starts its workers again, this node's have ended well")
+            self.check()
             time.sleep(_LOOK_SECONDS)
 
     def shutdown(self) -> bool:
@@ -198,6 +201,7 @@ class StaticNodes(OwnHandler):
             time.sleep(_LOOK_SECONDS)
 
     def _check_time(self, deadline: float, whom: str) -> None:
+        self.check()
         if time.monotonic() > deadline:
             raise LaunchError(
                 f"node {self._place.node_rank} of {self._place.num_nodes} waited {self._seconds:g} s {whom}; "
@@ -240,7 +244,7 @@ def _join_seconds(settings: Mapping[str, Any]) -> float:
     return float(settings.get("join_timeout", settings.get("timeout", _JOIN_SECONDS)))
 
 
-def _open_store(place: Rendezvous) -> TCPStore:
+def open_store(place: Rendezvous) -> TCPStore:
     """Open a store that listens at the run's own address alone.
 
     Left to itself torch's listens at all addresses, in IPv6; the name of each peer is then looked up as IPv6 too,

@@ -1,0 +1,220 @@
+"""In a worker that stays: runs the code of a cell, as a notebook does, and shows the value of its last expression."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import builtins
+import inspect
+import io
+import os
+import subprocess
+import sys
+import time
+import timeit
+import tokenize
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from ..environ import put, snapshot
+
+_UNABLE: Final = (
+    "works in the notebook itself; code on a worker knows %time, %timeit, %cd, %pwd and %env, and !commands"
+)
+
+
+def execute(source: str, filename: str) -> None:
+    """Run the source of a cell in the worker's variables, and show what its last expression gives.
+
+    A semicolon at its end hides the value. `await` works at the top level.
+    """
+    __tracebackhide__ = True
+    value = _run(source, filename, variables())
+    if value is not None:
+        variables()["_"] = value
+        show(value)
+
+
+def variables() -> dict[str, Any]:
+    """Return the variables of a session, in a worker of it: those of the module that is `__main__` there."""
+    return vars(sys.modules["__main__"])
+
+
+def _run(source: str, filename: str, namespace: dict[str, Any]) -> Any:
+    """Run code; return the value of its last expression, None where a semicolon hides it."""
+    __tracebackhide__ = True
+    namespace["get_ipython"] = _cell_shell
+    tree = ast.parse(source, filename)
+    last = tree.body[-1] if tree.body else None
+    shown = None
+    if isinstance(last, ast.Expr) and not _is_hidden(source):
+        tree.body.pop()
+        shown = ast.Expression(last.value)
+    if tree.body:
+        _evaluate(_compiled(tree, filename, "exec"), namespace)
+    return None if shown is None else _evaluate(_compiled(shown, filename, "eval"), namespace)
+
+
+def _compiled(tree: ast.Module | ast.Expression, filename: str, mode: str) -> types.CodeType:
+    __tracebackhide__ = True
+    code: types.CodeType = compile(
+        tree, filename, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
+    )
+    return code
+
+
+def _evaluate(code: types.CodeType, namespace: dict[str, Any]) -> Any:
+    __tracebackhide__ = True
+    if not code.co_flags & inspect.CO_COROUTINE:
+        return eval(code, namespace)
+    loop = namespace.get("__loop__")
+    if not isinstance(loop, asyncio.AbstractEventLoop) or loop.is_closed():
+        loop = namespace["__loop__"] = asyncio.new_event_loop()  # tasks go on with the next cell that awaits
+        asyncio.set_event_loop(loop)
+    return loop.run_until_complete(eval(code, namespace))
+
+
+def _is_hidden(source: str) -> bool:
+    """Whether the last statement ends with a semicolon."""
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER, tokenize.DEDENT)
+    tokens = [
+        token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type not in skipped
+    ]
+    return bool(tokens) and tokens[-1].string == ";"
+
+
+def show(value: Any) -> None:
+    """Show a value as `Out: ...`, by the notebook's rich displays where it has one."""
+    shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    formatter = getattr(shell, "display_formatter", None)
+    if formatter is None:
+        _print_out(repr(value))
+        return
+    data, metadata = formatter.format(value)
+    if not data:
+        return  # it has shown itself
+    if set(data) == {"text/plain"}:
+        _print_out(data["text/plain"])
+        return
+    print("Out:")
+    shell.display_pub.publish(data, metadata)
+
+
+def _print_out(text: str) -> None:
+    print(f"Out:\n{text}" if "\n" in text else f"Out: {text}")
+
+
+class CellShell:
+    """What IPython's syntax in a cell calls: `!command` and the magics that work on a worker."""
+
+    def system(self, command: str) -> None:
+        """Run a shell command; its output is the worker's."""
+        sys.stdout.flush()
+        variables()["_exit_code"] = subprocess.run(_expanded(command), shell=True, check=False).returncode
+
+    def getoutput(self, command: str) -> list[str]:
+        """Return the lines that a shell command writes."""
+        done = subprocess.run(
+            _expanded(command),
+            shell=True,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        return done.stdout.splitlines()
+
+    def run_line_magic(self, name: str, line: str, *_: Any, **__: Any) -> Any:
+        """Run `%name line`; NotImplementedError where it cannot work here."""
+        __tracebackhide__ = True
+        magic = _LINE_MAGICS.get(name)
+        if magic is None:
+            raise NotImplementedError(f"%{name} {_UNABLE}")
+        return magic(_expanded(line) if name in ("cd", "env") else line)
+
+    def run_cell_magic(self, name: str, line: str, cell: str) -> Any:
+        """Run `%%name line` over a cell; NotImplementedError where it cannot work here."""
+        __tracebackhide__ = True
+        if name == "time":
+            caller = sys._getframe(1)  # its file and line, for tracebacks
+            return _time("\n" * caller.f_lineno + cell, caller.f_code.co_filename)
+        if name == "timeit":
+            return _timeit(f"{line}\n{cell}" if line else cell)
+        raise NotImplementedError(f"%%{name} {_UNABLE} and %%time, %%timeit")
+
+
+_SHELL: Final = CellShell()
+
+
+def _cell_shell() -> CellShell:
+    return _SHELL
+
+
+def _expanded(text: str) -> str:
+    """Fill in `{name}` and `$name`, as IPython does; what names nothing stays."""
+    if "IPython" not in sys.modules and "{" not in text and "$" not in text:
+        return text
+    from IPython.utils.text import DollarFormatter
+
+    try:
+        return str(DollarFormatter().vformat(text, (), variables()))
+    except Exception:  # a brace of the shell's own, for example
+        return text
+
+
+def _time(code: str, filename: str = "<timed>") -> Any:
+    __tracebackhide__ = True
+    wall, cpu = time.perf_counter(), time.process_time()
+    try:
+        return _run(code, filename, variables())
+    finally:
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        print(f"CPU time: {_seconds(cpu)}, wall time: {_seconds(wall)}")
+
+
+def _timeit(code: str) -> None:
+    __tracebackhide__ = True
+    timer = timeit.Timer(code, globals=variables())
+    number, _ = timer.autorange()
+    rounds = [taken / number for taken in timer.repeat(3, number)]
+    print(f"{_seconds(min(rounds))} a loop (best of 3 rounds of {number} loops)")
+
+
+def _seconds(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def _cd(line: str) -> str:
+    os.chdir(os.path.expanduser(line.strip().strip("'\"") or "~"))
+    return os.getcwd()
+
+
+def _env(line: str) -> str | Mapping[str, str] | None:
+    name, equals, value = line.partition("=")
+    if equals:
+        put({name.strip(): value.strip()})
+        return None
+    return snapshot().get(name.strip()) if name.strip() else snapshot()
+
+
+_LINE_MAGICS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "time": _time,
+    "timeit": _timeit,
+    "cd": _cd,
+    "pwd": lambda line: os.getcwd(),
+    "env": _env,
+    "set_env": _env,
+    "matplotlib": lambda line: None,  # figures come into the cell anyway
+}
+
+
+def ensure_display() -> None:
+    """Let code call `display` without importing it, as in a notebook."""
+    if "IPython" in sys.modules and not hasattr(builtins, "display"):
+        from IPython.display import display
+
+        builtins.display = display  # type: ignore[attr-defined]

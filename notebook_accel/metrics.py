@@ -1,0 +1,42 @@
+"""`print_metrics`: numbers of a step, as a line and for the view of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from . import runtime, topology
+
+
+def print_metrics(values: Mapping[str, Any] | None = None, *, step: int | None = None, **named: Any) -> None:
+    """Print values on one line in rank 0, and tell the numbers among them to the run's view and to `run.metrics`.
+
+    `print_metrics(step=10, loss=loss)` prints `step 10: loss 0.25`. A tensor or array of one element is a number.
+    Other ranks print nothing; it is no collective.
+
+    Args:
+        values: values by name, for names that are no Python words.
+        step: the step that they belong to.
+        named: further values.
+
+    Raises:
+        TypeError: `values` is no mapping.
+    """
+    if values is not None and not isinstance(values, Mapping):
+        raise TypeError(f"print_metrics takes values by name, as {{'loss': 0.5}} or loss=0.5, not {values!r}")
+    current = runtime.current()
+    if not (topology.from_environ() if current is None else current.topology).is_main:
+        return
+    from .tracking.values import numbers_in
+
+    everything = {**(values or {}), **named}
+    at = None if step is None else int(step)
+    numbers = numbers_in(everything)
+    shown = {str(name): value for name, value in everything.items()} | {
+        name: f"{number:.4g}" for name, number in numbers.items()
+    }
+    words = ", ".join(f"{name} {value}" for name, value in shown.items())
+    print(words if at is None else f"step {at}: {words}", flush=True)
+    reporter = runtime.reporter()
+    if reporter is not None and numbers:
+        reporter.metrics(numbers, at)

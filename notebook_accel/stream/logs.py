@@ -1,0 +1,60 @@
+"""A run's output in files, a file for each rank: nothing is left out there, however much there is."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..events import Event, Line, Phase
+from .sinks import Sink
+
+
+class LogFiles(Sink):
+    """Appends each rank's lines to `rank_<rank>.log` in a folder, which is made.
+
+    Each run begins with a line of its own.
+
+    Args:
+        folder: where the files lie.
+        title: what the line that begins a run says of it.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], title: str) -> None:
+        self._folder = Path(folder).expanduser()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._title = title
+        self._files: dict[int, io.TextIOWrapper] = {}
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Write the lines among the events."""
+        written = set()
+        for event in events:
+            if isinstance(event, Line):
+                file = self._file(event.rank)
+                file.write(f"{event.text}\n")
+                written.add(event.rank)
+            elif isinstance(event, Phase) and event.name == "restarting":
+                self.note(event.detail)
+        for rank in written:
+            self._files[rank].flush()
+
+    def note(self, text: str) -> None:
+        """Write a message of the launcher to every file."""
+        for file in self._files.values():
+            file.write("".join(f"notebook_accel: {line}\n" for line in text.splitlines()))
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._files:
+            self._files.popitem()[1].close()
+
+    def _file(self, rank: int) -> io.TextIOWrapper:
+        if rank not in self._files:
+            path = self._folder / f"rank_{rank}.log"
+            file = open(path, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed by close
+            file.write(f"--- {self._title}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+            self._files[rank] = file
+        return self._files[rank]

@@ -1,0 +1,130 @@
+"""The view of a run in a kernel: one update of 8 ranks, and what it costs the training of ranks that print much."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.table import Row, compare, interleave
+from tests.notebooks.kernel import Kernel
+
+RANKS = 8
+ROUNDS = 40
+TRAINING_ROUNDS = 7
+LINES = 4000
+MOST_SECONDS = 0.003
+
+
+def run() -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        kernel = Kernel(Path(folder))
+        try:
+            kernel.run("from tests.benchmarks import bench_view").ok()
+            return updates(kernel) + training(kernel)
+        finally:
+            kernel.close()
+
+
+def updates(kernel: Kernel) -> list[Row]:
+    """Time updates in which everything changed, beside ones in which nothing did, and the time that one may take."""
+    kernel.run("changed, same = bench_view.made()").ok()
+    seconds = interleave(
+        {
+            "ours": lambda: number(kernel, "changed()"),
+            "an update without news": lambda: number(kernel, "same()"),
+            "3 ms": lambda: MOST_SECONDS,
+        },
+        rounds=ROUNDS,
+        warmup=5,
+    )
+    return compare(f"update of the view, {RANKS} ranks", seconds, {"3 ms": 1.0})
+
+
+def training(kernel: Kernel) -> list[Row]:
+    """Time a step of ranks that print 2,000 lines a second each, with the view and without."""
+    seconds = interleave(
+        {
+            "ours": lambda: number(kernel, "bench_view.trained('widget')"),
+            "no view": lambda: number(kernel, "bench_view.trained('none')"),
+        },
+        rounds=TRAINING_ROUNDS,
+    )
+    return compare(f"training of {RANKS} ranks that print", seconds, {"no view": 1.05})
+
+
+def number(kernel: Kernel, code: str) -> float:
+    """Run code in the kernel and return the number that it gives."""
+    return float(kernel.run(code, timeout=120).ok().value)
+
+
+def made() -> tuple[Callable[[], float], Callable[[], float]]:
+    """In the kernel: return an update in which all ranks tell news of every kind, and one without any."""
+    from IPython.display import display
+
+    from notebook_accel.launch.engines.inprocess import InProcessEngine
+    from notebook_accel.launch.job import Job
+    from notebook_accel.launch.run import Run
+    from notebook_accel.widgets.run.panel import Panel
+    from notebook_accel.widgets.run.picture import Usage, picture
+
+    live = Run(Job(function=made, num_processes=RANKS), InProcessEngine())
+    panel = Panel(lambda: None)
+    display(panel.box)
+    usage = {rank: Usage(memory=rank << 28, cpu=99.0) for rank in range(RANKS)}
+    told = 0
+
+    def changed() -> float:
+        nonlocal told
+        for _ in range(100):
+            told += 1
+            for event in _news(told):
+                live.record.apply(event)
+        return same()
+
+    def same() -> float:
+        started = time.perf_counter()
+        panel.show(picture(live, usage))
+        return time.perf_counter() - started
+
+    return changed, same
+
+
+def _news(step: int) -> list[Any]:
+    from notebook_accel.events import Line, Metric, Phase, Pulse
+
+    now = time.time()
+    found: list[Any] = [
+        Metric(rank=0, time=now, step=step, values={"loss": 1 / step, "accuracy": 1 - 1 / step})
+    ]
+    for rank in range(RANKS):
+        found.append(Phase(rank=rank, time=now, name="running", pid=rank))
+        found.append(Pulse(rank=rank, time=now, steps=step, epoch=1, batch=step % 100, batches=100))
+        for stream in ("stdout", "stderr"):
+            text = f"step {step}: loss 0.1234 of rank {rank}, and some more words"
+            found.append(Line(rank=rank, time=now, stream=stream, text=text))
+    return found
+
+
+def trained(view: Any) -> float:
+    """In the kernel: launch ranks that compute and print; return the mean seconds of a step."""
+    from notebook_accel import notebook_launcher
+
+    run = notebook_launcher(_print_much, num_processes=RANKS, returns="all", block=False, view=view)
+    values = run.result()
+    return sum(values) / len(values)
+
+
+def _print_much() -> float:
+    import torch
+
+    matrix, steps = torch.rand(64, 64), 0
+    started = time.perf_counter()
+    for number in range(LINES):
+        while time.perf_counter() < started + number / 2000:
+            matrix = (matrix @ matrix).tanh()
+            steps += 1
+        print(f"step {number}: loss {number / LINES:.4f}, and some more words that a training may print")
+    return (time.perf_counter() - started) / steps

@@ -1,0 +1,276 @@
+"""Runs in the background: started in one cell, watched and stopped from others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.notebooks.conftest import IMPORTS
+from tests.notebooks.kernel import Kernel, wait_until
+
+pytestmark = pytest.mark.notebook
+
+LONG = """
+from notebook_accel import RunStoppedError, runs
+
+def long(seconds=60):
+    end = time.time() + seconds
+    while time.time() < end:
+        time.sleep(0.01)
+    return "the end"
+"""
+STOPPABLE = """
+from notebook_accel import Accelerator
+
+def train(grace_of_rank_1=0.0):
+    accelerator = Accelerator()
+    steps = 0
+    while not accelerator.should_stop:
+        steps += 1
+        dist.barrier()
+        if accelerator.process_index == 1:
+            time.sleep(0.001)
+    return steps
+"""
+
+
+def workers_of(kernel: Kernel) -> list[psutil.Process]:
+    return [process for process in kernel.children() if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_it_returns_at_once_and_gives_its_value_later(kernel: Kernel) -> None:
+    kernel.run(LONG).ok()
+    cell = kernel.run("""
+        seconds = 1.0
+        started = time.perf_counter()
+        run = notebook_launcher(long, (seconds,), num_processes=2, block=False)
+        print(time.perf_counter() - started < 1.0 or "slow", run.status in ("starting", "running"), run)
+    """).ok()  # the first one of a kernel starts the fork server in the run's thread
+    assert cell.lines[-1].startswith("True True <Run long on 2 processes: ")
+    assert kernel.run("run.result(), run.status, run.failure, run.wait(0), run in runs()").value == (
+        "('the end', 'done', None, True, True)"
+    )
+
+
+def test_what_it_runs_is_taken_as_it_is_at_the_call(kernel: Kernel) -> None:
+    kernel.run("""
+        word, here = "before", os.getcwd()
+        os.environ["WORD"] = "before"
+        def speak():
+            time.sleep(0.3)
+            return word, os.environ["WORD"], os.getcwd() == here, torch.rand(()).item()
+        state = torch.get_rng_state()
+        run = notebook_launcher(speak, num_processes=2, block=False)
+        word = os.environ["WORD"] = "after"
+        os.chdir("/")
+        torch.manual_seed(17)
+    """).ok()
+    cell = kernel.run("""
+        os.chdir(here)
+        torch.set_rng_state(state)
+        run.result() == ("before", "before", True, torch.rand(()).item()) or run.result()
+    """).ok()
+    assert cell.value == "True"
+
+
+def test_one_process_does_not_hold_up_the_kernel(kernel: Kernel) -> None:
+    kernel.run("run = notebook_launcher(os.getpid, num_processes=1, block=False)").ok()
+    assert kernel.run("run.result() != os.getpid()").value == "True"
+
+
+def test_an_error_is_raised_by_result(kernel: Kernel) -> None:
+    kernel.run("""
+        def fail():
+            raise ValueError("no data")
+        run = notebook_launcher(fail, num_processes=2, block=False)
+        run.wait()
+    """).ok()
+    cell = kernel.run("run.result()")
+    assert cell.error == ("ValueError", "no data")
+    assert 'raise ValueError("no data")' in cell.traceback
+    assert kernel.run("run.status, type(run.failure).__name__").value == "('failed', 'ValueError')"
+    assert "failed, after" in kernel.run("run").value
+    again = kernel.run("run.result()")
+    assert len(again.traceback.splitlines()) == len(cell.traceback.splitlines()), "it does not grow"
+
+
+def test_what_cannot_start_is_told_in_the_cell(kernel: Kernel) -> None:
+    cell = kernel.run("""
+        import threading
+        lock = threading.Lock()
+        def held():
+            return lock
+        notebook_launcher(held, num_processes=2, block=False)
+    """)
+    assert cell.error is not None and cell.error[0] == "ShipError"
+    cell = kernel.run("notebook_launcher(os.getpid, num_processes=2, block=False, start_method='fork')")
+    assert cell.error is not None and "this process goes on while workers start" in cell.error[1]
+
+
+def test_stop_ends_workers_that_do_not_ask(kernel: Kernel) -> None:
+    kernel.run(LONG).ok()
+    kernel.run("run = notebook_launcher(long, num_processes=2, block=False)").ok()
+    assert wait_until(lambda: len(workers_of(kernel)) == 2, 20)
+    cell = kernel.run("""
+        started = time.perf_counter()
+        run.stop()
+        print(run.status, time.perf_counter() - started < 1.5)
+        try:
+            run.result()
+        except RunStoppedError as error:
+            print(error)
+    """).ok()
+    assert cell.lines[0] == "stopped True"
+    assert cell.lines[1].startswith("long was stopped after ")
+    assert not workers_of(kernel)
+
+
+def test_ranks_that_ask_stop_at_the_same_step_and_return(kernel: Kernel) -> None:
+    kernel.run(STOPPABLE).ok()
+    for _ in range(3):
+        cell = kernel.run("""
+            run = notebook_launcher(train, num_processes=3, returns="all", block=False,
+                                    environment={"ACCELERATE_USE_CPU": "1"})
+            while run.status == "starting":
+                time.sleep(0.01)
+            time.sleep(1.0)
+            run.stop(grace=20)
+            print(run.status, len(set(run.result())), run.result()[0] > 1)
+        """).ok()
+        assert cell.lines[-1] == "stopped 1 True"
+
+
+def test_two_at_a_time(kernel: Kernel) -> None:
+    kernel.run(LONG).ok()
+    cell = kernel.run("""
+        both = [notebook_launcher(long, (0.5,), num_processes=2, block=False) for _ in range(2)]
+        print([run.result() for run in both])
+    """).ok()
+    assert cell.lines[-1] == "['the end', 'the end']"
+
+
+WAITING = {"awaited": "await run", "waited for": "run.wait()", "asked for its value": "run.result()"}
+
+
+@pytest.mark.parametrize("how", WAITING)
+def test_an_interrupt_of_a_cell_that_waits_stops_the_run(kernel: Kernel, how: str) -> None:
+    kernel.run(LONG).ok()
+    kernel.run("run = notebook_launcher(long, num_processes=2, block=False)").ok()
+    assert wait_until(lambda: len(workers_of(kernel)) == 2, 20)
+
+    def interrupt() -> None:
+        time.sleep(0.3)
+        kernel.interrupt()
+
+    cell = kernel.run(f"print('go', flush=True)\n{WAITING[how]}", during=interrupt)
+    assert cell.error is not None and cell.error[0] in ("KeyboardInterrupt", "CancelledError")
+    assert wait_until(lambda: not workers_of(kernel), 3)
+    assert kernel.run("run.wait(5), run.status").value == "(True, 'stopped')"
+
+
+def test_an_interrupt_while_no_cell_runs_stops_the_run(kernel: Kernel) -> None:
+    kernel.run(LONG).ok()
+    kernel.run("run = notebook_launcher(long, num_processes=2, block=False)").ok()
+    assert wait_until(lambda: len(workers_of(kernel)) == 2, 20)
+    time.sleep(0.2)
+    kernel.interrupt()
+    assert wait_until(lambda: not workers_of(kernel), 3)
+    assert kernel.run("run.wait(5), run.status").value == "(True, 'stopped')"
+
+
+def test_an_interrupt_of_another_cell_leaves_the_run_alone(kernel: Kernel) -> None:
+    kernel.run(LONG).ok()
+    kernel.run("run = notebook_launcher(long, (3,), num_processes=2, block=False)").ok()
+    assert wait_until(lambda: len(workers_of(kernel)) == 2, 20)
+    cell = kernel.run("print('go', flush=True)\ntime.sleep(30)", during=kernel.interrupt)
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+    assert kernel.run("run.result()").ok().value == "'the end'"
+
+
+def end_by_kill(kernel: Kernel) -> None:
+    kernel.kill()
+
+
+def end_by_shutdown(kernel: Kernel) -> None:
+    kernel.manager.shutdown_kernel()
+
+
+@pytest.mark.parametrize("end", [end_by_kill, end_by_shutdown])
+def test_no_process_outlives_the_kernel(tmp_path: Path, end: Callable[[Kernel], None]) -> None:
+    kernel = Kernel(tmp_path)
+    try:
+        kernel.run(IMPORTS + LONG).ok()
+        kernel.run("run = notebook_launcher(long, num_processes=2, block=False)").ok()
+        assert wait_until(lambda: len(workers_of(kernel)) == 2, 20)
+        everything = psutil.Process(kernel.pid).children(recursive=True)
+        end(kernel)
+        _, alive = psutil.wait_procs(everything, timeout=5)
+        assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    finally:
+        kernel.close()
+
+
+def test_all_output_goes_to_files_too(kernel: Kernel, tmp_path: Path) -> None:
+    cell = kernel.run(f"""
+        def speak(word):
+            for number in range(3000):
+                print(word, number)
+            print("to stderr", file=sys.stderr)
+        for word in ("first", "second"):
+            notebook_launcher(speak, (word,), num_processes=2, output="none", log_dir={str(tmp_path / "logs")!r})
+    """).ok()
+    assert cell.lines == []
+    for rank in (0, 1):
+        lines = (tmp_path / "logs" / f"rank_{rank}.log").read_text().splitlines()
+        heads = [number for number, line in enumerate(lines) if line.startswith("--- speak, ")]
+        assert len(heads) == 2 and heads[0] == 0
+        assert [line for line in lines[: heads[1]] if line.startswith("first")] == [
+            f"first {i}" for i in range(3000)
+        ]
+        assert "to stderr" in lines[heads[1] :] and "second 2999" in lines[heads[1] :]
+
+
+def test_a_folder_that_cannot_be_one_is_told_at_once(kernel: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cell = kernel.run(
+        f"notebook_launcher(os.getpid, num_processes=2, log_dir={str(tmp_path / 'file' / 'x')!r})"
+    )
+    assert cell.error is not None and cell.error[0] == "ValueError" and "is a file" in cell.error[1]
+
+
+HELD = """
+import glob, gc, tempfile, threading
+
+def held():
+    gc.collect()
+    return (len(os.listdir("/proc/self/fd")), threading.active_count(), len(os.listdir("/dev/shm")),
+            sorted(os.listdir(tempfile.gettempdir())))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_hundred_runs_leave_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    kernel = Kernel(tmp_path, TMPDIR=str(tmp_path / "tmp"))
+    try:
+        kernel.run(IMPORTS + LONG + HELD).ok()
+        code = """
+            for number in range({count}):
+                assert notebook_launcher(os.getpid, num_processes=2, returns="all", block=False).result() != []
+                assert len(set(notebook_launcher(os.getpid, num_processes=2, returns="all"))) == 2
+        """
+        kernel.run(code.format(count=3)).ok()
+        kernel.run("before = held()").ok()
+        kernel.run(code.format(count=100), timeout=240).ok()
+        # ipykernel closes the sockets that it made for threads that wrote every ten seconds
+        same = "after = held(); after[0] <= before[0] and after[1:] == before[1:]"
+        assert wait_until(lambda: kernel.run(same).value == "True", 15), kernel.run("before, after").value
+        assert wait_until(lambda: not workers_of(kernel), 2)
+        assert kernel.run("len(runs()) <= 9").value == "True"
+    finally:
+        kernel.close()

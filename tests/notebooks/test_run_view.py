@@ -1,0 +1,252 @@
+"""The view of a run in a kernel: what it sends while the run goes on, and the page that it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.notebooks.conftest import IMPORTS
+from tests.notebooks.kernel import ROOT, Cell, Kernel, wait_until
+
+pytestmark = pytest.mark.notebook
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+TALK = """
+from IPython.display import display, clear_output, HTML
+from notebook_accel import print_metrics, runs
+
+def talk(seconds=0.5, fails=False):
+    rank = int(os.environ["RANK"])
+    print("hello", rank)
+    print("<script>careful</script>", file=sys.stderr)
+    print_metrics(loss=0.5, step=1)
+    if fails and rank == 1:
+        time.sleep(0.3)
+        raise ValueError("bad batch")
+    time.sleep(seconds)
+    return 7
+"""
+
+
+@pytest.fixture(scope="module")
+def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel whose launches show the view that a notebook gets."""
+    started = Kernel(tmp_path_factory.mktemp("viewer"), NOTEBOOK_ACCEL_VIEW="auto")
+    started.run(IMPORTS + TALK).ok()
+    yield started
+    started.close()
+
+
+def views(cell: Cell) -> list[dict[str, Any]]:
+    """Return the displays of a cell that were a live view first, as they are now."""
+    return [data for data in cell.displays if "accel-run-static" in str(data.get("text/html", ""))]
+
+
+def live(cell: Cell) -> int:
+    """Return how many live views a cell was sent."""
+    return sum(WIDGET in o["content"]["data"] for o in cell.outputs if o["type"] == "display_data")
+
+
+def updates(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [m["content"] for m in messages if m["msg_type"] == "update_display_data"]
+
+
+def sent_later(kernel: Kernel, word: str, seconds: float = 30) -> list[dict[str, Any]]:
+    """Return the updates that come after a cell has ended, until one has this word."""
+    found: list[dict[str, Any]] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not any(word in str(content["data"]) for content in found):
+        found += updates(kernel.late_output(0.2))
+    return found
+
+
+def check_static(data: dict[str, Any], *words: str) -> None:
+    assert WIDGET not in data
+    assert "<script" not in data["text/html"] and "&lt;script&gt;careful" in data["text/html"]
+    for word in words:
+        assert word in data["text/html"] and word in data["text/plain"], word
+
+
+def test_a_blocking_run_leaves_a_page(viewer: Kernel) -> None:
+    cell = viewer.run("notebook_launcher(talk, num_processes=2)").ok()
+    assert cell.value == "7" and live(cell) == 1
+    (final,) = views(cell)
+    check_static(final, "talk", "on 2 processes", "done", "hello 1", "loss 0.5")
+    assert not cell.stdout and not cell.stderr, "the lines are in the view"
+    assert not [data for data in cell.displays if WIDGET in data]
+
+
+def test_a_failed_run_shows_its_failure_once(viewer: Kernel) -> None:
+    cell = viewer.run("notebook_launcher(talk, (20, True), num_processes=2)")
+    assert cell.error == ("ValueError", "bad batch")
+    (final,) = views(cell)
+    check_static(final, "failed", "ValueError: bad batch", "stopped")
+    assert "Traceback" not in final["text/plain"] and "Traceback" in cell.traceback
+
+
+def test_a_background_run_shows_its_traceback(viewer: Kernel) -> None:
+    cell = viewer.run("run = notebook_launcher(talk, (20, True), num_processes=2, block=False)").ok()
+    assert live(cell) == 1 and cell.seconds < 5
+    (final,) = sent_later(viewer, "accel-run-static")
+    check_static(final["data"], "failed", "ValueError", "bad batch", "Traceback (most recent call last)")
+    assert "raise ValueError" in final["data"]["text/plain"], "with the lines of the cell"
+    again = viewer.run("run.show(); run.show()").ok()
+    assert len(views(again)) == 2 and again.displays[0] == again.displays[1] == final["data"]
+    assert viewer.run("run.result()").error == ("ValueError", "bad batch")
+
+
+def test_an_awaited_run(viewer: Kernel) -> None:
+    cell = viewer.run("run = notebook_launcher(talk, num_processes=2, block=False)\nawait run").ok()
+    assert cell.value == "7"
+    (final,) = views(cell)
+    check_static(final, "done", "hello 0")
+
+
+def test_every_copy_becomes_the_page(viewer: Kernel) -> None:
+    cell = viewer.run(
+        "run = notebook_launcher(talk, (1.0,), num_processes=2, block=False)\nrun.show()\nrun.result()"
+    ).ok()
+    assert live(cell) == 2 and len(views(cell)) == 2
+
+
+def test_a_stopped_run(viewer: Kernel) -> None:
+    cell = viewer.run(
+        "run = notebook_launcher(talk, (60,), num_processes=2, block=False)\n"
+        "while len(run.lines()) < 5: time.sleep(0.05)\nrun.stop(); run.status"
+    ).ok()
+    assert cell.value == "'stopped'"
+    (final,) = views(cell)
+    check_static(final, "stopped")
+    assert not viewer.children()
+
+
+def click(kernel: Kernel, code: str, icon: str) -> float:
+    """Click the view's Stop as a front end does while a run in the background goes on; return the seconds."""
+    cell = kernel.run(code).ok()
+    button = next(
+        o["content"]["comm_id"]
+        for o in cell.outputs
+        if o["type"] == "comm_open" and o["content"]["data"]["state"].get("icon") == icon
+    )
+    assert wait_until(lambda: len(kernel.children()) == 2, 20)
+    time.sleep(0.5)
+    clicked = time.monotonic()
+    content = {"comm_id": button, "data": {"method": "custom", "content": {"event": "click"}}}
+    message = kernel.client.session.msg("comm_msg", content)
+    kernel.client.shell_channel.send(message)
+    assert wait_until(lambda: not kernel.children(), 10)
+    return time.monotonic() - clicked
+
+
+def test_a_click_stops_a_background_run(viewer: Kernel) -> None:
+    seconds = click(viewer, "run = notebook_launcher(talk, (60,), num_processes=2, block=False)", "stop")
+    assert seconds < 2
+    assert viewer.run("run.wait(5), run.status").ok().value == "(True, 'stopped')"
+
+
+def test_displays_come_below_the_view_and_clear_only_themselves(viewer: Kernel) -> None:
+    code = """
+        def draw():
+            for number in range(3):
+                clear_output(wait=True)
+                display(HTML(f"<i>picture {number}</i>"))
+            time.sleep(0.3)
+        notebook_launcher(draw, num_processes=2, output=[1])
+    """
+    cell = viewer.run(code).ok()
+    assert len(views(cell)) == 1 and len(cell.displays) == 2
+    assert cell.displays[1]["text/html"] == "<i>picture 2</i>"
+    assert not [o for o in cell.outputs if o["type"] == "clear_output"]
+
+
+def test_displays_of_a_background_run_are_in_its_page(viewer: Kernel) -> None:
+    viewer.run("run = notebook_launcher(draw, num_processes=2, block=False)").ok()
+    (final,) = sent_later(viewer, "accel-run-static")
+    assert final["data"]["text/html"].count("<i>picture 2</i>") == 2
+    assert "picture 1" not in final["data"]["text/html"]
+
+
+def test_one_process_shows_a_view_once_it_tells_metrics(viewer: Kernel) -> None:
+    cell = viewer.run("notebook_launcher(lambda: print('mine'), num_processes=1)").ok()
+    assert not live(cell) and cell.lines == ["Launching <lambda> on 1 CPU process, this one.", "mine"][-1:]
+    cell = viewer.run("os.environ['RANK'] = '0'\nnotebook_launcher(talk, num_processes=1)").ok()
+    assert live(cell) == 1 and "step 1: loss 0.5" in cell.stdout
+    (final,) = views(cell)
+    assert "<svg" not in final["text/html"] and "data:image/svg+xml" in final["text/html"]
+    viewer.run("del os.environ['RANK']").ok()
+
+
+def test_other_views(viewer: Kernel) -> None:
+    cell = viewer.run("notebook_launcher(talk, num_processes=2, view='text')").ok()
+    assert not cell.displays and "[0] hello 0" in cell.lines
+    cell = viewer.run("notebook_launcher(talk, num_processes=2, view='none')").ok()
+    assert not cell.displays and not cell.stdout and not cell.stderr
+    cell = viewer.run("notebook_launcher(talk, (20, True), num_processes=2, view='none')")
+    assert cell.error == ("ValueError", "bad batch")
+
+
+def test_a_view_can_be_asked_for_later(viewer: Kernel) -> None:
+    code = "run = notebook_launcher(talk, (1.5,), num_processes=2, block=False, view='none')\nrun.show()\nrun.result()"
+    cell = viewer.run(code).ok()
+    assert live(cell) == 1 and len(views(cell)) == 1
+    over = viewer.run("run.show()").ok()
+    assert over.displays == views(cell)
+    viewer.run("notebook_launcher(talk, num_processes=2, view='none')").ok()
+    assert len(views(viewer.run("runs()[-1].show()").ok())) == 1
+    viewer.run("notebook_launcher(talk, num_processes=2, view='text')").ok()
+    (shown,) = viewer.run("runs()[-1].show()").ok().displays
+    assert list(shown) == ["text/plain"] and "[1] hello 1" in shown["text/plain"]
+
+
+def test_a_background_run_as_text_is_one_display(viewer: Kernel) -> None:
+    cell = viewer.run(
+        "run = notebook_launcher(talk, (20, True), num_processes=2, block=False, view='text')"
+    ).ok()
+    assert len(cell.displays) == 1 and list(cell.displays[0]) == ["text/plain"]
+    sent = sent_later(viewer, "raise ValueError")
+    assert len(sent) >= 2 and len({content["transient"]["display_id"] for content in sent}) == 1
+    text = sent[-1]["data"]["text/plain"]
+    for word in ("[1] hello 1", "talk on 2 processes: failed", "raise ValueError", "ValueError: bad batch"):
+        assert word in text, word
+
+
+def test_much_output_stays_small(viewer: Kernel) -> None:
+    code = """
+        def flood():
+            for number in range(20_000):
+                print("line", number, "x" * 60)
+        notebook_launcher(flood, num_processes=2)
+    """
+    cell = viewer.run(code).ok()
+    sent = sum(len(json.dumps(o["content"], default=str)) for o in cell.outputs)
+    (final,) = views(cell)
+    assert "line 19999" in final["text/html"] and "19,800 earlier lines" in final["text/html"]
+    assert len(final["text/html"]) < 100_000 and sent < 100_000 + 300_000 * cell.seconds
+
+
+def test_a_saved_notebook_keeps_the_page(tmp_path: Path) -> None:
+    launch = "run = notebook_launcher(talk, num_processes=2, block=False)"
+    cells = [IMPORTS + TALK, "notebook_launcher(talk, num_processes=2)", launch, "run.result()"]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in cells])
+    client = NotebookClient(
+        book, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    )
+    asyncio.run(_execute(client, {**os.environ, "PYTHONPATH": str(ROOT)}))
+    nbformat.write(book, tmp_path / "saved.ipynb")
+    saved = nbformat.read(tmp_path / "saved.ipynb", as_version=4)
+    for number in (1, 2):
+        (shown,) = [o for o in saved.cells[number].outputs if o.output_type == "display_data"]
+        check_static(shown.data, "done", "hello 1")
+
+
+async def _execute(client: NotebookClient, environment: dict[str, str]) -> None:
+    await client.async_execute(env=environment)

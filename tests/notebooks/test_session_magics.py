@@ -1,0 +1,225 @@
+"""Cells on the workers of a session: `%session`, `%%distributed` and `%%rank`."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from tests.notebooks.kernel import Kernel
+
+pytestmark = pytest.mark.notebook
+
+
+@pytest.fixture(scope="module")
+def magics(kernel: Kernel) -> Kernel:
+    """The kernel with the magics and a session of two."""
+    kernel.run("%load_ext notebook_accel\n%session 2 --hang-timeout 1").ok()
+    kernel.run("%%distributed\nimport time, torch, torch.distributed as dist\nrank = dist.get_rank()").ok()
+    return kernel
+
+
+def test_variables_stay_and_values_are_shown(magics: Kernel) -> None:
+    magics.run("%%distributed\nx = rank + 1").ok()
+    assert sorted(magics.run("%%distributed\nx").ok().lines) == ["[0] Out: 1", "[1] Out: 2"]
+    assert magics.run("%%rank 1\nx").ok().lines == ["[1] Out: 2"]
+    assert sorted(magics.run("%%rank 0,1\nx").ok().lines) == ["[0] Out: 1", "[1] Out: 2"]
+    assert magics.run("%%distributed\nx;").ok().lines == []
+    assert magics.run("%%distributed\nNone").ok().lines == []
+    assert sorted(magics.run("%%distributed\ntorch.zeros(2, 2)").ok().lines)[:2] == [
+        "[0]         [0., 0.]])",
+        "[0] Out:",
+    ]
+
+
+def test_a_cell_starts_a_session_where_there_is_none(fresh_kernel: Kernel) -> None:
+    kernel = fresh_kernel
+    kernel.run("%load_ext notebook_accel").ok()
+    assert "There is no session" in kernel.run("%session").ok().stdout
+    cell = kernel.run("%%distributed\nimport torch.distributed as dist\ndist.get_rank() * 10").ok()
+    assert cell.lines[0].startswith("Started a session of 2 processes")
+    assert sorted(cell.lines[1:]) == ["[0] Out: 0", "[1] Out: 10"]
+    assert "idle" in kernel.run("%session").ok().value
+    assert "dict" not in kernel.run("%session close").ok().stdout
+    assert kernel.children() == []
+    kernel.run("%session 3").ok()
+    assert len(kernel.children()) == 3
+
+
+def test_the_session_of_the_magics_pushes_and_pulls(magics: Kernel) -> None:
+    magics.run("from notebook_accel import current_session\ncurrent_session().push(given=5)").ok()
+    assert magics.run("%%rank 0\ngiven").ok().lines == ["[0] Out: 5"]
+    assert magics.run("current_session() is get_ipython().run_line_magic('session', '')").ok().value == "True"
+    magics.run("%%distributed\nmine = [rank]").ok()
+    assert magics.run("current_session().pull('mine', rank='all')").ok().value == "[[0], [1]]"
+
+
+def test_rich_values_are_displays(magics: Kernel) -> None:
+    cell = magics.run("%%rank 1\nfrom IPython.display import HTML\nHTML('<i>one</i>')").ok()
+    assert cell.lines == ["[1] Out:"]
+    assert cell.displays[0]["text/html"] == "<i>one</i>"
+    pytest.importorskip("matplotlib")
+    cell = magics.run("%%rank 0\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);").ok()
+    assert ["image/png" in display for display in cell.displays] == [True]
+
+
+def test_classes_functions_and_pickles_of_a_cell_work(magics: Kernel) -> None:
+    magics.run(
+        "%%distributed\nclass Net(torch.nn.Linear): pass\nnet = Net(1, 1)\ndef double(v): return 2 * v"
+    ).ok()
+    cell = magics.run(
+        "%%distributed\nimport pickle\ntype(pickle.loads(pickle.dumps(net))) is Net, double(rank)"
+    ).ok()
+    assert sorted(cell.lines) == ["[0] Out: (True, 0)", "[1] Out: (True, 2)"]
+
+
+def test_data_loaders_with_workers_read_a_dataset_of_a_cell(magics: Kernel) -> None:
+    cell = magics.run(
+        """\
+        %%distributed
+        class Squares(torch.utils.data.Dataset):
+            def __len__(self): return 4
+            def __getitem__(self, i): return i * i
+        loader = torch.utils.data.DataLoader(Squares(), batch_size=2, num_workers=1)
+        [batch.tolist() for batch in loader]
+        """
+    ).ok()
+    assert sorted(cell.lines) == ["[0] Out: [[0, 1], [4, 9]]", "[1] Out: [[0, 1], [4, 9]]"]
+
+
+def test_an_error_shows_the_cells_lines_once(magics: Kernel) -> None:
+    code = "%%distributed\ndef half(v):\n    return v / 0\n\nif rank == 1:\n    half(1)\ndist.barrier()"
+    cell = magics.run(code)
+    assert cell.error == ("ZeroDivisionError", "division by zero")
+    assert "----> 6     half(1)" in cell.traceback and "----> 3     return v / 0" in cell.traceback
+    assert "2 def half(v):" in cell.traceback
+    numbers = set(re.findall(r"Cell In\[(\d+)\]", cell.traceback))  # old versions of IPython show none
+    assert len(numbers) <= 1
+    assert cell.traceback.count("ZeroDivisionError: division by zero") == 1
+    assert "rank 0" in cell.told and "dist.barrier()" in cell.told
+    assert sorted(magics.run("%%distributed\ndist.barrier()\nrank").ok().lines) == [
+        "[0] Out: 0",
+        "[1] Out: 1",
+    ]
+
+
+def test_an_error_on_all_ranks_leaves_the_group(magics: Kernel) -> None:
+    magics.run("%%distributed\nmodel = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))").ok()
+    cell = magics.run("%%distributed\nno_such_name")
+    assert cell.error is not None and cell.error[0] == "NameError" and "made anew" not in cell.told
+    magics.run("%%distributed\nmodel(torch.ones(1, 1)).sum().backward()").ok()
+
+
+def test_a_syntax_error_is_nobodys(magics: Kernel) -> None:
+    cell = magics.run("%%distributed\nx = = 1")
+    assert cell.error is not None and cell.error[0] == "SyntaxError"
+    assert "rank 0" not in cell.traceback and "x = = 1" in cell.traceback
+
+
+def test_syntax_of_a_notebook_works(magics: Kernel) -> None:
+    assert magics.run("%%rank 0\nawait __import__('asyncio').sleep(0, 'slept')").ok().lines == [
+        "[0] Out: 'slept'"
+    ]
+    assert magics.run("%%rank 1\n!echo from $rank").ok().lines == ["[1] from 1"]
+    assert magics.run("%%rank 1\nlines = !echo one; echo two\nlines").ok().lines == [
+        "[1] Out: ['one', 'two']"
+    ]
+    lines = magics.run("%%rank 0\n%time y = 3").ok().lines
+    assert len(lines) == 1 and "wall time" in lines[0]
+    assert magics.run("%%rank 0\nz = %time y + 1\nz").ok().lines[-1] == "[0] Out: 4"
+    assert "a loop" in magics.run("%%rank 0\n%timeit y + 1").ok().stdout
+    assert "wall time" in magics.run("%%distributed\n%%time\ny = 1").ok().stdout
+    assert "----> 4 1 / 0" in magics.run("%%distributed\n%%time\ny = 1\n1 / 0").traceback
+    cell = magics.run("%%distributed\n%who")
+    assert (
+        cell.error is not None and cell.error[0] == "NotImplementedError" and "%who works in" in cell.error[1]
+    )
+
+
+def test_wrong_lines_are_one_sentence(magics: Kernel) -> None:
+    for code, text in {
+        "%%rank\n1": "needs a rank",
+        "%%rank two\n1": "ranks are numbers",
+        "%%rank 5\n1": "the ranks of the session are 0 to 1",
+        "%%distributed now\n1": "takes no 'now'",
+        "%session 3": "%session close",
+        "%session many": "a number of processes",
+        "%session 3 --mixed-precision half": "invalid choice: 'half'",
+    }.items():
+        cell = magics.run(code)
+        assert cell.stderr.startswith("UsageError: ") and text in cell.stderr, (code, cell.stderr)
+    assert "--mixed-precision" in magics.run("%session --help").ok().stdout
+
+
+def test_a_wait_for_absent_ranks_names_the_cell_lines(magics: Kernel) -> None:
+    cell = magics.run(
+        "%%distributed\nif rank == 0:\n    dist.barrier()\nelse:\n    time.sleep(2.5)\n    dist.barrier()"
+    ).ok()
+    assert re.search(r"rank 0: in barrier, (cell In\[\d+\]|a cell), line 3: dist.barrier\(\)", cell.stderr)
+    assert "line 5: time.sleep(2.5)" in cell.stderr
+
+
+def test_an_interrupt_stops_the_cell_not_the_session(magics: Kernel) -> None:
+    times = []
+
+    def interrupt() -> None:
+        times.append(time.monotonic())
+        magics.interrupt()
+
+    for body in ("time.sleep(100)", "dist.barrier() if rank else time.sleep(100)"):
+        cell = magics.run(
+            f"%%distributed\nprint() if rank else print('go')\n{body}".replace("'go'", "' go'"),
+            during=interrupt,
+        )
+        assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+        assert time.monotonic() - times[-1] < 5
+        assert sorted(magics.run("%%distributed\ndist.barrier()\nrank").ok().lines) == [
+            "[0] Out: 0",
+            "[1] Out: 1",
+        ]
+
+
+@pytest.mark.may_leak("children", reason="the new workers of the session that the module shares")
+def test_restart_loses_the_variables_and_says_so(magics: Kernel) -> None:
+    magics.run("%%distributed\nkept = 1").ok()
+    assert "without variables" in magics.run("%session restart").ok().stdout
+    cell = magics.run("%%distributed\nkept")
+    assert cell.error is not None and cell.error[0] == "NameError"
+    magics.run("%%distributed\nimport time, torch, torch.distributed as dist\nrank = dist.get_rank()").ok()
+
+
+def test_completion_in_cells_of_workers_is_not_broken(magics: Kernel) -> None:
+    code = "%%distributed\nimport os\nos.pat"
+    reply = magics.client.complete(code, len(code), reply=True, timeout=20)
+    assert reply["content"]["status"] == "ok"
+    reply = magics.client.complete("%%distr", 7, reply=True, timeout=20)
+    assert "%%distributed" in reply["content"]["matches"]
+    reply = magics.client.complete("%sess", 5, reply=True, timeout=20)
+    assert "%session" in reply["content"]["matches"]
+
+
+def test_cells_train_with_a_prepared_model(magics: Kernel) -> None:
+    magics.run(
+        """\
+        %%distributed
+        from notebook_accel import Accelerator
+        accelerator = Accelerator()
+        model = torch.nn.Linear(4, 1)
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        """
+    ).ok()
+    for _ in range(2):
+        cell = magics.run(
+            """\
+            %%distributed
+            torch.manual_seed(rank)
+            loss = model(torch.rand(8, 4)).pow(2).mean()
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            round(accelerator.gather(next(model.parameters()).detach().sum().reshape(1)).std().item(), 6)
+            """,
+            timeout=90,
+        ).ok()
+        assert sorted(cell.lines) == ["[0] Out: 0.0", "[1] Out: 0.0"]

@@ -1,0 +1,160 @@
+"""The magics of a session: `%session`, `%%distributed` and `%%rank`."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+from IPython.core.error import UsageError
+
+from notebook_accel.session import Session, current_session
+
+_WORDS: Final = ("close", "restart")
+
+
+class SessionMagics:
+    """Runs cells on the workers of a session, which it starts where there is none.
+
+    Args:
+        shell: whose magics these are.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._started: Session | None = None  # holds it: nobody else may
+
+    def register(self) -> None:
+        """Give the shell the magics."""
+        self._shell.register_magic_function(self.session, "line", "session")
+        self._shell.register_magic_function(self.distributed, "cell", "distributed")
+        self._shell.register_magic_function(self.rank, "cell", "rank")
+
+    def session(self, line: str) -> Session | None:
+        """Start a session (`%session 4 --mixed-precision bf16`), show it, `%session restart` or `%session close`."""
+        __tracebackhide__ = True
+        options = _parsed(line)
+        if options is None:
+            return None  # it has shown the help
+        found = current_session()
+        if options.what is None and not options.given and found is not None:
+            return found
+        if options.what in _WORDS and found is None:
+            print("There is no session: `%session 2` starts one of two processes.", file=sys.stderr)
+            return None
+        if options.what is None and not options.given:
+            print("There is no session: `%session 2` starts one of two processes.")
+            return None
+        if options.what == "close":
+            assert found is not None
+            found.close()
+            self._started = None
+            print("The session is closed, its processes have ended.")
+            return None
+        if options.what == "restart":
+            assert found is not None
+            found.restart()
+            print(f"{found.num_processes} new workers, without variables.")
+            return found
+        if found is not None:
+            raise UsageError(f"there is {found!r}: `%session close` ends it, then start another")
+        self._started = Session(options.what, **options.given)
+        return self._started
+
+    def distributed(self, line: str, cell: str) -> None:
+        """Run the cell on every worker; variables stay there, the last expression of each rank is shown."""
+        __tracebackhide__ = True
+        if line.strip():
+            raise UsageError(
+                f"%%distributed takes no {line.strip()!r}; `%%rank 0,1` runs a cell on some workers"
+            )
+        self._execute(cell, "%%distributed", "all")
+
+    def rank(self, line: str, cell: str) -> None:
+        """Run the cell on some workers: `%%rank 0`, `%%rank 0,2`, `%%rank 1-3`."""
+        __tracebackhide__ = True
+        self._execute(cell, f"%%rank {line}", _ranks(line))
+
+    def _execute(self, cell: str, first_line: str, ranks: Any) -> None:
+        __tracebackhide__ = True
+        session = current_session()
+        if session is None:
+            session = self._started = Session()
+            count = session.num_processes
+            print(f"Started a session of {count} {'process' if count == 1 else 'processes'}: {session!r}")
+        if ranks != "all" and max(ranks) >= session.num_processes:
+            raise UsageError(f"{first_line}: the ranks of the session are 0 to {session.num_processes - 1}")
+        source = "\n" + self._shell.transform_cell(cell)  # below the line with the magic
+        name = self._named(f"{first_line}\n{cell}")
+        ast.parse(source, name)  # here, where its error is no rank's
+        session.execute(source, ranks, filename=name)
+
+    def _named(self, text: str) -> str:
+        """Let tracebacks find a cell's lines as they are written; return the name to compile it under."""
+        compiler = self._shell.compile
+        return str(compiler.cache(text, _number(compiler) or self._shell.execution_count, raw_code=text))
+
+
+def _number(compiler: Any) -> int | None:
+    """Return the number of the cell that runs: IPython counts on before the cell, or after it, by its version."""
+    numbers = getattr(compiler, "_filename_map", {})
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename in numbers:
+            return int(numbers[frame.f_code.co_filename])
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _ranks(line: str) -> list[int]:
+    """Return the ranks that a line names; UsageError where it names none."""
+    found: list[int] = []
+    for part in line.replace(",", " ").split():
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UsageError(f"%%rank {line.strip()}: ranks are numbers, as in `%%rank 0` or `%%rank 0,2`")
+        found += range(int(first), int(last if dash else first) + 1)
+    if not found:
+        raise UsageError("%%rank needs a rank, as in `%%rank 0` or `%%rank 0,2`")
+    return found
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"%session: {message}; `%session --help` shows what there is")
+
+
+def _parsed(line: str) -> Any:
+    """Return what a line asks for: `what` is a number, a word or None, `given` the options; None for help."""
+    parser = _Parser(
+        prog="%session", add_help=False, description="Workers that stay, for %%distributed and %%rank."
+    )
+    parser.add_argument(
+        "what", nargs="?", help="number of processes to start, `restart` or `close`; none shows it"
+    )
+    parser.add_argument("--mixed-precision", choices=("no", "fp16", "bf16", "fp8"))
+    parser.add_argument("--start-method", choices=("auto", "fork", "forkserver", "spawn"))
+    parser.add_argument("--output", choices=("all", "first", "none"))
+    parser.add_argument("--config", help="`default`, or the path of a config file")
+    parser.add_argument("--hang-timeout", type=_seconds, help="seconds, or `none`")
+    parser.add_argument("--help", "-h", action="store_true")
+    options = parser.parse_args(shlex.split(line))
+    if options.help:
+        print(parser.format_help())
+        return None
+    names: Sequence[str] = ("mixed_precision", "start_method", "output", "config", "hang_timeout")
+    options.given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if options.given.get("hang_timeout") == 0:
+        options.given["hang_timeout"] = None
+    if options.what is not None and options.what not in _WORDS:
+        if not options.what.isdecimal():
+            raise UsageError(f"%session {options.what}: a number of processes, `restart` or `close`")
+        options.what = int(options.what)
+    return options
+
+
+def _seconds(text: str) -> float:
+    return 0.0 if text.lower() == "none" else float(text)

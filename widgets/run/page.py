@@ -1,0 +1,313 @@
+"""A picture of a run as HTML: parts for the live view, a static page without scripts, and plain text."""
+
+from __future__ import annotations
+
+import base64
+import html
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from notebook_accel.events import Display, Line
+from notebook_accel.launch.run import spoken
+
+from . import ansi, chart
+from .picture import Bar, Output, Picture, RankState, Trouble
+
+Mark = Literal["", "err", "trace"]
+
+MAX_WIDTH: Final = 2000  # characters of a line
+_PLAIN_LINES: Final = 20
+_SPARSE: Final = 50.0  # greatest over least value of a chart that is drawn logarithmically, too
+_WRONG: Final = "var(--jp-error-color1,#d64550)"
+_SIGNS: Final = {
+    "starting": "○",
+    "running": "●",
+    "waiting": "◐",
+    "done": "✓",
+    "failed": "✗",
+    "killed": "✗",
+    "stopped": "■",
+}
+_BORDER: Final = "1px solid var(--jp-border-color2,rgba(127,127,127,0.4))"
+_PRE: Final = (
+    "margin:0;white-space:pre-wrap;overflow-wrap:anywhere;font-size:12px;line-height:1.35;"
+    "font-family:var(--jp-code-font-family,monospace);color:inherit;background:transparent"
+)
+_CELL: Final = "text-align:left;padding:2px 12px 2px 0;white-space:nowrap"
+_TRACE_START: Final = "Traceback (most recent call last)"
+
+
+# -- parts
+
+
+def status_word(picture: Picture) -> str:
+    """Return how the run stands, with a sign."""
+    word = "stopping" if picture.stopping else picture.status
+    return f"{_SIGNS[picture.status]} {word}"
+
+
+def headline(picture: Picture) -> str:
+    """Return the run's name, and for how long it has been running, in words."""
+    return f"<b>{html.escape(picture.name)}</b>{_processes(picture)}, {_about(picture)}"
+
+
+def _processes(picture: Picture) -> str:
+    count = len(picture.ranks)
+    return f" on {count} process{'' if count == 1 else 'es'}" if picture.distributed else ""
+
+
+def _about(picture: Picture) -> str:
+    """Return for how long it has been running, or ran, and how often it was started again."""
+    time = spoken(picture.seconds if picture.is_over else float(int(picture.seconds)))
+    again = (
+        "" if not picture.restarts else f", restarted {picture.restarts} times".replace(" 1 times", " once")
+    )
+    return f"{'after' if picture.is_over else 'for'} {time}{again}"
+
+
+def table(picture: Picture) -> str:
+    """Return a row for each rank; columns of which nobody knows anything are left out."""
+    columns: dict[str, list[str]] = {
+        "rank": [str(state.rank) for state in picture.ranks],
+        "status": [rank_status(state) for state in picture.ranks],
+        "step": ["" if state.step is None else f"{state.step:,}" for state in picture.ranks],
+        "steps/s": ["" if state.rate is None else f"{state.rate:.3g}" for state in picture.ranks],
+        "memory": [_bytes(state.usage.memory if state.usage else None) for state in picture.ranks],
+        "CPU": [_percent(state.usage.cpu if state.usage else None) for state in picture.ranks],
+        "GPU memory": [_bytes(state.usage.device_memory if state.usage else None) for state in picture.ranks],
+        "GPU": [_percent(state.usage.device if state.usage else None) for state in picture.ranks],
+        "what happened": [state.note for state in picture.ranks],
+    }
+    used = {name: cells for name, cells in columns.items() if any(cells) or name in ("rank", "status")}
+    head = "".join(f'<th scope="col" style="{_CELL};font-weight:600">{name}</th>' for name in used)
+    rows = []
+    for number, state in enumerate(picture.ranks):
+        cells = [f'<th scope="row" style="{_CELL};font-weight:600">{state.rank}</th>']
+        for name, texts in list(used.items())[1:]:
+            wrong = name in ("status", "what happened") and state.status in ("failed", "killed")
+            style = f"{_CELL};color:{_WRONG}" if wrong else _CELL
+            style += ";white-space:normal" if name == "what happened" else ""
+            cells.append(f'<td style="{style}">{html.escape(texts[number])}</td>')
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    return (
+        f'<table style="border-collapse:collapse;margin:4px 0" aria-label="Ranks of {html.escape(picture.name)}">'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def rank_status(state: RankState) -> str:
+    """Return how a rank stands, in words with a sign."""
+    if state.status == "waiting":
+        return f"{_SIGNS['waiting']} waiting in {state.waiting} for {spoken(float(int(state.waited)))}"
+    return f"{_SIGNS[state.status]} {state.status}"
+
+
+def bars(picture: Picture, *, every_rank: bool = False) -> str:
+    """Return the progress bars of the slowest rank, or of all."""
+    if not picture.bars:
+        return ""
+    chosen = list(picture.bars) if every_rank or picture.slowest is None else [picture.slowest]
+    rows = []
+    for rank in chosen:
+        who = f"rank {rank}" if len(picture.bars) > 1 else ""
+        who += " (slowest)" if who and rank == picture.slowest and not picture.is_over else ""
+        rows += [_bar(who, bar) for bar in picture.bars[rank]]
+    return f'<div style="margin:4px 0">{"".join(rows)}</div>'
+
+
+def _bar(who: str, bar: Bar) -> str:
+    label = " ".join(word for word in (who, bar.label) if word)
+    percent = None if bar.fraction is None else 100 * bar.fraction
+    known = "" if percent is None else f' aria-valuenow="{percent:.0f}" aria-valuemin="0" aria-valuemax="100"'
+    width = 100.0 if percent is None else percent
+    shade = "opacity:0.35;" if percent is None else ""
+    return (
+        '<div style="display:flex;align-items:center;gap:10px;margin:2px 0">'
+        '<span style="flex:0 0 15em;overflow:hidden;text-overflow:ellipsis;white-space:nowrap">'
+        f"{html.escape(label)}</span>"
+        f'<div role="progressbar" aria-label="{html.escape(label or "progress")}" '
+        f'aria-valuetext="{html.escape(bar.text)}"{known} '
+        'style="flex:1 1 auto;max-width:22em;height:10px;border-radius:3px;overflow:hidden;'
+        'background:rgba(127,127,127,0.25)">'
+        f'<div style="{shade}width:{width:.1f}%;height:100%;'
+        'background:var(--jp-brand-color1,#2a7fd4)"></div></div>'
+        f"<span>{html.escape(bar.text)}</span></div>"
+    )
+
+
+def figure(picture: Picture, *, log: bool = False) -> str:
+    """Return the chart of the metrics with its legend."""
+    drawn = chart.svg(picture.metrics, picture.started, log=log)
+    return drawn + chart.legend(picture.metrics) if drawn else ""
+
+
+# -- lines
+
+
+def marks(lines: Iterable[Line]) -> Iterator[tuple[Mark, str]]:
+    """Yield each line's text with what it is: standard error, or part of a traceback on either stream."""
+    inside = False
+    for line in lines:
+        text = line.text
+        if "\r" in text:  # of a line that was drawn over, the last state
+            text = text.rstrip("\r").rpartition("\r")[2]
+        if len(text) > MAX_WIDTH:
+            text = f"{text[:MAX_WIDTH]}…"
+        if _TRACE_START in text:
+            inside = True
+        if not inside:
+            yield ("err" if line.stream == "stderr" else ""), text
+            continue
+        yield "trace", text
+        bare = ansi.bare(text)
+        if bare and not bare[0].isspace() and _TRACE_START not in bare:
+            inside = False
+
+
+_MARKED: Final[Mapping[Mark, str]] = {
+    "err": "border-left:3px solid #b8860b;padding-left:5px;display:block",
+    "trace": f"border-left:3px solid {_WRONG};padding-left:5px;display:block;color:{_WRONG}",
+}
+
+
+def lines(rank: int, output: Output) -> str:
+    """Return a rank's newest lines; those that are errors are marked."""
+    parts = []
+    for mark, group in itertools.groupby(marks(output.lines), key=lambda pair: pair[0]):
+        text = ansi.to_html("\n".join(text for _, text in group))
+        parts.append(f'<span style="{_MARKED[mark]}">{text}</span>' if mark else f"{text}\n")
+    return f'<pre role="group" aria-label="Newest lines of rank {rank}" style="{_PRE}">{"".join(parts)}</pre>'
+
+
+def has_errors(output: Output) -> bool:
+    """Whether a traceback is among the newest lines."""
+    return any(_TRACE_START in line.text for line in output.lines)
+
+
+def earlier(rank: int, output: Output) -> str:
+    """Say how many lines are not shown, and where they are."""
+    left_out = output.total - len(output.lines)
+    return f"{left_out:,} earlier lines: notebook_accel.runs()[-1].lines({rank})" if left_out > 0 else ""
+
+
+def failure(trouble: Trouble) -> str:
+    """Return the first failure with its traceback, and a line for each other rank."""
+    parts = [f'<div role="alert" style="color:{_WRONG};font-weight:600">{html.escape(trouble.title)}</div>']
+    if trouble.traceback:
+        parts.append(f'<pre style="{_PRE};margin:4px 0">{ansi.to_html(trouble.traceback)}</pre>')
+    parts += [f"<div>{html.escape(line)}</div>" for line in trouble.others]
+    return "".join(parts)
+
+
+# -- what ranks have displayed
+
+
+def displayed(displays: Sequence[Display]) -> str:
+    """Return figures and other displays of the ranks; what needs scripts is shown as its plain text."""
+    return "".join(_displayed(event) for event in displays)
+
+
+def _displayed(event: Display) -> str:
+    data: Mapping[str, Any] = event.data
+    for kind in ("image/png", "image/jpeg"):
+        if kind in data:
+            source = data[kind] if isinstance(data[kind], str) else base64.b64encode(data[kind]).decode()
+            text = html.escape(str(data.get("text/plain", "figure")))
+            return f'<div><img alt="{text}" src="data:{kind};base64,{source.strip()}" style="max-width:100%"></div>'
+    if "image/svg+xml" in data:
+        return f"<div>{_image(str(data['image/svg+xml']), 'figure')}</div>"
+    if "text/html" in data and "<script" not in str(data["text/html"]).lower():
+        return f"<div>{data['text/html']}</div>"
+    return f'<pre style="{_PRE}">{ansi.to_html(str(data.get("text/plain", "")))}</pre>'
+
+
+def _image(svg: str, text: str) -> str:
+    """Return SVG as an image: notebooks that are not trusted yet lose every other."""
+    source = base64.b64encode(svg.encode()).decode()
+    return f'<img alt="{html.escape(text)}" src="data:image/svg+xml;base64,{source}" style="max-width:100%">'
+
+
+# -- all of it
+
+
+def static(picture: Picture) -> str:
+    """Return the whole picture as HTML that needs no script, no style sheet and no kernel."""
+    wrong = picture.status == "failed"
+    style = f' style="color:{_WRONG}"' if wrong else ""
+    parts = [f'<div><b role="status"{style}>{status_word(picture)}</b> {headline(picture)}</div>']
+    if picture.trouble is not None:
+        parts.append(failure(picture.trouble))
+    if picture.distributed or picture.status == "failed":
+        parts.append(table(picture))
+    parts.append(bars(picture))
+    parts.append(_static_chart(picture))
+    if picture.background:
+        parts.append(displayed(picture.displays))
+    parts += [_fold(rank, output) for rank, output in picture.outputs.items() if output.lines]
+    return f'<div class="accel-run accel-run-static" style="line-height:1.4">{"".join(parts)}</div>'
+
+
+def _static_chart(picture: Picture) -> str:
+    grey = "var(--jp-ui-font-color1,currentColor)"
+    drawn = chart.svg(picture.metrics, picture.started)
+    if not drawn:
+        return ""
+    words = chart.described(picture.metrics)
+    shown = _image(drawn.replace(grey, "#767676"), words) + chart.legend(picture.metrics)
+    values = [point.value for points in picture.metrics.values() for point in points if point.value > 0]
+    if values and max(values) / min(values) > _SPARSE:
+        logarithmic = chart.svg(picture.metrics, picture.started, log=True).replace(grey, "#767676")
+        shown += f"<details><summary>logarithmic</summary>{_image(logarithmic, words)}</details>"
+    return shown
+
+
+def _fold(rank: int, output: Output) -> str:
+    """Return a rank's lines as a part that opens; a few lines are open."""
+    note = earlier(rank, output)
+    left_out = f'<div style="opacity:0.8">{html.escape(note)}</div>' if note else ""
+    is_open = " open" if len(output.lines) <= _PLAIN_LINES and not note else ""
+    return (
+        f"<details{is_open}><summary>Output of rank {rank}: {output.total:,} "
+        f"line{'' if output.total == 1 else 's'}</summary>{left_out}"
+        f'<div style="border:{_BORDER};padding:4px 8px;max-height:24em;overflow:auto">{lines(rank, output)}</div>'
+        "</details>"
+    )
+
+
+def plain(picture: Picture, last: int = _PLAIN_LINES) -> str:
+    """Return the picture as text: status, ranks, metrics, the last lines of each rank, the failure."""
+    word = "stopping" if picture.stopping else picture.status
+    parts = [f"{picture.name}{_processes(picture)}: {word} {_about(picture)}"]
+    for state in picture.ranks if picture.distributed else ():
+        words = [f"rank {state.rank}: {rank_status(state)[2:]}"]
+        words += [f"step {state.step:,}"] if state.step is not None else []
+        words += [f"{state.rate:.3g} steps/s"] if state.rate is not None else []
+        words += [f"memory {_bytes(state.usage.memory)}"] if state.usage and state.usage.memory else []
+        words += [state.note] if state.note else []
+        parts.append(", ".join(words))
+    if picture.metrics:
+        parts.append(chart.described(picture.metrics))
+    prefixed = len(picture.outputs) > 1
+    for rank, output in picture.outputs.items():
+        shown = [text for _, text in marks(output.lines)][-last:] if last else []
+        parts += [f"[{rank}] {ansi.bare(text)}" if prefixed else ansi.bare(text) for text in shown]
+    if picture.trouble is not None:
+        parts.append(ansi.bare(picture.trouble.traceback) or picture.trouble.title)
+        parts += picture.trouble.others
+    return "\n".join(parts)
+
+
+def bundle(picture: Picture) -> dict[str, str]:
+    """Return the static page with its text, as a display's data."""
+    return {"text/html": static(picture), "text/plain": plain(picture)}
+
+
+def _bytes(count: int | None) -> str:
+    if count is None:
+        return ""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0f} %"

@@ -1,0 +1,175 @@
+"""The widgets of a live view."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import ipywidgets
+
+from notebook_accel.events import Display
+
+from . import page
+from .picture import Output, Picture
+
+_CHART_SECONDS: Final = 1.0
+_HIDDEN_SECONDS: Final = 1.0
+# The box that scrolls is the widget's own element, which stays while its text changes: reversed, it rests on the newest
+# line, and where somebody has scrolled up it stays at that distance.
+_STYLE: Final = """<style>
+.accel-run { max-width: 64em; }
+.accel-run .widget-html-content { line-height: 1.4; }
+.accel-run .widget-html { overflow: visible; }
+.accel-run .accel-run-lines.widget-html { display: flex; flex-direction: column-reverse; align-items: stretch;
+  max-height: 18em; height: auto; overflow: auto; margin: 0; }
+.accel-run .accel-run-lines > .widget-html-content { flex: 0 0 auto; width: 100%; }
+.accel-run .accel-run-head { align-items: center; flex-wrap: wrap; overflow: visible; gap: 8px; }
+.accel-run .accel-run-bars { overflow: visible; }
+</style>"""
+
+
+class Panel:
+    """Shows pictures of a run, one after the other, and changes only what differs between them.
+
+    Args:
+        stop: called when Stop is clicked, maybe in a thread of the kernel's.
+
+    Attributes:
+        box: all of it.
+    """
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._asked_stop = stop
+        self._lines: dict[int, Any] = {}
+        self._totals: dict[int, int] = {}
+        self._titles: dict[int, str] = {}
+        self._next_chart = self._next_hidden = 0.0
+        self._charted: object = None
+        self._displayed: tuple[Display, ...] = ()
+        self.status, self._head = _html(), _html()
+        self._stop = ipywidgets.Button(
+            description="Stop",
+            tooltip="Let the workers finish a step and save; a second click ends them",
+            icon="stop",
+        )
+        self._stop.layout.width = "8em"
+        self._stop.on_click(self._on_stop)
+        self._table, self._bars, self._chart, self._failure, self._displays = (_html() for _ in range(5))
+        self._log = ipywidgets.Checkbox(description="log scale", indent=False)
+        self._every = ipywidgets.Checkbox(description="all ranks", indent=False)
+        for box in (self._log, self._every):
+            box.layout.width = "auto"
+            box.observe(self._on_choice, names="value")
+        self._tabs = ipywidgets.Tab()
+        self._upper = ipywidgets.HBox([self.status, self._head, self._stop])
+        self._upper.add_class("accel-run-head")
+        self.box = ipywidgets.VBox([_html(_STYLE), self._upper])
+        self.box.add_class("accel-run")
+        _hear_in_cells(self._stop, self._log, self._every, self._tabs)
+
+    def show(self, picture: Picture) -> None:
+        """Show a picture."""
+        now = time.monotonic()
+        _set(self.status, "value", f'<b role="status">{page.status_word(picture)}</b>')
+        _set(self._head, "value", page.headline(picture))
+        _set(self._stop, "description", "Stop now" if picture.stopping else "Stop")
+        _set(self._table, "value", page.table(picture) if picture.distributed else "")
+        _set(self._bars, "value", page.bars(picture, every_rank=self._every.value))
+        if now >= self._next_chart:
+            self._next_chart = now + _CHART_SECONDS
+            self._show_chart(picture)
+        for rank, output in picture.outputs.items():
+            if output.total and picture.distributed:
+                self._show_lines(rank, output, now)
+        if now >= self._next_hidden:
+            self._next_hidden = now + _HIDDEN_SECONDS
+        _set(self._failure, "value", page.failure(picture.trouble) if picture.trouble is not None else "")
+        if picture.background and picture.displays != self._displayed:
+            self._displayed = picture.displays
+            _set(self._displays, "value", page.displayed(picture.displays))
+        self._arrange(picture)
+
+    def end(self, html: str) -> None:
+        """Show the static page instead of the parts, and give these back."""
+        final = _html(html)
+        parts = [*self.box.children, *self._upper.children, self._table, self._bars, self._chart]
+        parts += [self._failure, self._displays, self._log, self._every, self._tabs, *self._lines.values()]
+        self.box.children = (final,)
+        for part in dict.fromkeys(parts):
+            part.close()
+
+    def _arrange(self, picture: Picture) -> None:
+        """Show the parts that have something to show."""
+        every = [self._every] if len(picture.bars) > 1 else []
+        parts: list[Any] = [self.box.children[0], self._upper, self._table]
+        parts += [self._bars, *every] if self._bars.value else []
+        parts += [self._chart, self._log] if self._chart.value else []
+        parts += [self._tabs] if self._lines else []
+        parts += [part for part in (self._displays, self._failure) if part.value]
+        _set(self.box, "children", tuple(parts))
+        upper = (self.status, self._head, *([self._stop] if picture.distributed else []))
+        _set(self._upper, "children", upper)
+
+    def _show_chart(self, picture: Picture) -> None:
+        state = (
+            self._log.value,
+            [(name, len(points), points[-1]) for name, points in picture.metrics.items()],
+        )
+        if state != self._charted:
+            self._charted = state
+            _set(self._chart, "value", page.figure(picture, log=self._log.value))
+
+    def _show_lines(self, rank: int, output: Output, now: float) -> None:
+        if rank not in self._lines:
+            self._add_tab(rank)
+        hidden = self._tabs.selected_index != list(self._lines).index(rank)
+        if self._totals.get(rank) == output.total or (hidden and now < self._next_hidden):
+            return
+        self._totals[rank] = output.total
+        _set(self._lines[rank], "value", page.lines(rank, output))
+        title = f"rank {rank} ✗" if page.has_errors(output) else f"rank {rank}"
+        if self._titles.get(rank) != title:
+            self._titles[rank] = title
+            self._tabs.set_title(list(self._lines).index(rank), title)
+
+    def _add_tab(self, rank: int) -> None:
+        pane = _html()
+        pane.add_class("accel-run-lines")
+        if pane.has_trait("tabbable"):  # ipywidgets 8: the keyboard scrolls it
+            pane.tabbable = True
+        self._lines[rank] = pane
+        self._lines = dict(sorted(self._lines.items()))
+        self._tabs.children = tuple(self._lines.values())
+        if self._tabs.selected_index is None:
+            self._tabs.selected_index = 0
+        self._titles.clear()
+        for number, known in enumerate(self._lines):
+            self._tabs.set_title(number, f"rank {known}")
+
+    def _on_stop(self, _: Any) -> None:
+        self._asked_stop()
+
+    def _on_choice(self, _: Any) -> None:
+        self._next_chart = 0.0
+
+
+def _html(value: str = "") -> Any:
+    return ipywidgets.HTML(value)
+
+
+def _set(widget: Any, name: str, value: Any) -> None:
+    """Change a trait only where it differs: the browser draws it anew."""
+    if getattr(widget, name) != value:
+        setattr(widget, name, value)
+
+
+def _hear_in_cells(*widgets: Any) -> None:
+    """Let clicks be handled while a cell runs, where the front end sends them to a thread of their own.
+
+    ipykernel 7.4 would hand them back to the thread that made the widget, which is busy with the cell.
+    """
+    for widget in widgets:
+        comm: Any = getattr(widget, "comm", None)
+        if hasattr(comm, "_reply_subshell_for"):
+            comm._reply_subshell_for = None
