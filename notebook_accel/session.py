@@ -86,7 +86,7 @@ class Session:
         if config is not None:
             job = _configured(job, config)
         _check_seconds(hang_timeout=hang_timeout, grace=grace)
-        if job.num_processes is None and _without_devices(job):
+        if job.num_processes is None and job.device_kind is devices.CPU:
             job = replace(job, num_processes=CPU_PROCESSES)
         self.job = registry.settled(preflight.checked(job, "Session"))
         self.hang_timeout = hang_timeout
@@ -420,10 +420,6 @@ def _check_seconds(**seconds: float | None) -> None:
             raise TypeError(f"{name}={value!r}: seconds are needed")
         if value < 0 or (value == 0 and name == "hang_timeout"):
             raise ValueError(f"{name}={value!r}: more than 0 seconds are needed")
-
-
-def _without_devices(job: Job) -> bool:
-    return "ACCELERATE_USE_CPU" in job.environment or devices.best() is devices.CPU
 
 
 def _tell_late_lines(workers: Workers, sink: Sink) -> None:
