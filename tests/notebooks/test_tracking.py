@@ -10,20 +10,14 @@ from tests.notebooks.kernel import Kernel
 
 pytestmark = pytest.mark.notebook
 
-SPY = """
-from notebook_accel import Accelerator
-from notebook_accel.launch.run import Run
-seen = []
-def spy(self, outcome, result=Run.result):
-    seen.append(self.record)
-    return result(self, outcome)
-Run.result = spy
+IMPORT = """
+from notebook_accel import Accelerator, runs
 """
 
 
 @pytest.mark.parametrize(("method", "processes"), [("fork", 2), ("forkserver", 2), ("auto", 1)], ids=str)
 def test_metrics_reach_the_record_and_print_nothing(kernel: Kernel, method: str, processes: int) -> None:
-    kernel.run(SPY).ok()
+    kernel.run(IMPORT).ok()
     cell = kernel.run(
         f"""
         def train():
@@ -40,8 +34,8 @@ def test_metrics_reach_the_record_and_print_nothing(kernel: Kernel, method: str,
     value = kernel.run(
         """
         import json
-        points = {name: [[p.step, p.value] for p in kept] for name, kept in seen[-1].metrics.items()}
-        age = max(time.time() - p.time for kept in seen[-1].metrics.values() for p in kept)
+        points = {name: [[p.step, p.value] for p in kept] for name, kept in runs()[-1].record.metrics.items()}
+        age = max(time.time() - p.time for kept in runs()[-1].record.metrics.values() for p in kept)
         print(json.dumps([points, age]))
         """
     ).ok()
