@@ -5,12 +5,20 @@ from __future__ import annotations
 import multiprocessing.util
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 
 import pytest
 
 from tests import guards
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts_count() -> None:
+    """Let interrupts reach this process and those it starts: a shell's background jobs ignore them."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

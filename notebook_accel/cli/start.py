@@ -80,6 +80,7 @@ def _elastic(plan: Plan, target: Target, folder: str, *, quiet: bool) -> int:
 
     if not environ.get("LOGLEVEL"):  # with which torch's own launcher is asked for more
         _silence("torch.distributed.elastic")
+    _end_at_second_signal(quiet=quiet)
     environ.put({**plan.environment, **plan.derived})
     if target.kind == "program":
         command = target.words
@@ -102,6 +103,24 @@ def _elastic(plan: Plan, target: Target, folder: str, *, quiet: bool) -> int:
         _say(f"ended by {signum.name}, with all processes", quiet=quiet)
         return 128 + signum
     return 0
+
+
+def _end_at_second_signal(*, quiet: bool) -> None:
+    """Let a second signal kill what the first one asked to end: torch's own handler begins to wait anew, for 30 s."""
+    from torch.distributed.elastic.multiprocessing import api
+
+    own = api._terminate_process_handler
+    seen: list[int] = []
+
+    def handle(signum: int, frame: Any) -> None:
+        if not seen:
+            seen.append(signum)
+            if signum == signal.SIGINT:
+                _say("ending all processes; a second Ctrl-C kills them", quiet=quiet)
+            own(signum, frame)
+        signals.kill_groups([], signals.descendants([os.getpid()]))
+
+    api._terminate_process_handler = handle
 
 
 def _silence(package: str) -> None:

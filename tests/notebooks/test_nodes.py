@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 HEAD = """
-import os, signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a shell ignore it
+import os, sys, time
 import torch, torch.distributed as dist
 from notebook_accel import notebook_launcher
 

@@ -217,7 +217,10 @@ def test_no_process_outlives_its_launcher(how: str) -> None:
         os.kill(launched.pid, signal.SIGINT)
         time.sleep(0.5)
         os.kill(launched.pid, signal.SIGINT)
-    launched.wait()
+    before = time.monotonic()
+    _, _, errors = launched.wait()
+    assert time.monotonic() - before < 15, "it did not wait for those that ignore it"
+    assert ("a second Ctrl-C kills them" in errors) == (how != "killed")
     assert not psutil.wait_procs(ranks, timeout=5)[1]
 
 
