@@ -196,7 +196,7 @@ def end_by_kill(kernel: Kernel) -> None:
 
 
 def end_by_shutdown(kernel: Kernel) -> None:
-    kernel.manager.shutdown_kernel()
+    kernel.client.shutdown()
 
 
 @pytest.mark.parametrize("end", [end_by_kill, end_by_shutdown])
