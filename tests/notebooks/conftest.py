@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ torch.set_num_threads(1)  # tests say themselves when the kernel is to use OpenM
 @pytest.fixture(scope="session", autouse=True)
 def _event_loop() -> None:
     make_event_loop()
+    os.environ.setdefault("PYDEVD_USE_FRAME_EVAL", "NO")  # what old kernels' managers set when they start one
 
 
 @pytest.fixture(scope="module")
