@@ -1,0 +1,95 @@
+"""What the ranks of a run use: memory, processors, and cards where a driver answers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from notebook_accel.widgets.run.usage import Meter
+
+
+class FakeDriver(ModuleType):
+    """NVML of a machine with one card on which process 1 holds memory."""
+
+    class NVMLError(Exception):
+        """As the package names it."""
+
+    def __init__(self, *, driver: bool = True) -> None:
+        super().__init__("pynvml")
+        self.driver, self.is_open = driver, False
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if not self.driver:
+            raise type("NVMLError_LibraryNotFound", (self.NVMLError,), {})
+        self.is_open = True
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.is_open = False
+
+    def nvmlDeviceGetHandleByIndex(self, number: int) -> str:  # noqa: N802
+        if number:
+            raise self.NVMLError("no such card")
+        return "card"
+
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> str:  # noqa: N802
+        return "card"
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:  # noqa: N802
+        return [
+            SimpleNamespace(pid=os.getpid(), usedGpuMemory=5 << 30),
+            SimpleNamespace(pid=1, usedGpuMemory=None),
+        ]
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:  # noqa: N802
+        return SimpleNamespace(used=7 << 30)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:  # noqa: N802
+        return SimpleNamespace(gpu=61)
+
+
+def test_memory_and_load_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notebook_accel.widgets.run.usage._INTERVAL", 0.05)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    meter = Meter()
+    pids = {0: os.getpid(), 1: gone.pid}
+    first = meter.read(pids)
+    assert list(first) == [0] and first[0].cpu is None
+    assert (first[0].memory or 0) == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
+    assert meter.read(pids) is first, "not twice within the interval"
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end:
+        pass
+    assert (meter.read(pids)[0].cpu or 0) > 5
+    meter.close()
+
+
+def test_cards_are_asked_where_a_driver_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver()
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    meter = Meter()
+    used = meter.read({0: os.getpid(), 1: os.getppid(), 2: os.getpid()}, ["GPU-1234", "0", "7"])
+    assert [(used[rank].device_memory, used[rank].device) for rank in range(3)] == [
+        (5 << 30, 61.0),
+        (7 << 30, 61.0),
+        (None, None),
+    ]
+    assert driver.is_open
+    meter.close()
+    assert not driver.is_open
+
+
+@pytest.mark.parametrize("module", [None, FakeDriver(driver=False)], ids=["no package", "no driver"])
+def test_without_a_driver_there_is_nothing_of_cards(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    meter = Meter()
+    used = meter.read({0: os.getpid()}, ["0"])
+    assert used[0].device_memory is None and used[0].memory
+    meter.close()
