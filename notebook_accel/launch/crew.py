@@ -125,7 +125,7 @@ class Crew:
             events=their_events,
             lifeline=read_end,
             payload=self._payload,
-            stays=self._job.stays,
+            serve=self._job.serve,
             sends_value=sends_value,
             forked=forked,
             with_ipython="IPython" in sys.modules,

@@ -40,7 +40,7 @@ class Job:
 
     `num_processes` is per node, None the number of devices. `environment` is set in the workers alone;
     `quiet` leaves out the line that announces the run. `background` says that this process goes on meanwhile;
-    `stays` says that the processes wait for calls instead of running the function. `holds` are the devices that are
+    `serve` is what processes that stay do instead of calling the function; see `Seat`. `holds` are the devices that are
     the run's alone, as CUDA_VISIBLE_DEVICES names them, empty on CPUs. `log_dir` is the folder for files of output,
     None where there are none.
     """
@@ -60,7 +60,7 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     quiet: bool = False
     background: bool = False
-    stays: bool = False
+    serve: Callable[..., None] | None = None
     holds: tuple[str, ...] = ()
     log_dir: str | os.PathLike[str] | None = None
 
@@ -88,4 +88,4 @@ class Job:
         """Whether the job that was checked needs processes of its own: a library that shards does, for one too."""
         shards = any(environ.flag_in(self.environment, name) for name in _LIBRARIES)
         several = self.local_world_size > 1 or self.rendezvous.num_nodes > 1
-        return several or shards or self.background or self.stays
+        return several or shards or self.background or self.serve is not None

@@ -17,7 +17,7 @@ BACKWARD: Final = "backward"
 _TORCH: Final = "torch/distributed/distributed_c10d.py"
 _OURS: Final = "notebook_accel/comm/torch_dist.py"
 _ENGINE: Final = "_engine_run_backward"
-_OWN_FOLDER: Final = str(Path(__file__).parent)
+_OWN_FOLDERS: Final = tuple(str(Path(__file__).parents[1] / name) for name in ("launch", "session"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class Whereabouts:
         mark = tuple((id(frame), frame.f_lasti) for frame in stack)
         if mark != self._mark:
             self._mark, self._since = mark, now
-        shown = [frame for frame in stack if not frame.f_code.co_filename.startswith(_OWN_FOLDER)]
+        shown = [frame for frame in stack if not frame.f_code.co_filename.startswith(_OWN_FOLDERS)]
         return Seen(
             collective=collective_of(stack),
             seconds=now - self._since,

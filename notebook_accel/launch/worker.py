@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -32,7 +32,6 @@ from .listener import Listener
 from .randomness import RandomStates
 from .report import WorkerReporter
 from .segment import Segment
-from .service import Service
 
 GO = b"g"  # the notebook's word, on the event socket, that all workers are started
 _LAST_COLLECTIVE = timedelta(seconds=10)  # that a rank waits for its peers at the end
@@ -46,7 +45,8 @@ class Seat:
     `payload` is the function with its arguments, or a segment that holds them. `foreign_fds` are the notebook's
     descriptors that a forked worker has to close. Without pipes for `stdout` and `stderr` output goes as events.
     `child_start_method` is how the worker's own children start, data
-    loader workers for example. `stays` says that it waits for calls and has no payload.
+    loader workers for example. `serve` is what a process that stays does instead of calling a function: it has no
+    payload.
     """
 
     rank: int
@@ -66,7 +66,7 @@ class Seat:
     random_states: RandomStates
     sources: Mapping[str, list[str]]
     foreign_fds: Sequence[int] = ()
-    stays: bool = False
+    serve: Callable[[socket.socket, Emitter, capture.Capture, StopPoint], None] | None = None
 
 
 def main(seat: Seat) -> NoReturn:
@@ -120,10 +120,8 @@ def _work(seat: Seat, emitter: Emitter, output: capture.Capture) -> int:
         runtime.set_reporter(WorkerReporter(emitter, output.flush, stop_point))
         if seat.events.recv(len(GO)) != GO:
             return 1  # the notebook has given up
-        if seat.stays:
-            service = Service(emitter, output, stop_point)
-            Listener(seat.events, emitter, stop_point, service.obey)
-            service.serve()
+        if seat.serve is not None:
+            seat.serve(seat.events, emitter, output, stop_point)
             _leave_group()
             return 0
         listener = Listener(seat.events, emitter, stop_point)

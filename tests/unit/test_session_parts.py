@@ -18,10 +18,11 @@ import pytest
 
 from notebook_accel import devices, events, runtime
 from notebook_accel.errors import LaunchError
-from notebook_accel.launch import cells, connections, hang, registry, service, signals, sources
-from notebook_accel.launch.call import Call
+from notebook_accel.launch import hang, registry, signals, sources
 from notebook_accel.launch.job import Job
 from notebook_accel.launch.whereabouts import BACKWARD, Whereabouts, collective_of
+from notebook_accel.session import cells, connections, service
+from notebook_accel.session.call import Call
 from notebook_accel.stopping import StopPoint
 from notebook_accel.stream.inbox import Inbox
 from notebook_accel.stream.sinks import TextSink
@@ -150,7 +151,7 @@ def test_a_late_end_of_another_call_is_not_this_ones() -> None:
 def test_after_a_failure_the_others_are_brought_back_more_and_more_firmly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("notebook_accel.launch.call._RELEASE_SECONDS", 0.1)
+    monkeypatch.setattr("notebook_accel.session.call._RELEASE_SECONDS", 0.1)
     told = Told(grace=0.1)
     told.fail(0)
     told.call.advance(TextSink("none"))
@@ -378,7 +379,7 @@ def test_runs_and_sessions_see_each_others_devices(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     held = Held()
     registry.add_session(held)
-    taken = registry.settled(Job(function=print, num_processes=1, stays=True))
+    taken = registry.settled(Job(function=print, num_processes=1, serve=service.serve))
     assert taken.holds == ("1",) and taken.environment["CUDA_VISIBLE_DEVICES"] == "1"
     with pytest.raises(LaunchError, match=r"0 by <the session that holds 0>.*close a session"):
         registry.settled(Job(function=print, num_processes=2))

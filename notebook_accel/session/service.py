@@ -8,6 +8,7 @@ import dis
 import os
 import queue
 import signal
+import socket
 import sys
 import threading
 import types
@@ -30,13 +31,15 @@ from ..events import (
     Where,
     WhereOrder,
 )
+from ..launch import failures, sources
+from ..launch.culprit import pack_value
+from ..launch.listener import Listener
+from ..launch.ship import unpack
+from ..launch.whereabouts import Whereabouts
 from ..stopping import StopPoint
 from ..stream import capture, displays
 from ..stream.emit import Emitter
-from . import cells, connections, failures, sources
-from .culprit import pack_value
-from .ship import unpack
-from .whereabouts import Whereabouts
+from . import cells, connections
 
 MAIN: Final = "__main__"
 
@@ -89,7 +92,7 @@ class Service:
             frames=seen.frames,
         )
 
-    def serve(self) -> None:
+    def work(self) -> None:
         """Make calls until the session ends."""
         __tracebackhide__ = True
         cells.ensure_display()
@@ -148,6 +151,14 @@ class Service:
         parcel = pack_value(value if order.sends_value else None)
         emitter = self._emitter
         return Result(rank=emitter.rank, time=emitter.now(), value=parcel.pickled, buffers=parcel.buffers)
+
+
+def serve(events: socket.socket, emitter: Emitter, output: capture.Capture, stop_point: StopPoint) -> None:
+    """Hear the orders that come on `events` and make the calls among them, until the session ends."""
+    __tracebackhide__ = True
+    service = Service(emitter, output, stop_point)
+    Listener(events, emitter, stop_point, service.obey)
+    service.work()
 
 
 def _told(error: BaseException, rank: int) -> BaseException:

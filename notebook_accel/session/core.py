@@ -11,19 +11,20 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from . import devices
-from .errors import RunStoppedError, SessionError
-from .events import Failure
-from .launch import cells, failures, hang, preflight, registry, service, signals
-from .launch.call import Call
-from .launch.culprit import pack_call, unpack_value
-from .launch.job import RETURNS, Job, Returns, StartMethod
-from .launch.run import notes_are_shown, spoken
-from .launch.workers import Workers, quiet_phases
-from .stream.sinks import Output, Sink, TextSink
+from .. import devices
+from ..errors import RunStoppedError, SessionError
+from ..events import Failure
+from ..launch import failures, hang, preflight, registry, signals
+from ..launch.culprit import pack_call, unpack_value
+from ..launch.job import RETURNS, Job, Returns, StartMethod
+from ..launch.run import notes_are_shown, spoken
+from ..stream.sinks import Output, Sink, TextSink
+from . import cells, service
+from .call import Call
+from .workers import Workers, quiet_phases
 
 if TYPE_CHECKING:
-    from .config.launch import Source
+    from ..config.launch import Source
 
 CPU_PROCESSES: Final = 2
 Status = Literal["idle", "busy", "dead", "closed"]
@@ -81,7 +82,7 @@ class Session:
             prefix=log_line_prefix_template,
             environment=dict(environment or {}),
             quiet=True,
-            stays=True,
+            serve=service.serve,
         )
         if config is not None:
             job = _configured(job, config)
@@ -397,7 +398,7 @@ def _close_all(held: list[Workers]) -> None:
 def _configured(job: Job, config: Source) -> Job:
     """Return the job with what a config says and the call does not."""
     __tracebackhide__ = True
-    from .config import launch as by_config
+    from ..config import launch as by_config
 
     default = Job(function=service.join)
     given = [

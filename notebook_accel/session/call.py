@@ -23,8 +23,8 @@ from ..events import (
     Where,
     WhereOrder,
 )
+from ..launch import hang
 from ..stream.sinks import Sink
-from . import hang
 
 _INTERRUPT_SECONDS: Final = 0.3  # from the interrupt to the end of connections: Python code needs no more
 _RELEASE_SECONDS: Final = 5.0

@@ -14,17 +14,18 @@ from torch.distributed import TCPStore
 
 from ..errors import SessionError
 from ..events import CallEnd, CallOrder, Event, Failure, Held, LeaveOrder, Line, Order, Phase, Where
+from ..launch import signals, sources, variables
+from ..launch.control import Control
+from ..launch.crew import Crew
+from ..launch.culprit import pack_call
+from ..launch.engines.rendezvous import open_store
+from ..launch.job import Job
+from ..launch.ship import Parcel
+from ..launch.surroundings import Surroundings
 from ..stream.record import RunRecord
 from ..stream.sinks import Sink
-from . import service, signals, sources, variables
+from . import service
 from .call import Call
-from .control import Control
-from .crew import Crew
-from .culprit import pack_call
-from .engines.rendezvous import open_store
-from .job import Job
-from .ship import Parcel
-from .surroundings import Surroundings
 
 _POLL_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 0.05
