@@ -1,6 +1,6 @@
 """Runs the benchmarks named on the command line, or all of them, and prints one table.
 
-python -m tests.benchmarks            # all: checkpoint, gather, import, launch, loader, record, sampler, session, step
+python -m tests.benchmarks            # all, a module bench_* each
 python -m tests.benchmarks launch     # one
 """
 

@@ -1,4 +1,4 @@
-"""The view of a run in a kernel: one update of 8 ranks, and what it costs the training of ranks that print much."""
+"""The view of a run in a kernel: an update of 8 ranks, and what it costs a training, also of ranks that print much."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ RANKS = 8
 ROUNDS = 40
 TRAINING_ROUNDS = 7
 LINES = 4000
+STEPS = 600
 MOST_SECONDS = 0.003
 
 
@@ -23,7 +24,7 @@ def run() -> list[Row]:
         kernel = Kernel(Path(folder))
         try:
             kernel.run("from tests.benchmarks import bench_view").ok()
-            return updates(kernel) + training(kernel)
+            return updates(kernel) + steps(kernel) + printing(kernel)
         finally:
             kernel.close()
 
@@ -43,12 +44,24 @@ def updates(kernel: Kernel) -> list[Row]:
     return compare(f"update of the view, {RANKS} ranks", seconds, {"3 ms": 1.0})
 
 
-def training(kernel: Kernel) -> list[Row]:
-    """Time a step of ranks that print 2,000 lines a second each, with the view and without."""
+def steps(kernel: Kernel) -> list[Row]:
+    """Time a training step of two ranks that report every tenth, with the view and without."""
     seconds = interleave(
         {
             "ours": lambda: number(kernel, "bench_view.trained('widget')"),
             "no view": lambda: number(kernel, "bench_view.trained('none')"),
+        },
+        rounds=TRAINING_ROUNDS,
+    )
+    return compare("training step of 2 ranks", seconds, {"no view": 1.02})
+
+
+def printing(kernel: Kernel) -> list[Row]:
+    """Time a step of ranks that print 2,000 lines a second each, with the view and without."""
+    seconds = interleave(
+        {
+            "ours": lambda: number(kernel, "bench_view.printed('widget')"),
+            "no view": lambda: number(kernel, "bench_view.printed('none')"),
         },
         rounds=TRAINING_ROUNDS,
     )
@@ -109,12 +122,45 @@ def _news(step: int) -> list[Any]:
 
 
 def trained(view: Any) -> float:
+    """In the kernel: launch two ranks that train; return the mean seconds of a step."""
+    return _mean_of_ranks(_train, 2, view)
+
+
+def printed(view: Any) -> float:
     """In the kernel: launch ranks that compute and print; return the mean seconds of a step."""
+    return _mean_of_ranks(_print_much, RANKS, view)
+
+
+def _mean_of_ranks(function: Callable[[], float], ranks: int, view: Any) -> float:
     from notebook_accel import notebook_launcher
 
-    run = notebook_launcher(_print_much, num_processes=RANKS, returns="all", block=False, view=view)
+    run = notebook_launcher(function, num_processes=ranks, returns="all", block=False, view=view)
     values = run.result()
-    return sum(values) / len(values)
+    return float(sum(values) / len(values))
+
+
+def _train() -> float:
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from notebook_accel import Accelerator, print_metrics
+
+    accelerator = Accelerator(cpu=True)
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    data = TensorDataset(torch.rand(STEPS * 128, 256), torch.randint(0, 10, (STEPS * 128,)))
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.01), DataLoader(data, batch_size=64)
+    )
+    started = time.perf_counter()
+    for number, (features, labels) in enumerate(loader):
+        loss = nn.functional.cross_entropy(model(features), labels)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        if number % 10 == 0:
+            print_metrics(step=number, loss=loss.detach())
+    return (time.perf_counter() - started) / len(loader)
 
 
 def _print_much() -> float:
