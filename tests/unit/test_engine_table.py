@@ -27,6 +27,10 @@ class Foreign(Engine):
         raise NotImplementedError
 
 
+class Spawning(Foreign):
+    start_methods = ("spawn",)
+
+
 def entries(monkeypatch: pytest.MonkeyPatch, **named: str) -> None:
     found = [metadata.EntryPoint(name, value, table.GROUP) for name, value in named.items()]
     monkeypatch.setattr(metadata, "entry_points", lambda group: found if group == table.GROUP else [])
@@ -64,11 +68,10 @@ def test_a_name_that_is_none_gets_the_choices(monkeypatch: pytest.MonkeyPatch) -
 def test_what_it_knows_decides() -> None:
     with pytest.raises(ValueError, match="num_processes=2 with engine='inprocess'"):
         preflight.checked(Job(function=print, engine="inprocess", num_processes=2), "test")
-    Foreign.start_methods = ("spawn",)
     with pytest.raises(
         ValueError, match="start_method='fork' with engine='foreign': it knows 'auto', 'spawn'"
     ):
-        preflight.checked(Job(function=print, engine=Foreign(), start_method="fork"), "test")
+        preflight.checked(Job(function=print, engine=Spawning(), start_method="fork"), "test")
 
 
 def test_files_of_output_need_workers(tmp_path: Any) -> None:
