@@ -13,6 +13,7 @@ from .launch import kernel_state
 
 if TYPE_CHECKING:  # what a launch needs is imported by the first one: workers and scripts need none of it
     from .config.launch import Source
+    from .launch.engines.base import Engine
     from .launch.job import Job, Returns, StartMethod, View
     from .launch.run import MakeSink, Run
 
@@ -69,6 +70,8 @@ def notebook_launcher(
     block: bool = True,
     log_dir: str | os.PathLike[str] | None = None,
     view: View = "auto",
+    engine: str | Engine = "auto",
+    address: str | None = None,
 ) -> Any:
     """Run a function on several processes and return what it returns.
 
@@ -109,6 +112,10 @@ def notebook_launcher(
         view: how the run is shown. `widget` is a live view with a Stop button, which becomes a static page at the end;
             `text` prints lines; `none` shows nothing but errors; `auto` is the environment variable
             NOTEBOOK_ACCEL_VIEW, else the widgets in a notebook that has ipywidgets, and text elsewhere.
+        engine: what starts the processes: `inprocess` runs one in this process, `elastic` starts them here under torch
+            elastic; other packages add more by the entry points `notebook_accel.engines`; an `Engine` is one, too.
+            `auto` is what the other arguments need.
+        address: where the cluster is, for an engine that has one.
 
     Returns:
         What `returns` asks for. A single process is this process, and the value is the function's own. A `Run` where
@@ -151,6 +158,8 @@ def notebook_launcher(
         background=not block,
         log_dir=log_dir,
         view=view,
+        engine=engine,
+        address=address,
     )
     return _run(job, "notebook_launcher")
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import devices, environ
 from ..stream.sinks import Output
+
+if TYPE_CHECKING:
+    from .engines.base import Engine
 
 StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
 Returns = Literal["first", "all", "none"]
@@ -42,7 +45,8 @@ class Job:
     `quiet` leaves out the line that announces the run. `background` says that this process goes on meanwhile;
     `serve` is what processes that stay do instead of calling the function; see `Seat`. `holds` are the devices that are
     the run's alone, as CUDA_VISIBLE_DEVICES names them, empty on CPUs. `log_dir` is the folder for files of output,
-    None where there are none.
+    None where there are none. `engine` is the name of what starts the processes, of a job that was checked the engine
+    itself; `address` is where a cluster is that it starts them on.
     """
 
     function: Callable[..., Any]
@@ -63,6 +67,8 @@ class Job:
     serve: Callable[..., None] | None = None
     holds: tuple[str, ...] = ()
     log_dir: str | os.PathLike[str] | None = None
+    engine: str | Engine = "auto"
+    address: str | None = None
 
     @property
     def name(self) -> str:
@@ -85,7 +91,12 @@ class Job:
 
     @property
     def distributed(self) -> bool:
-        """Whether the job that was checked needs processes of its own: a library that shards does, for one too."""
+        """Whether processes of their own run the function, of a job that was checked."""
+        return self.needs_workers if isinstance(self.engine, str) else self.engine.has_workers
+
+    @property
+    def needs_workers(self) -> bool:
+        """Whether this process cannot run the function itself: a library that shards needs others for one, too."""
         shards = any(environ.flag_in(self.environment, name) for name in _LIBRARIES)
         several = self.local_world_size > 1 or self.rendezvous.num_nodes > 1
-        return several or shards or self.background or self.serve is not None
+        return several or shards or self.background or self.serve is not None or self.log_dir is not None

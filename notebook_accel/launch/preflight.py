@@ -17,6 +17,8 @@ from typing import Any, Final
 from .. import devices, environ, probes
 from . import kernel_state
 from .addresses import unknown, unusable
+from .engines import table
+from .engines.base import Engine
 from .job import RETURNS, START_METHODS, VIEWS, Job, Rendezvous, StartMethod
 
 PRECISIONS: Final = ("no", "fp16", "bf16", "fp8")
@@ -81,17 +83,26 @@ def checked(job: Job, caller: str) -> Job:
     problems = Problems()
     _check_place(problems)
     _check_function(problems, job.function, job.args)
-    _check_processes(problems, job)
+    named = _named_engine(problems, job)
+    if named is None or named.on_this_node:
+        _check_processes(problems, job)
     _check_precision(problems, job.mixed_precision)
     _check_rendezvous(problems, job.rendezvous)
     _check_restarts(problems, job.max_restarts, job.monitor_interval)
     _check_choices(problems, job)
     _check_prefix(problems, job.prefix)
     _check_log_dir(problems, job.log_dir)
+    _check_address(problems, job.address)
     problems.raise_any(caller)
-    num_processes = int(job.num_processes or 0) or devices.count(job.device_kind)
-    job = replace(job, num_processes=num_processes)
-    start_method = _start_method(problems, job) if job.distributed else job.start_method
+    count = devices.count(job.device_kind) if named is None else named.count(job)
+    job = replace(job, num_processes=int(job.num_processes or 0) or count)
+    engine = named or table.engine_for(job)
+    job = replace(job, engine=engine)
+    _check_refused(problems, job, engine)
+    problems.raise_any(caller)
+    start_method = job.start_method
+    if engine.has_workers and engine.on_this_node:
+        start_method = _start_method(problems, job)
     problems.raise_any(caller)
     return replace(
         job,
@@ -174,6 +185,39 @@ def _check_processes(problems: Problems, job: Job) -> None:
             f"{kind.label if present == 1 else kind.plural}, so at most {present} is possible; "
             "set ACCELERATE_USE_CPU=1 in the environment to run on CPU processes instead"
         )
+
+
+def _named_engine(problems: Problems, job: Job) -> Engine | None:
+    """Return the engine that was asked for by name or itself; None where nobody did, or where it cannot be had."""
+    if job.engine == table.AUTO:
+        return None
+    try:
+        return table.engine_for(job)
+    except ValueError as error:
+        problems.value(str(error))
+    except TypeError as error:
+        problems.type(str(error))
+    return None
+
+
+def _check_refused(problems: Problems, job: Job, engine: Engine) -> None:
+    """Note the arguments that mean nothing to the engine, and what else hinders it."""
+    given = {
+        "num_processes": (job.num_processes, job.local_world_size > 1),
+        "num_nodes": (job.rendezvous.num_nodes, job.rendezvous.num_nodes > 1),
+        "max_restarts": (job.max_restarts, job.max_restarts > 0),
+        "block": (not job.background, job.background),
+        "log_dir": (job.log_dir, job.log_dir is not None),
+        "address": (job.address, job.address is not None),
+    }
+    for name, (value, differs) in given.items():
+        if differs and name in engine.refuses:
+            problems.value(f"{name}={value!r} with engine={engine.name!r}: {engine.refuses[name]}")
+    if job.start_method not in ("auto", *engine.start_methods) and job.start_method in START_METHODS:
+        known = ", ".join(map(repr, ("auto", *engine.start_methods)))
+        problems.value(f"start_method={job.start_method!r} with engine={engine.name!r}: it knows {known}")
+    for text in engine.problems(job):
+        problems.value(text)
 
 
 def _check_precision(problems: Problems, mixed_precision: Any) -> None:
@@ -295,6 +339,11 @@ def _check_prefix(problems: Problems, prefix: Any) -> None:
         problems.value(
             f"log_line_prefix_template={prefix!r} ({error}): it may name ${{rank}}, ${{local_rank}} and ${{role_name}}"
         )
+
+
+def _check_address(problems: Problems, address: Any) -> None:
+    if address is not None and not isinstance(address, str):
+        problems.type(f"address={address!r}: a string is needed")
 
 
 def _check_log_dir(problems: Problems, log_dir: Any) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from . import registry
 from .engines.base import Engine
-from .engines.inprocess import InProcessEngine
 from .job import Job
 from .run import MakeSink, Run
 
@@ -35,15 +34,8 @@ def launch_in_background(job: Job, sinks: Sequence[MakeSink]) -> Run:
 
 def _made(job: Job, sinks: Sequence[MakeSink]) -> Run:
     job = registry.settled(job)
-    run = Run(job, _engine(job), sinks)
+    assert isinstance(job.engine, Engine), "the job was checked"
+    run = Run(job, job.engine, sinks)
     if not job.quiet:
         registry.add(run)
     return run
-
-
-def _engine(job: Job) -> Engine:
-    if not job.distributed:
-        return InProcessEngine()
-    from .engines.elastic import ElasticEngine  # torch elastic takes a while to import
-
-    return ElasticEngine()

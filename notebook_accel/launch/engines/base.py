@@ -6,12 +6,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from ... import devices
 from ...events import Event, Failure, Phase
 from ...stream.record import RunRecord
 from ..control import Control
-from ..job import Job
+from ..job import Job, StartMethod
 
 Deliver = Callable[[Sequence[Event]], None]
 
@@ -45,7 +46,29 @@ _START_METHODS = {"fork": "forked", "forkserver": "from a fork server", "spawn":
 
 
 class Engine(ABC):
-    """Runs jobs in one way."""
+    """Runs jobs in one way.
+
+    Attributes:
+        name: what `notebook_launcher(engine=...)` calls it.
+        has_workers: whether processes of their own run the function, rather than this one.
+        on_this_node: whether the processes use this machine's devices, and start by one of `start_methods`.
+        start_methods: those that it knows, `auto` left out.
+        refuses: arguments of a launch that mean nothing here, each with the reason.
+    """
+
+    name: ClassVar[str]
+    has_workers: ClassVar[bool] = True
+    on_this_node: ClassVar[bool] = True
+    start_methods: ClassVar[tuple[StartMethod, ...]] = ("fork", "forkserver", "spawn")
+    refuses: ClassVar[Mapping[str, str]] = {}
+
+    def count(self, job: Job) -> int:
+        """Return how many processes a job has that names no number."""
+        return devices.count(job.device_kind)
+
+    def problems(self, job: Job) -> Sequence[str]:
+        """Return what else hinders a job here, before anything starts; its `num_processes` may be None still."""
+        return ()
 
     @abstractmethod
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:

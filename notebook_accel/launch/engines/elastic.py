@@ -9,7 +9,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
@@ -39,6 +39,9 @@ _AGENT_SLEEP = 1e-6  # elastic sleeps before each look at the workers; ours wait
 
 class ElasticEngine(Engine):
     """Starts a process per rank under a torch elastic agent in this process."""
+
+    name = "elastic"
+    refuses: ClassVar[Mapping[str, str]] = {"address": "it starts processes on this machine, by itself"}
 
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         """Run the job; ShipError or LaunchError where it cannot start."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from ... import environ, runtime
 from ...stream.record import RunRecord
 from ..control import Control
@@ -12,6 +15,16 @@ from .base import Deliver, Engine, Outcome, announcement
 
 class InProcessEngine(Engine):
     """Calls the function in this process; its output, displays and errors are the cell's own."""
+
+    name = "inprocess"
+    has_workers = False
+    refuses: ClassVar[Mapping[str, str]] = {
+        "num_processes": "it runs the function in this process, and there is one of it",
+        "num_nodes": "it runs the function in this process, whose run is its own",
+        "block": "a run in the background has processes of its own",
+        "log_dir": "what it prints is the cell's own",
+        "address": "it runs the function in this process",
+    }
 
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         """Run the job; an exception of the function passes through."""

@@ -1,0 +1,66 @@
+"""A kernel for each engine that the contract is tried on."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from notebook_accel.launch.engines import table
+from notebook_accel.launch.engines.base import Engine
+from tests.contract.engines import ENGINES, Tried
+from tests.notebooks.kernel import Cell, Kernel, make_event_loop
+
+IMPORTS = """
+import os, signal, sys, time, torch
+from notebook_accel import PartialState, notebook_launcher
+torch.set_num_threads(1)  # OpenMP's threads would forbid a fork
+"""
+
+
+@dataclass
+class Case:
+    """An engine, and a kernel to launch in."""
+
+    tried: Tried
+    kernel: Kernel
+    engine: Engine
+
+    def launch(
+        self, source: str, *, during: Callable[[], None] | None = None, then: str = "value", **more: Any
+    ) -> Cell:
+        """Run a cell that defines `f` and launches it as this engine does; the cell's value is that of `then`."""
+        arguments = {"engine": self.tried.engine, **self.tried.arguments, **more}
+        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        code = f"{source.strip()}\nvalue = notebook_launcher(f, {given})\n{then}"
+        return self.kernel.run(code, timeout=self.tried.patience, during=during)
+
+    @property
+    def ranks(self) -> range:
+        return range(self.tried.ranks)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _event_loop() -> None:
+    make_event_loop()
+
+
+@pytest.fixture(scope="module", params=list(ENGINES))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    tried = ENGINES[request.param]
+    if importlib.util.find_spec(tried.needs) is None:
+        pytest.skip(f"{tried.needs} is not installed")
+    kernel = Kernel(tmp_path_factory.mktemp("contract"), **tried.environment)
+    kernel.run(f"{IMPORTS}\n{tried.prepare}", timeout=tried.patience).ok()
+    yield Case(tried, kernel, table.named(tried.engine))
+    kernel.close()
+
+
+def needs(case: Case, *arguments: str) -> None:
+    """Skip where the engine refuses one of these arguments of a launch; that it says so is a test of its own."""
+    refused: Sequence[str] = [name for name in arguments if name in case.engine.refuses]
+    if refused:
+        pytest.skip(f"{case.engine.name} refuses {', '.join(refused)}: {case.engine.refuses[refused[0]]}")

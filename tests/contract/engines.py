@@ -1,0 +1,42 @@
+"""The engines that the contract is tried on, and how each is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """One engine in one form.
+
+    Attributes:
+        engine: its name.
+        arguments: of each launch.
+        prepare: a cell that runs before the first launch.
+        needs: module without which it cannot be tried.
+        environment: variables of the kernel.
+        patience: seconds that a launch may take.
+    """
+
+    engine: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    prepare: str = ""
+    needs: str = "torch"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    patience: float = 60.0
+
+    @property
+    def ranks(self) -> int:
+        """Return how many ranks its launches have."""
+        return int(self.arguments.get("num_processes", 1))
+
+
+ENGINES: Mapping[str, Tried] = {
+    "inprocess": Tried(engine="inprocess"),
+    **{
+        method: Tried(engine="elastic", arguments={"num_processes": 2, "start_method": method})
+        for method in ("fork", "forkserver", "spawn")
+    },
+}
