@@ -68,6 +68,8 @@ class Meter:
                 memory = int(process.memory_info().rss)
         except psutil.Error:
             return None
+        if not memory:
+            return None  # it has ended, and nobody has asked for its exit code yet
         return memory, cpu if known else None
 
 
