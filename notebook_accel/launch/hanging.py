@@ -11,6 +11,7 @@ from ..events import Event, Held, Notice, Order, Where, WhereOrder
 from . import hang, signals
 
 _ANSWER_SECONDS: Final = 1.5
+_START_SECONDS: Final = 60.0  # a process that starts imports much, without a word
 _DEAF_SECONDS: Final = 1.0  # in which stacks arrive as lines of the ranks that could not answer
 STACK_SIGNAL: Final[int | None] = getattr(signal, "SIGRTMIN", 0) + 7 if hasattr(signal, "SIGRTMIN") else None
 """Makes a worker write its stack to stderr, also where C code holds the interpreter; programs use lower ones."""
@@ -68,7 +69,10 @@ class HangWatch:
             return ""
         now = time.monotonic()
         if self._asked is None:
-            if now - self._news >= self._timeout:
+            patience = self._timeout
+            if not running.keys() <= set(started):
+                patience = max(patience, _START_SECONDS)
+            if now - self._news >= patience:
                 self._asked = now
                 self._wheres.clear()
                 for rank in running.keys() & started:
