@@ -11,6 +11,7 @@
     |   +-- WorkerExitedError  by an exit code, or without returning
     +-- SessionError           a session cannot take a call: it is closed, busy, or has lost a worker
     +-- RunStoppedError        a run was stopped before it returned anything
+    +-- HangError              a run did nothing any more, and was ended
     +-- CollectiveError        ranks disagree about the input of a collective
     +-- ConfigError            options have wrong values
     +-- CheckpointError        a checkpoint could not be written, or does not fit what it is loaded into
@@ -108,6 +109,10 @@ class WorkerExitedError(WorkerError):
 
 class SessionError(NotebookAccelError):
     """A session cannot take a call: it is closed, busy, or has lost a worker; nothing of the call has run."""
+
+
+class HangError(NotebookAccelError):
+    """A run did nothing any more for `hang_timeout` seconds, and was ended; the message says where each rank was."""
 
 
 class RunStoppedError(NotebookAccelError):

@@ -146,9 +146,9 @@ class ReleaseOrder(Order):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhereOrder(Order):
-    """Say where this call is."""
+    """Say where this call of a session is, or without one (`call` 0) the launched function."""
 
-    call: int
+    call: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,16 +235,23 @@ class CallEnd(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Notice(Event):
+    """What the launcher itself has to say of the run; `rank` is -1."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Where(Event):
-    """What a rank's main thread does in a call.
+    """What a rank's main thread does, in a call of a session or in the launched function (`call` 0).
 
     Attributes:
         collective: that it waits in, or `backward`; empty where it is in neither.
         seconds: how long its stack has looked like this, as far as somebody looked.
-        frames: the call's, outermost first.
+        frames: the user's, outermost first.
     """
 
-    call: int
+    call: int = 0
     collective: str
     seconds: float
     frames: Sequence[Frame]

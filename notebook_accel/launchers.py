@@ -14,7 +14,7 @@ from .launch import kernel_state
 if TYPE_CHECKING:  # what a launch needs is imported by the first one: workers and scripts need none of it
     from .config.launch import Source
     from .launch.engines.base import Engine
-    from .launch.job import Job, Returns, StartMethod, View
+    from .launch.job import Job, OnHang, Returns, StartMethod, View
     from .launch.run import MakeSink, Run
 
 P = ParamSpec("P")
@@ -70,6 +70,8 @@ def notebook_launcher(
     block: bool = True,
     log_dir: str | os.PathLike[str] | None = None,
     view: View = "auto",
+    hang_timeout: float | None = 300.0,
+    on_hang: OnHang = "tell",
     engine: str | Engine = "auto",
     address: str | None = None,
 ) -> Any:
@@ -112,6 +114,9 @@ def notebook_launcher(
         view: how the run is shown. `widget` is a live view with a Stop button, which becomes a static page at the end;
             `text` prints lines; `none` shows nothing but errors; `auto` is the environment variable
             NOTEBOOK_ACCEL_VIEW, else the widgets in a notebook that has ipywidgets, and text elsewhere.
+        hang_timeout: seconds after which it is told where each rank is, if nothing was heard of any of them: no step,
+            batch, line, bar, metric or display, and no collective that was entered or left. None never tells.
+        on_hang: `tell` goes on waiting, `raise` ends the run, or starts its workers again where `max_restarts` allows.
         engine: what starts the processes: `inprocess` runs one in this process, `elastic` starts them here under torch
             elastic; other packages add more by the entry points `notebook_accel.engines`; an `Engine` is one, too.
             `auto` is what the other arguments need.
@@ -125,6 +130,7 @@ def notebook_launcher(
         ValueError, TypeError: wrong arguments, all in one message, before anything starts.
         ConfigError: the config is wrong; it names file, line and option.
         ShipError: the function cannot be sent to fresh processes; the message says because of what.
+        HangError: nothing went on any more, and `on_hang` is `raise`.
         WorkerError: a worker was killed, or left without returning.
         BaseException: the exception of the first rank that failed, with its own type and traceback.
         KeyboardInterrupt: after all workers have ended.
@@ -158,6 +164,8 @@ def notebook_launcher(
         background=not block,
         log_dir=log_dir,
         view=view,
+        hang_timeout=hang_timeout,
+        on_hang=on_hang,
         engine=engine,
         address=address,
     )

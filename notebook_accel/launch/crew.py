@@ -20,11 +20,12 @@ from ..stream.record import RunRecord
 from ..stream.wire import PipeEnd
 from . import compiler, registry, signals
 from .control import Control
+from .hanging import HangWatch
 from .job import Job
 from .surroundings import Surroundings
 from .worker import GO, Seat, main
 
-State = Literal["running", "done", "failed", "stopped"]
+State = Literal["running", "done", "failed", "stopped", "hung"]
 
 _PRELOAD = ["torch", "torch.distributed", "cloudpickle", "tqdm.std", "notebook_accel.launch.worker"]
 OUTPUT_BY_PIPES = sys.platform != "win32"  # there it comes as events: the ends of a pipe cannot be waited for
@@ -51,6 +52,10 @@ class Crew:
         deliver: takes the events as they come: it applies them to the record and shows them. It is called
             several times a second also where there are none.
         control: says when the run is to stop.
+
+    Attributes:
+        stopped_ranks: those that were ended from here.
+        hang: what was told where nothing went on any more, and the run is to end for it.
     """
 
     def __init__(
@@ -73,6 +78,8 @@ class Crew:
         self._control = control
         self._held_since: float | None = None
         self._told = False
+        self._hang_watch = HangWatch(job.hang_timeout, self.tell, deliver)
+        self.hang = ""
 
     def start(
         self,
@@ -192,8 +199,19 @@ class Crew:
                 return "done"
             if self._control.stop_is_asked and self._is_time_to_stop():
                 return "stopped"
+            if self._hangs():
+                return "hung"
             if time.monotonic() >= deadline:
                 return "running"
+
+    def _hangs(self) -> bool:
+        """Tell where nothing goes on any more; whether the run is to end for it."""
+        running = {member.rank: member.process.pid or 0 for member in self._running()}
+        phases = self._record.phases
+        started = {rank for rank in running if rank in phases and phases[rank].name == "running"}
+        text = self._hang_watch.look(running, started, list(self._record.results))
+        self.hang = text if self._job.on_hang == "raise" else ""
+        return bool(self.hang)
 
     def _is_time_to_stop(self) -> bool:
         """Let the ranks agree on where they stop; True once they had their time, or where they do not ask at all."""
@@ -257,6 +275,7 @@ class Crew:
 
     def _poll(self, timeout: float) -> None:
         events = self._inbox.poll(timeout)
+        self._hang_watch.take(events)
         self._hand_over(events)
         for member in self._running():
             if member.process.exitcode is not None:

@@ -1,4 +1,4 @@
-"""What is told where some ranks of a call wait for others that do not come."""
+"""What is told where ranks wait for others that do not come, or where nothing goes on at all."""
 
 from __future__ import annotations
 
@@ -47,6 +47,46 @@ def sentence(
     return "\n".join([*rows, "  interrupt the cell to stop the call on all ranks"])
 
 
+def told(
+    wheres: Mapping[int, Where],
+    running: Mapping[int, int],
+    started: Collection[int],
+    ended: Collection[int],
+    seconds: float,
+) -> str:
+    """Return the stack of each rank, and what the ranks wait for.
+
+    Args:
+        wheres: where each rank is that has answered.
+        running: process ids by rank.
+        started: ranks that have been asked.
+        ended: ranks that have returned.
+        seconds: for which nothing was heard of any of them.
+    """
+    rows = [f"nothing was heard of {_ranks(running)} for {seconds:.0f} s"]
+    waiting = {rank: where.collective for rank, where in wheres.items() if where.collective}
+    others = sorted([*ended, *(rank for rank in wheres if rank not in waiting)])
+    if waiting and others:
+        names = " and ".join(sorted(set(waiting.values())))
+        rows[0] += f": {_ranks(waiting)} {_has(waiting)} entered {names}, {_ranks(others)} {_has(others)} not"
+    elif len(set(waiting.values())) > 1:
+        rows[0] += ": they are in different collectives"
+    for rank in sorted(running):
+        who = f"rank {rank} (process {running[rank]})"
+        if rank not in started:
+            rows.append(f"{who} is still starting")
+            continue
+        if rank not in wheres:
+            rows.append(f"{who} does not answer, so C code holds the interpreter; its stack follows")
+            continue
+        rows.append(f"{who}{f', in {waiting[rank]}' if rank in waiting else ''}:")
+        rows += [f"    {spot(frame)}" for frame in _users(wheres[rank].frames)] or [
+            "    in no code of the user's"
+        ]
+    rows += [f"rank {rank} has returned" for rank in sorted(ended)]
+    return "\n".join(rows)
+
+
 def _ranks(ranks: Collection[int]) -> str:
     words = ", ".join(map(str, sorted(ranks)))
     return f"rank {words}" if len(ranks) == 1 else f"ranks {words}"
@@ -82,6 +122,11 @@ def place_of_error(raised: RaisedError) -> Frame | None:
 
 def place_in(frames: Collection[Frame]) -> Frame | None:
     """Return the innermost frame of a cell; without one, of the user's other code."""
-    stack = list(frames)[::-1]
-    own = [frame for frame in stack if not frame.filename.startswith((_TORCH, _OURS, _STANDARD, "<"))]
-    return next((frame for frame in stack if is_cell(frame.filename)), own[0] if own else None)
+    own = _users(frames)[::-1]
+    return next((frame for frame in own if is_cell(frame.filename)), own[0] if own else None)
+
+
+def _users(frames: Collection[Frame]) -> list[Frame]:
+    """Return the frames of cells and of the user's other code."""
+    libraries = (_TORCH, _OURS, _STANDARD, "<")
+    return [frame for frame in frames if is_cell(frame.filename) or not frame.filename.startswith(libraries)]

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
 Returns = Literal["first", "all", "none"]
 View = Literal["auto", "widget", "text", "none"]
+OnHang = Literal["tell", "raise"]
 
 START_METHODS: tuple[StartMethod, ...] = ("auto", "fork", "forkserver", "spawn")
 RETURNS: tuple[Returns, ...] = ("first", "all", "none")
+ON_HANG: tuple[OnHang, ...] = ("tell", "raise")
 VIEWS: tuple[View, ...] = ("auto", "widget", "text", "none")
 _LIBRARIES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
 
@@ -45,8 +47,8 @@ class Job:
     `quiet` leaves out the line that announces the run. `background` says that this process goes on meanwhile;
     `serve` is what processes that stay do instead of calling the function; see `Seat`. `holds` are the devices that are
     the run's alone, as CUDA_VISIBLE_DEVICES names them, empty on CPUs. `log_dir` is the folder for files of output,
-    None where there are none. `engine` is the name of what starts the processes, of a job that was checked the engine
-    itself; `address` is where a cluster is that it starts them on.
+    None where there are none. `hang_timeout` is in seconds, None for never. `engine` is the name of what starts the
+    processes, of a job that was checked the engine itself; `address` is where a cluster is that it starts them on.
     """
 
     function: Callable[..., Any]
@@ -67,6 +69,8 @@ class Job:
     serve: Callable[..., None] | None = None
     holds: tuple[str, ...] = ()
     log_dir: str | os.PathLike[str] | None = None
+    hang_timeout: float | None = 300.0
+    on_hang: OnHang = "tell"
     engine: str | Engine = "auto"
     address: str | None = None
 
@@ -99,4 +103,11 @@ class Job:
         """Whether this process cannot run the function itself: a library that shards needs others for one, too."""
         shards = any(environ.flag_in(self.environment, name) for name in _LIBRARIES)
         several = self.local_world_size > 1 or self.rendezvous.num_nodes > 1
-        return several or shards or self.background or self.serve is not None or self.log_dir is not None
+        return (
+            several
+            or shards
+            or self.background
+            or self.serve is not None
+            or self.log_dir is not None
+            or self.on_hang == "raise"
+        )

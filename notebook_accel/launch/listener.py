@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import select
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from typing import Final
 
 from .. import runtime
-from ..events import Held, HoldOrder, Order, Pulse, StopOrder
+from ..events import Held, HoldOrder, Order, Pulse, StopOrder, Where, WhereOrder
 from ..stopping import StopPoint
 from ..stream.emit import Emitter
 from ..stream.wire import FrameReader
+from .whereabouts import BACKWARD, Whereabouts
 
 _INTERVAL: Final = 0.5
-_COLLECTIVES: Final = "distributed_c10d.py"
 _BYTES: Final = 1 << 16
 
 
@@ -39,7 +38,7 @@ class Listener:
         self._emitter = emitter
         self._stop_point = stop_point
         self._frames = FrameReader()
-        self._main = threading.get_ident()
+        self._whereabouts = Whereabouts(threading.get_ident())
         self._last: Pulse | None = None
         threading.Thread(target=self._run, name="notebook_accel listener", daemon=True).start()
 
@@ -65,15 +64,30 @@ class Listener:
             emitter.emit(Held(rank=emitter.rank, time=emitter.now(), questions=questions))
         elif isinstance(order, StopOrder):
             self._stop_point.set(order.question)
+        elif isinstance(order, WhereOrder) and self._obey_other is None:
+            self._say_where()
         elif isinstance(order, Order) and self._obey_other is not None:
             self._obey_other(order)
         else:
             assert not isinstance(order, Order), f"nobody obeys {order}"
 
+    def _say_where(self) -> None:
+        emitter, seen = self._emitter, self._whereabouts.look()
+        emitter.emit(
+            Where(
+                rank=emitter.rank,
+                time=emitter.now(),
+                collective=seen.collective,
+                seconds=seen.seconds,
+                frames=seen.frames,
+            )
+        )
+
     def tell(self) -> None:
         """Send a pulse where something changed."""
         emitter = self._emitter
-        pulse = pulse_of(emitter.rank, emitter.now(), _collective_of(self._main))
+        collective = self._whereabouts.look().collective
+        pulse = pulse_of(emitter.rank, emitter.now(), "" if collective == BACKWARD else collective)
         if self._last is None or _content(pulse) != _content(self._last):
             self._last = pulse
             emitter.emit(pulse)
@@ -99,18 +113,3 @@ def pulse_of(rank: int, time: float, waiting: str = "") -> Pulse:
 
 def _content(pulse: Pulse) -> tuple[object, ...]:
     return pulse.steps, pulse.epoch, pulse.batch, pulse.batches, pulse.waiting
-
-
-def _collective_of(thread: int) -> str:
-    """Return the outermost of torch's collectives that a thread is in, empty where it is in none.
-
-    What C++ waits for during a backward pass is not seen.
-    """
-    found = ""
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_filename.endswith(_COLLECTIVES) and code.co_name != "wrapper":
-            found = code.co_name
-        frame = frame.f_back
-    return found

@@ -19,7 +19,7 @@ from . import kernel_state
 from .addresses import unknown, unusable
 from .engines import table
 from .engines.base import Engine
-from .job import RETURNS, START_METHODS, VIEWS, Job, Rendezvous, StartMethod
+from .job import ON_HANG, RETURNS, START_METHODS, VIEWS, Job, Rendezvous, StartMethod
 
 PRECISIONS: Final = ("no", "fp16", "bf16", "fp8")
 BACKENDS: Final = ("static", "c10d")
@@ -207,6 +207,7 @@ def _check_refused(problems: Problems, job: Job, engine: Engine) -> None:
         "num_nodes": (job.rendezvous.num_nodes, job.rendezvous.num_nodes > 1),
         "max_restarts": (job.max_restarts, job.max_restarts > 0),
         "block": (not job.background, job.background),
+        "on_hang": (job.on_hang, job.on_hang == "raise"),
         "log_dir": (job.log_dir, job.log_dir is not None),
         "address": (job.address, job.address is not None),
     }
@@ -314,6 +315,11 @@ def _check_choices(problems: Problems, job: Job) -> None:
     problems.one_of("start_method", job.start_method, START_METHODS)
     problems.one_of("returns", job.returns, RETURNS)
     problems.one_of("view", job.view, VIEWS)
+    problems.one_of("on_hang", job.on_hang, ON_HANG)
+    if job.hang_timeout is not None and not _is_seconds(job.hang_timeout):
+        problems.value(
+            f"hang_timeout={job.hang_timeout!r}: seconds are needed, a day at most, or None for never"
+        )
     if job.view == "auto" and (asked := environ.get("NOTEBOOK_ACCEL_VIEW")) is not None:
         problems.one_of("environment variable NOTEBOOK_ACCEL_VIEW", asked, VIEWS)
     output = job.output

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal
 
-from ..errors import RunStoppedError
+from ..errors import HangError, RunStoppedError
 from ..events import Event, Failure
 from ..stream.record import RunRecord
 from ..stream.sinks import Sink
@@ -72,7 +72,7 @@ class Run:
         __tracebackhide__ = True
         try:
             self._outcome = self._engine.run(self.job, self.record, self._deliver, self._control)
-            if self._outcome.failures or self._outcome.was_stopped:
+            if self._outcome.failures or self._outcome.was_stopped or self._outcome.hang:
                 self._error = self._told_error(self._outcome)
         except BaseException as error:
             self._error = error
@@ -291,6 +291,8 @@ class Run:
 
     def _told_error(self, outcome: Outcome) -> BaseException:
         """Return the exception of the rank that failed first, with a line for each other rank."""
+        if outcome.hang:
+            return HangError(outcome.hang)
         if not outcome.failures:
             return RunStoppedError(f"{self.job.name} was stopped after {spoken(self.seconds)}")
         cause = failures.first(outcome.failures)

@@ -44,11 +44,10 @@ class Whereabouts:
         mark = tuple((id(frame), frame.f_lasti) for frame in stack)
         if mark != self._mark:
             self._mark, self._since = mark, now
-        shown = [frame for frame in stack if not frame.f_code.co_filename.startswith(_OWN_FOLDERS)]
         return Seen(
             collective=collective_of(stack),
             seconds=now - self._since,
-            frames=[_frame(frame) for frame in shown],
+            frames=[_frame(frame) for frame in _users(stack)],
         )
 
 
@@ -74,6 +73,14 @@ def _stack(thread: int) -> list[FrameType]:
         frames.append(frame)
         frame = frame.f_back
     return frames[::-1]
+
+
+def _users(stack: Sequence[FrameType]) -> Sequence[FrameType]:
+    """Return the frames within the launched function: below it are ours, and in a fork the notebook's."""
+    for number in range(len(stack) - 1, -1, -1):
+        if stack[number].f_code.co_filename.startswith(_OWN_FOLDERS):
+            return stack[number + 1 :]
+    return stack
 
 
 def _frame(frame: FrameType) -> Frame:

@@ -28,6 +28,7 @@ from ..stream.emit import Emitter
 from ..stream.wire import PipeEnd
 from . import failures, sources
 from .culprit import pack_value
+from .hanging import STACK_SIGNAL
 from .listener import Listener
 from .randomness import RandomStates
 from .report import WorkerReporter
@@ -103,6 +104,8 @@ def _settle(seat: Seat) -> None:
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     faulthandler.enable(2)
+    if sys.platform != "win32" and STACK_SIGNAL is not None:
+        faulthandler.register(STACK_SIGNAL, 2, all_threads=False)
     environ.restore(seat.environment)
     if not seat.forked and seat.directory is not None:
         os.chdir(seat.directory)

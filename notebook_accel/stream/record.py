@@ -8,7 +8,20 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ..events import ClearOutput, Display, Event, Failure, Held, Line, Metric, Phase, Progress, Pulse, Result
+from ..events import (
+    ClearOutput,
+    Display,
+    Event,
+    Failure,
+    Held,
+    Line,
+    Metric,
+    Notice,
+    Phase,
+    Progress,
+    Pulse,
+    Result,
+)
 
 MAX_BYTES = 24_000_000
 MAX_POINTS = 10_000
@@ -40,6 +53,7 @@ class RunRecord:
         tails: the newest lines of each rank (`MAX_TAIL`).
         line_counts: how many lines each rank has written.
         displays: the last displays, updates applied, oldest first.
+        notice: what the launcher itself said last, empty where nothing.
         held: how often each rank that is to stop had asked whether to.
         metrics: the last values of each metric (`max_points`), oldest first; a restart goes on with them.
     """
@@ -51,6 +65,7 @@ class RunRecord:
         self.progress: dict[tuple[int, int], Progress] = {}
         self.pulses: dict[int, Pulse] = {}
         self.held: dict[int, int] = {}
+        self.notice = ""
         self.metrics: dict[str, deque[Point]] = {}
         self.tails: dict[int, deque[Line]] = {}
         self.line_counts: dict[int, int] = {}
@@ -78,7 +93,9 @@ class RunRecord:
             self.pulses[event.rank] = event
             self._paces.setdefault(event.rank, deque(maxlen=_PACE_PULSES)).append(event)
             return
-        if isinstance(event, Line):
+        if isinstance(event, Notice):
+            self.notice = event.text
+        elif isinstance(event, Line):
             self._line(event)
         elif isinstance(event, Phase):
             self._phase(event)
@@ -141,6 +158,7 @@ class RunRecord:
             self.pulses.clear()
             self._paces.clear()
             self.held.clear()
+            self.notice = ""
             return
         self.phases[phase.rank] = phase
 

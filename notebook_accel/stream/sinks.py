@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
-from ..events import ClearOutput, Display, Event, Line, Phase, Progress
+from ..events import ClearOutput, Display, Event, Line, Notice, Phase, Progress
 
 Output = Literal["all", "first", "none"] | Collection[int]
 
@@ -84,6 +84,8 @@ class TextSink(Sink):
                 if event.rank in self._prefixes:
                     stream = event.stream
                     pending.append(f"{self._prefixes[event.rank]}{event.text}\n")
+            elif isinstance(event, Notice):
+                self.note(event.text)
             elif isinstance(event, Phase):
                 if event.name == "starting" and event.rank >= 0:
                     self._start(event.rank)

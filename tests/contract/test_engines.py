@@ -18,6 +18,7 @@ REFUSED: dict[str, Any] = {
     "num_nodes": 2,
     "max_restarts": 1,
     "block": False,
+    "on_hang": "raise",
     "log_dir": "logs",
     "address": "somewhere",
 }
@@ -171,6 +172,26 @@ def f():
     assert cell.value == "1"
     assert "restart 1 of 2" in cell.stdout + cell.stderr
     assert case.launch("def f():\n    raise OSError('always')", max_restarts=1).error == ("OSError", "always")
+
+
+def test_a_hang_is_told_and_ends(case: Case) -> None:
+    needs(case, "on_hang")
+    cell = case.launch(
+        """
+def f():
+    print("pid", os.getpid(), flush=True)
+    deadline = time.time() + 60
+    time.sleep(60)  # asleep
+""",
+        hang_timeout=case.tried.start,
+        on_hang="raise",
+    )
+    assert cell.error is not None and cell.error[0] == "HangError"
+    for rank in case.ranks:
+        assert f"rank {rank} (process " in cell.error[1]
+    assert "time.sleep(60)  # asleep" in cell.error[1]
+    assert cell.seconds < 40
+    wait_gone(pids_of(cell.stdout))
 
 
 def test_a_background_run_goes_on_and_stops(case: Case) -> None:

@@ -200,6 +200,15 @@ def failure(trouble: Trouble) -> str:
     return "".join(parts)
 
 
+def notice(picture: Picture) -> str:
+    """Return what the launcher itself said last."""
+    if not picture.notice:
+        return ""
+    return (
+        f'<pre role="note" style="{_PRE};{_MARKED["err"]};margin:4px 0">{html.escape(picture.notice)}</pre>'
+    )
+
+
 # -- what ranks have displayed
 
 
@@ -240,6 +249,7 @@ def static(picture: Picture) -> str:
         parts.append(failure(picture.trouble))
     if picture.distributed or picture.status == "failed":
         parts.append(table(picture))
+    parts.append(notice(picture))
     parts.append(bars(picture))
     parts.append(_static_chart(picture))
     if picture.background:
@@ -286,6 +296,7 @@ def plain(picture: Picture, last: int = _PLAIN_LINES) -> str:
         words += [f"memory {_bytes(state.usage.memory)}"] if state.usage and state.usage.memory else []
         words += [state.note] if state.note else []
         parts.append(", ".join(words))
+    parts += [picture.notice] if picture.notice else []
     if picture.metrics:
         parts.append(chart.described(picture.metrics))
     prefixed = len(picture.outputs) > 1

@@ -55,7 +55,8 @@ class Panel:
         )
         self._stop.layout.width = "8em"
         self._stop.on_click(self._on_stop)
-        self._table, self._bars, self._chart, self._failure, self._displays = (_html() for _ in range(5))
+        self._table, self._notice, self._bars, self._chart = (_html() for _ in range(4))
+        self._failure, self._displays = _html(), _html()
         self._log = ipywidgets.Checkbox(description="log scale", indent=False)
         self._every = ipywidgets.Checkbox(description="all ranks", indent=False)
         for box in (self._log, self._every):
@@ -75,6 +76,7 @@ class Panel:
         _set(self._head, "value", page.headline(picture))
         _set(self._stop, "description", "Stop now" if picture.stopping else "Stop")
         _set(self._table, "value", page.table(picture) if picture.distributed else "")
+        _set(self._notice, "value", page.notice(picture))
         _set(self._bars, "value", page.bars(picture, every_rank=self._every.value))
         if now >= self._next_chart:
             self._next_chart = now + _CHART_SECONDS
@@ -93,7 +95,14 @@ class Panel:
     def end(self, html: str) -> None:
         """Show the static page instead of the parts, and give these back."""
         final = _html(html)
-        parts = [*self.box.children, *self._upper.children, self._table, self._bars, self._chart]
+        parts = [
+            *self.box.children,
+            *self._upper.children,
+            self._table,
+            self._notice,
+            self._bars,
+            self._chart,
+        ]
         parts += [self._failure, self._displays, self._log, self._every, self._tabs, *self._lines.values()]
         self.box.children = (final,)
         for part in dict.fromkeys(parts):
@@ -103,6 +112,7 @@ class Panel:
         """Show the parts that have something to show."""
         every = [self._every] if len(picture.bars) > 1 else []
         parts: list[Any] = [self.box.children[0], self._upper, self._table]
+        parts += [self._notice] if self._notice.value else []
         parts += [self._bars, *every] if self._bars.value else []
         parts += [self._chart, self._log] if self._chart.value else []
         parts += [self._tabs] if self._lines else []

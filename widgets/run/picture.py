@@ -91,6 +91,7 @@ class Picture:
         outputs: what each rank has written, where its output is to be shown.
         metrics: the points of each metric, oldest first.
         displays: what ranks have displayed, oldest first.
+        notice: what the launcher itself said last.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Picture:
     metrics: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
     displays: tuple[Display, ...] = ()
     trouble: Trouble | None = None
+    notice: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -143,6 +145,7 @@ def picture(run: Run, usage: Mapping[int, Usage] | None = None) -> Picture:
         metrics={name: tuple(points) for name, points in list(record.metrics.items())},
         displays=tuple(event for (rank, _), event in list(record.displays.items()) if rank in shown),
         trouble=_trouble(run),
+        notice="" if run.is_over and not run.failure else record.notice,
     )
 
 

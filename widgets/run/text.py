@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Final
 
-from notebook_accel.events import Event
+from notebook_accel.events import Event, Notice
 from notebook_accel.launch.run import Run
 from notebook_accel.stream.record import MAX_TAIL
 from notebook_accel.stream.sinks import Sink, TextSink, kernel_shell, publish
@@ -100,9 +100,13 @@ class ErrorsOnly(Sink):
         self._view: Sink | None = None
 
     def show(self, events: Sequence[Event]) -> None:
-        """Show nothing, or the view that was asked for."""
+        """Show what the launcher itself has to say, or the view that was asked for."""
         if self._view is not None:
             self._view.show(events)
+            return
+        for event in events:
+            if isinstance(event, Notice):
+                self.note(event.text)
 
     def note(self, text: str) -> None:
         """Print a message of the launcher itself."""

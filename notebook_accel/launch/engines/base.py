@@ -21,13 +21,15 @@ Deliver = Callable[[Sequence[Event]], None]
 class Outcome:
     """How a run ended: values by rank, or failures with the ranks that were stopped because of them.
 
-    `was_stopped` says that somebody asked for it, and that workers were ended for it.
+    `was_stopped` says that somebody asked for it, and that workers were ended for it; `hang` where each rank was when
+    they were ended because nothing went on any more.
     """
 
     values: Mapping[int, Any] = field(default_factory=dict)
     failures: Sequence[Failure] = ()
     stopped: frozenset[int] = frozenset()
     was_stopped: bool = False
+    hang: str = ""
 
 
 def announcement(job: Job) -> Phase:

@@ -98,11 +98,13 @@ class _Agent(SimpleElasticAgent):
         self._crews = 0
         self._restarts_left = job.max_restarts
         self._stopped: frozenset[int] = frozenset()
+        self._hang = ""
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._crews:
             self._tell_restart(called=self._remaining_restarts == self._restarts_left)
         self._crews += 1
+        self._hang = ""
         self._restarts_left = self._remaining_restarts
         environments = {
             worker.global_rank: self._environment(worker, worker_group) for worker in worker_group.workers
@@ -138,11 +140,16 @@ class _Agent(SimpleElasticAgent):
         """Say in the cell why workers start again: `called` by another node, or for a failure here."""
         restart = self._job.max_restarts - self._remaining_restarts
         if not called:
-            cause = failures.one_line(failures.first(self._record.failures))
+            cause = self._cause()
             detail = f"{cause}; restart {restart} of {self._job.max_restarts}"
         else:
             detail = "another node starts its workers again"
         self._deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=detail)])
+
+    def _cause(self) -> str:
+        if self._record.failures:
+            return failures.one_line(failures.first(self._record.failures))
+        return self._hang.partition("\n")[0]
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         assert self._crew is not None
@@ -153,7 +160,8 @@ class _Agent(SimpleElasticAgent):
             self._crew.stop(_STOP_GRACE, signal.SIGTERM)
             self._stopped = frozenset(self._crew.stopped_ranks)
             raise StopAsked
-        if state == "failed":
+        if state in ("failed", "hung"):
+            self._hang = self._crew.hang
             self._crew.settle()
             self._stopped = frozenset(self._crew.stopped_ranks)
             return RunResult(state=WorkerState.FAILED)
@@ -186,5 +194,7 @@ class _Agent(SimpleElasticAgent):
         """Return how the run ended."""
         if self._record.failures:
             return Outcome(failures=tuple(self._record.failures), stopped=self._stopped)
+        if self._hang:
+            return Outcome(stopped=self._stopped, hang=self._hang)
         values = {rank: unpack_value(result) for rank, result in self._record.results.items()}
         return Outcome(values=values, stopped=self._stopped, was_stopped=was_stopped)

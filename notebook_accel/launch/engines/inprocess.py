@@ -22,6 +22,7 @@ class InProcessEngine(Engine):
         "num_processes": "it runs the function in this process, and there is one of it",
         "num_nodes": "it runs the function in this process, whose run is its own",
         "block": "a run in the background has processes of its own",
+        "on_hang": "nobody watches over a function of this process",
         "log_dir": "what it prints is the cell's own",
         "address": "it runs the function in this process",
     }

@@ -1,0 +1,91 @@
+"""Runs in which nothing goes on any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.notebooks.kernel import Kernel
+
+pytestmark = pytest.mark.notebook
+
+
+def test_a_collective_that_some_ranks_never_enter_is_told(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        def uneven():
+            from notebook_accel import Accelerator
+            accelerator = Accelerator(cpu=True)
+            if accelerator.process_index == 0:
+                accelerator.wait_for_everyone()  # the barrier
+            else:
+                time.sleep(3.5)  # the sleep
+                accelerator.wait_for_everyone()
+            return "came through"
+
+        notebook_launcher(uneven, num_processes=2, hang_timeout=1)
+        """
+    ).ok()
+    assert cell.value == "'came through'"
+    assert cell.stderr.count("nothing was heard of ranks 0, 1 for") == 1, "told once, and waited on"
+    assert "rank 0 has entered barrier, rank 1 has not" in cell.stderr
+    rank_0, rank_1 = cell.stderr.partition("rank 1 (process ")[::2]
+    assert "wait_for_everyone()  # the barrier" in rank_0 and "in barrier:" in rank_0
+    assert "time.sleep(3.5)  # the sleep" in rank_1 and "barrier" not in rank_1
+
+
+def test_news_of_one_rank_is_progress_of_the_run(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        def slow():
+            for step in range(6):
+                if os.environ["RANK"] == "1":
+                    print("step", step, flush=True)
+                time.sleep(0.5)
+
+        notebook_launcher(slow, num_processes=2, hang_timeout=1.5)
+        """
+    ).ok()
+    assert "nothing was heard" not in cell.stderr
+
+
+@pytest.mark.skipif("sys.platform != 'linux'", reason="ctypes finds libc's sleep by the system's name")
+def test_a_rank_that_cannot_answer_shows_its_stack(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        def stuck():
+            import ctypes
+            if os.environ["RANK"] == "0":
+                ctypes.PyDLL(None).sleep(60)  # with the interpreter's lock
+            time.sleep(60)
+
+        notebook_launcher(stuck, num_processes=2, hang_timeout=1, on_hang="raise")
+        """
+    )
+    assert cell.error is not None and cell.error[0] == "HangError"
+    assert "rank 0 (process " in cell.error[1] and "does not answer, so C code holds" in cell.error[1]
+    assert "time.sleep(60)" in cell.error[1]
+    assert cell.seconds < 20
+
+
+def test_a_hang_is_restarted_as_a_failure_is(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        def hangs_once():
+            if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                time.sleep(60)
+            return "second attempt"
+
+        notebook_launcher(hangs_once, num_processes=2, hang_timeout=1, on_hang="raise", max_restarts=1)
+        """
+    ).ok()
+    assert cell.value == "'second attempt'"
+    assert "restart 1 of 1" in cell.stderr
+    assert cell.seconds < 20
+
+
+def test_wrong_arguments(kernel: Kernel) -> None:
+    cell = kernel.run("notebook_launcher(print, num_processes=2, hang_timeout=0, on_hang='shout')")
+    assert cell.error is not None
+    assert (
+        "hang_timeout=0: seconds are needed" in cell.error[1] and "on_hang='shout': choose" in cell.error[1]
+    )
