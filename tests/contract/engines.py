@@ -18,7 +18,6 @@ class Tried:
         needs: module without which it cannot be tried.
         environment: variables of the kernel.
         patience: seconds that a launch may take.
-        start: seconds that processes may take to start, without a word.
     """
 
     engine: str
@@ -27,7 +26,6 @@ class Tried:
     needs: str = "torch"
     environment: Mapping[str, str] = field(default_factory=dict)
     patience: float = 60.0
-    start: float = 2.0
 
     @property
     def ranks(self) -> int:
@@ -38,7 +36,7 @@ class Tried:
 ENGINES: Mapping[str, Tried] = {
     "inprocess": Tried(engine="inprocess"),
     **{
-        method: Tried(engine="elastic", arguments={"num_processes": 2, "start_method": method}, start=seconds)
-        for method, seconds in {"fork": 1.0, "forkserver": 2.0, "spawn": 8.0}.items()
+        method: Tried(engine="elastic", arguments={"num_processes": 2, "start_method": method})
+        for method in ("fork", "forkserver", "spawn")
     },
 }

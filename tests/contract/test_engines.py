@@ -183,7 +183,7 @@ def f():
     deadline = time.time() + 60
     time.sleep(60)  # asleep
 """,
-        hang_timeout=case.tried.start,
+        hang_timeout=1.0,
         on_hang="raise",
     )
     assert cell.error is not None and cell.error[0] == "HangError"
