@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,18 +107,21 @@ def working(kernel: Kernel, folder: Path) -> list[psutil.Process]:
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     found = []
     for process in processes:
-        try:
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE and process.is_running():
                 found.append(process)
-        except psutil.NoSuchProcess:
-            pass
     return found
 
 
-def check_gone(processes: list[psutil.Process]) -> None:
-    assert wait_until(lambda: not alive(processes), SECONDS), [
-        (process, process.cmdline(), process.ppid()) for process in alive(processes)
-    ]
+def outliving(processes: list[psutil.Process]) -> list[str]:
+    """Return what is there after a time, killed then, in words: nothing, if all is well."""
+    wait_until(lambda: not alive(processes), SECONDS)
+    found = []
+    for process in alive(processes):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(f"process {process.pid} of {process.ppid()}: {' '.join(process.cmdline())[:100]}")
+            process.kill()
+    return found
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -147,7 +151,7 @@ def test_an_interrupt(kernel: Kernel, tmp_path: Path, name: str) -> None:
         assert set(eval(kernel.run("s.run(os.getpid, returns='all')").ok().value)) == pids
         assert kernel.run("s.run(lambda: (dist.barrier(), dist.get_world_size())[1])").ok().value == "2"
         kernel.run("s.close()").ok()
-    check_gone(started)
+    assert not outliving(started)
     assert kernel.run("notebook_launcher(lambda: 'works', num_processes=2)").ok().value == "'works'"
     assert not kernel.children()
 
@@ -170,9 +174,10 @@ def test_an_end_of_the_kernel(restarted: Kernel, tmp_path: Path, name: str, end:
     kernel.client.execute(FORMS[name].cell)
     working(kernel, tmp_path)
     everything = psutil.Process(kernel.pid).children(recursive=True)  # the fork server too
+    left: list[str] = []
     if end == "kill":
         kernel.kill()
-        check_gone(everything)
+        left = outliving(everything)
     kernel.restart(now=end != "restart")  # a server does so too that finds its kernel dead
-    check_gone(everything)
+    assert not left and not outliving(everything)
     assert not kernel.children()
