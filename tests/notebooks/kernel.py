@@ -164,6 +164,12 @@ class Kernel:
         """SIGKILL the kernel process."""
         os.kill(self.pid, signal.SIGKILL)
 
+    def restart(self, now: bool) -> None:
+        """Restart as a front end does; `now` kills the kernel after an interrupt, else it is asked to end first."""
+        self.manager.restart_kernel(now=now)
+        self.client.wait_for_ready(timeout=60)
+        self.pid = int(self.run("import os; os.getpid()").value)
+
     def children(self) -> list[psutil.Process]:
         """Return the kernel's processes apart from Python's own servants that stay for the next launch."""
         found = psutil.Process(self.pid).children(recursive=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -170,50 +169,6 @@ def test_an_interrupt_of_a_cell_that_waits_stops_the_run(kernel: Kernel, how: st
     assert cell.error is not None and cell.error[0] in ("KeyboardInterrupt", "CancelledError")
     assert wait_until(lambda: not workers_of(kernel), 3)
     assert kernel.run("run.wait(5), run.status").value == "(True, 'stopped')"
-
-
-def test_an_interrupt_while_no_cell_runs_stops_the_run(kernel: Kernel) -> None:
-    kernel.run(LONG).ok()
-    kernel.run("run = notebook_launcher(long, num_processes=2, block=False)").ok()
-    assert wait_until(lambda: len(workers_of(kernel)) == 2, 20)
-    time.sleep(0.2)
-    kernel.interrupt()
-    assert wait_until(lambda: not workers_of(kernel), 3)
-    assert kernel.run("run.wait(5), run.status").value == "(True, 'stopped')"
-
-
-def test_an_interrupt_of_another_cell_leaves_the_run_alone(kernel: Kernel) -> None:
-    kernel.run(LONG).ok()
-    kernel.run("run = notebook_launcher(long, (3,), num_processes=2, block=False)").ok()
-    assert wait_until(lambda: len(workers_of(kernel)) == 2, 20)
-    cell = kernel.run("print('go', flush=True)\ntime.sleep(30)", during=kernel.interrupt)
-    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
-    assert kernel.run("run.result()").ok().value == "'the end'"
-
-
-def end_by_kill(kernel: Kernel) -> None:
-    kernel.kill()
-
-
-def end_by_shutdown(kernel: Kernel) -> None:
-    kernel.client.shutdown()
-
-
-@pytest.mark.parametrize("end", [end_by_kill, end_by_shutdown])
-def test_no_process_outlives_the_kernel(tmp_path: Path, end: Callable[[Kernel], None]) -> None:
-    kernel = Kernel(tmp_path)
-    try:
-        kernel.run(IMPORTS + LONG).ok()
-        kernel.run("run = notebook_launcher(long, num_processes=2, block=False)").ok()
-        assert wait_until(lambda: len(workers_of(kernel)) == 2, 20)
-        started = workers_of(kernel)  # Python's own servants stay while ipykernel shuts down
-        if end is end_by_kill:
-            started = psutil.Process(kernel.pid).children(recursive=True)
-        end(kernel)
-        _, alive = psutil.wait_procs(started, timeout=5)
-        assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
-    finally:
-        kernel.close()
 
 
 def test_all_output_goes_to_files_too(kernel: Kernel, tmp_path: Path) -> None:

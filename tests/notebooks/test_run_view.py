@@ -118,6 +118,34 @@ def test_every_copy_becomes_the_page(viewer: Kernel) -> None:
     assert live(cell) == 2 and len(views(cell)) == 2
 
 
+def test_two_runs_at_a_time_keep_apart(viewer: Kernel) -> None:
+    code = """
+        def count(mine, other):
+            rank = int(os.environ["RANK"])
+            for number in range(30):
+                print(mine, number)
+                print_metrics(**{mine: number}, step=number)
+                if number == 15:  # each waits for the other, so both are in the middle
+                    open(f"{mine}{rank}", "w").close()
+                    while not os.path.exists(f"{other}{rank}"):
+                        time.sleep(0.01)
+            dist.init_process_group("gloo")
+            total = torch.tensor([len(mine)])
+            dist.all_reduce(total)
+            return mine, total.item()
+        names = ("pear", "orange")
+        both = [notebook_launcher(count, pair, num_processes=2, block=False) for pair in (names, names[::-1])]
+        said = [{name for line in run.lines() for name in names if name in line} for run in both if run.result()]
+        [(run.result(), words, set(run.record.metrics)) for run, words in zip(both, said)]
+    """
+    cell = viewer.run(code).ok()
+    assert live(cell) == 2 and len(views(cell)) == 2
+    for page, (mine, other) in zip(views(cell), [("pear", "orange"), ("orange", "pear")], strict=True):
+        text = page["text/plain"]
+        assert "done" in text and f"{mine} 29" in text and f"{other} 29" not in text
+    assert eval(cell.value) == [(("pear", 8), {"pear"}, {"pear"}), (("orange", 12), {"orange"}, {"orange"})]
+
+
 def test_a_stopped_run(viewer: Kernel) -> None:
     cell = viewer.run(
         "run = notebook_launcher(talk, (60,), num_processes=2, block=False)\n"

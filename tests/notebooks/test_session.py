@@ -6,9 +6,7 @@ import os
 import re
 import signal
 import time
-from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.notebooks.kernel import Kernel, wait_until
@@ -372,31 +370,6 @@ def test_wrong_arguments_are_told(kernel: Kernel) -> None:
     kernel.run("t.close()").ok()
     cell = kernel.run("t.run(os.getpid)")
     assert cell.error is not None and "closed" in cell.error[1]
-
-
-@pytest.mark.parametrize("end", ["kill", "shutdown"])
-@pytest.mark.parametrize("method", ["auto", "forkserver"])
-@pytest.mark.parametrize("busy", [False, True])
-def test_workers_end_with_the_kernel(fresh_kernel: Kernel, end: str, method: str, busy: bool) -> None:
-    kernel = fresh_kernel
-    kernel.run(f"{IMPORTS}\ns = Session(2, start_method='{method}'); s.run(os.getpid)").ok()
-    everything = kernel.children()
-    assert len(everything) == 2
-    if busy:
-        flag = Path(psutil.Process(kernel.pid).cwd()) / "busy"
-        kernel.client.execute("def wait():\n    open('busy', 'w').close()\n    time.sleep(100)\ns.run(wait)")
-        assert wait_until(flag.exists, 10)
-    if end == "kill":
-        kernel.kill()
-    elif busy:
-        os.kill(kernel.pid, signal.SIGTERM)
-    else:
-        kernel.client.shutdown()  # as at a restart
-    assert wait_until(lambda: not any(map(_alive, everything)), 3)
-
-
-def _alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 STATE = """

@@ -13,7 +13,6 @@ import pytest
 from tests.notebooks.kernel import Kernel, wait_until
 
 pytestmark = pytest.mark.notebook
-METHODS = ["fork", "forkserver", "spawn"]
 
 HANGS = {
     "python": "time.sleep(100)",
@@ -113,8 +112,10 @@ def test_a_second_interrupt_does_not_leave_workers(kernel: Kernel) -> None:
     assert wait_until(lambda: not kernel.children(), 2)
 
 
-@pytest.mark.parametrize("name", ["python", "ignores", "c_code", "children"])
-@pytest.mark.parametrize("method", METHODS)
+FATAL = [(name, method) for name in ("ignores", "c_code", "children") for method in ("fork", "forkserver")]
+
+
+@pytest.mark.parametrize(("name", "method"), [*FATAL, ("children", "spawn")])
 def test_workers_die_with_the_kernel(fresh_kernel: Kernel, name: str, method: str) -> None:
     kernel = fresh_kernel
     kernel.run(_hang(name)).ok()

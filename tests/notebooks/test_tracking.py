@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.notebooks.kernel import Kernel
+from tests.notebooks.conftest import IMPORTS
+from tests.notebooks.kernel import Kernel, wait_until
 
 pytestmark = pytest.mark.notebook
 
@@ -64,3 +70,60 @@ def test_messages_in_order_come_in_order(kernel: Kernel) -> None:
         """
     ).ok()
     assert cell.lines == [f"[{rank}] [RANK {rank}] turn {turn}" for turn in range(10) for rank in range(2)]
+
+
+TRACKED = """
+from notebook_accel import print_metrics
+
+def train():
+    accelerator = Accelerator(log_with="tensorboard", project_dir="logs", cpu=True)
+    accelerator.init_trackers("first")
+    for step in range(3):
+        print_metrics(told=step, step=step)
+        accelerator.log({"kept": step * 10.0}, step=step)
+    while not accelerator.should_stop:
+        time.sleep(0.01)
+    accelerator.end_training()
+    return "saved"
+"""
+
+
+def test_tensorboard_in_a_cell_and_the_view_show_one_run(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    folder = tmp_path / "tmp"  # TensorBoard keeps a list of its processes there
+    folder.mkdir()
+    kernel = Kernel(tmp_path, NOTEBOOK_ACCEL_VIEW="widget", TMPDIR=str(folder))
+    servers: list[psutil.Process] = []
+    try:
+        magic = kernel.run(
+            "%load_ext tensorboard\n%tensorboard --logdir logs --port 0 --reload_interval 1"
+        ).ok()
+        servers = kernel.children()
+        assert "tensorboard-frame" in magic.displays[0]["text/html"] and servers
+        kernel.run(IMPORTS + IMPORT + TRACKED).ok()
+        cell = kernel.run("run = notebook_launcher(train, num_processes=2, block=False)").ok()
+        assert "application/vnd.jupyter.widget-view+json" in cell.displays[0]
+        kernel.run("while len(run.record.metrics.get('kept', [])) < 3: time.sleep(0.05)\nrun.stop()").ok()
+        assert kernel.run("notebook_launcher(lambda: 'next', num_processes=2)").ok().value == "'next'"
+        told = (
+            "{name: [p.value for p in points] for name, points in run.record.metrics.items()}, run.result()"
+        )
+        assert kernel.run(told).value == "({'told': [0.0, 1.0, 2.0], 'kept': [0.0, 10.0, 20.0]}, 'saved')"
+        assert kernel.children() == servers, "the user's server is nobody of ours"
+        found = re.search(r"const port = (\d+)", magic.displays[0]["text/html"])
+        assert found is not None
+        assert wait_until(lambda: scalars(int(found[1])) == [0.0, 10.0, 20.0], 40)
+    finally:
+        for server in servers:
+            server.kill()
+        kernel.close()
+
+
+def scalars(port: int) -> list[float]:
+    """Return what a TensorBoard shows of the values that the run has logged, nothing before it has read them."""
+    query = f"http://127.0.0.1:{port}/data/plugin/scalars/scalars?tag=kept&run=first"
+    try:
+        with urllib.request.urlopen(query, timeout=10) as answer:
+            return [value for _, _, value in json.load(answer)]
+    except urllib.error.HTTPError:
+        return []
