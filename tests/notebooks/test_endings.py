@@ -156,13 +156,7 @@ def test_an_interrupt(kernel: Kernel, tmp_path: Path, name: str) -> None:
     assert not kernel.children()
 
 
-# A restart interrupts the kernel first. `now` then kills it; else it is asked to end, and killed where it does not.
-AT_ONCE = ("blocking-widget", "background", "idle-session", "magic")
-ENDS = [
-    *((name, "kill") for name in FORMS),
-    *((name, "restart") for name in FORMS),
-    *((name, "restart now") for name in AT_ONCE),
-]
+ENDS = [(name, end) for end in ("kill", "restart") for name in FORMS]
 
 
 @pytest.mark.may_leak("children", reason="the kernel that was restarted, which the rows share")
@@ -178,6 +172,7 @@ def test_an_end_of_the_kernel(restarted: Kernel, tmp_path: Path, name: str, end:
     if end == "kill":
         kernel.kill()
         left = outliving(everything)
-    kernel.restart(now=end != "restart")  # a server does so too that finds its kernel dead
+    # it is asked to end, and killed where it does not; a server starts one anew too that it finds dead
+    kernel.restart(now=end == "kill")
     assert not left and not outliving(everything)
     assert not kernel.children()
