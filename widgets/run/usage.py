@@ -68,6 +68,8 @@ class Meter:
                 memory = int(process.memory_info().rss)
         except psutil.Error:
             return None
+        if not memory:  # it has ended, and nobody has waited for it yet
+            return None
         return memory, cpu if known else None
 
 
