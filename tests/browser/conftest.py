@@ -51,7 +51,8 @@ READY = """async () => {
     await context.ready;
     await context.sessionContext.ready;
     const kernel = context.sessionContext.session && context.sessionContext.session.kernel;
-    return !!kernel && kernel.status === 'idle';
+    const runs = app.commands.isEnabled('notebook:run-cell'); // before, the command does nothing and says nothing
+    return !!kernel && kernel.status === 'idle' && runs;
 }"""
 RUN = """(number) => {
     const notebook = window.jupyterapp.shell.currentWidget.content;

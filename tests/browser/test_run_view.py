@@ -180,6 +180,7 @@ def test_a_reload_keeps_the_view(lab: Lab, page: Any, run_cells: Callable[..., s
     final.get_by_role("status").filter(has_text="stopped").wait_for(timeout=10_000)
 
 
+@pytest.mark.timeout(300)  # three pages of a notebook and two conversions
 def test_a_saved_view_can_be_read_the_next_day(
     lab: Lab, page: Any, run_cells: Callable[..., str], tmp_path: Path
 ) -> None:
