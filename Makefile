@@ -53,6 +53,15 @@ $(COLAB)/stamp: $(VENV)/dev.stamp constraints-colab.txt
 	echo "import site; site.addsitedir('$$site')" > "$$into/layer.pth"
 	touch $@
 
+# Each lies alone in its folder, which goes first on the path of the kernels that shall have that version.
+$(VENV)/kernels/stamp: $(VENV)/dev.stamp constraints-kernels.txt
+	@echo "== installing other versions of ipykernel for tests/browser"
+	rm -rf $(@D)
+	for pin in $$(grep '^ipykernel==' constraints-kernels.txt); do \
+		$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target "$(@D)/$${pin/==/-}" "$$pin"; \
+	done
+	touch $@
+
 # Chromium is the one part that pip does not have. Where apt does not either, the tests that need it say so and skip.
 $(VENV)/chromium.stamp: $(VENV)/dev.stamp
 	@for name in chromium chromium-browser google-chrome; do command -v $$name && touch $@ && exit; done; \
@@ -80,7 +89,7 @@ format: $(VENV)/dev.stamp
 
 test: lint test-unit test-colab
 
-test-unit: $(VENV)/dev.stamp $(VENV)/chromium.stamp
+test-unit: $(VENV)/dev.stamp $(VENV)/kernels/stamp $(VENV)/chromium.stamp
 	$(PY) -m pytest tests --ignore=tests/benchmarks --ignore=tests/gpu --durations=10
 
 test-colab: $(COLAB)/stamp

@@ -1,9 +1,10 @@
-"""JupyterLab and a headless Chromium, for the tests of this folder."""
+"""JupyterLab, Notebook 7 and a headless Chromium, for the tests of this folder."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -15,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+INSTALLED = metadata.version("ipykernel")
+OTHERS = re.findall(r"(?m)^ipykernel==(\S+)$", (ROOT / "constraints-kernels.txt").read_text())
+KERNELS = list(dict.fromkeys([*OTHERS, INSTALLED]))
+"""Versions of ipykernel that `Lab.kernel` knows."""
+APPS = {"lab": "lab/tree", "notebook": "notebooks"}
+"""The pages that show a notebook, and where the server has them."""
+# Notebook 7 raises these itself, whatever the notebook is: it has no file browser beside its page.
+NOT_OURS = re.compile(r"reading 'schema'|'filebrowser:open-path' not registered")
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -41,7 +51,8 @@ READY = """async () => {
     await context.ready;
     await context.sessionContext.ready;
     const kernel = context.sessionContext.session && context.sessionContext.session.kernel;
-    return !!kernel && kernel.status === 'idle';
+    const runs = app.commands.isEnabled('notebook:run-cell'); // before, the command does nothing and says nothing
+    return !!kernel && kernel.status === 'idle' && runs;
 }"""
 RUN = """(number) => {
     const notebook = window.jupyterapp.shell.currentWidget.content;
@@ -53,12 +64,13 @@ RUN = """(number) => {
 
 @dataclass
 class Lab:
-    """A JupyterLab server of the tests' own."""
+    """A server of the tests' own, for JupyterLab and Notebook 7."""
 
     url: str
     token: str
     root: Path
     settings: Path
+    data: Path
 
     def ask(self, path: str, method: str = "GET") -> Any:
         request = urllib.request.Request(
@@ -73,7 +85,25 @@ class Lab:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "themes.jupyterlab-settings").write_text(json.dumps({"theme": f"JupyterLab {theme}"}))
 
-    def write_notebook(self, cells: list[str]) -> str:
+    def kernel(self, version: str) -> str:
+        """Return the name of a kernel with this ipykernel and everything else as installed; skips without it."""
+        if version == INSTALLED:
+            return "python3"
+        folder = ROOT / ".venv" / "kernels" / f"ipykernel-{version}"
+        if not folder.is_dir():
+            pytest.skip(f"needs ipykernel {version} in {folder}: make .venv/kernels/stamp")
+        name = f"ipykernel-{version}"
+        spec = {
+            "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            "display_name": name,
+            "language": "python",
+            "env": {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"},
+        }
+        (self.data / "kernels" / name).mkdir(parents=True, exist_ok=True)
+        (self.data / "kernels" / name / "kernel.json").write_text(json.dumps(spec))
+        return name
+
+    def write_notebook(self, cells: list[str], kernel: str = "python3") -> str:
         """Write a notebook and return its name."""
         shown = [
             {
@@ -86,18 +116,32 @@ class Lab:
             }
             for number, code in enumerate(cells)
         ]
-        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        spec = {"name": kernel, "display_name": kernel, "language": "python"}
         name = f"{secrets.token_hex(4)}.ipynb"
-        content = {"cells": shown, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+        content = {"cells": shown, "metadata": {"kernelspec": spec}, "nbformat": 4, "nbformat_minor": 5}
         (self.root / name).write_text(json.dumps(content))
         return name
 
+    def open(self, page: Any, name: str, app: str = "lab") -> None:
+        """Show a notebook and wait until its kernel is idle."""
+        page.goto(f"{self.url}/{APPS[app]}/{name}?reset&token={self.token}")
+        end = time.monotonic() + 60
+        while not page.evaluate(READY):
+            assert time.monotonic() < end, "the notebook did not get ready"
+            page.wait_for_timeout(100)
 
-@pytest.fixture(scope="module")
+    def end_sessions(self) -> None:
+        """Shut the kernels of all notebooks down."""
+        for session in self.ask("/api/sessions"):
+            with suppress(urllib.error.HTTPError):
+                self.ask(f"/api/sessions/{session['id']}", "DELETE")
+
+
+@pytest.fixture(scope="package")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A server for the tests of a module; skips where JupyterLab, playwright or Chromium is missing."""
-    pytest.importorskip("jupyterlab", reason="needs JupyterLab: pip install 'notebook-accel[browser-test]'")
-    pytest.importorskip("playwright", reason="needs playwright: pip install 'notebook-accel[browser-test]'")
+    """A server for the tests of this folder; skips where a front end, playwright or Chromium is missing."""
+    for needed in ("jupyterlab", "notebook", "playwright"):
+        pytest.importorskip(needed, reason=f"needs {needed}: pip install 'notebook-accel[browser-test]'")
     if CHROMIUM is None:
         pytest.skip("needs Chromium on the PATH")
     folder = tmp_path_factory.mktemp("lab")
@@ -106,7 +150,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    lab = Lab(f"http://127.0.0.1:{port}", secrets.token_hex(16), folder / "root", folder / "settings")
+    lab = Lab(
+        url=f"http://127.0.0.1:{port}",
+        token=secrets.token_hex(16),
+        root=folder / "root",
+        settings=folder / "settings",
+        data=folder / "data",
+    )
     quiet = folder / "settings" / "@jupyterlab" / "apputils-extension"
     quiet.mkdir(parents=True)
     (quiet / "notification.jupyterlab-settings").write_text(
@@ -116,7 +166,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         server = subprocess.Popen(
             [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
              f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={lab.token}",
-             f"--ServerApp.root_dir={lab.root}", "--expose-app-in-browser"],
+             f"--ServerApp.root_dir={lab.root}", "--expose-app-in-browser",
+             "--JupyterNotebookApp.expose_app_in_browser=True"],
             env=_environment(folder), stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     try:
@@ -144,30 +195,34 @@ def page(lab: Lab) -> Iterator[Any]:
         page.on("pageerror", lambda error: errors.append(str(error)))
         yield page
         browser.close()
-    for session in lab.ask("/api/sessions"):
-        with suppress(urllib.error.HTTPError):
-            lab.ask(f"/api/sessions/{session['id']}", "DELETE")
-    assert not errors
+    lab.end_sessions()
+    assert not [error for error in errors if not NOT_OURS.search(error)]
 
 
 @pytest.fixture
-def run_cells(lab: Lab, page: Any) -> Callable[..., None]:
-    """Open a notebook with these cells and run them one after the other; `more` are started and not waited for."""
+def run_cells(lab: Lab, page: Any) -> Callable[..., str]:
+    """Open a notebook with these cells, run them one after the other and return its name.
 
-    def run(cells: list[str], theme: str = "Light", more: Sequence[str] = ()) -> None:
+    `more` are cells that are started and not waited for.
+    """
+
+    def run(
+        cells: list[str],
+        theme: str = "Light",
+        more: Sequence[str] = (),
+        app: str = "lab",
+        kernel: str = "python3",
+    ) -> str:
         lab.use_theme(theme)
-        name = lab.write_notebook([*cells, *more])
-        page.goto(f"{lab.url}/lab/tree/{name}?reset&token={lab.token}")
-        end = time.monotonic() + 60
-        while not page.evaluate(READY):
-            assert time.monotonic() < end, "the notebook did not get ready"
-            page.wait_for_timeout(200)
+        name = lab.write_notebook([*cells, *more], kernel)
+        lab.open(page, name, app)
         for number in range(len(cells)):
             page.evaluate(RUN, number)
             prompt = page.locator(".jp-CodeCell").nth(number).locator(".jp-InputArea-prompt")
             prompt.filter(has_text=f"[{number + 1}]:").wait_for(timeout=60_000)
         for number in range(len(cells), len(cells) + len(more)):
             page.evaluate(RUN, number)
+        return name
 
     return run
 

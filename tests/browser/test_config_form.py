@@ -27,7 +27,7 @@ form
 """
 
 
-def test_change_save_and_launch(lab: Lab, page: Any, run_cells: Callable[..., None]) -> None:
+def test_change_save_and_launch(lab: Lab, page: Any, run_cells: Callable[..., str]) -> None:
     run_cells([FORM])
     processes = page.get_by_label("num_processes")
     processes.wait_for()
@@ -61,20 +61,24 @@ def test_change_save_and_launch(lab: Lab, page: Any, run_cells: Callable[..., No
         output.get_by_text(line).wait_for(timeout=30_000)
 
 
-def test_errors_and_output_come_live_into_the_form(page: Any, run_cells: Callable[..., None]) -> None:
-    code = FORM.replace("return", "import time; time.sleep(4); raise OSError('disk gone')\n    return")
+def test_errors_and_output_come_live_into_the_form(
+    lab: Lab, page: Any, run_cells: Callable[..., str]
+) -> None:
+    wait = "import time\n    while not os.path.exists('go'):\n        time.sleep(0.05)"
+    code = FORM.replace("return", f"{wait}\n    raise OSError('disk gone')\n    return")
     run_cells([code, "print('a later cell')"])
     page.get_by_label("num_processes").fill("2")
     page.locator(".accel-form").get_by_role("button", name="Launch").click()
     output = page.locator(".accel-output")
     output.get_by_text("[1] hello from rank 1 of 2").wait_for(timeout=30_000)
     assert output.get_by_text("disk gone").count() == 0, "lines come while it runs"
+    (lab.root / "go").touch()
     output.get_by_text(re.compile("OSError: disk gone")).first.wait_for(timeout=30_000)
     assert page.locator(".accel-form").get_by_role("button", name="Launch").is_enabled()
 
 
 @pytest.mark.parametrize("theme", ["Light", "Dark"])
-def test_it_can_be_read(page: Any, run_cells: Callable[..., None], theme: str, tmp_path: Path) -> None:
+def test_it_can_be_read(page: Any, run_cells: Callable[..., str], theme: str, tmp_path: Path) -> None:
     run_cells(["%load_ext notebook_accel", "%accel_config"], theme=theme)
     processes = page.get_by_label("num_processes")
     processes.fill("0")

@@ -71,6 +71,24 @@ def test_memory_and_load_are_those_of_the_process(monkeypatch: pytest.MonkeyPatc
     meter.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that has ended cannot be asked")
+def test_a_worker_that_has_ended_keeps_what_it_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notebook_accel.widgets.run.usage._INTERVAL", 0.0)
+    worker = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    meter = Meter()
+    used = meter.read({0: worker.pid})[0].memory
+    assert used
+    assert worker.stdin is not None
+    worker.stdin.close()
+    end = time.monotonic() + 20
+    while psutil.Process(worker.pid).status() != psutil.STATUS_ZOMBIE:  # ended, and nobody waited for it yet
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert meter.read({0: worker.pid})[0].memory
+    worker.wait()
+    meter.close()
+
+
 def test_cards_are_asked_where_a_driver_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = FakeDriver()
     monkeypatch.setitem(sys.modules, "pynvml", driver)
@@ -93,17 +111,3 @@ def test_without_a_driver_there_is_nothing_of_cards(module: Any, monkeypatch: py
     used = meter.read({0: os.getpid()}, ["0"])
     assert used[0].device_memory is None and used[0].memory
     meter.close()
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="a process that has ended leaves nothing there")
-def test_a_rank_that_has_ended_keeps_what_it_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notebook_accel.widgets.run.usage._INTERVAL", 0.0)
-    meter = Meter()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as rank:
-        before = meter.read({0: rank.pid})[0]
-        assert before.memory
-        assert rank.stdin is not None
-        rank.stdin.close()
-        while psutil.Process(rank.pid).status() != psutil.STATUS_ZOMBIE:
-            time.sleep(0.01)
-        assert meter.read({0: rank.pid})[0] == before, "not the nothing that it uses now"

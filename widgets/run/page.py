@@ -255,7 +255,7 @@ def static(picture: Picture) -> str:
     if picture.background:
         parts.append(displayed(picture.displays))
     parts += [_fold(rank, output) for rank, output in picture.outputs.items() if output.lines]
-    return f'<div class="accel-run accel-run-static" style="line-height:1.4">{"".join(parts)}</div>'
+    return f'<div class="accel-run accel-run-static" style="line-height:1.4;max-width:64em">{"".join(parts)}</div>'
 
 
 def _static_chart(picture: Picture) -> str:
