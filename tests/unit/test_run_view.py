@@ -221,7 +221,15 @@ def test_downsampling_keeps_extremes_and_ends() -> None:
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize(
     "values",
-    [[1.0], [0.0, 0.0], [1e-300, 1e300], [-5.0, 5.0, math.nan, math.inf], [1e9, 1e9 + 1], [3.0, 0.03, 0.0]],
+    [
+        [1.0],
+        [0.0, 0.0],
+        [1e-300, 1e300],
+        [-5.0, 5.0, math.nan, math.inf],
+        [1e9, 1e9 + 1],
+        [3.0, 0.03, 0.0],
+        [1e308, 1.0, -1e308],
+    ],
     ids=str,
 )
 def test_charts_are_svg_within_their_frame(values: list[float], log: bool) -> None:
@@ -242,6 +250,8 @@ def test_the_axis_is_steps_where_there_are_some() -> None:
     assert axis == "step"
     axis, series = chart.series_of({"loss": [*points([1, 2]), Point(None, 107.0, 3.0)]}, 100.0)
     assert axis == "seconds" and series["loss"][-1] == (7.0, 3.0)
+    axis, series = chart.series_of({"loss": [*points([1, 2]), Point(10**400, 107.0, 3.0)]}, 100.0)
+    assert axis == "seconds" and series["loss"][-1] == (7.0, 3.0)  # no axis reaches that step
 
 
 def test_charts_have_few_series_and_labels() -> None:
@@ -336,6 +346,11 @@ def test_the_static_page_has_all_and_no_script() -> None:
         "bad <b>",
     ):
         assert word in text, word
+
+
+def test_names_that_are_no_text_can_be_drawn() -> None:
+    shown = picture(told(Metric(rank=0, time=101.0, step=1, values={"caf\udce9.png": 1.0})))
+    assert "data:image/svg+xml;base64," in page.static(shown)
 
 
 def test_restarts_are_told() -> None:
