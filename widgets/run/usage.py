@@ -68,7 +68,9 @@ class Meter:
                 memory = int(process.memory_info().rss)
         except psutil.Error:
             return None
-        return memory, cpu if known else None
+        return (
+            (memory, cpu if known else None) if memory else None
+        )  # nothing is left of one that nobody waited for
 
 
 class _Cards:
