@@ -35,7 +35,7 @@ from notebook_accel.launch.job import Job, View
 from notebook_accel.launch.run import Run
 from notebook_accel.stream.record import MAX_TAIL, Point, RunRecord
 from notebook_accel.widgets.run import ansi, chart, chosen, page
-from notebook_accel.widgets.run.picture import Output, Picture, RankState, Usage, picture
+from notebook_accel.widgets.run.picture import Output, Picture, RankState, Usage, _place, picture
 from tests.structure.source import ROOT
 
 
@@ -169,6 +169,18 @@ def test_bars_of_the_loader_and_of_tqdm() -> None:
     assert shown.slowest == 1
     assert "rank 1 (slowest) train" in page.bars(shown) and "rank 0" not in page.bars(shown)
     assert "rank 0" in page.bars(shown, every_rank=True)
+
+
+def test_old_bars_are_forgotten_and_still_count() -> None:
+    bar = Progress(rank=0, time=1.0, bar=0, description="all", count=1, total=9, text="all: 1/9")
+    done = replace(bar, description="one", count=2, finished=True, leave=False)
+    many = [replace(done, bar=number) for number in range(1, 3001)]
+    behind = [replace(done, rank=1, bar=number) for number in range(10)]
+    run = told(running(0), running(1), bar, *many, *behind)
+    assert len(run.record.progress) == 1000
+    shown = picture(run)
+    assert [b.label for b in shown.bars[0]] == ["all"]
+    assert _place(run.record, 0)[3] == 1 + 2 * 3000 and _place(run.record, 1)[3] == 2 * 10
 
 
 def test_output_says_which_ranks_have_lines() -> None:
