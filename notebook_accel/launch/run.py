@@ -138,13 +138,13 @@ class Run:
 
     @property
     def status(self) -> Status:
-        """How the run stands: `starting` until a worker runs; `stopped` where somebody asked for it."""
+        """How the run stands: `starting` until a worker runs; `stopped` where that was asked for and no rank failed."""
         if self._finished is None:
             running = any(phase.name == "running" for phase in self.record.phases.values())
             return "running" if running or not self.job.distributed else "starting"
-        if self._control.stop_is_asked or isinstance(self._error, KeyboardInterrupt):
-            return "stopped"
-        return "done" if self._error is None else "failed"
+        if self._error is None:
+            return "stopped" if self._control.stop_is_asked else "done"
+        return "stopped" if isinstance(self._error, (RunStoppedError, KeyboardInterrupt)) else "failed"
 
     @property
     def is_over(self) -> bool:

@@ -303,6 +303,44 @@ def test_a_run_that_has_ended_stays_as_it_is(kernel: Kernel) -> None:
     assert cell.value == "(True, ['done'], 'done')"
 
 
+def test_what_ranks_raise_because_they_are_ended_is_no_failure(kernel: Kernel) -> None:
+    kernel.run("""
+        from notebook_accel import Accelerator, RunStoppedError
+        def lose_peer():
+            accelerator = Accelerator()
+            print("up", flush=True)
+            if accelerator.process_index == 1:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # hears that its peer has gone
+            dist.recv(torch.ones(1), 1 - accelerator.process_index)
+    """).ok()
+    cell = kernel.run("""
+        run = notebook_launcher(lose_peer, num_processes=2, block=False)
+        while len(run.lines()) < 2:
+            time.sleep(0.01)
+        run.stop(0)
+        run.status, type(run.failure) is RunStoppedError, len(run.record.failures)
+    """).ok()
+    assert cell.value == "('stopped', True, 0)"
+
+
+def test_a_rank_that_fails_after_it_was_asked_to_stop_has_failed(kernel: Kernel) -> None:
+    cell = kernel.run("""
+        def spoil():
+            accelerator = Accelerator()
+            print("asks", accelerator.should_stop)
+            while not accelerator.should_stop:
+                time.sleep(0.01)
+            raise ValueError("while saving")
+        run = notebook_launcher(spoil, num_processes=2, block=False)
+        while len(run.lines()) < 2:
+            time.sleep(0.01)
+        run.stop()
+        print(run.status, run)
+    """).ok()
+    assert cell.lines[-1].startswith("failed <Run spoil on 2 processes: failed, ")
+    assert "ValueError: while saving" in cell.lines[-1]
+
+
 def test_an_interrupt_of_stop_ends_workers_that_take_their_time(kernel: Kernel) -> None:
     kernel.run("""
         from notebook_accel import Accelerator
