@@ -138,6 +138,8 @@ def notebook_launcher(
     __tracebackhide__ = True
     from .launch.job import Job, Rendezvous
 
+    if not isinstance(block, bool):
+        raise TypeError(f"notebook_launcher: block={block!r}: True or False is needed")
     rendezvous = Rendezvous(
         address=master_addr,
         port=use_port,
@@ -160,7 +162,7 @@ def notebook_launcher(
         max_restarts=max_restarts,
         monitor_interval=monitor_interval,
         prefix=log_line_prefix_template,
-        environment=dict(environment or {}),
+        environment={} if environment is None else environment,
         background=not block,
         log_dir=log_dir,
         view=view,
@@ -211,6 +213,8 @@ def _run(job: Job, caller: str) -> Any:
         guard.dry_launch(ready)
     sinks: list[MakeSink] = [sink_for]
     folder = ready.log_dir
-    if folder is not None and ready.distributed:
-        sinks.append(lambda run: LogFiles(folder, run.job.name))
+    if (
+        folder is not None and ready.distributed
+    ):  # first: where its folder cannot be made, no view is left behind
+        sinks.insert(0, lambda run: LogFiles(folder, run.job.name))
     return launch_in_background(ready, sinks) if ready.background else launch(ready, sinks)

@@ -141,7 +141,11 @@ def _parsed(line: str) -> Any:
     parser.add_argument("--config", help="`default`, or the path of a config file")
     parser.add_argument("--hang-timeout", type=_seconds, help="seconds, or `none`")
     parser.add_argument("--help", "-h", action="store_true")
-    options = parser.parse_args(shlex.split(line))
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"%session {line.strip()}: {error}") from None
+    options = parser.parse_args(words)
     if options.help:
         print(parser.format_help())
         return None

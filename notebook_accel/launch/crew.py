@@ -75,6 +75,7 @@ class Crew:
         self._context = multiprocessing.get_context(job.start_method)
         self.stopped_ranks: set[int] = set()
         self._stopping = False
+        self._was_asked = False
         self._control = control
         self._held_since: float | None = None
         self._told = False
@@ -246,6 +247,7 @@ class Crew:
             grace: seconds that workers have to end after `signum`, before they are killed.
         """
         self._stopping = True
+        self._was_asked = self._was_asked or not self._record.failures
         running = self._running()
         pids = [member.process.pid for member in running if member.process.pid]
         below = signals.descendants(pids)
@@ -299,7 +301,12 @@ class Crew:
             signals.kill_group(member.process.pid)  # what it started would outlive it
 
     def _hand_over(self, events: Sequence[Event]) -> None:
-        """Deliver events; while workers are being stopped an output that cannot be shown stops nothing."""
+        """Deliver events; while workers are being stopped an output that cannot be shown stops nothing.
+
+        Where none had failed before that, what they raise then is no failure: a peer that has gone, or the interrupt.
+        """
+        if self._was_asked:
+            events = [event for event in events if not isinstance(event, Failure)]
         try:
             self._deliver(events)
         except Exception:

@@ -81,6 +81,8 @@ def checked(job: Job, caller: str) -> Job:
     """
     __tracebackhide__ = True
     problems = Problems()
+    if not _check_environment(problems, job.environment):
+        job = replace(job, environment={})  # the rest is checked without
     _check_place(problems)
     _check_function(problems, job.function, job.args)
     named = _named_engine(problems, job)
@@ -128,15 +130,48 @@ def _environment(job: Job) -> dict[str, str]:
     return texts
 
 
-def check_call(function: Any, args: Any, caller: str) -> None:
+def check_call(function: Any, args: Any, kwargs: Mapping[str, Any], caller: str) -> None:
     """Raise ValueError or TypeError where a function cannot be called in workers with these arguments."""
     __tracebackhide__ = True
     problems = Problems()
-    _check_function(problems, function, args)
+    _check_function(problems, function, args, kwargs)
     problems.raise_any(caller)
 
 
-def _check_function(problems: Problems, function: Any, args: Any) -> None:
+def check_environment(environment: Any, caller: str) -> None:
+    """Raise ValueError or TypeError where processes cannot be given these variables."""
+    __tracebackhide__ = True
+    problems = Problems()
+    _check_environment(problems, environment)
+    problems.raise_any(caller)
+
+
+def check_seconds(least: float = 0.0, /, **seconds: Any) -> None:
+    """Raise ValueError or TypeError where something is no number of seconds, `least` or more."""
+    __tracebackhide__ = True
+    for name, value in seconds.items():
+        if not isinstance(value, Real) or isinstance(value, bool):
+            raise TypeError(f"{name}={value!r}: seconds are needed")
+        if not float(value) >= least:  # nor is NaN
+            raise ValueError(f"{name}={value!r}: {least:g} seconds or more are needed")
+
+
+def _check_environment(problems: Problems, environment: Any) -> bool:
+    """Note what cannot be given to processes; return whether it is a mapping of texts at all."""
+    if not isinstance(environment, Mapping) or not all(
+        isinstance(text, str) for pair in environment.items() for text in pair
+    ):
+        problems.type(f"environment={environment!r}: a dict is needed, its names and values are strings")
+        return False
+    for name, value in environment.items():
+        if not name or "=" in name or "\0" in name + value:
+            problems.value(f"environment={{{name!r}: {value!r}}}: no system takes such a variable")
+    return True
+
+
+def _check_function(
+    problems: Problems, function: Any, args: Any, kwargs: Mapping[str, Any] | None = None
+) -> None:
     if not isinstance(args, (tuple, list)):
         problems.type(f"args={args!r}: a tuple is needed, for one argument write args=({args!r},)")
     if not callable(function):
@@ -145,16 +180,18 @@ def _check_function(problems: Problems, function: Any, args: Any) -> None:
     elif _is_async(function):
         problems.type(f"function={_name(function)} is async: wrap it with asyncio.run in a plain function")
     elif isinstance(args, (tuple, list)):
-        _check_call(problems, function, tuple(args))
+        _check_call(problems, function, tuple(args), kwargs or {})
 
 
-def _check_call(problems: Problems, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _check_call(
+    problems: Problems, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return  # some built-ins do not tell
     try:
-        signature.bind(*args)
+        signature.bind(*args, **kwargs)
     except TypeError as error:
         problems.type(
             f"args has {len(args)} values, but the call would be {_name(function)}{signature}: {error}"
@@ -357,6 +394,9 @@ def _check_log_dir(problems: Problems, log_dir: Any) -> None:
         return
     if not isinstance(log_dir, (str, os.PathLike)):
         problems.type(f"log_dir={log_dir!r}: the path of a folder is needed")
+        return
+    if not str(log_dir) or "\0" in str(log_dir):
+        problems.value(f"log_dir={log_dir!r}: the path of a folder is needed")
         return
     path = Path(log_dir).expanduser()
     there = next((parent for parent in (path, *path.absolute().parents) if parent.exists()), path)

@@ -16,7 +16,7 @@ from ..errors import HangError, RunStoppedError
 from ..events import Event, Failure
 from ..stream.record import RunRecord
 from ..stream.sinks import Sink
-from . import failures
+from . import failures, preflight
 from .control import Control
 from .engines.base import Engine, Outcome
 from .job import Job
@@ -55,6 +55,7 @@ class Run:
         self._finished: float | None = None
         self._begun = threading.Event()
         self._ended = threading.Event()
+        self._executor: int | None = None
         self._lines_of_error: Sequence[str] = ()
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
@@ -70,6 +71,7 @@ class Run:
                 worker raised is raised by `result`.
         """
         __tracebackhide__ = True
+        self._executor = threading.get_ident()
         try:
             self._outcome = self._engine.run(self.job, self.record, self._deliver, self._control)
             if self._outcome.failures or self._outcome.was_stopped or self._outcome.hang:
@@ -117,7 +119,12 @@ class Run:
             self._ended.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback()
+            try:
+                callback()
+            except Exception as error:  # the others wait for their call
+                print(
+                    f"notebook_accel: {callback!r} failed at the end of {self!r}: {error!r}", file=sys.stderr
+                )
 
     def _deliver(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -131,13 +138,13 @@ class Run:
 
     @property
     def status(self) -> Status:
-        """How the run stands: `starting` until a worker runs; `stopped` where somebody asked for it."""
+        """How the run stands: `starting` until a worker runs; `stopped` where that was asked for and no rank failed."""
         if self._finished is None:
             running = any(phase.name == "running" for phase in self.record.phases.values())
             return "running" if running or not self.job.distributed else "starting"
-        if self._control.stop_is_asked or isinstance(self._error, KeyboardInterrupt):
-            return "stopped"
-        return "done" if self._error is None else "failed"
+        if self._error is None:
+            return "stopped" if self._control.stop_is_asked else "done"
+        return "stopped" if isinstance(self._error, (RunStoppedError, KeyboardInterrupt)) else "failed"
 
     @property
     def is_over(self) -> bool:
@@ -210,8 +217,11 @@ class Run:
         """Wait for the end, `timeout` seconds at most; return whether it has ended.
 
         Raises:
+            ValueError, TypeError: `timeout` is no number of seconds.
             KeyboardInterrupt: the cell was interrupted; the run was stopped.
         """
+        if timeout is not None:
+            preflight.check_seconds(float("-inf"), timeout=timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while not self._ended.is_set():
@@ -249,15 +259,22 @@ class Run:
         """Stop the run and wait until its workers have ended.
 
         Workers that ask `accelerator.should_stop` are told yes, all at the same question, and have `grace` seconds
-        to save and return: what they return is the result. Others are ended at once, by SIGTERM and then SIGKILL.
+        to save and return: what they return is the result. Others are ended at once, by SIGTERM and then SIGKILL. A
+        run that has ended stays as it is.
+
+        Raises:
+            ValueError, TypeError: `grace` is no number of seconds.
+            KeyboardInterrupt: the cell was interrupted meanwhile; what still ran was ended at once.
         """
         self.request_stop(grace)
-        if threading.current_thread() is threading.main_thread():
-            self._ended.wait()
+        if threading.get_ident() != self._executor:  # the run's own thread would wait for itself
+            self.wait()
 
     def request_stop(self, grace: float = GRACE) -> None:
         """Ask for a stop, as `stop` does, without waiting for it."""
-        self._control.stop(grace)
+        preflight.check_seconds(grace=grace)
+        if self._finished is None:
+            self._control.stop(grace)
 
     def when_ended(self, callback: Callable[[], None]) -> None:
         """Call a function when the run has ended, in the run's thread; at once where it has."""

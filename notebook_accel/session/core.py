@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import keyword
 import threading
 import time
 import weakref
@@ -21,7 +21,7 @@ from ..launch.run import notes_are_shown, spoken
 from ..stream.sinks import Output, Sink, TextSink
 from . import cells, service
 from .call import Call
-from .workers import Workers, quiet_phases
+from .workers import Workers, killed_line, quiet_phases
 
 if TYPE_CHECKING:
     from ..config.launch import Source
@@ -73,6 +73,7 @@ class Session:
         log_line_prefix_template: str | None = None,
     ) -> None:
         __tracebackhide__ = True
+        preflight.check_environment(environment or {}, "Session")
         job = Job(
             function=service.join,
             num_processes=num_processes,
@@ -86,7 +87,9 @@ class Session:
         )
         if config is not None:
             job = _configured(job, config)
-        _check_seconds(hang_timeout=hang_timeout, grace=grace)
+        preflight.check_seconds(grace=grace)
+        if hang_timeout is not None:
+            preflight.check_seconds(1e-3, hang_timeout=hang_timeout)
         if job.num_processes is None and job.device_kind is devices.CPU:
             job = replace(job, num_processes=CPU_PROCESSES)
         self.job = registry.settled(preflight.checked(job, "Session"))
@@ -138,9 +141,7 @@ class Session:
         __tracebackhide__ = True
         if returns not in RETURNS:
             raise ValueError(f"returns={returns!r}: legal are {', '.join(map(repr, RETURNS))}")
-        preflight.check_call(
-            functools.partial(function, **kwargs) if kwargs else function, args, "Session.run"
-        )
+        preflight.check_call(function, args, kwargs, "Session.run")
         values = self._call(function, args, kwargs, returns=returns)
         if returns == "all":
             return [values[rank] for rank in sorted(values)]
@@ -149,8 +150,10 @@ class Session:
     def push(self, values: Mapping[str, Any] | None = None, /, *, ranks: Ranks = "all", **named: Any) -> None:
         """Make variables on the workers: `push(x=1)`, or `push({"x": 1}, ranks=0)`."""
         __tracebackhide__ = True
-        given = {**dict(values or {}), **named}
-        wrong = [name for name in given if not (isinstance(name, str) and name.isidentifier())]
+        if values is not None and not isinstance(values, Mapping):
+            raise TypeError(f"push takes values by name, as {{'x': 1}} or x=1, not {values!r}")
+        given = {**(values or {}), **named}
+        wrong = [name for name in given if not _is_name(name)]
         if wrong:
             raise ValueError(f"{wrong[0]!r} is no name of a variable")
         self._call(service.push, (given,), name="push", ranks=ranks, returns="none")
@@ -168,8 +171,14 @@ class Session:
             code: Python source; `filename` is what tracebacks name it.
             ranks: that run it.
             filename: of a cell, where it is one.
+
+        Raises:
+            TypeError: the code is no text.
+            BaseException: what `run` raises.
         """
         __tracebackhide__ = True
+        if not isinstance(code, str):
+            raise TypeError(f"code={code!r}: text is needed; `run` takes a function")
         self._call(cells.execute, (code, filename), name="the cell", ranks=ranks, returns="none")
 
     def _call(
@@ -272,7 +281,11 @@ class Session:
 
         Ranks that ask `accelerator.should_stop` are told yes, all at the same question, and have `grace` seconds to
         return; others are interrupted at once. Without a call nothing happens.
+
+        Raises:
+            ValueError, TypeError: `grace` is no number of seconds.
         """
+        preflight.check_seconds(grace=grace)
         call = None if self.is_over else self._workers.current
         if call is not None:
             call.stop(grace)
@@ -350,7 +363,7 @@ class Session:
             words = [f"{words[0]} with {call.name} for {spoken(call.seconds)}"]
         if status == "dead":
             words += [workers.broken] if workers.broken else []
-            words += [failures.one_line(workers.dead[rank]) for rank in sorted(workers.dead)]
+            words += workers.causes()
             words.append("restart() starts new workers")
         if status in ("idle", "busy"):
             words.append(f"{self.calls} {'call' if self.calls == 1 else 'calls'} so far")
@@ -367,7 +380,7 @@ class Session:
                 f"{workers.broken}: session.restart() starts new workers, without their variables"
             )
         if workers.dead:
-            causes = "; ".join(failures.one_line(workers.dead[rank]) for rank in sorted(workers.dead))
+            causes = "; ".join(workers.causes())
             raise SessionError(f"{causes}. session.restart() starts new workers, without their variables")
 
     def _ranks(self, ranks: Ranks) -> list[int]:
@@ -377,11 +390,11 @@ class Session:
         if isinstance(ranks, str):
             chosen: Iterable[Any] = everyone if ranks == "all" else [ranks]
         else:
-            chosen = [ranks] if isinstance(ranks, int) else ranks
-        found = sorted(set(chosen), key=str)
+            chosen = ranks if isinstance(ranks, Iterable) else [ranks]
+        found = list(chosen)
         if not found or not all(type(rank) is int and rank in everyone for rank in found):
             raise ValueError(f"ranks={ranks!r}: the ranks of this session are 0 to {self.num_processes - 1}")
-        return sorted(found)
+        return sorted(set(found))
 
 
 def current_session() -> Session | None:
@@ -413,14 +426,8 @@ def _configured(job: Job, config: Source) -> Job:
     return replace(job, **chosen, environment={**found.environment, **job.environment})
 
 
-def _check_seconds(**seconds: float | None) -> None:
-    for name, value in seconds.items():
-        if value is None and name == "hang_timeout":
-            continue
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise TypeError(f"{name}={value!r}: seconds are needed")
-        if value < 0 or (value == 0 and name == "hang_timeout"):
-            raise ValueError(f"{name}={value!r}: more than 0 seconds are needed")
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
 
 
 def _tell_late_lines(workers: Workers, sink: Sink) -> None:
@@ -440,7 +447,7 @@ def _revived(cause: Failure) -> BaseException:
 def _told_line(failure: Failure) -> str:
     """Say where a rank was that had to be brought back, or that it did not come back."""
     if failure.error is None:
-        return f"rank {failure.rank} (process {failure.pid}) did not come back and was killed"
+        return killed_line(failure)
     frame = hang.place_of_error(failure.error)
     place = f" in {hang.spot(frame)}" if frame is not None else ""
     return f"rank {failure.rank} (process {failure.pid}) was stopped{place}"

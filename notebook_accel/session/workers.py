@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 
 from ..errors import SessionError
 from ..events import CallEnd, CallOrder, Event, Failure, Held, LeaveOrder, Line, Order, Phase, Where
-from ..launch import signals, sources, variables
+from ..launch import failures, signals, sources, variables
 from ..launch.control import Control
 from ..launch.crew import Crew
 from ..launch.culprit import pack_call
@@ -41,7 +41,7 @@ class Workers:
 
     Attributes:
         record: everything that they have said.
-        dead: how workers ended that have.
+        dead: how workers ended that have; `killed` are those that were killed because they did not come back.
         calls: how many calls there were.
         late_lines: lines that came between calls since the last one.
     """
@@ -50,6 +50,7 @@ class Workers:
         self.job = job
         self.record = RunRecord()
         self.dead: dict[int, Failure] = {}
+        self.killed: set[int] = set()
         self.calls = 0
         self.late_lines = 0
         self.broken = ""
@@ -189,6 +190,13 @@ class Workers:
         with self._changed:
             return self.record.lines(rank)
 
+    def causes(self) -> list[str]:
+        """Say of each worker that has ended how it did."""
+        return [
+            (killed_line if rank in self.killed else failures.one_line)(self.dead[rank])
+            for rank in sorted(self.dead)
+        ]
+
     # -- calls
 
     def begin(
@@ -247,6 +255,7 @@ class Workers:
             self._crew.tell(order)
 
     def _kill(self, rank: int) -> None:
+        self.killed.add(rank)
         if not signals.kill_group(self.pids[rank]):
             signals.end_now(self.pids[rank])
 
@@ -326,6 +335,11 @@ def _grown(before: Mapping[str, int], after: Mapping[str, int] | None) -> dict[s
     """Return how many collectives each group began, those that began any."""
     counts = {name: count - before.get(name, 0) for name, count in (after or {}).items()}
     return {name: count for name, count in counts.items() if count}
+
+
+def killed_line(failure: Failure) -> str:
+    """Say in a line that a worker was killed because it did not come back."""
+    return f"rank {failure.rank} (process {failure.pid}) did not come back and was killed"
 
 
 def quiet_phases(ranks: Collection[int]) -> list[Event]:

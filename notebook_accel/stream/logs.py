@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from .sinks import Sink
 class LogFiles(Sink):
     """Appends each rank's lines to `rank_<rank>.log` in a folder, which is made.
 
-    Each run begins with a line of its own.
+    Each run begins with a line of its own. What cannot be written is left out, which is said once: the run goes on.
 
     Args:
         folder: where the files lie.
@@ -27,9 +28,18 @@ class LogFiles(Sink):
         self._folder.mkdir(parents=True, exist_ok=True)
         self._title = title
         self._files: dict[int, io.TextIOWrapper] = {}
+        self._broken = False
 
     def show(self, events: Sequence[Event]) -> None:
         """Write the lines among the events."""
+        if self._broken:
+            return
+        try:
+            self._write(events)
+        except OSError as error:
+            self._give_up(error)
+
+    def _write(self, events: Sequence[Event]) -> None:
         written = set()
         for event in events:
             if isinstance(event, Line):
@@ -43,13 +53,25 @@ class LogFiles(Sink):
 
     def note(self, text: str) -> None:
         """Write a message of the launcher to every file."""
-        for file in self._files.values():
-            file.write("".join(f"notebook_accel: {line}\n" for line in text.splitlines()))
+        try:
+            for file in self._files.values():
+                file.write("".join(f"notebook_accel: {line}\n" for line in text.splitlines()))
+        except OSError as error:
+            self._give_up(error)
 
     def close(self) -> None:
         """Close the files."""
         while self._files:
-            self._files.popitem()[1].close()
+            try:
+                self._files.popitem()[1].close()
+            except OSError as error:  # it still holds what could not be written
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        if not self._broken:
+            self._broken = True
+            text = f"the output in {self._folder} is not complete ({error}), the run goes on without it"
+            print(f"notebook_accel: {text}", file=sys.stderr)
 
     def _file(self, rank: int) -> io.TextIOWrapper:
         if rank not in self._files:

@@ -27,6 +27,7 @@ MAX_BYTES = 24_000_000
 MAX_POINTS = 10_000
 MAX_TAIL = 200
 _MAX_DISPLAYS = 32
+_MAX_BARS = 1_000  # of all ranks; older ones that have finished are forgotten
 _MAX_SHOWN = 4_000
 _PACE_PULSES = 20
 
@@ -48,7 +49,8 @@ class RunRecord:
         phases: last phase of each rank.
         failures: failures of the current attempt, in order of arrival.
         results: the returned values by rank, still pickled.
-        progress: last state of each bar, by (rank, bar).
+        progress: last state of each of the newest bars, by (rank, bar).
+        passed: how far each rank came in bars that are forgotten.
         pulses: how far each rank has come.
         tails: the newest lines of each rank (`MAX_TAIL`).
         line_counts: how many lines each rank has written.
@@ -63,6 +65,7 @@ class RunRecord:
         self.failures: list[Failure] = []
         self.results: dict[int, Result] = {}
         self.progress: dict[tuple[int, int], Progress] = {}
+        self.passed: dict[int, float] = {}
         self.pulses: dict[int, Pulse] = {}
         self.held: dict[int, int] = {}
         self.notice = ""
@@ -100,12 +103,18 @@ class RunRecord:
         elif isinstance(event, Phase):
             self._phase(event)
         elif isinstance(event, Progress):
-            self.progress[event.rank, event.bar] = event
+            self._progress(event)
         elif isinstance(event, Metric):
             self._metric(event)
         elif isinstance(event, (Display, ClearOutput)):
             self._display(event)
         self._keep(event)
+
+    def _progress(self, bar: Progress) -> None:
+        self.progress[bar.rank, bar.bar] = bar
+        if bar.finished and len(self.progress) > _MAX_BARS:
+            oldest = next(key for key, known in self.progress.items() if known.finished)
+            self.passed[oldest[0]] = self.passed.get(oldest[0], 0.0) + self.progress.pop(oldest).count
 
     def _keep(self, event: Event) -> None:
         """Keep an event that can be shown again, and forget the oldest where there are too many."""
@@ -155,6 +164,7 @@ class RunRecord:
             self.failures.clear()
             self.results.clear()
             self.progress.clear()
+            self.passed.clear()
             self.pulses.clear()
             self._paces.clear()
             self.held.clear()

@@ -199,6 +199,127 @@ def test_a_folder_that_cannot_be_one_is_told_at_once(kernel: Kernel, tmp_path: P
     assert cell.error is not None and cell.error[0] == "ValueError" and "is a file" in cell.error[1]
 
 
+def test_a_log_that_cannot_be_written_does_not_end_the_run(kernel: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "logs" / "rank_0.log").mkdir(parents=True)
+    cell = kernel.run(f"""
+        def speak():
+            print("spoken")
+            return "the end"
+        notebook_launcher(speak, num_processes=2, log_dir={str(tmp_path / "logs")!r})
+    """).ok()
+    assert cell.value == "'the end'" and cell.lines == ["[0] spoken", "[1] spoken"]
+    assert cell.stderr.count("is not complete") == 1 and "rank_0.log" in cell.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_does_not_end_the_run(kernel: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "rank_0.log").symlink_to("/dev/full")
+    cell = kernel.run(f"notebook_launcher(speak, num_processes=2, log_dir={str(tmp_path)!r})").ok()
+    assert cell.value == "'the end'"
+    assert cell.stderr.count("is not complete") == 1 and "No space left" in cell.stderr
+
+
+def test_a_folder_that_cannot_be_made_leaves_no_view(kernel: Kernel) -> None:
+    cell = kernel.run("notebook_launcher(os.getpid, num_processes=2, block=False, log_dir='/proc/x')")
+    assert cell.error is not None and "/proc/x" in cell.error[1]
+    assert cell.displays == []
+
+
+def test_wrong_numbers_of_seconds_are_told_and_change_nothing(kernel: Kernel) -> None:
+    kernel.run(LONG).ok()
+    kernel.run("run = notebook_launcher(long, num_processes=2, block=False)").ok()
+    for code in (
+        "run.wait('1')",
+        "run.result('1')",
+        "run.stop('1')",
+        "run.stop(-1)",
+        "run.wait(float('nan'))",
+    ):
+        cell = kernel.run(code)
+        assert cell.error is not None and "seconds" in cell.error[1], code
+    assert kernel.run("run.wait(-1), run.status in ('starting', 'running')").value == "(False, True)"
+    cell = kernel.run("notebook_launcher(long, num_processes=2, block='no')")
+    assert cell.error is not None and cell.error[0] == "TypeError" and "block='no'" in cell.error[1]
+    # from a thread, too, it returns when the workers have ended
+    code = "t = threading.Thread(target=lambda: (run.stop(0), print(run.is_over)))"
+    assert kernel.run(f"import threading\n{code}; t.start(); t.join()").ok().lines == ["True"]
+
+
+def test_a_run_that_has_ended_stays_as_it_is(kernel: Kernel) -> None:
+    cell = kernel.run("""
+        run = notebook_launcher(os.getpid, num_processes=2, block=False)
+        called = []
+        run.when_ended(lambda: 1 / 0)
+        run.when_ended(lambda: called.append(run.status))
+        run.result()
+        run.stop()
+        run.wait(), run.status
+    """).ok()
+    assert cell.value == "(True, 'done')"
+    assert wait_until(lambda: kernel.run("called").value == "['done']", 10)
+
+
+def test_what_ranks_raise_because_they_are_ended_is_no_failure(kernel: Kernel) -> None:
+    kernel.run("""
+        from notebook_accel import Accelerator, RunStoppedError
+        def lose_peer():
+            accelerator = Accelerator()
+            print("up", flush=True)
+            if accelerator.process_index == 1:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # hears that its peer has gone
+            dist.recv(torch.ones(1), 1 - accelerator.process_index)
+    """).ok()
+    cell = kernel.run("""
+        run = notebook_launcher(lose_peer, num_processes=2, block=False)
+        while len(run.lines()) < 2:
+            time.sleep(0.01)
+        run.stop(0)
+        run.status, type(run.failure) is RunStoppedError, len(run.record.failures)
+    """).ok()
+    assert cell.value == "('stopped', True, 0)"
+
+
+def test_a_rank_that_fails_after_it_was_asked_to_stop_has_failed(kernel: Kernel) -> None:
+    cell = kernel.run("""
+        def spoil():
+            accelerator = Accelerator()
+            print("asks", accelerator.should_stop)
+            while not accelerator.should_stop:
+                time.sleep(0.01)
+            raise ValueError("while saving")
+        run = notebook_launcher(spoil, num_processes=2, block=False)
+        while len(run.lines()) < 2:
+            time.sleep(0.01)
+        run.stop()
+        print(run.status, run)
+    """).ok()
+    assert cell.lines[-1].startswith("failed <Run spoil on 2 processes: failed, ")
+    assert "ValueError: while saving" in cell.lines[-1]
+
+
+def test_an_interrupt_of_stop_ends_workers_that_take_their_time(kernel: Kernel) -> None:
+    kernel.run("""
+        from notebook_accel import Accelerator
+        def slow():
+            accelerator = Accelerator()
+            print("asks", accelerator.should_stop)
+            while not accelerator.should_stop:
+                time.sleep(0.01)
+            time.sleep(60)
+        run = notebook_launcher(slow, num_processes=2, block=False)
+    """).ok()
+    assert wait_until(lambda: kernel.run("len(run.lines())").value == "2", 20)
+    cell = kernel.run(
+        """
+        threading.Timer(1, lambda: print("go", flush=True)).start()
+        run.stop()
+    """,
+        during=kernel.interrupt,
+    )
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+    assert kernel.run("run.wait(20), run.status").value == "(True, 'stopped')"
+
+
 HELD = """
 import glob, gc, tempfile, threading
 

@@ -146,6 +146,18 @@ def test_two_runs_at_a_time_keep_apart(viewer: Kernel) -> None:
     assert eval(cell.value) == [(("pear", 8), {"pear"}, {"pear"}), (("orange", 12), {"orange"}, {"orange"})]
 
 
+def test_a_view_that_has_ended_holds_few_widgets(viewer: Kernel) -> None:
+    viewer.run("""
+        import ipywidgets
+        def held():
+            known = getattr(ipywidgets.widgets.widget, "_instances", None)
+            return len(ipywidgets.Widget.widgets if known is None else known)
+        before = held()
+    """).ok()
+    viewer.run("notebook_launcher(talk, (0.3,), num_processes=2)").ok()
+    assert int(viewer.run("held() - before").value) <= 6  # the page in its box, with their layouts and styles
+
+
 def test_a_stopped_run(viewer: Kernel) -> None:
     cell = viewer.run(
         "run = notebook_launcher(talk, (60,), num_processes=2, block=False)\n"

@@ -242,7 +242,8 @@ def test_a_worker_that_does_not_come_back_is_killed_and_restart_replaces_it(kern
     cell = kernel.run("h.run(dist.get_rank)")
     assert cell.error is not None and cell.error[0] == "SessionError"
     assert "rank 1" in cell.error[1] and "restart" in cell.error[1]
-    assert "dead" in kernel.run("h").value
+    assert "did not come back" in cell.error[1] and "memory" not in cell.error[1]
+    assert "dead" in kernel.run("h").value and "did not come back" in kernel.run("h").value
     kernel.run("h.restart()").ok()
     assert kernel.run("h.run(dist.get_rank, returns='all')").ok().value == "[0, 1]"
     assert kernel.run("h.pull('x')").error is not None
@@ -356,9 +357,27 @@ def test_wrong_arguments_are_told(kernel: Kernel) -> None:
         "Session(2, mixed_precision='half')": "mixed_precision",
         "Session(2, hang_timeout='x')": "hang_timeout='x'",
         "Session(2, hang_timeout=-1)": "hang_timeout=-1",
+        "Session(2, hang_timeout=float('nan'))": "hang_timeout=nan",
+        "Session(2, environment={'A': 1})": "environment={'A': 1}",
     }.items():
         cell = kernel.run(code)
         assert cell.error is not None and text in cell.error[1], code
+    kernel.run("t = Session(1)").ok()
+    for code, text in {
+        "t.push(3)": "push takes values by name",
+        "t.push({'for': 3})": "'for' is no name",
+        "t.push(x=1, ranks=None)": "ranks=None",
+        "t.push(x=1, ranks=[[0]])": "ranks=[[0]]",
+        "t.pull('x', rank=None)": "ranks=None",
+        "t.execute(3)": "code=3",
+        "t.stop('now')": "grace='now'",
+        "t.run(3, x=1)": "function=3 is not callable",
+        "t.run(lambda a: 1, b=2)": "the call would be",
+    }.items():
+        cell = kernel.run(code)
+        assert cell.error is not None and text in cell.error[1], code
+    assert kernel.run("t.calls").value == "0"  # none of it has reached a worker
+    kernel.run("t.close()").ok()
     assert kernel.run("t = Session(1); t.run(lambda: 1, returns='some')").error is not None
     cell = kernel.run("t.run(lambda a: 1)")
     assert cell.error is not None and cell.error[0] == "TypeError"

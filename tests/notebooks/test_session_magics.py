@@ -145,6 +145,7 @@ def test_wrong_lines_are_one_sentence(magics: Kernel) -> None:
         "%%distributed now\n1": "takes no 'now'",
         "%session 3": "%session close",
         "%session many": "a number of processes",
+        "%session 'many": "No closing quotation",
         "%session 3 --mixed-precision half": "invalid choice: 'half'",
     }.items():
         cell = magics.run(code)

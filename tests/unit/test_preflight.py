@@ -59,6 +59,12 @@ def _error(**changes: Any) -> Exception:
         ({"monitor_interval": 1e10}, ValueError, "a day at most"),
         ({"prefix": 3}, TypeError, "log_line_prefix_template=3"),
         ({"prefix": "$"}, ValueError, "log_line_prefix_template='$'"),
+        ({"environment": 3}, TypeError, "environment=3: a dict is needed"),
+        ({"environment": {"A": 1}}, TypeError, "environment={'A': 1}: a dict is needed"),
+        ({"environment": {"A=B": "1"}}, ValueError, "environment={'A=B': '1'}: no system takes"),
+        ({"environment": {"A": "\0"}}, ValueError, "no system takes such a variable"),
+        ({"log_dir": ""}, ValueError, "log_dir='': the path of a folder is needed"),
+        ({"log_dir": "a\0b"}, ValueError, "the path of a folder is needed"),
     ],
 )
 def test_each_wrong_argument_is_named(changes: dict[str, Any], kind: type, text: str) -> None:

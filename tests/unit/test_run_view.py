@@ -35,7 +35,7 @@ from notebook_accel.launch.job import Job, View
 from notebook_accel.launch.run import Run
 from notebook_accel.stream.record import MAX_TAIL, Point, RunRecord
 from notebook_accel.widgets.run import ansi, chart, chosen, page
-from notebook_accel.widgets.run.picture import Output, Picture, RankState, Usage, picture
+from notebook_accel.widgets.run.picture import Output, Picture, RankState, Usage, _place, picture
 from tests.structure.source import ROOT
 
 
@@ -171,6 +171,18 @@ def test_bars_of_the_loader_and_of_tqdm() -> None:
     assert "rank 0" in page.bars(shown, every_rank=True)
 
 
+def test_old_bars_are_forgotten_and_still_count() -> None:
+    bar = Progress(rank=0, time=1.0, bar=0, description="all", count=1, total=9, text="all: 1/9")
+    done = replace(bar, description="one", count=2, finished=True, leave=False)
+    many = [replace(done, bar=number) for number in range(1, 3001)]
+    behind = [replace(done, rank=1, bar=number) for number in range(10)]
+    run = told(running(0), running(1), bar, *many, *behind)
+    assert len(run.record.progress) == 1000
+    shown = picture(run)
+    assert [b.label for b in shown.bars[0]] == ["all"]
+    assert _place(run.record, 0)[3] == 1 + 2 * 3000 and _place(run.record, 1)[3] == 2 * 10
+
+
 def test_output_says_which_ranks_have_lines() -> None:
     events = [running(0), running(1), line("a", 0), line("b", 1)]
     assert {rank: len(o.lines) for rank, o in picture(told(*events)).outputs.items()} == {0: 1, 1: 1}
@@ -221,7 +233,15 @@ def test_downsampling_keeps_extremes_and_ends() -> None:
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize(
     "values",
-    [[1.0], [0.0, 0.0], [1e-300, 1e300], [-5.0, 5.0, math.nan, math.inf], [1e9, 1e9 + 1], [3.0, 0.03, 0.0]],
+    [
+        [1.0],
+        [0.0, 0.0],
+        [1e-300, 1e300],
+        [-5.0, 5.0, math.nan, math.inf],
+        [1e9, 1e9 + 1],
+        [3.0, 0.03, 0.0],
+        [1e308, 1.0, -1e308],
+    ],
     ids=str,
 )
 def test_charts_are_svg_within_their_frame(values: list[float], log: bool) -> None:
@@ -242,6 +262,8 @@ def test_the_axis_is_steps_where_there_are_some() -> None:
     assert axis == "step"
     axis, series = chart.series_of({"loss": [*points([1, 2]), Point(None, 107.0, 3.0)]}, 100.0)
     assert axis == "seconds" and series["loss"][-1] == (7.0, 3.0)
+    axis, series = chart.series_of({"loss": [*points([1, 2]), Point(10**400, 107.0, 3.0)]}, 100.0)
+    assert axis == "seconds" and series["loss"][-1] == (7.0, 3.0)  # no axis reaches that step
 
 
 def test_charts_have_few_series_and_labels() -> None:
@@ -336,6 +358,11 @@ def test_the_static_page_has_all_and_no_script() -> None:
         "bad <b>",
     ):
         assert word in text, word
+
+
+def test_names_that_are_no_text_can_be_drawn() -> None:
+    shown = picture(told(Metric(rank=0, time=101.0, step=1, values={"caf\udce9.png": 1.0})))
+    assert "data:image/svg+xml;base64," in page.static(shown)
 
 
 def test_restarts_are_told() -> None:

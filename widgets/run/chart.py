@@ -27,6 +27,7 @@ _HUES: Final = (
     (20, 150, 160),
 )
 COLOURS: Final = tuple(readable(hue) for hue in _HUES)
+_GREATEST: Final = 1e300  # of what can be drawn: differences of greater numbers may be infinite
 _DASHES: Final = ("", "6 3")
 _FONT: Final = "font-family:system-ui,sans-serif;font-size:11px"
 
@@ -58,13 +59,17 @@ def series_of(metrics: Mapping[str, Sequence[Point]], started: float) -> tuple[s
     The axis is the step where every point has one, else the seconds since the run started.
     """
     chosen = dict(list(metrics.items())[:MAX_SERIES])
-    stepped = all(point.step is not None for points in chosen.values() for point in points)
+    stepped = all(
+        point.step is not None and abs(point.step) <= _GREATEST
+        for points in chosen.values()
+        for point in points
+    )
     found: dict[str, list[XY]] = {}
     for name, points in chosen.items():
         pairs = [
             (float(point.step) if stepped and point.step is not None else point.time - started, point.value)
             for point in points
-            if math.isfinite(point.value)
+            if abs(point.value) <= _GREATEST
         ]
         found[name] = downsampled(pairs)
     return ("step" if stepped else "seconds"), found

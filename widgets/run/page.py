@@ -233,7 +233,7 @@ def _displayed(event: Display) -> str:
 
 def _image(svg: str, text: str) -> str:
     """Return SVG as an image: notebooks that are not trusted yet lose every other."""
-    source = base64.b64encode(svg.encode()).decode()
+    source = base64.b64encode(svg.encode(errors="backslashreplace")).decode()  # a file's name may be no text
     return f'<img alt="{html.escape(text)}" src="data:image/svg+xml;base64,{source}" style="max-width:100%">'
 
 

@@ -106,7 +106,13 @@ class Panel:
         parts += [self._failure, self._displays, self._log, self._every, self._tabs, *self._lines.values()]
         self.box.children = (final,)
         for part in dict.fromkeys(parts):
-            part.close()
+            for piece in (
+                part,
+                part.layout,
+                getattr(part, "style", None),
+            ):  # ipywidgets keeps what is not closed
+                if piece is not None:
+                    piece.close()
 
     def _arrange(self, picture: Picture) -> None:
         """Show the parts that have something to show."""

@@ -246,7 +246,8 @@ def _tqdm_bar(bar: Progress) -> Bar:
 def _place(record: RunRecord, rank: int) -> tuple[float, ...]:
     """Return how far a rank with bars has come, to compare it with others."""
     pulse = record.pulses.get(rank)
-    counts = sum(bar.count for (of, _), bar in list(record.progress.items()) if of == rank)
+    counts = record.passed.get(rank, 0.0)
+    counts += sum(bar.count for (of, _), bar in list(record.progress.items()) if of == rank)
     if pulse is None:
         return (0, 0, 0, counts, rank)
     return (pulse.steps, pulse.epoch, pulse.batch, counts, rank)
