@@ -213,8 +213,7 @@ def _run(job: Job, caller: str) -> Any:
         guard.dry_launch(ready)
     sinks: list[MakeSink] = [sink_for]
     folder = ready.log_dir
-    if (
-        folder is not None and ready.distributed
-    ):  # first: where its folder cannot be made, no view is left behind
+    if folder is not None and ready.distributed:
+        # before the view, which would be left behind where the folder cannot be made
         sinks.insert(0, lambda run: LogFiles(folder, run.job.name))
     return launch_in_background(ready, sinks) if ready.background else launch(ready, sinks)

@@ -111,14 +111,3 @@ def test_without_a_driver_there_is_nothing_of_cards(module: Any, monkeypatch: py
     used = meter.read({0: os.getpid()}, ["0"])
     assert used[0].device_memory is None and used[0].memory
     meter.close()
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="processes there leave nothing behind")
-def test_a_process_that_nobody_waited_for_uses_nothing() -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    try:
-        while psutil.Process(ended.pid).status() != psutil.STATUS_ZOMBIE:
-            time.sleep(0.01)
-        assert Meter().read({0: ended.pid}) == {}
-    finally:
-        ended.wait()

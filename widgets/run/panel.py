@@ -106,13 +106,10 @@ class Panel:
         parts += [self._failure, self._displays, self._log, self._every, self._tabs, *self._lines.values()]
         self.box.children = (final,)
         for part in dict.fromkeys(parts):
-            for piece in (
-                part,
-                part.layout,
-                getattr(part, "style", None),
-            ):  # ipywidgets keeps what is not closed
-                if piece is not None:
-                    piece.close()
+            part.layout.close()  # a widget leaves both open, and ipywidgets keeps what is open
+            if part.has_trait("style"):
+                part.style.close()
+            part.close()
 
     def _arrange(self, picture: Picture) -> None:
         """Show the parts that have something to show."""
