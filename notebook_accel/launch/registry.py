@@ -60,6 +60,8 @@ def settled(job: Job) -> Job:
     Raises:
         LaunchError: there are too few; it says which run holds which.
     """
+    if not isinstance(job.engine, str) and not job.engine.on_this_node:
+        return job
     kind = job.device_kind
     if kind is devices.CPU:
         return job
