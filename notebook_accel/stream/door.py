@@ -1,4 +1,4 @@
-"""Where workers on other machines connect to the notebook: nothing of a connection is read before it shows the token."""
+"""Where workers on other machines connect to the notebook, each by a token that it shows first."""
 
 from __future__ import annotations
 

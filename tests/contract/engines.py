@@ -39,5 +39,5 @@ ENGINES: Mapping[str, Tried] = {
         method: Tried(engine="elastic", arguments={"num_processes": 2, "start_method": method})
         for method in ("fork", "forkserver", "spawn")
     },
-    "ray": Tried(engine="ray", arguments={"num_processes": 2}, needs="ray", patience=180.0),
+    "ray": Tried(engine="ray", arguments={"num_processes": 2}, needs="ray", patience=240.0),
 }

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from ... import environ, probes
+from ...errors import LaunchError
 from ...events import Phase
 from ...stream.record import RunRecord
 from .. import crew, failures, signals
@@ -90,7 +91,7 @@ class RayEngine(Engine):
             return ["engine='ray': it is not written for Windows"]
         try:
             ray_cluster.connect(job.address)
-        except ray_cluster.LaunchError as error:
+        except LaunchError as error:
             return [str(error)]
         nodes = ray_cluster.nodes()
         resources = self._wanted(job, nodes)
@@ -186,8 +187,8 @@ def _too_many(
     job: Job, nodes: Sequence[ray_cluster.Node], resources: Mapping[str, float], placement: str, room: int
 ) -> str:
     return (
-        f"num_processes={job.local_world_size}: each needs {ray_cluster.spoken(resources)}, and Ray has room for {room} "
-        f"({placement}; {ray_cluster.spoken_nodes(nodes, resources)}); use fewer, or give each less: "
+        f"num_processes={job.local_world_size}: each needs {ray_cluster.spoken(resources)}, and Ray has room for "
+        f"{room} ({placement}; {ray_cluster.spoken_nodes(nodes, resources)}); use fewer, or give each less: "
         "engine=RayEngine(resources_per_worker={'CPU': 0.5}), or say RayEngine(autoscales=True) of a cluster that grows"
     )
 
@@ -199,5 +200,7 @@ def _endpoint(address: str | None) -> tuple[str, int] | None:
     if not colon:
         host, digits = address, "0"
     if not host or not digits.isdecimal() or int(digits) > 65535:
-        raise ValueError(f"notebook_address={address!r}: host:port is needed, as the cluster's nodes see this machine")
+        raise ValueError(
+            f"notebook_address={address!r}: host:port is needed, as the cluster's nodes see this machine"
+        )
     return host.strip("[]"), int(digits)

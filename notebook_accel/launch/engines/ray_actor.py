@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
+import select
 import socket
 import subprocess
 import sys
@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import psutil
 
-from ... import __version__, environ
+from ... import environ, probes
 from ...events import BeginOrder, Buffer, Ended, Event, Order, SignalOrder
 from ...stream.door import knock
 from ...stream.emit import Emitter
@@ -88,6 +88,11 @@ def machine() -> str:
     return " ".join(parts)
 
 
+def version() -> str:
+    """Return the version of this package here, empty where it runs from a folder."""
+    return probes.version("notebook-accel") or ""
+
+
 class RankActor:
     """Holds the process of one rank."""
 
@@ -102,7 +107,7 @@ class RankActor:
             address=self._address,
             machine=machine(),
             port=self._listening.getsockname()[1],
-            version=__version__,
+            version=version(),
         )
 
     def work(self, assignment: Assignment, parts: Sequence[Buffer]) -> str:
@@ -115,7 +120,9 @@ class RankActor:
         if store is None:
             self._listening.close()
         with connection:
-            process = _Process(assignment, self._address, store, Parcel(pickled=bytes(parts[0]), buffers=[*parts[1:]]))
+            process = _Process(
+                assignment, self._address, store, Parcel(pickled=bytes(parts[0]), buffers=[*parts[1:]])
+            )
             _Relay(assignment.rank, process, connection).run()
         return ""
 
@@ -157,7 +164,7 @@ class _Process:
     def send(self, signum: int) -> None:
         """Send a signal to it; SIGKILL goes to all that it started."""
         pid = self.popen.pid
-        if signum == signal.SIGKILL:
+        if signum == signals.KILL:
             signals.kill_groups([pid], signals.descendants([pid]))
         elif self.popen.poll() is None:
             signals.send(pid, signum)
@@ -257,12 +264,10 @@ class _Relay:
 
     def _listen(self) -> None:
         """Hear what the notebook says; where it has left, the process ends."""
-        if self._is_deserted:
+        if self._is_deserted or not select.select([self._connection], [], [], 0)[0]:
             return
         try:
-            data = self._connection.recv(_BYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
+            data = self._connection.recv(_BYTES)
         except OSError:
             data = b""
         if not data:
@@ -274,7 +279,7 @@ class _Relay:
         if not self._is_deserted:
             self._is_deserted = True
             self._inbox.unwatch(self._connection.fileno())
-            self._process.send(signal.SIGKILL)
+            self._process.send(signals.KILL)
 
     def _obey(self, order: Event) -> None:
         if isinstance(order, BeginOrder):

@@ -55,7 +55,7 @@ class Handover:
     store: int | None
     address: str
     sends_value: bool
-    directory: str | None
+    directory: str
     notes: bytes
 
 

@@ -45,17 +45,9 @@ def connect(address: str | None) -> None:
             return
         ray.shutdown()
     asked = address or environ.get("RAY_ADDRESS") or _LOCAL
-    options: dict[str, Any] = {"include_dashboard": False} if asked == _LOCAL else {}
     try:
-        ray.init(
-            address=asked,
-            namespace=_NAMESPACE + asked,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **options,
-        )
+        _init(asked)
     except Exception as error:  # each way of connecting has its own kinds
-        ray.shutdown()
         why = _first_line(error)
         if asked == _LOCAL:
             raise LaunchError(f"Ray cannot be started on this machine ({why})") from error
@@ -63,6 +55,26 @@ def connect(address: str | None) -> None:
             f"address={asked!r}: no Ray cluster answers there ({why}); 'auto' is the cluster that this machine belongs "
             "to, 'ray://host:10001' one elsewhere, and without address= Ray starts on this machine"
         ) from error
+
+
+def _init(address: str, tries: int = 2) -> None:
+    """Connect; a Ray that starts here may take more than the half minute that it gives itself on a busy machine."""
+    import ray
+
+    options: dict[str, Any] = {"include_dashboard": False} if address == _LOCAL else {}
+    try:
+        ray.init(
+            address=address,
+            namespace=_NAMESPACE + address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **options,
+        )
+    except Exception as error:
+        ray.shutdown()
+        if address != _LOCAL or tries < 2 or "timed out" not in str(error):
+            raise
+        _init(address, tries - 1)
 
 
 def _is_there(address: str) -> bool:
@@ -81,9 +93,13 @@ def _is_there(address: str) -> bool:
     present = space.removeprefix(_NAMESPACE)
     if present == address:
         return True
-    users = [run for run in runtime.runs() if not run.is_over and getattr(run.job.engine, "name", "") == "ray"]
+    users = [
+        run for run in runtime.runs() if not run.is_over and getattr(run.job.engine, "name", "") == "ray"
+    ]
     if users:
-        raise LaunchError(f"address={address!r}: {users[0]!r} uses the Ray at {present!r} still; wait, or stop it")
+        raise LaunchError(
+            f"address={address!r}: {users[0]!r} uses the Ray at {present!r} still; wait, or stop it"
+        )
     return False
 
 
@@ -157,7 +173,8 @@ def spoken(resources: Mapping[str, float]) -> str:
 def spoken_nodes(nodes: Sequence[Node], resources: Mapping[str, float]) -> str:
     """Return what each node has of what a worker needs, for messages."""
     texts = [
-        f"{node.address} has {spoken({name: node.resources.get(name, 0) for name in resources})}" for node in nodes
+        f"{node.address} has {spoken({name: node.resources.get(name, 0) for name in resources})}"
+        for node in nodes
     ]
     more = f" and {len(texts) - _SHOWN_NODES} others" if len(texts) > _SHOWN_NODES else ""
     return "; ".join(texts[:_SHOWN_NODES]) + more if texts else "no node is alive"

@@ -9,25 +9,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from ... import __version__
 from ...errors import LaunchError
 from ...events import BeginOrder, Ended, Event, Failure, LeaveOrder, Phase, SignalOrder
 from ...stream.door import Door
 from ...stream.inbox import Inbox
 from ...stream.record import RunRecord
-from .. import addresses
+from .. import addresses, signals
 from ..agreement import Agreement
 from ..control import Control
 from ..job import Job
 from . import ray_cluster
 from .base import Deliver
-from .ray_actor import Assignment, Place, RankActor, machine
+from .ray_actor import Assignment, Place, RankActor, machine, version
 
 State = Literal["done", "failed", "stopped"]
 
 _LOOK_SECONDS: Final = 0.1
 _TELL_SECONDS: Final = 3.0  # without the resources, until the cell says what the launch waits for
-_START_SECONDS: Final = 300.0  # for an actor's process, once it has its resources: its environment may be made first
+_START_SECONDS: Final = (
+    300.0  # for an actor's process, once it has its resources: its environment may be made first
+)
 _CONNECT_SECONDS: Final = 30.0
 _LAST_WORDS: Final = 0.1
 _KILL_SECONDS: Final = 5.0
@@ -161,9 +162,9 @@ class RayCrew:
                 )
         places: list[Place] = [self._answer(reference) for reference in references]
         for place in places:
-            if place.version != __version__:
+            if place.version != version():
                 raise LaunchError(
-                    f"node {place.address} has notebook_accel {place.version}, and this process {__version__}: "
+                    f"node {place.address} has notebook_accel {place.version}, and this process {version()}: "
                     "install the same version on all nodes"
                 )
         return places
@@ -201,7 +202,9 @@ class RayCrew:
         try:
             listening = addresses.listen("" if self._plan.endpoint else host, port)
         except OSError as error:
-            raise LaunchError(f"this process cannot listen at {host}:{port} ({error.strerror or error})") from None
+            raise LaunchError(
+                f"this process cannot listen at {host}:{port} ({error.strerror or error})"
+            ) from None
         door = Door(listening, len(self._members))
         try:
             endpoint = (host, door.port)
@@ -288,7 +291,7 @@ class RayCrew:
         """End every rank and all that it started; `grace` seconds after `signum` by SIGKILL."""
         self._stopping = True
         self.stopped_ranks.update(member.rank for member in self._running())
-        for number, seconds in ((signum, grace), (signal.SIGKILL, _KILL_SECONDS)):
+        for number, seconds in ((signum, grace), (signals.KILL, _KILL_SECONDS)):
             running = self._running() if seconds > 0 else []
             for member in running:
                 self._inbox.tell(SignalOrder(rank=member.rank, time=time.time(), signum=number))
