@@ -363,19 +363,23 @@ class RayCrew:
 
         where = f"on node {member.place.address}"
         deadline = time.monotonic() + _VERDICT_SECONDS
+        answer = member.work
         while ray_cluster.is_up() and time.monotonic() < deadline:
             if member.place.node not in {node.name for node in ray_cluster.nodes()}:
                 return f"its node {member.place.address} died, or the cluster took it away"
-            if ray.wait([member.work], timeout=_ASK_SECONDS)[0]:
+            if ray.wait([answer], timeout=_ASK_SECONDS)[0]:
                 try:
-                    ray.get(member.work)
+                    ray.get(answer)
+                    break
+                except (
+                    ray.exceptions.ActorUnavailableError
+                ):  # Ray does not know yet: it may be dead, and its node too
+                    time.sleep(_LOOK_SECONDS)
+                    answer = member.actor.__ray_ready__.remote()
                 except ray.exceptions.RayError as error:
-                    died = "node" in str(error) and member.place.node in str(error)
-                    if died and member.place.node not in {node.name for node in ray_cluster.nodes()}:
-                        continue
-                    return f"its actor {where} was ended, by Ray or from outside ({_cause(str(error))})"
-                break
-            self._deliver([])
+                    if member.place.node in {node.name for node in ray_cluster.nodes()}:
+                        return f"its actor {where} was ended, by Ray or from outside ({_cause(str(error))})"
+            self._hand_over([])
         return f"the connection to its actor {where} ended, and Ray does not say why"
 
     def _ask_ray(self) -> None:
