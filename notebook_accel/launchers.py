@@ -113,7 +113,8 @@ def notebook_launcher(
             `text` prints lines; `none` shows nothing but errors; `auto` is the environment variable
             NOTEBOOK_ACCEL_VIEW, else the widgets in a notebook that has ipywidgets, and text elsewhere.
         engine: what starts the processes: `inprocess` runs one in this process, `elastic` starts them here under torch
-            elastic, `ray` on a Ray cluster; other packages add more by the entry points `notebook_accel.engines`; an `Engine` is one, too.
+            elastic, `ray` on a Ray cluster; other packages add more by the entry points
+            `notebook_accel.engines`; an `Engine` is one, too.
             `auto` is what the other arguments need.
         address: where the cluster is, for an engine that has one: under Ray `auto`, `host:port` or `ray://host:port`;
             None is the one that this process is connected to, else a Ray that starts here.
