@@ -60,6 +60,7 @@ TABLE: Final[Mapping[str, str]] = {
     "NCCL_IB_DISABLE": "1: no InfiniBand",
     "PYTORCH_ENABLE_MPS_FALLBACK": "1: run on the CPU what MPS lacks",
     "MPLBACKEND": "matplotlib's backend",
+    "RAY_ADDRESS": "Ray cluster to use",
     # as the trackers' libraries name them
     "MLFLOW_EXPERIMENT_NAME": "experiment of MLflow's tracker",
     "MLFLOW_RUN_ID": "run that MLflow's tracker goes on with",

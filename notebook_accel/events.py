@@ -116,6 +116,18 @@ class StopOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BeginOrder(Order):
+    """Call the function: all ranks are there. For whoever holds a worker's process on another machine."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignalOrder(Order):
+    """Send a signal to the worker, SIGKILL to all that it started too. For whoever holds its process elsewhere."""
+
+    signum: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CallOrder(Order):
     """Call a function: `work` is the pickle of the function with its arguments, with its out-of-band buffers.
 
@@ -206,12 +218,14 @@ class RaisedError:
 class Failure(Event):
     """The rank's function raised, or its process ended without a word: then `error` is None.
 
-    `exitcode` is the process's, negative for a signal, as in `multiprocessing`.
+    `exitcode` is the process's, negative for a signal, as in `multiprocessing`. `lost` says what became of a process
+    whose end nobody saw: its node may have died.
     """
 
     pid: int
     error: RaisedError | None = None
     exitcode: int | None = None
+    lost: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,6 +234,14 @@ class Result(Event):
 
     value: bytes
     buffers: Sequence[Buffer] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended(Event):
+    """The rank's process, on another machine, has ended, and all that it said came before this."""
+
+    pid: int
+    exitcode: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -84,7 +84,7 @@ def notebook_launcher(
     Args:
         function: what each process runs, as `function(*args)`; it may be defined in a cell.
         args: its arguments.
-        num_processes: processes on this node; None is one per GPU, or 1.
+        num_processes: processes on this node (under Ray: on all); None is one per GPU, or 1 (under Ray: one per CPU).
         mixed_precision: `no`, `fp16`, `bf16` or `fp8`: what an `Accelerator` in the workers uses.
         use_port: port of the rendezvous store on node 0; None is a free one.
         master_addr: address of node 0.
@@ -118,9 +118,11 @@ def notebook_launcher(
             batch, line, bar, metric or display, and no collective that was entered or left. None never tells.
         on_hang: `tell` goes on waiting, `raise` ends the run, or starts its workers again where `max_restarts` allows.
         engine: what starts the processes: `inprocess` runs one in this process, `elastic` starts them here under torch
-            elastic; other packages add more by the entry points `notebook_accel.engines`; an `Engine` is one, too.
+            elastic, `ray` on a Ray cluster; other packages add more by the entry points
+            `notebook_accel.engines`; an `Engine` is one, too.
             `auto` is what the other arguments need.
-        address: where the cluster is, for an engine that has one.
+        address: where the cluster is, for an engine that has one: under Ray `auto`, `host:port` or `ray://host:port`;
+            None is the one that this process is connected to, else a Ray that starts here.
 
     Returns:
         What `returns` asks for. A single process is this process, and the value is the function's own. A `Run` where

@@ -14,16 +14,17 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any, Literal
 
-from ..events import Event, Failure, HoldOrder, Order, StopOrder
+from ..events import Event, Failure, Order
 from ..stream.inbox import Channel, End, Inbox
 from ..stream.record import RunRecord
-from ..stream.wire import PipeEnd
+from ..stream.wire import GO, PipeEnd
 from . import compiler, registry, signals
+from .agreement import Agreement
 from .control import Control
 from .hanging import HangWatch
 from .job import Job
 from .surroundings import Surroundings
-from .worker import GO, Seat, main
+from .worker import Seat, main
 
 State = Literal["running", "done", "failed", "stopped", "hung"]
 
@@ -31,7 +32,6 @@ _PRELOAD = ["torch", "torch.distributed", "cloudpickle", "tqdm.std", "notebook_a
 OUTPUT_BY_PIPES = sys.platform != "win32"  # there it comes as events: the ends of a pipe cannot be waited for
 _LAST_WORDS = 0.1
 _LOOK_SECONDS = 0.1
-_ANSWER_SECONDS = 1.0
 
 
 @dataclass(kw_only=True)
@@ -76,10 +76,8 @@ class Crew:
         self.stopped_ranks: set[int] = set()
         self._stopping = False
         self._was_asked = False
-        self._control = control
-        self._held_since: float | None = None
-        self._told = False
-        self._hang_watch = HangWatch(job.hang_timeout, self.tell, deliver)
+        self._agreement = Agreement(self._inbox, record, control)
+        self._hang_watch = HangWatch(job.hang_timeout, self.tell, deliver, self._send)
         self.hang = ""
 
     def start(
@@ -138,7 +136,7 @@ class Crew:
             forked=forked,
             with_ipython="IPython" in sys.modules,
             threads=threads,
-            child_start_method=_child_start_method(),
+            child_start_method=child_start_method(),
             in_background=self._job.background,
             directory=surroundings.directory,
             random_states=surroundings.random_states,
@@ -198,12 +196,15 @@ class Crew:
                 return "failed"
             if not self._running():
                 return "done"
-            if self._control.stop_is_asked and self._is_time_to_stop():
+            if self._agreement.is_time(member.rank for member in self._running()):
                 return "stopped"
             if self._hangs():
                 return "hung"
             if time.monotonic() >= deadline:
                 return "running"
+
+    def _send(self, rank: int, signum: int) -> None:
+        signals.send(self.pids[rank], signum)
 
     def _hangs(self) -> bool:
         """Tell where nothing goes on any more; whether the run is to end for it."""
@@ -213,25 +214,6 @@ class Crew:
         text = self._hang_watch.look(running, started, list(self._record.results))
         self.hang = text if self._job.on_hang == "raise" else ""
         return bool(self.hang)
-
-    def _is_time_to_stop(self) -> bool:
-        """Let the ranks agree on where they stop; True once they had their time, or where they do not ask at all."""
-        now = time.monotonic()
-        ranks = {member.rank for member in self._running()}
-        if self._held_since is None:
-            self._held_since = now
-            for rank in ranks:
-                self._inbox.tell(HoldOrder(rank=rank, time=time.time()))
-        questions = self._record.held
-        waited = now - self._held_since
-        if not self._told and ranks <= questions.keys():
-            self._told = True
-            last = max(questions.values()) + 1
-            for rank in ranks:
-                self._inbox.tell(StopOrder(rank=rank, time=time.time(), question=last))
-        if self._told and not all(questions[rank] for rank in ranks):
-            return True
-        return waited > (self._control.grace if self._told else min(_ANSWER_SECONDS, self._control.grace))
 
     def settle(self) -> None:
         """After a failure: hear the last words of ranks that end of themselves, then end the others."""
@@ -314,7 +296,7 @@ class Crew:
                 raise
 
 
-def _child_start_method() -> str | None:
+def child_start_method() -> str | None:
     """Return how workers start processes of their own: as the user chose here, else by a fork where there is one.
 
     A fresh process would take its own start method for the default, and a data loader could not send a dataset that

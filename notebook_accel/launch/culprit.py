@@ -10,7 +10,8 @@ from typing import Any
 
 from ..errors import ShipError
 from ..events import Result
-from .ship import Parcel, pack, unpack
+from .parcel import Parcel
+from .ship import pack, unpack
 
 _MAX_DEPTH = 12
 

@@ -95,6 +95,8 @@ def silent_end(failure: Failure) -> WorkerError:
     """Return the error for a worker that ended without an exception of its own."""
     code, rank, pid = failure.exitcode or 0, failure.rank, failure.pid
     who = f"rank {rank} (process {pid})"
+    if failure.lost:
+        return WorkerError(f"{who if pid else f'rank {rank}'} is lost: {failure.lost}", rank=rank, pid=pid)
     if code < 0:
         cause = likely_cause(-code)
         text = f"{who} was ended by {name_of(-code)}" + (f": {cause}" if cause else "")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from ..events import Event, Held, Notice, Order, Where, WhereOrder
-from . import hang, signals
+from . import hang
 
 _ANSWER_SECONDS: Final = 1.5
 _START_SECONDS: Final = 60.0  # a process that starts imports much, without a word
@@ -27,6 +27,7 @@ class HangWatch:
         timeout: seconds without anything, None for never.
         tell: sends an order.
         deliver: takes what is to be shown.
+        send: sends a signal to the process of a rank.
     """
 
     def __init__(
@@ -34,10 +35,12 @@ class HangWatch:
         timeout: float | None,
         tell: Callable[[Order], None],
         deliver: Callable[[Sequence[Event]], None],
+        send: Callable[[int, int], object],
     ) -> None:
         self._timeout = timeout
         self._tell = tell
         self._deliver = deliver
+        self._send = send
         self._news = time.monotonic()
         self._asked: float | None = None
         self._told = False
@@ -88,5 +91,5 @@ class HangWatch:
         self._deliver([Notice(rank=-1, time=time.time(), text=text)])
         if STACK_SIGNAL is not None:
             for rank in silent:
-                signals.send(running[rank], STACK_SIGNAL)
+                self._send(rank, STACK_SIGNAL)
         return text

@@ -64,7 +64,7 @@ class Listener:
             emitter.emit(Held(rank=emitter.rank, time=emitter.now(), questions=questions))
         elif isinstance(order, StopOrder):
             self._stop_point.set(order.question)
-        elif isinstance(order, WhereOrder) and self._obey_other is None:
+        elif isinstance(order, WhereOrder) and not order.call:
             self._say_where()
         elif isinstance(order, Order) and self._obey_other is not None:
             self._obey_other(order)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .. import devices, environ, probes
+from ..errors import LaunchError
 from . import kernel_state
 from .addresses import unknown, unusable
 from .engines import table
@@ -86,8 +87,7 @@ def checked(job: Job, caller: str) -> Job:
     _check_place(problems)
     _check_function(problems, job.function, job.args)
     named = _named_engine(problems, job)
-    if named is None or named.on_this_node:
-        _check_processes(problems, job)
+    _check_processes(problems, job, here=named is None or named.on_this_node)
     _check_precision(problems, job.mixed_precision)
     _check_rendezvous(problems, job.rendezvous)
     _check_restarts(problems, job.max_restarts, job.monitor_interval)
@@ -96,8 +96,11 @@ def checked(job: Job, caller: str) -> Job:
     _check_log_dir(problems, job.log_dir)
     _check_address(problems, job.address)
     problems.raise_any(caller)
-    count = devices.count(job.device_kind) if named is None else named.count(job)
-    job = replace(job, num_processes=int(job.num_processes or 0) or count)
+    if job.num_processes is None:
+        count = devices.count(job.device_kind) if named is None else _counted(problems, named, job)
+        problems.raise_any(caller)
+        job = replace(job, num_processes=count)
+    job = replace(job, num_processes=int(job.local_world_size))
     engine = named or table.engine_for(job)
     job = replace(job, engine=engine)
     _check_refused(problems, job, engine)
@@ -125,7 +128,8 @@ def checked(job: Job, caller: str) -> Job:
 def _environment(job: Job) -> dict[str, str]:
     """Return what the workers are told: without ACCELERATE_USE_CPU those of Accelerate would each train alone."""
     texts = {**job.environment, "ACCELERATE_MIXED_PRECISION": job.mixed_precision.lower()}
-    if job.distributed and job.device_kind is devices.CPU:
+    elsewhere = isinstance(job.engine, Engine) and not job.engine.on_this_node
+    if job.distributed and not elsewhere and job.device_kind is devices.CPU:
         texts["ACCELERATE_USE_CPU"] = "true"
     return texts
 
@@ -209,8 +213,8 @@ def _name(function: Any) -> str:
     return getattr(function, "__qualname__", None) or type(function).__name__
 
 
-def _check_processes(problems: Problems, job: Job) -> None:
-    if job.num_processes is None or not problems.integer("num_processes", job.num_processes, 1):
+def _check_processes(problems: Problems, job: Job, *, here: bool) -> None:
+    if job.num_processes is None or not problems.integer("num_processes", job.num_processes, 1) or not here:
         return
     kind = job.device_kind
     if kind is devices.CPU:
@@ -235,6 +239,15 @@ def _named_engine(problems: Problems, job: Job) -> Engine | None:
     except TypeError as error:
         problems.type(str(error))
     return None
+
+
+def _counted(problems: Problems, engine: Engine, job: Job) -> int:
+    """Return how many processes the job is to have; an engine that has a cluster may not reach it."""
+    try:
+        return engine.count(job)
+    except LaunchError as error:
+        problems.value(str(error))
+        return 0
 
 
 def _check_refused(problems: Problems, job: Job, engine: Engine) -> None:

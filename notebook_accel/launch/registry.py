@@ -44,8 +44,8 @@ def sessions() -> list[Any]:
 def add(run: Run) -> None:
     """Note a run; old ones that ended are forgotten."""
     known = runtime.runs()
-    if not known:
-        atexit.register(_end_all)
+    atexit.unregister(_end_all)
+    atexit.register(_end_all)  # before the exit handlers of what an engine has imported
     known.append(run)
     ended = [old for old in known if old.is_over]
     for old in ended[: max(0, len(ended) - _KEPT)]:
@@ -60,6 +60,8 @@ def settled(job: Job) -> Job:
     Raises:
         LaunchError: there are too few; it says which run holds which.
     """
+    if not isinstance(job.engine, str) and not job.engine.on_this_node:
+        return job
     kind = job.device_kind
     if kind is devices.CPU:
         return job

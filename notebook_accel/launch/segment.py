@@ -17,7 +17,7 @@ from multiprocessing import reduction
 from typing import Any
 
 from ..events import Buffer
-from .ship import Parcel, unpack
+from .parcel import Parcel
 
 _ALIGN = 64
 
@@ -35,6 +35,24 @@ class Segment:
         self._memory = _NamedMemory(max(position, 1)) if sys.platform == "win32" else _File(max(position, 1))
         self._memory.write(self._places, views)
 
+    @classmethod
+    def received(cls, fd: int, places: Sequence[tuple[int, int]]) -> Segment:
+        """Return the segment of another process, whose descriptor this one was given."""
+        segment = cls.__new__(cls)
+        segment._places = list(places)
+        segment._memory = _file(fd, os.fstat(fd).st_size)
+        return segment
+
+    @property
+    def places(self) -> Sequence[tuple[int, int]]:
+        """Return where each part begins, and how long it is."""
+        return self._places
+
+    def fileno(self) -> int:
+        """Return the descriptor of the memory; there is none on Windows."""
+        assert isinstance(self._memory, _File)
+        return self._memory.fileno()
+
     @property
     def nbytes(self) -> int:
         """Return the size of what is held, without padding."""
@@ -42,6 +60,8 @@ class Segment:
 
     def open(self) -> Any:
         """Return the object; its tensors and arrays use the segment's memory, copied where they are written."""
+        from .ship import unpack  # with torch, which a process that only passes a parcel on does without
+
         view = memoryview(self._memory.map_privately())
         self.close()
         parts: list[Buffer] = [view[start : start + length] for start, length in self._places]
@@ -67,6 +87,9 @@ class _File:
     def map_privately(self) -> mmap.mmap:
         return mmap.mmap(self._fd, self._size, access=mmap.ACCESS_COPY)
 
+    def fileno(self) -> int:
+        return self._fd
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
@@ -79,8 +102,12 @@ class _File:
 
 
 def _received_file(fd: Any, size: int) -> _File:
+    return _file(fd.detach(), size)
+
+
+def _file(fd: int, size: int) -> _File:
     file = _File.__new__(_File)
-    file._fd = fd.detach()
+    file._fd = fd
     file._size = size
     return file
 

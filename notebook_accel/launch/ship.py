@@ -12,21 +12,13 @@ import io
 import pickle
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 import torch
 
 from ..events import Buffer
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parcel:
-    """A pickle and its out-of-band buffers."""
-
-    pickled: bytes
-    buffers: list[Buffer]
+from .parcel import Parcel
 
 
 def pack(value: object, *, to_cpu: bool = False, in_band: bool = False) -> Parcel:

@@ -42,6 +42,13 @@ def likely_cause(signum: int) -> str:
     return CAUSES.get(name_of(signum), "")
 
 
+if sys.platform == "win32":
+    KILL: Final = signal.SIGTERM  # every signal does
+else:
+    KILL: Final = signal.SIGKILL
+"""What ends a process in any case."""
+
+
 class _Hold:
     """A signal handler that only remembers."""
 
@@ -102,10 +109,7 @@ def send(pid: int, signum: int) -> None:
 
 def end_now(pid: int) -> None:
     """Kill one process; on Windows every signal does."""
-    if sys.platform == "win32":
-        send(pid, signal.SIGTERM)
-    else:
-        send(pid, signal.SIGKILL)
+    send(pid, KILL)
 
 
 def kill_group(leader: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import functools
 import gc
 import multiprocessing
 import multiprocessing.util
@@ -21,11 +22,11 @@ from typing import Any, NoReturn
 import torch
 
 from .. import environ, runtime
-from ..events import Phase, Result
+from ..events import LeaveOrder, Order, Phase, Result
 from ..stopping import StopPoint
 from ..stream import capture, displays
 from ..stream.emit import Emitter
-from ..stream.wire import PipeEnd
+from ..stream.wire import GO, PipeEnd
 from . import failures, sources
 from .culprit import pack_value
 from .hanging import STACK_SIGNAL
@@ -34,7 +35,6 @@ from .randomness import RandomStates
 from .report import WorkerReporter
 from .segment import Segment
 
-GO = b"g"  # the notebook's word, on the event socket, that all workers are started
 _LAST_COLLECTIVE = timedelta(seconds=10)  # that a rank waits for its peers at the end
 _F_SETSIG = 10  # Linux: which signal O_ASYNC sends
 
@@ -47,7 +47,8 @@ class Seat:
     descriptors that a forked worker has to close. Without pipes for `stdout` and `stderr` output goes as events.
     `child_start_method` is how the worker's own children start, data
     loader workers for example. `serve` is what a process that stays does instead of calling a function: it has no
-    payload.
+    payload. `leaves_last` is for the rank whose process holds the store where all meet: it waits to be told that the
+    others have left.
     """
 
     rank: int
@@ -68,6 +69,7 @@ class Seat:
     sources: Mapping[str, list[str]]
     foreign_fds: Sequence[int] = ()
     serve: Callable[[socket.socket, Emitter, capture.Capture, StopPoint], None] | None = None
+    leaves_last: bool = False
 
 
 def main(seat: Seat) -> NoReturn:
@@ -117,6 +119,7 @@ def _settle(seat: Seat) -> None:
 def _work(seat: Seat, emitter: Emitter, output: capture.Capture) -> int:
     """Call the function; send what it returns or raises. Returns the exit code."""
     __tracebackhide__ = True
+    code, others_left = 0, threading.Event()
     try:
         _equip(seat, output)
         stop_point = StopPoint()
@@ -127,7 +130,7 @@ def _work(seat: Seat, emitter: Emitter, output: capture.Capture) -> int:
             seat.serve(seat.events, emitter, output, stop_point)
             _leave_group()
             return 0
-        listener = Listener(seat.events, emitter, stop_point)
+        listener = Listener(seat.events, emitter, stop_point, functools.partial(_note_leave, others_left))
         function, args = seat.payload.open() if isinstance(seat.payload, Segment) else seat.payload
         emitter.emit(Phase(rank=seat.rank, time=emitter.now(), name="running", pid=os.getpid()))
         try:
@@ -136,11 +139,18 @@ def _work(seat: Seat, emitter: Emitter, output: capture.Capture) -> int:
             listener.tell()  # how far it came
         _finish(seat, emitter, value)
     except SystemExit as error:
-        return _exit_code(error, seat, emitter)
+        code = _exit_code(error, seat, emitter)
     except BaseException as error:
         failures.report(emitter, error)
         return 1
-    return 0
+    if seat.leaves_last and code == 0:
+        others_left.wait()
+    return code
+
+
+def _note_leave(others_left: threading.Event, order: Order) -> None:
+    assert isinstance(order, LeaveOrder), f"nobody obeys {order}"
+    others_left.set()
 
 
 def _equip(seat: Seat, output: capture.Capture) -> None:

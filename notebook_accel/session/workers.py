@@ -20,7 +20,7 @@ from ..launch.crew import Crew
 from ..launch.culprit import pack_call
 from ..launch.engines.rendezvous import open_store
 from ..launch.job import Job
-from ..launch.ship import Parcel
+from ..launch.parcel import Parcel
 from ..launch.surroundings import Surroundings
 from ..stream.record import RunRecord
 from ..stream.sinks import Sink

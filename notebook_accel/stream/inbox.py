@@ -113,11 +113,15 @@ class Inbox:
                     source.outgoing[0] = part[sent:]
         except BlockingIOError:
             pass
-        except (BrokenPipeError, ConnectionResetError):
+        except OSError:  # it has ended, or its machine is gone
             source.outgoing.clear()
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if source.outgoing else 0)
         if self._selector.get_key(source.end).events != wanted:
             self._selector.modify(source.end, wanted, source)
+
+    def is_open(self, rank: int) -> bool:
+        """Return whether anything of a worker may still come."""
+        return any(source.is_open for source in self._sources.get(rank, []))
 
     def watch(self, fd: int) -> None:
         """Let `poll` return when this descriptor (a process's sentinel) becomes readable."""
@@ -184,7 +188,7 @@ class Inbox:
             data = source.receive()
         except BlockingIOError:
             return _NOTHING
-        except ConnectionResetError:
+        except OSError:  # reset, or its machine is gone
             data = b""
         return source.take(data) if data else self._close(source)
 

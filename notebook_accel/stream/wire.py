@@ -17,6 +17,8 @@ class PipeEnd(Protocol):
     def recv_bytes(self) -> bytes: ...
 
 
+GO = b"g"
+"""The notebook's word, on a worker's event socket, that all workers are started."""
 _COUNT = struct.Struct("!I")
 _LENGTH = struct.Struct("!Q")
 

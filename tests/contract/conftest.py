@@ -48,7 +48,12 @@ def _event_loop() -> None:
     make_event_loop()
 
 
-@pytest.fixture(scope="module", params=list(ENGINES))
+def _keeping(name: str) -> object:
+    marks = [pytest.mark.may_leak(kind, reason=reason) for kind, reason in ENGINES[name].keeps.items()]
+    return pytest.param(name, marks=marks)
+
+
+@pytest.fixture(scope="module", params=map(_keeping, ENGINES))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     tried = ENGINES[request.param]
     if importlib.util.find_spec(tried.needs) is None:

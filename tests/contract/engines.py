@@ -18,6 +18,7 @@ class Tried:
         needs: module without which it cannot be tried.
         environment: variables of the kernel.
         patience: seconds that a launch may take.
+        keeps: what stays from one launch to the next, as `tests/guards.py` names it, with the reason.
     """
 
     engine: str
@@ -26,6 +27,7 @@ class Tried:
     needs: str = "torch"
     environment: Mapping[str, str] = field(default_factory=dict)
     patience: float = 60.0
+    keeps: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ranks(self) -> int:
@@ -39,4 +41,12 @@ ENGINES: Mapping[str, Tried] = {
         method: Tried(engine="elastic", arguments={"num_processes": 2, "start_method": method})
         for method in ("fork", "forkserver", "spawn")
     },
+    "ray": Tried(
+        engine="ray",
+        arguments={"num_processes": 2},
+        prepare="from notebook_accel.launch.engines import ray_cluster; ray_cluster.connect(None)",
+        needs="ray",
+        patience=240.0,
+        keeps={"children": "Ray's own processes", "shared_memory": "Ray's object store"},
+    ),
 }

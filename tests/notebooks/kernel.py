@@ -105,7 +105,8 @@ class Kernel:
     def __init__(self, folder: Path, **environment: str) -> None:
         unset = ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "ACCELERATE_DEBUG_MODE")
         env = {name: value for name, value in os.environ.items() if name not in unset}
-        env |= {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder / "ipython")}
+        path = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
+        env |= {"PYTHONPATH": path, "IPYTHONDIR": str(folder / "ipython")}
         env |= {"NOTEBOOK_ACCEL_VIEW": "text", **environment}
         self.manager = KernelManager(kernel_name="python3")
         self.manager.start_kernel(

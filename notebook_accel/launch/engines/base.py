@@ -65,7 +65,7 @@ class Engine(ABC):
     refuses: ClassVar[Mapping[str, str]] = {}
 
     def count(self, job: Job) -> int:
-        """Return how many processes a job has that names no number."""
+        """Return how many processes a job has that names no number; LaunchError where that cannot be known."""
         return devices.count(job.device_kind)
 
     def problems(self, job: Job) -> Sequence[str]:

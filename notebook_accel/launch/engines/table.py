@@ -19,6 +19,7 @@ AUTO: Final = "auto"
 BUILT_IN: Final[Mapping[str, str]] = {
     "inprocess": "inprocess:InProcessEngine",
     "elastic": "elastic:ElasticEngine",
+    "ray": "ray:RayEngine",
 }
 
 

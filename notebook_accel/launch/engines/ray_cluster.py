@@ -1,0 +1,193 @@
+"""The Ray cluster of a launch: connecting to it, what it has, and how many workers that is enough for."""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ... import environ, runtime
+from ...errors import LaunchError
+
+PLACEMENTS: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_NAMESPACE: Final = "notebook_accel at "
+"""What Ray calls connections of ours, before their address: it is how they are told from the user's own."""
+_LOCAL: Final = "local"
+_SHOWN_NODES: Final = 6
+_MANY: Final = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A living node: Ray's name of it, its address and what it has in all."""
+
+    name: str
+    address: str
+    resources: Mapping[str, float]
+
+
+def connect(address: str | None) -> None:
+    """Connect this process to Ray; a connection that there is stays.
+
+    None is the connection that there is, else the cluster that RAY_ADDRESS names, else a Ray that starts here. What is
+    connected here stays so for the launches to come, and Ray ends it with this process.
+
+    Raises:
+        LaunchError: there is no Ray at the address, or this process is connected elsewhere.
+    """
+    import ray
+
+    if ray.is_initialized():
+        if address is None or _is_there(address):
+            return
+        ray.shutdown()
+    asked = address or environ.get("RAY_ADDRESS") or _LOCAL
+    try:
+        _init(asked)
+    except Exception as error:  # each way of connecting has its own kinds
+        why = _first_line(error)
+        if asked == _LOCAL:
+            raise LaunchError(f"Ray cannot be started on this machine ({why})") from error
+        raise LaunchError(
+            f"address={asked!r}: no Ray cluster answers there ({why}); 'auto' is the cluster that this machine belongs "
+            "to, 'ray://host:10001' one elsewhere, and without address= Ray starts on this machine"
+        ) from error
+
+
+def _init(address: str, tries: int = 2) -> None:
+    """Connect; a Ray that starts here may take more than the half minute that it gives itself on a busy machine."""
+    import ray
+
+    options: dict[str, Any] = {"include_dashboard": False} if address == _LOCAL else {}
+    try:
+        ray.init(
+            address=address,
+            namespace=_NAMESPACE + address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **options,
+        )
+    except Exception as error:
+        ray.shutdown()
+        if address != _LOCAL or tries < 2 or "timed out" not in str(error):
+            raise
+        _init(address, tries - 1)
+
+
+def _is_there(address: str) -> bool:
+    """Whether this process is connected to the address; LaunchError where it is elsewhere, and has to stay."""
+    import ray
+
+    context = ray.get_runtime_context()
+    space = str(context.namespace)
+    if not space.startswith(_NAMESPACE):
+        if address == "auto" or (not is_client() and context.gcs_address == address):
+            return True
+        raise LaunchError(
+            f"address={address!r}: this process is connected to a Ray cluster already; leave address= out to launch "
+            "there, or call ray.shutdown() first"
+        )
+    present = space.removeprefix(_NAMESPACE)
+    if present == address:
+        return True
+    users = [
+        run for run in runtime.runs() if not run.is_over and getattr(run.job.engine, "name", "") == "ray"
+    ]
+    if users:
+        raise LaunchError(
+            f"address={address!r}: {users[0]!r} uses the Ray at {present!r} still; wait, or stop it"
+        )
+    return False
+
+
+def is_client() -> bool:
+    """Whether this process is connected through Ray's client, and is no part of the cluster."""
+    import ray
+
+    return bool(ray.util.client.ray.is_connected())
+
+
+def is_up() -> bool:
+    """Whether this process is connected: calls of Ray would connect it otherwise."""
+    import ray
+
+    return bool(ray.is_initialized())
+
+
+def own_address() -> str:
+    """Return the address at which the cluster's nodes find this process."""
+    import ray
+
+    if not is_client():
+        return str(ray.util.get_node_ip_address())
+    asked = str(ray.get_runtime_context().namespace).removeprefix(_NAMESPACE)
+    host = asked.removeprefix("ray://").rpartition(":")[0].strip("[]")
+    family, _, _, _, where = socket.getaddrinfo(host or "8.8.8.8", 10001, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(where)  # sends nothing: the system says which way it would go
+        return str(probe.getsockname()[0])
+
+
+def nodes() -> list[Node]:
+    """Return the living nodes."""
+    import ray
+
+    return [
+        Node(name=entry["NodeID"], address=entry["NodeManagerAddress"], resources=entry["Resources"])
+        for entry in ray.nodes()
+        if entry["Alive"]
+    ]
+
+
+def wanted(nodes: Sequence[Node], use_cpu: bool, asked: Mapping[str, float] | None) -> dict[str, float]:
+    """Return what each worker gets: as asked, else a CPU, and a GPU where the cluster has any."""
+    if asked is not None:
+        return dict(asked)
+    has_gpus = any(node.resources.get("GPU", 0) for node in nodes)
+    return {"CPU": 1, "GPU": 1} if has_gpus and not use_cpu else {"CPU": 1}
+
+
+def capacity(nodes: Sequence[Node], resources: Mapping[str, float], placement: str) -> int:
+    """Return how many workers fit on the nodes, were nobody else there."""
+    fitting = [_fitting(node, resources) for node in nodes]
+    if placement == "STRICT_PACK":
+        return max(fitting, default=0)
+    if placement == "STRICT_SPREAD":
+        return sum(count > 0 for count in fitting)
+    return sum(fitting)
+
+
+def _fitting(node: Node, resources: Mapping[str, float]) -> int:
+    parts = [node.resources.get(name, 0) / amount for name, amount in resources.items() if amount > 0]
+    return math.floor(min(parts) + 1e-6) if parts else _MANY
+
+
+def spoken(resources: Mapping[str, float]) -> str:
+    """Return resources as people say them: `1 CPU, 2 GPU`."""
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items()) or "nothing"
+
+
+def spoken_nodes(nodes: Sequence[Node], resources: Mapping[str, float]) -> str:
+    """Return what each node has of what a worker needs, for messages."""
+    texts = [
+        f"{node.address} has {spoken({name: node.resources.get(name, 0) for name in resources})}"
+        for node in nodes
+    ]
+    more = f" and {len(texts) - _SHOWN_NODES} others" if len(texts) > _SHOWN_NODES else ""
+    return "; ".join(texts[:_SHOWN_NODES]) + more if texts else "no node is alive"
+
+
+def available() -> str:
+    """Return what nobody uses now, for messages."""
+    import ray
+
+    free = ray.available_resources()
+    return spoken({name: free.get(name, 0) for name in ("CPU", "GPU") if name == "CPU" or name in free})
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:200] if text else type(error).__name__
