@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from . import environ
+from . import environ, probes, tpu
 
 if TYPE_CHECKING:  # imported by the questions that need it: the command reads options without
     import torch
@@ -56,6 +56,10 @@ def _num_mps() -> int:
     return int(torch.backends.mps.is_available())
 
 
+def _num_xla() -> int:
+    return tpu.num_processes() if tpu.is_here() and probes.is_available("torch_xla") else 0
+
+
 def _num_cpu() -> int:
     return 1
 
@@ -96,8 +100,18 @@ MPS: Final = DeviceKind(
     indexed=False,
     counter=_num_mps,
 )
+XLA: Final = DeviceKind(
+    name="xla",
+    label="XLA device",
+    plural="XLA devices",
+    backend="xla",
+    autocast="xla",
+    indexed=False,
+    counter=_num_xla,
+)
+"""TPU chips by torch_xla; with PJRT_DEVICE=CPU it runs anywhere, which is never chosen by itself."""
 
-KINDS: Final = (CUDA, XPU, MPS, CPU)
+KINDS: Final = (XLA, CUDA, XPU, MPS, CPU)
 """All kinds, the one to prefer first."""
 
 
@@ -179,6 +193,9 @@ def is_initialized() -> list[str]:
     mps: Any = sys.modules.get("torch.mps")
     if mps is not None and getattr(mps, "_default_mps_generator", None) is not None:
         found.append("mps")
+    bindings: Any = sys.modules.get("_XLAC")
+    if bindings is not None and bindings._xla_runtime_is_initialized():
+        found.append("xla")
     return found
 
 
@@ -186,7 +203,7 @@ def empty_cache(device: torch.device) -> None:
     """Give cached device memory back to the system."""
     import torch
 
-    if device.type != "cpu":
+    if device.type not in ("cpu", "xla"):  # XLA's runtime keeps none
         getattr(torch, device.type).empty_cache()
 
 

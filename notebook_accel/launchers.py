@@ -72,6 +72,7 @@ def notebook_launcher(
     view: View = "auto",
     engine: str | Engine = "auto",
     address: str | None = None,
+    tpu_mode: Literal["process", "spmd"] = "process",
 ) -> Any:
     """Run a function on several processes and return what it returns.
 
@@ -82,7 +83,7 @@ def notebook_launcher(
     Args:
         function: what each process runs, as `function(*args)`; it may be defined in a cell.
         args: its arguments.
-        num_processes: processes on this node; None is one per GPU, or 1.
+        num_processes: processes on this node; None is one per GPU or TPU chip, or 1.
         mixed_precision: `no`, `fp16`, `bf16` or `fp8`: what an `Accelerator` in the workers uses.
         use_port: port of the rendezvous store on node 0; None is a free one.
         master_addr: address of node 0.
@@ -113,9 +114,11 @@ def notebook_launcher(
             `text` prints lines; `none` shows nothing but errors; `auto` is the environment variable
             NOTEBOOK_ACCEL_VIEW, else the widgets in a notebook that has ipywidgets, and text elsewhere.
         engine: what starts the processes: `inprocess` runs one in this process, `elastic` starts them here under torch
-            elastic; other packages add more by the entry points `notebook_accel.engines`; an `Engine` is one, too.
+            elastic, `xla` one for each TPU chip; other packages add more by the entry points `notebook_accel.engines`; an `Engine` is one, too.
             `auto` is what the other arguments need.
         address: where the cluster is, for an engine that has one.
+        tpu_mode: `process` is one process for each TPU chip; `spmd` is one process that uses all chips, this one where
+            it has not used the TPU for something else.
 
     Returns:
         What `returns` asks for. A single process is this process, and the value is the function's own. A `Run` where
@@ -160,6 +163,7 @@ def notebook_launcher(
         view=view,
         engine=engine,
         address=address,
+        tpu_mode=tpu_mode,
     )
     return _run(job, "notebook_launcher")
 

@@ -51,6 +51,7 @@ class Crew:
         deliver: takes the events as they come: it applies them to the record and shows them. It is called
             several times a second also where there are none.
         control: says when the run is to stop.
+        prepare: what each worker calls before the function, when all are started.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Crew:
         record: RunRecord,
         deliver: Callable[[Sequence[Event]], None],
         control: Control,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         self._job = job
         self._payload = payload
@@ -71,6 +73,7 @@ class Crew:
         self.stopped_ranks: set[int] = set()
         self._stopping = False
         self._control = control
+        self._prepare = prepare
         self._held_since: float | None = None
         self._told = False
 
@@ -126,6 +129,7 @@ class Crew:
             lifeline=read_end,
             payload=self._payload,
             serve=self._job.serve,
+            prepare=self._prepare,
             sends_value=sends_value,
             forked=forked,
             with_ipython="IPython" in sys.modules,

@@ -14,8 +14,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Final
 
-from .. import devices, environ, probes
-from . import kernel_state
+from .. import devices, environ, probes, tpu
+from . import chips, kernel_state
 from .addresses import unknown, unusable
 from .engines import table
 from .engines.base import Engine
@@ -84,6 +84,8 @@ def checked(job: Job, caller: str) -> Job:
     _check_place(problems)
     _check_function(problems, job.function, job.args)
     named = _named_engine(problems, job)
+    job = job if named is None else replace(job, engine=named)
+    _check_xla(problems, job)
     if named is None or named.on_this_node:
         _check_processes(problems, job)
     _check_precision(problems, job.mixed_precision)
@@ -94,8 +96,7 @@ def checked(job: Job, caller: str) -> Job:
     _check_log_dir(problems, job.log_dir)
     _check_address(problems, job.address)
     problems.raise_any(caller)
-    count = devices.count(job.device_kind) if named is None else named.count(job)
-    job = replace(job, num_processes=int(job.num_processes or 0) or count)
+    job = replace(job, num_processes=int(job.num_processes or 0) or _count(job))
     engine = named or table.engine_for(job)
     job = replace(job, engine=engine)
     _check_refused(problems, job, engine)
@@ -125,6 +126,8 @@ def _environment(job: Job) -> dict[str, str]:
     texts = {**job.environment, "ACCELERATE_MIXED_PRECISION": job.mixed_precision.lower()}
     if job.distributed and job.device_kind is devices.CPU:
         texts["ACCELERATE_USE_CPU"] = "true"
+    if job.device_kind is devices.XLA:
+        texts = {**chips.variables(job.tpu_mode), **texts}
     return texts
 
 
@@ -178,13 +181,34 @@ def _check_processes(problems: Problems, job: Job) -> None:
     kind = job.device_kind
     if kind is devices.CPU:
         return
-    present = devices.count(kind)
+    present = _count(job)
     if job.num_processes > present:
         problems.value(
             f"num_processes={job.num_processes}: this machine has {present} "
             f"{kind.label if present == 1 else kind.plural}, so at most {present} is possible; "
             "set ACCELERATE_USE_CPU=1 in the environment to run on CPU processes instead"
         )
+
+
+def _count(job: Job) -> int:
+    """Return how many processes a job has that names no number."""
+    if isinstance(job.engine, Engine):
+        return job.engine.count(job)
+    return 1 if job.tpu_mode == "spmd" else devices.count(job.device_kind)
+
+
+def _check_xla(problems: Problems, job: Job) -> None:
+    """Note what a TPU lacks, also where it would be chosen but for that."""
+    problems.one_of("tpu_mode", job.tpu_mode, tpu.MODES)
+    said = environ.flag_in(job.environment, "ACCELERATE_USE_CPU")
+    if environ.flag("ACCELERATE_USE_CPU") if said is None else said:
+        if job.device_kind is devices.XLA:
+            problems.value(
+                "ACCELERATE_USE_CPU is set, and XLA devices were asked for: unset it, or do not ask"
+            )
+    elif job.device_kind is devices.XLA or (job.engine == table.AUTO and tpu.is_here()):
+        for text in chips.missing():
+            problems.value(text)
 
 
 def _named_engine(problems: Problems, job: Job) -> Engine | None:
@@ -209,6 +233,7 @@ def _check_refused(problems: Problems, job: Job, engine: Engine) -> None:
         "block": (not job.background, job.background),
         "log_dir": (job.log_dir, job.log_dir is not None),
         "address": (job.address, job.address is not None),
+        "tpu_mode": (job.tpu_mode, job.tpu_mode != "process"),
     }
     for name, (value, differs) in given.items():
         if differs and name in engine.refuses:

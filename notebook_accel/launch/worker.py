@@ -46,7 +46,7 @@ class Seat:
     descriptors that a forked worker has to close. Without pipes for `stdout` and `stderr` output goes as events.
     `child_start_method` is how the worker's own children start, data
     loader workers for example. `serve` is what a process that stays does instead of calling a function: it has no
-    payload.
+    payload. `prepare` is called before the function, when all workers are started.
     """
 
     rank: int
@@ -67,6 +67,7 @@ class Seat:
     sources: Mapping[str, list[str]]
     foreign_fds: Sequence[int] = ()
     serve: Callable[[socket.socket, Emitter, capture.Capture, StopPoint], None] | None = None
+    prepare: Callable[[], None] | None = None
 
 
 def main(seat: Seat) -> NoReturn:
@@ -125,6 +126,8 @@ def _work(seat: Seat, emitter: Emitter, output: capture.Capture) -> int:
             _leave_group()
             return 0
         listener = Listener(seat.events, emitter, stop_point)
+        if seat.prepare is not None:
+            seat.prepare()
         function, args = seat.payload.open() if isinstance(seat.payload, Segment) else seat.payload
         emitter.emit(Phase(rank=seat.rank, time=emitter.now(), name="running", pid=os.getpid()))
         try:

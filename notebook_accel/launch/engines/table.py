@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
+from ... import devices
+from .. import chips
 from .base import Engine
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ AUTO: Final = "auto"
 BUILT_IN: Final[Mapping[str, str]] = {
     "inprocess": "inprocess:InProcessEngine",
     "elastic": "elastic:ElasticEngine",
+    "xla": "xla:XlaEngine",
 }
 
 
@@ -64,4 +67,7 @@ def named(name: str) -> Engine:
 
 
 def _suited(job: Job) -> str:
-    return "elastic" if job.needs_workers else "inprocess"
+    if job.device_kind is not devices.XLA:
+        return "elastic" if job.needs_workers else "inprocess"
+    shards_late = job.tpu_mode == "spmd" and chips.is_started() and not chips.is_sharding()
+    return "xla" if job.needs_workers or shards_late else "inprocess"
