@@ -114,8 +114,8 @@ def notebook_launcher(
             `text` prints lines; `none` shows nothing but errors; `auto` is the environment variable
             NOTEBOOK_ACCEL_VIEW, else the widgets in a notebook that has ipywidgets, and text elsewhere.
         engine: what starts the processes: `inprocess` runs one in this process, `elastic` starts them here under torch
-            elastic, `xla` one for each TPU chip; other packages add more by the entry points `notebook_accel.engines`; an `Engine` is one, too.
-            `auto` is what the other arguments need.
+            elastic, `xla` one for each TPU chip; other packages add more by the entry points `notebook_accel.engines`;
+            an `Engine` is one, too. `auto` is what the machine and the other arguments need.
         address: where the cluster is, for an engine that has one.
         tpu_mode: `process` is one process for each TPU chip; `spmd` is one process that uses all chips, this one where
             it has not used the TPU for something else.
@@ -194,13 +194,14 @@ def runs() -> list[Run]:
 
 def _run(job: Job, caller: str) -> Any:
     __tracebackhide__ = True
-    from .launch import compiler, guard, preflight
+    from .launch import guard, preflight
+    from .launch.engines.base import Engine
     from .launch.start import launch, launch_in_background
     from .stream.logs import LogFiles
     from .widgets.run import sink_for
 
     ready = preflight.checked(job, caller)
-    if ready.distributed and ready.start_method == "fork" and compiler.load_for(job.function):
+    if ready.distributed and isinstance(ready.engine, Engine) and ready.engine.load(ready):
         ready = preflight.checked(job, caller)  # what an import started could forbid the fork
     asked = environ.flag_in(ready.environment, "ACCELERATE_DEBUG_MODE")
     if environ.flag("ACCELERATE_DEBUG_MODE") if asked is None else asked:

@@ -7,11 +7,14 @@ first is not public, but there is nothing else that tells a process its chip.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import sys
 from typing import Any, Final
 
 from .. import environ, probes, tpu
 from ..errors import LaunchError
+from . import signals
 
 _OF_ONE_PROCESS: Final = ("TPU_PROCESS_ADDRESSES", "TPU_PROCESS_PORT", "CLOUD_TPU_TASK_ID")
 
@@ -56,6 +59,24 @@ def shard() -> None:
         from torch_xla import runtime as xla
 
         xla.use_spmd()
+
+
+def is_loaded() -> bool:
+    """Whether this process has torch_xla."""
+    return "torch_xla" in sys.modules
+
+
+def load() -> bool:
+    """Import torch_xla where it is not there yet, which takes seconds of one core; return whether this was so.
+
+    Workers that are forked after it have it. What it sets in the environment stays and is theirs too; it starts no
+    runtime. Where it cannot be imported, the worker that needs it says why.
+    """
+    if is_loaded():
+        return False
+    with signals.interrupt_held(), contextlib.suppress(Exception):
+        importlib.import_module("torch_xla")
+    return True
 
 
 def is_started() -> bool:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any, Literal
 
+from .. import devices
 from ..events import Event, Failure, HoldOrder, Order, StopOrder
 from ..stream.inbox import Channel, End, Inbox
 from ..stream.record import RunRecord
 from ..stream.wire import PipeEnd
-from . import compiler, registry, signals
+from . import chips, compiler, registry, signals
 from .control import Control
 from .job import Job
 from .surroundings import Surroundings
@@ -312,7 +313,8 @@ def _preload_fork_server(job: Job) -> None:
     chosen = getattr(forkserver._forkserver, "_preload_modules", ())
     shell = ["IPython.core.interactiveshell"] if "IPython" in sys.modules else []
     trained = [compiler.MODULE] if compiler.is_loaded() or compiler.needed_by(job.function) else []
-    modules = dict.fromkeys([*chosen, *_PRELOAD, *shell, *trained])
+    on_xla = ["torch_xla"] if job.device_kind is devices.XLA and chips.is_loaded() else []  # as set up here
+    modules = dict.fromkeys([*chosen, *_PRELOAD, *shell, *trained, *on_xla])
     modules.pop("__main__", None)  # the default: it would run a script again
     forkserver.set_forkserver_preload(list(modules))
 

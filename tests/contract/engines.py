@@ -39,4 +39,11 @@ ENGINES: Mapping[str, Tried] = {
         method: Tried(engine="elastic", arguments={"num_processes": 2, "start_method": method})
         for method in ("fork", "forkserver", "spawn")
     },
+    "xla": Tried(
+        engine="xla",
+        needs="torch_xla",
+        environment={"PJRT_DEVICE": "CPU"},
+        prepare="import torch_xla",
+        patience=120.0,
+    ),
 }

@@ -20,6 +20,7 @@ REFUSED: dict[str, Any] = {
     "block": False,
     "log_dir": "logs",
     "address": "somewhere",
+    "tpu_mode": "spmd",
 }
 
 

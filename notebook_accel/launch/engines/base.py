@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from ... import devices
 from ...events import Event, Failure, Phase
 from ...stream.record import RunRecord
+from .. import compiler
 from ..control import Control
 from ..job import Job, StartMethod
 
@@ -76,6 +77,10 @@ class Engine(ABC):
     def prepares(self, job: Job) -> Callable[[], None] | None:
         """Return what each worker calls before the function: something that a fresh process can import."""
         return None
+
+    def load(self, job: Job) -> bool:
+        """Import here what each worker would import else; return whether anything was."""
+        return job.start_method == "fork" and compiler.load_for(job.function)
 
     def remark(self, job: Job) -> str:
         """Return what is to be said of a job besides its announcement."""

@@ -57,6 +57,10 @@ class XlaEngine(ElasticEngine):
         """Return what finds a worker's chip."""
         return chips.shard if job.tpu_mode == "spmd" else chips.join
 
+    def load(self, job: Job) -> bool:
+        """Import torch_xla, and torch's compiler, which comes with it; return whether that was due."""
+        return job.start_method != "spawn" and chips.load()
+
     def remark(self, job: Job) -> str:
         """Return why no fork was made, where this process has started the runtime."""
         if chips.is_started() and job.start_method != "fork":
