@@ -54,7 +54,9 @@ def shard() -> None:
         LaunchError: its runtime was started for one device already.
     """
     if is_started() and not is_sharding():
-        raise LaunchError("the XLA runtime was started without SPMD in this process, which cannot change it")
+        raise LaunchError(
+            "the XLA runtime was started without SPMD in this process, which cannot change it: leave engine out"
+        )
     if not is_sharding():
         from torch_xla import runtime as xla
 

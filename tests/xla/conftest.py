@@ -11,7 +11,7 @@ import pytest
 from tests.notebooks.kernel import Kernel, make_event_loop
 
 IMPORTS = """
-import os, sys, time, torch, torch_xla
+import os, sys, time, torch
 from torch import nn
 from notebook_accel import PartialState, notebook_launcher
 torch.set_num_threads(1)  # OpenMP's threads would forbid a fork
@@ -37,6 +37,10 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """A kernel that the tests of a module share; its own runtime is not started."""
     started = Kernel(tmp_path_factory.mktemp("kernel"), PJRT_DEVICE="CPU")
     started.run(IMPORTS, timeout=120).ok()
+    # torch_xla keeps a temp folder from its import on, so this is none of a test's
+    first = "notebook_launcher(int, engine='xla'); 'torch_xla' in sys.modules"
+    assert started.run(first, timeout=120).ok().value == "True", "a launch imports it once for all"
+    started.run("import torch_xla").ok()
     yield started
     started.close()
 
@@ -45,6 +49,8 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 def used_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """A kernel that has computed on its XLA device."""
     started = Kernel(tmp_path_factory.mktemp("used"), PJRT_DEVICE="CPU")
-    started.run(f"{IMPORTS}\nmine = torch.ones(3, device='xla') + 1; mine.sum().item()", timeout=120).ok()
+    started.run(
+        f"{IMPORTS}\nimport torch_xla\nmine = torch.ones(3, device='xla') + 1; mine.sum().item()", timeout=120
+    ).ok()
     yield started
     started.close()

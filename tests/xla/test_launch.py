@@ -65,7 +65,7 @@ def test_a_model_of_the_notebook_is_used(kernel: Kernel) -> None:
             loss = moved(data.to(state.device)).square().sum()
             loss.backward()
             print("on", loss.device, flush=True)
-            return str(state.device), loss.detach(), moved.weight.grad, os.getpid()
+            return state.device.type, loss.detach(), moved.weight.grad, os.getpid()
         data = torch.ones(3, 4)
         device, loss, grad, pid = notebook_launcher(f, (model, data), engine="xla")
         print(device, loss.device.type, grad.device.type)
