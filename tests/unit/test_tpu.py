@@ -8,6 +8,7 @@ import pytest
 
 from notebook_accel import devices, probes, tpu
 from notebook_accel.launch import preflight
+from notebook_accel.launch.engines import xla
 from notebook_accel.launch.engines.inprocess import InProcessEngine
 from notebook_accel.launch.engines.xla import XlaEngine
 from notebook_accel.launch.job import Job
@@ -183,3 +184,26 @@ def test_a_tpu_is_needed_or_the_cpu_named(
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     with pytest.raises(ValueError, match="ACCELERATE_USE_CPU is set, and XLA devices were asked for"):
         checked(engine="xla")
+
+
+def test_sessions_are_for_other_devices(machine: Machine, torch_xla: None) -> None:
+    machine.attach(V5E, 4)
+    with pytest.raises(
+        ValueError, match="a session runs on GPUs and CPUs: environment={'ACCELERATE_USE_CPU'"
+    ):
+        checked(serve=print)
+    on_cpus = checked(serve=print, num_processes=2, environment={"ACCELERATE_USE_CPU": "true"})
+    assert on_cpus.engine.name == "elastic"  # type: ignore[union-attr]
+
+
+def test_chips_that_the_kernel_holds_are_named(
+    machine: Machine, torch_xla: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.attach(V5E, 4)
+    files = tmp_path / "fd"
+    files.mkdir()
+    for number, path in enumerate(["/dev/null", "/dev/vfio/vfio", "/dev/accel0", "/dev/vfio/2"]):
+        (files / str(number)).symlink_to(path)
+    monkeypatch.setattr(xla, "_OPEN_FILES", str(files))
+    with pytest.raises(ValueError, match=r"holds its chips \(/dev/accel0, /dev/vfio/2\).*restart the kernel"):
+        checked()

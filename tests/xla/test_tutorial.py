@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.notebook, pytest.mark.slow]
 
 
 @pytest.mark.may_leak(
-    "temp", reason="a part of torch keeps a folder until its process ends, and kernels are killed"
+    "temp_files", reason="a part of torch keeps a folder until its process ends, and kernels are killed"
 )
 def test_the_tutorial_runs(tmp_path: Path) -> None:
     source = ROOT / "tutorials" / "08_tpu.ipynb"

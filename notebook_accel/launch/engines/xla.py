@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from ... import devices, environ, tpu
 from ...stream.record import RunRecord
@@ -20,6 +20,8 @@ from ..control import Control
 from ..job import Job
 from .base import Deliver, Outcome
 from .elastic import ElasticEngine
+
+_OPEN_FILES: Final = "/proc/self/fd"
 
 
 class XlaEngine(ElasticEngine):
@@ -105,12 +107,12 @@ def _held_files() -> list[str]:
     """Return the device files of TPU chips that this process has open."""
     found = set()
     try:
-        numbers = os.listdir("/proc/self/fd")
+        numbers = os.listdir(_OPEN_FILES)
     except OSError:
         return []
     for number in numbers:
         try:
-            found.add(os.readlink(f"/proc/self/fd/{number}"))
+            found.add(os.readlink(f"{_OPEN_FILES}/{number}"))
         except OSError:
             continue  # it was the one that lists them
     files = {Path(text) for text in found if text.startswith(("/dev/accel", "/dev/vfio/"))}
