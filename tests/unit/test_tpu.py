@@ -189,7 +189,7 @@ def test_a_tpu_is_needed_or_the_cpu_named(
 def test_sessions_are_for_other_devices(machine: Machine, torch_xla: None) -> None:
     machine.attach(V5E, 4)
     with pytest.raises(
-        ValueError, match="a session runs on GPUs and CPUs: environment={'ACCELERATE_USE_CPU'"
+        ValueError, match=r"a session runs on GPUs and CPUs: environment=.'ACCELERATE_USE_CPU'"
     ):
         checked(serve=print)
     on_cpus = checked(serve=print, num_processes=2, environment={"ACCELERATE_USE_CPU": "true"})
