@@ -50,14 +50,15 @@ def _num_xpu() -> int:
     return torch.xpu.device_count() if hasattr(torch, "xpu") and torch.xpu._is_compiled() else 0
 
 
+def _num_xla() -> int:
+    # chips alone are looked for: with PJRT_DEVICE=CPU torch_xla runs anywhere, and sets it itself at its import
+    return tpu.num_processes() if tpu.is_here() and probes.is_available("torch_xla") else 0
+
+
 def _num_mps() -> int:
     import torch
 
     return int(torch.backends.mps.is_available())
-
-
-def _num_xla() -> int:
-    return tpu.num_processes() if tpu.is_here() and probes.is_available("torch_xla") else 0
 
 
 def _num_cpu() -> int:
@@ -91,15 +92,6 @@ XPU: Final = DeviceKind(
     indexed=True,
     counter=_num_xpu,
 )
-MPS: Final = DeviceKind(
-    name="mps",
-    label="Apple GPU",
-    plural="Apple GPUs",
-    backend=None,
-    autocast="mps",
-    indexed=False,
-    counter=_num_mps,
-)
 XLA: Final = DeviceKind(
     name="xla",
     label="XLA device",
@@ -109,7 +101,15 @@ XLA: Final = DeviceKind(
     indexed=False,
     counter=_num_xla,
 )
-"""TPU chips by torch_xla; with PJRT_DEVICE=CPU it runs anywhere, which is never chosen by itself."""
+MPS: Final = DeviceKind(
+    name="mps",
+    label="Apple GPU",
+    plural="Apple GPUs",
+    backend=None,
+    autocast="mps",
+    indexed=False,
+    counter=_num_mps,
+)
 
 KINDS: Final = (XLA, CUDA, XPU, MPS, CPU)
 """All kinds, the one to prefer first."""
@@ -203,8 +203,9 @@ def empty_cache(device: torch.device) -> None:
     """Give cached device memory back to the system."""
     import torch
 
-    if device.type not in ("cpu", "xla"):  # XLA's runtime keeps none
-        getattr(torch, device.type).empty_cache()
+    module: Any = getattr(torch, device.type, None)
+    if hasattr(module, "empty_cache"):
+        module.empty_cache()
 
 
 def _runtime_is_initialized(module: Any) -> bool:

@@ -46,12 +46,14 @@ TABLE: Final[Mapping[str, str]] = {
     "FORK_LAUNCHED": "true in a worker that a notebook launched",
     # ours
     "NOTEBOOK_ACCEL_VIEW": "what shows a run where the launch leaves it open: widget, text or none",
-    "NOTEBOOK_ACCEL_TPU_MODE": "what a process that a launch started on XLA devices is: process or spmd",
+    "NOTEBOOK_ACCEL_TPU_MODE": "process: a process per XLA device; spmd: one program over all, which splits batches",
     # where config files lie
     "HF_HOME": "folder of Hugging Face libraries",
     "XDG_CACHE_HOME": "folder of cached files",
     # torch and its libraries
     "LOGLEVEL": "level of torch elastic's loggers",
+    "PJRT_DEVICE": "kind of device that torch_xla uses: TPU or CPU",
+    "CPU_NUM_DEVICES": "devices of torch_xla where that kind is CPU",
     "OMP_NUM_THREADS": "threads of one process's CPU kernels",
     "CUDA_VISIBLE_DEVICES": "CUDA devices this process may use",
     "CUBLAS_WORKSPACE_CONFIG": "needed by deterministic CUDA algorithms",
@@ -61,9 +63,7 @@ TABLE: Final[Mapping[str, str]] = {
     "NCCL_IB_DISABLE": "1: no InfiniBand",
     "PYTORCH_ENABLE_MPS_FALLBACK": "1: run on the CPU what MPS lacks",
     "MPLBACKEND": "matplotlib's backend",
-    # torch_xla, its runtime and TPU machines
-    "PJRT_DEVICE": "what torch_xla runs on: TPU, or CPU to try it anywhere",
-    "CPU_NUM_DEVICES": "devices that PJRT_DEVICE=CPU has in a process",
+    # TPU machines
     "XLA_USE_SPMD": "1: one process uses all devices of a machine; set by torch_xla",
     "ISTPUVM": "1 on Kaggle's machines with a TPU",
     "TPU_NAME": "name of the TPU",

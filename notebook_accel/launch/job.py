@@ -92,7 +92,8 @@ class Job:
         ValueError where one of them says no truth word of ACCELERATE_USE_CPU.
         """
         bound: devices.DeviceKind | None = getattr(self.engine, "device_kind", None)
-        if bound is not None or self.tpu_mode == "spmd":
+        shards = self.tpu_mode == "spmd" and "tpu_mode" not in getattr(self.engine, "refuses", ())
+        if bound is not None or shards:
             return bound or devices.XLA
         return devices.best(environ.flag_in(self.environment, "ACCELERATE_USE_CPU"))
 
