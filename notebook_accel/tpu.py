@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -18,21 +19,29 @@ _CHIPS: Final = {_TWO_CORES, "0x005e", "0x0056", "0x0062", "0x0063", "0x006f", "
 """PCI device ids, those of `torch_xla._internal.tpu`."""
 
 
-def is_here() -> bool:
+def is_here(environment: Mapping[str, str] | None = None) -> bool:
     """Whether this machine has a TPU that torch_xla is to use: PJRT_DEVICE decides where it is set.
 
     TPU_NAME alone may be a setting of Google's command line tools, so it counts where torch_xla is installed.
+
+    Args:
+        environment: variables that count more than this process's.
     """
-    chosen = environ.get("PJRT_DEVICE")
+    chosen = (environment or {}).get("PJRT_DEVICE") or environ.get("PJRT_DEVICE")
     if chosen:
         return _device_type(chosen) == "TPU"
     named = bool(environ.get("TPU_NAME")) and probes.is_available("torch_xla")
     return named or _is_vm() or bool(_attached() or _files("dev/accel[0-9]*"))
 
 
-def pjrt_device() -> str:
-    """Return what torch_xla's runtime runs on: `TPU`, `CPU` and so on; empty where nothing says it."""
-    return _device_type(environ.get("PJRT_DEVICE") or "") or ("TPU" if is_here() else "")
+def pjrt_device(environment: Mapping[str, str] | None = None) -> str:
+    """Return what torch_xla's runtime runs on: `TPU`, `CPU` and so on; empty where nothing says it.
+
+    Args:
+        environment: variables that count more than this process's.
+    """
+    chosen = (environment or {}).get("PJRT_DEVICE") or environ.get("PJRT_DEVICE") or ""
+    return _device_type(chosen) or ("TPU" if is_here() else "")
 
 
 def chips() -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+from collections.abc import Mapping
 from typing import Any, Final
 
 from .. import environ, probes, tpu
@@ -53,14 +54,15 @@ def shard() -> None:
     Raises:
         LaunchError: its runtime was started for one device already.
     """
-    if is_started() and not is_sharding():
-        raise LaunchError(
-            "the XLA runtime was started without SPMD in this process, which cannot change it: leave engine out"
-        )
-    if not is_sharding():
+    if not is_started():
+        environ.drop("XLA_USE_SPMD")  # as another process set it, of which torch_xla would warn
         from torch_xla import runtime as xla
 
         xla.use_spmd()
+    elif not is_sharding():
+        raise LaunchError(
+            "the XLA runtime was started without SPMD in this process, which cannot change it: leave engine out"
+        )
 
 
 def is_loaded() -> bool:
@@ -88,8 +90,8 @@ def is_started() -> bool:
 
 
 def is_sharding() -> bool:
-    """Whether this process has called `torch_xla.runtime.use_spmd`."""
-    return environ.flag("XLA_USE_SPMD") and "_XLAC" in sys.modules
+    """Whether this process, which has started the runtime, called `torch_xla.runtime.use_spmd` before."""
+    return environ.flag("XLA_USE_SPMD")
 
 
 def variables(mode: tpu.Mode) -> dict[str, str]:
@@ -97,14 +99,14 @@ def variables(mode: tpu.Mode) -> dict[str, str]:
     return {"ACCELERATE_TORCH_DEVICE": "xla", "NOTEBOOK_ACCEL_TPU_MODE": mode}
 
 
-def missing() -> list[str]:
-    """Return what has to be there for XLA and is not."""
+def missing(environment: Mapping[str, str]) -> list[str]:
+    """Return what has to be there for XLA and is not; `environment` is the workers' own."""
     if not probes.is_available("torch_xla"):
         what = "this machine has a TPU, and" if tpu.is_here() else "XLA devices are used by"
         return [
             f"{what} torch_xla{', which computes on it,' if tpu.is_here() else ', which'} is not installed: "
             "pip install 'torch_xla[tpu]'; ACCELERATE_USE_CPU=1 in the environment runs on CPU processes instead"
         ]
-    if not tpu.pjrt_device():
+    if not tpu.pjrt_device(environment):
         return ["no TPU was found on this machine; PJRT_DEVICE=CPU in the environment tries XLA on the CPU"]
     return []

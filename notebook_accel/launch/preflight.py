@@ -207,7 +207,7 @@ def _check_xla(problems: Problems, job: Job) -> None:
                 "ACCELERATE_USE_CPU is set, and XLA devices were asked for: unset it, or do not ask"
             )
     elif job.device_kind is devices.XLA or (job.engine == table.AUTO and tpu.is_here()):
-        for text in chips.missing():
+        for text in chips.missing(job.environment):
             problems.value(text)
 
 

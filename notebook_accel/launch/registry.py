@@ -62,7 +62,7 @@ def settled(job: Job) -> Job:
         LaunchError: there are too few; it says which run holds which.
     """
     kind = job.device_kind
-    if kind is devices.CPU or (kind is devices.XLA and not tpu.is_here()):
+    if kind is devices.CPU or (kind is devices.XLA and not tpu.is_here(job.environment)):
         return job
     visible = _VISIBLE_CHIPS if kind is devices.XLA else _VISIBLE
     chosen = job.environment.get(visible)

@@ -135,7 +135,8 @@ def test_an_old_chip_is_two_devices(
     with pytest.raises(ValueError, match=r"2 devices \(v2 and v3\).*tpu_mode='spmd'"):
         checked()
     assert isinstance(checked(tpu_mode="spmd").engine, InProcessEngine)
-    assert isinstance(checked(num_processes=1).engine, InProcessEngine)
+    one = checked(num_processes=1)
+    assert isinstance(one.engine, XlaEngine), "this process would take all chips"
 
 
 def test_one_process_can_use_all(machine: Machine, torch_xla: None) -> None:
@@ -171,6 +172,7 @@ def test_a_tpu_is_needed_or_the_cpu_named(
 ) -> None:
     with pytest.raises(ValueError, match="no TPU was found on this machine; PJRT_DEVICE=CPU"):
         checked(engine="xla")
+    assert checked(engine="xla", environment={"PJRT_DEVICE": "CPU"}).num_processes == 1
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     assert checked(engine="xla").num_processes == 1
     assert isinstance(checked().engine, InProcessEngine), (

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
-from ... import devices
+from ... import devices, tpu
 from .. import chips
 from .base import Engine
 
@@ -69,5 +69,8 @@ def named(name: str) -> Engine:
 def _suited(job: Job) -> str:
     if job.device_kind is not devices.XLA:
         return "elastic" if job.needs_workers else "inprocess"
-    shards_late = job.tpu_mode == "spmd" and chips.is_started() and not chips.is_sharding()
-    return "xla" if job.needs_workers or shards_late else "inprocess"
+    if job.tpu_mode == "spmd":
+        here = not chips.is_started() or chips.is_sharding()
+    else:
+        here = tpu.chips() == 1  # of several this process would take all
+    return "inprocess" if here and not job.needs_workers else "xla"

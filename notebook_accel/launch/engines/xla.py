@@ -37,7 +37,7 @@ class XlaEngine(ElasticEngine):
 
     def count(self, job: Job) -> int:
         """Return a process for each chip, 1 where one shards or where there is no TPU."""
-        if job.tpu_mode == "spmd" or not tpu.is_here():
+        if job.tpu_mode == "spmd" or not tpu.is_here(job.environment):
             return 1
         return tpu.num_processes()
 
@@ -71,20 +71,21 @@ class XlaEngine(ElasticEngine):
 
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         """Run the job; ShipError or LaunchError where it cannot start."""
-        device = {"PJRT_DEVICE": tpu.pjrt_device()}
+        device = {"PJRT_DEVICE": tpu.pjrt_device(job.environment)}
         return super().run(replace(job, environment={**device, **job.environment}), record, deliver, control)
 
 
 def _of_processes(job: Job) -> list[str]:
     """Return why there cannot be a process for each chip."""
-    every, several = tpu.num_processes() if tpu.is_here() else 1, job.local_world_size > 1
+    several, on_tpu = job.local_world_size > 1, tpu.is_here(job.environment)
+    every = tpu.num_processes() if on_tpu else 1
     texts = []
     if several and job.local_world_size != every:
         texts.append(
             f"num_processes={job.local_world_size}: a run on XLA devices has 1 process or all {every} that this "
             "machine has chips for"
         )
-    if several and tpu.devices_per_chip() > 1:
+    if several and on_tpu and tpu.devices_per_chip() > 1:
         texts.append(
             f"each of this TPU's chips is {tpu.devices_per_chip()} devices (v2 and v3), which one process cannot use "
             "as one: tpu_mode='spmd' uses all of them from one process, num_processes=1 one of them"
@@ -95,7 +96,7 @@ def _of_processes(job: Job) -> list[str]:
             f"TPU_VISIBLE_CHIPS={','.join(visible)} has {len(visible)} of {tpu.chips()} chips, and a run takes one or "
             "all: name one chip, or unset it"
         )
-    if tpu.pjrt_device() == "CPU" and (environ.integer("CPU_NUM_DEVICES", 1) or 1) > 1:
+    if tpu.pjrt_device(job.environment) == "CPU" and (environ.integer("CPU_NUM_DEVICES", 1) or 1) > 1:
         texts.append(
             f"CPU_NUM_DEVICES={environ.get('CPU_NUM_DEVICES')}: a process has one device; unset it, or choose "
             "tpu_mode='spmd'"
