@@ -44,19 +44,28 @@ def pjrt_device(environment: Mapping[str, str] | None = None) -> str:
     return _device_type(chosen) or ("TPU" if is_here() else "")
 
 
-def chips() -> int:
-    """Return the chips of this machine; 1 where there is a TPU and nothing counts them, 0 where there is none."""
-    if not is_here():
+def chips(environment: Mapping[str, str] | None = None) -> int:
+    """Return the chips of this machine; 1 where there is a TPU and nothing counts them, 0 where there is none.
+
+    Args:
+        environment: variables that count more than this process's.
+    """
+    if not is_here(environment):
         return 0
     files = _files("dev/accel[0-9]*") or _files("dev/vfio/[0-9]*")
     return len(_attached()) or files or _product("TPU_CHIPS_PER_HOST_BOUNDS") or 1
 
 
-def num_processes() -> int:
-    """Return the processes that use all chips, one each: no more than TPU_PROCESS_BOUNDS has."""
+def num_processes(environment: Mapping[str, str] | None = None) -> int:
+    """Return the processes that use all chips, one each: no more than TPU_PROCESS_BOUNDS has.
+
+    Args:
+        environment: variables that count more than this process's.
+    """
+    number = chips(environment)
     if len(visible_chips()) == 1:
-        return 1
-    return min(chips(), _product("TPU_PROCESS_BOUNDS") or chips())
+        return min(number, 1)
+    return min(number, _product("TPU_PROCESS_BOUNDS") or number)
 
 
 def visible_chips() -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def settled(job: Job) -> Job:
         return job
     visible = _VISIBLE_CHIPS if kind is devices.XLA else _VISIBLE
     chosen = job.environment.get(visible)
-    every = tpu.chips() if kind is devices.XLA else devices.count(kind)
+    every = tpu.chips(job.environment) if kind is devices.XLA else devices.count(kind)
     ids = _ids(chosen) or _ids(environ.get(visible)) or [str(number) for number in range(every)]
     needed = every if job.tpu_mode == "spmd" else job.local_world_size
     living = [*(run for run in runtime.runs() if not run.is_over), *sessions()]

@@ -77,7 +77,7 @@ def test_cpus_are_shared(four_gpus: None) -> None:
 
 def test_each_chip_is_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tpu, "is_here", lambda environment: True)
-    monkeypatch.setattr(tpu, "chips", lambda: 4)
+    monkeypatch.setattr(tpu, "chips", lambda environment: 4)
     monkeypatch.delenv("TPU_VISIBLE_CHIPS", raising=False)
     job = Job(function=os.getpid, num_processes=1, engine=XlaEngine(), background=True)
     first = registry.settled(job)

@@ -173,6 +173,9 @@ def test_a_tpu_is_needed_or_the_cpu_named(
     with pytest.raises(ValueError, match="no TPU was found on this machine; PJRT_DEVICE=CPU"):
         checked(engine="xla")
     assert checked(engine="xla", environment={"PJRT_DEVICE": "CPU"}).num_processes == 1
+    machine.attach(V5E, 4)
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    assert checked(engine="xla", environment={"PJRT_DEVICE": "TPU"}).num_processes == 4
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     assert checked(engine="xla").num_processes == 1
     assert isinstance(checked().engine, InProcessEngine), (

@@ -36,6 +36,7 @@ from torch_xla.core import xla_model
 from notebook_accel.launch import chips
 
 def join():  # on chips that are not there
+    os.environ["PJRT_DEVICE"] = "TPU"
     with (mock.patch.object(xla_model, "get_xla_supported_devices", lambda: ["xla:0"]),
           mock.patch.object(xla_model, "set_replication"), mock.patch.object(torch_xla, "device"),
           mock.patch.object(runtime, "addressable_device_count", lambda: 1)):
@@ -144,11 +145,10 @@ def test_each_process_is_told_its_chip(kernel: Kernel) -> None:
         }
         for rank in range(4)
     ]
-    environment = {"PJRT_DEVICE": "TPU", **KAGGLE}
     names = tuple(expected[0])
     run(kernel, TWO + CHIP).ok()
     cell = run(
-        kernel, f"notebook_launcher(f, ({names},), engine=Four(), environment={environment}, returns='all')"
+        kernel, f"notebook_launcher(f, ({names},), engine=Four(), environment={KAGGLE}, returns='all')"
     )
     assert ast.literal_eval(cell.ok().value) == expected
 

@@ -39,7 +39,7 @@ class XlaEngine(ElasticEngine):
         """Return a process for each chip, 1 where one shards or where there is no TPU."""
         if job.tpu_mode == "spmd" or not tpu.is_here(job.environment):
             return 1
-        return tpu.num_processes()
+        return tpu.num_processes(job.environment)
 
     def problems(self, job: Job) -> Sequence[str]:
         """Return why a job cannot run on this machine's XLA devices."""
@@ -78,7 +78,7 @@ class XlaEngine(ElasticEngine):
 def _of_processes(job: Job) -> list[str]:
     """Return why there cannot be a process for each chip."""
     several, on_tpu = job.local_world_size > 1, tpu.is_here(job.environment)
-    every = tpu.num_processes() if on_tpu else 1
+    every = tpu.num_processes(job.environment) if on_tpu else 1
     texts = []
     if several and job.local_world_size != every:
         texts.append(
@@ -91,10 +91,10 @@ def _of_processes(job: Job) -> list[str]:
             "as one: tpu_mode='spmd' uses all of them from one process, num_processes=1 one of them"
         )
     visible = tpu.visible_chips()
-    if several and 1 < len(visible) < tpu.chips():
+    if several and 1 < len(visible) < tpu.chips(job.environment):
         texts.append(
-            f"TPU_VISIBLE_CHIPS={','.join(visible)} has {len(visible)} of {tpu.chips()} chips, and a run takes one or "
-            "all: name one chip, or unset it"
+            f"TPU_VISIBLE_CHIPS={','.join(visible)} has {len(visible)} of {tpu.chips(job.environment)} chips, and a "
+            "run takes one or all: name one chip, or unset it"
         )
     if tpu.pjrt_device(job.environment) == "CPU" and (environ.integer("CPU_NUM_DEVICES", 1) or 1) > 1:
         texts.append(
