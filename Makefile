@@ -1,6 +1,6 @@
 # One environment in .venv, made on first use; stamp files in it make the second call quick.
 #   make demo       train the first tutorial on two processes, live in the terminal
-#   make test       format, lint, types, every test that needs no GPU, and the notebooks on Colab's old stack
+#   make test       format, lint, types, every test that needs no GPU, the notebooks on Colab's old stack, XLA
 #   make bench      our times side by side with Accelerate's and plain torch's
 #   make test-gpu   tests/gpu; skips with a reason where there is no CUDA
 # PYTHON chooses the interpreter that .venv is made with, and the one that runs test-gpu.
@@ -13,11 +13,12 @@ SHELL := bash
 BASE_PYTHON := $(or $(PYTHON),$(shell command -v python3.11 || command -v python3))
 VENV := .venv
 COLAB := .venv-colab
+XLA := .venv-xla
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SPEC := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-unit test-colab test-gpu bench lint format clean
+.PHONY: help demo test test-unit test-colab test-xla test-gpu bench lint format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -50,6 +51,19 @@ $(COLAB)/stamp: $(VENV)/dev.stamp constraints-colab.txt
 	$(COLAB)/bin/python -m pip install --quiet --disable-pip-version-check --requirement constraints-colab.txt
 	site=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	into=$$($(COLAB)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	echo "import site; site.addsitedir('$$site')" > "$$into/layer.pth"
+	touch $@
+
+# torch_xla's torch comes first on the path, everything else from $(VENV). That torch asks for 4 GB of CUDA libraries,
+# none of which XLA on a CPU calls: where there is a C compiler it gets stubs of them.
+$(XLA)/stamp: $(VENV)/dev.stamp constraints-xla.txt tests/xla/cuda_stubs.py
+	@echo "== making $(XLA) with torch_xla"
+	$(BASE_PYTHON) -m venv --clear $(XLA)
+	install="$(XLA)/bin/python -m pip install --quiet --disable-pip-version-check --requirement constraints-xla.txt"; \
+	site=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	into=$$($(XLA)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	$$install --no-deps; \
+	$(PY) tests/xla/cuda_stubs.py "$$into" || $$install; \
 	echo "import site; site.addsitedir('$$site')" > "$$into/layer.pth"
 	touch $@
 
@@ -87,13 +101,17 @@ format: $(VENV)/dev.stamp
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-test: lint test-unit test-colab
+test: lint test-unit test-colab test-xla
 
 test-unit: $(VENV)/dev.stamp $(VENV)/kernels/stamp $(VENV)/chromium.stamp
 	$(PY) -m pytest tests --ignore=tests/benchmarks --ignore=tests/gpu --durations=10
 
 test-colab: $(COLAB)/stamp
 	$(COLAB)/bin/python -m pytest tests/notebooks
+
+HAS_XLA := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
+test-xla: $(if $(HAS_XLA),$(XLA)/stamp)
+	$(if $(HAS_XLA),$(XLA)/bin/python -m pytest tests/xla tests/contract -k xla --durations=5,@echo "== torch_xla is for Linux on x86_64: its tests are left out")
 
 # A GPU machine brings its own torch, so PYTHON is used as it is and nothing is installed into it.
 test-gpu: $(if $(PYTHON),,$(VENV)/dev.stamp)
@@ -103,5 +121,5 @@ bench: $(VENV)/bench.stamp
 	$(PY) -m tests.benchmarks
 
 clean:
-	rm -rf $(VENV) $(COLAB) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(COLAB) $(XLA) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -46,11 +46,14 @@ TABLE: Final[Mapping[str, str]] = {
     "FORK_LAUNCHED": "true in a worker that a notebook launched",
     # ours
     "NOTEBOOK_ACCEL_VIEW": "what shows a run where the launch leaves it open: widget, text or none",
+    "NOTEBOOK_ACCEL_TPU_MODE": "process: a process per XLA device; spmd: one program over all, which splits batches",
     # where config files lie
     "HF_HOME": "folder of Hugging Face libraries",
     "XDG_CACHE_HOME": "folder of cached files",
     # torch and its libraries
     "LOGLEVEL": "level of torch elastic's loggers",
+    "PJRT_DEVICE": "kind of device that torch_xla uses: TPU or CPU",
+    "CPU_NUM_DEVICES": "devices of torch_xla where that kind is CPU",
     "OMP_NUM_THREADS": "threads of one process's CPU kernels",
     "CUDA_VISIBLE_DEVICES": "CUDA devices this process may use",
     "CUBLAS_WORKSPACE_CONFIG": "needed by deterministic CUDA algorithms",
@@ -61,6 +64,17 @@ TABLE: Final[Mapping[str, str]] = {
     "PYTORCH_ENABLE_MPS_FALLBACK": "1: run on the CPU what MPS lacks",
     "MPLBACKEND": "matplotlib's backend",
     "RAY_ADDRESS": "Ray cluster to use",
+    # TPU machines
+    "XLA_USE_SPMD": "1: one process uses all devices of a machine; set by torch_xla",
+    "ISTPUVM": "1 on Kaggle's machines with a TPU",
+    "TPU_NAME": "name of the TPU",
+    "TPU_ACCELERATOR_TYPE": "kind and size of the TPU, for example v5litepod-8",
+    "TPU_CHIPS_PER_HOST_BOUNDS": "the chips of a machine, as in 2,2,1",
+    "TPU_PROCESS_BOUNDS": "the processes of a run on a TPU, as in 2,2,1",
+    "TPU_VISIBLE_CHIPS": "chips this process may use",
+    "TPU_PROCESS_ADDRESSES": "addresses of the processes of a run on a TPU",
+    "TPU_PROCESS_PORT": "port of this process of a run on a TPU",
+    "CLOUD_TPU_TASK_ID": "number of this process of a run on a TPU",
     # as the trackers' libraries name them
     "MLFLOW_EXPERIMENT_NAME": "experiment of MLflow's tracker",
     "MLFLOW_RUN_ID": "run that MLflow's tracker goes on with",
@@ -125,6 +139,12 @@ def integer(name: str, default: int | None = None) -> int | None:
 def put(values: Mapping[str, str]) -> None:
     """Set variables of this process."""
     os.environ.update(values)
+
+
+def drop(*names: str) -> None:
+    """Remove variables of this process, where they are set."""
+    for name in names:
+        os.environ.pop(_known(name), None)
 
 
 def snapshot() -> dict[str, str]:

@@ -74,6 +74,7 @@ def notebook_launcher(
     on_hang: OnHang = "tell",
     engine: str | Engine = "auto",
     address: str | None = None,
+    tpu_mode: Literal["process", "spmd"] = "process",
 ) -> Any:
     """Run a function on several processes and return what it returns.
 
@@ -84,7 +85,8 @@ def notebook_launcher(
     Args:
         function: what each process runs, as `function(*args)`; it may be defined in a cell.
         args: its arguments.
-        num_processes: processes on this node (under Ray: on all); None is one per GPU, or 1 (under Ray: one per CPU).
+        num_processes: processes on this node (under Ray: on all); None is one per GPU or TPU chip, or 1 (under Ray: one
+            per CPU).
         mixed_precision: `no`, `fp16`, `bf16` or `fp8`: what an `Accelerator` in the workers uses.
         use_port: port of the rendezvous store on node 0; None is a free one.
         master_addr: address of node 0.
@@ -118,11 +120,12 @@ def notebook_launcher(
             batch, line, bar, metric or display, and no collective that was entered or left. None never tells.
         on_hang: `tell` goes on waiting, `raise` ends the run, or starts its workers again where `max_restarts` allows.
         engine: what starts the processes: `inprocess` runs one in this process, `elastic` starts them here under torch
-            elastic, `ray` on a Ray cluster; other packages add more by the entry points
-            `notebook_accel.engines`; an `Engine` is one, too.
-            `auto` is what the other arguments need.
+            elastic, `xla` one for each TPU chip, `ray` on a Ray cluster; other packages add more by the entry points
+            `notebook_accel.engines`; an `Engine` is one, too. `auto` is what the machine and the other arguments need.
         address: where the cluster is, for an engine that has one: under Ray `auto`, `host:port` or `ray://host:port`;
             None is the one that this process is connected to, else a Ray that starts here.
+        tpu_mode: `process` is one process for each TPU chip; `spmd` is one process that uses all chips, this one where
+            it has not used the TPU for something else.
 
     Returns:
         What `returns` asks for. A single process is this process, and the value is the function's own. A `Run` where
@@ -172,6 +175,7 @@ def notebook_launcher(
         on_hang=on_hang,
         engine=engine,
         address=address,
+        tpu_mode=tpu_mode,
     )
     return _run(job, "notebook_launcher")
 
@@ -202,13 +206,14 @@ def runs() -> list[Run]:
 
 def _run(job: Job, caller: str) -> Any:
     __tracebackhide__ = True
-    from .launch import compiler, guard, preflight
+    from .launch import guard, preflight
+    from .launch.engines.base import Engine
     from .launch.start import launch, launch_in_background
     from .stream.logs import LogFiles
     from .widgets.run import sink_for
 
     ready = preflight.checked(job, caller)
-    if ready.distributed and ready.start_method == "fork" and compiler.load_for(job.function):
+    if ready.distributed and isinstance(ready.engine, Engine) and ready.engine.load(ready):
         ready = preflight.checked(job, caller)  # what an import started could forbid the fork
     asked = environ.flag_in(ready.environment, "ACCELERATE_DEBUG_MODE")
     if environ.flag("ACCELERATE_DEBUG_MODE") if asked is None else asked:

@@ -209,7 +209,7 @@ def _completed(config: LaunchConfig, *, is_given: bool) -> LaunchConfig:
     if config.use_cpu and paradigm.startswith("MULTI_"):
         paradigm = "NO"
     if paradigm == "NO" and total > 1:
-        paradigm = {"cuda": "MULTI_GPU", "xpu": "MULTI_XPU"}.get(kind.name, "MULTI_CPU")
+        paradigm = {"cuda": "MULTI_GPU", "xpu": "MULTI_XPU", "xla": "XLA"}.get(kind.name, "MULTI_CPU")
     use_cpu = config.use_cpu
     if kind is devices.CPU and paradigm in ("NO", "MULTI_CPU") and not is_given:
         use_cpu = True

@@ -12,7 +12,7 @@ from ..errors import ConfigError, Problem
 if TYPE_CHECKING:  # the schema is imported by the first call: the function is at hand in every process
     from .schema import LaunchConfig
 
-_KINDS: Final = {"cuda": "MULTI_GPU", "xpu": "MULTI_XPU"}
+_KINDS: Final = {"cuda": "MULTI_GPU", "xpu": "MULTI_XPU", "xla": "XLA"}
 _LIBRARIES: Final = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
 
@@ -21,7 +21,7 @@ def fitting_types(*, use_cpu: bool = False) -> tuple[str, ...]:
     kind = devices.CPU if use_cpu else devices.best()
     if kind.name not in _KINDS:
         return ("NO", "MULTI_CPU")
-    return ("NO", _KINDS[kind.name], *_LIBRARIES)
+    return ("NO", _KINDS[kind.name], *(_LIBRARIES if kind is not devices.XLA else ()))
 
 
 def detected(**options: Any) -> LaunchConfig:

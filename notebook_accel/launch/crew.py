@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any, Literal
 
+from .. import devices
 from ..events import Event, Failure, Order
 from ..stream.inbox import Channel, End, Inbox
 from ..stream.record import RunRecord
 from ..stream.wire import GO, PipeEnd
-from . import compiler, registry, signals
+from . import chips, compiler, registry, signals
 from .agreement import Agreement
 from .control import Control
 from .hanging import HangWatch
@@ -52,6 +53,7 @@ class Crew:
         deliver: takes the events as they come: it applies them to the record and shows them. It is called
             several times a second also where there are none.
         control: says when the run is to stop.
+        prepare: what each worker calls before the function, when all are started.
 
     Attributes:
         stopped_ranks: those that were ended from here.
@@ -65,6 +67,7 @@ class Crew:
         record: RunRecord,
         deliver: Callable[[Sequence[Event]], None],
         control: Control,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         self._job = job
         self._payload = payload
@@ -75,6 +78,7 @@ class Crew:
         self._context = multiprocessing.get_context(job.start_method)
         self.stopped_ranks: set[int] = set()
         self._stopping = False
+        self._prepare = prepare
         self._was_asked = False
         self._agreement = Agreement(self._inbox, record, control)
         self._hang_watch = HangWatch(job.hang_timeout, self.tell, deliver, self._send)
@@ -132,6 +136,7 @@ class Crew:
             lifeline=read_end,
             payload=self._payload,
             serve=self._job.serve,
+            prepare=self._prepare,
             sends_value=sends_value,
             forked=forked,
             with_ipython="IPython" in sys.modules,
@@ -316,7 +321,8 @@ def _preload_fork_server(job: Job) -> None:
     chosen = getattr(forkserver._forkserver, "_preload_modules", ())
     shell = ["IPython.core.interactiveshell"] if "IPython" in sys.modules else []
     trained = [compiler.MODULE] if compiler.is_loaded() or compiler.needed_by(job.function) else []
-    modules = dict.fromkeys([*chosen, *_PRELOAD, *shell, *trained])
+    on_xla = ["torch_xla"] if job.device_kind is devices.XLA and chips.is_loaded() else []  # as set up here
+    modules = dict.fromkeys([*chosen, *_PRELOAD, *shell, *trained, *on_xla])
     modules.pop("__main__", None)  # the default: it would run a script again
     forkserver.set_forkserver_preload(list(modules))
 

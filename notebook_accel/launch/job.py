@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from .. import devices, environ
+from .. import devices, environ, tpu
 from ..stream.sinks import Output
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Job:
     the run's alone, as CUDA_VISIBLE_DEVICES names them, empty on CPUs. `log_dir` is the folder for files of output,
     None where there are none. `hang_timeout` is in seconds, None for never. `engine` is the name of what starts the
     processes, of a job that was checked the engine itself; `address` is where a cluster is that it starts them on.
+    `tpu_mode` says whether each of a TPU's chips has a process, or one process uses all.
     """
 
     function: Callable[..., Any]
@@ -73,6 +74,7 @@ class Job:
     on_hang: OnHang = "tell"
     engine: str | Engine = "auto"
     address: str | None = None
+    tpu_mode: tpu.Mode = "process"
 
     @property
     def name(self) -> str:
@@ -89,8 +91,14 @@ class Job:
     def device_kind(self) -> devices.DeviceKind:
         """Return what the workers run on: their own environment counts more than this process's.
 
+        What the engine runs on counts most.
+
         ValueError where one of them says no truth word of ACCELERATE_USE_CPU.
         """
+        bound: devices.DeviceKind | None = getattr(self.engine, "device_kind", None)
+        shards = self.tpu_mode == "spmd" and "tpu_mode" not in getattr(self.engine, "refuses", ())
+        if bound is not None or shards:
+            return bound or devices.XLA
         return devices.best(environ.flag_in(self.environment, "ACCELERATE_USE_CPU"))
 
     @property

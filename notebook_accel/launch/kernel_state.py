@@ -68,7 +68,10 @@ def reasons() -> list[Reason]:
     found = []
     initialized = devices.is_initialized()
     culprit = describe_first_use(_first_use.stack)
-    found += [Reason(what=f"{kind.upper()} was initialised", culprit=culprit) for kind in initialized]
+    for kind in initialized:
+        seen = kind != "xla"  # its runtime does not tell
+        what = f"{kind.upper()} was initialised" if seen else "the XLA runtime was initialised"
+        found.append(Reason(what=what, culprit=culprit if seen else ""))
     if not initialized:
         found += [Reason(what=text, culprit=culprit) for text in _open_devices()]
     if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -14,9 +14,9 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Final
 
-from .. import devices, environ, probes
+from .. import devices, environ, probes, tpu
 from ..errors import LaunchError
-from . import kernel_state
+from . import chips, kernel_state
 from .addresses import unknown, unusable
 from .engines import table
 from .engines.base import Engine
@@ -87,6 +87,8 @@ def checked(job: Job, caller: str) -> Job:
     _check_place(problems)
     _check_function(problems, job.function, job.args)
     named = _named_engine(problems, job)
+    job = job if named is None else replace(job, engine=named)
+    _check_xla(problems, job)
     _check_processes(problems, job, here=named is None or named.on_this_node)
     _check_precision(problems, job.mixed_precision)
     _check_rendezvous(problems, job.rendezvous)
@@ -97,7 +99,7 @@ def checked(job: Job, caller: str) -> Job:
     _check_address(problems, job.address)
     problems.raise_any(caller)
     if job.num_processes is None:
-        count = devices.count(job.device_kind) if named is None else _counted(problems, named, job)
+        count = _count(job) if named is None else _counted(problems, named, job)
         problems.raise_any(caller)
         job = replace(job, num_processes=count)
     job = replace(job, num_processes=int(job.local_world_size))
@@ -131,6 +133,8 @@ def _environment(job: Job) -> dict[str, str]:
     elsewhere = isinstance(job.engine, Engine) and not job.engine.on_this_node
     if job.distributed and not elsewhere and job.device_kind is devices.CPU:
         texts["ACCELERATE_USE_CPU"] = "true"
+    if job.device_kind is devices.XLA:
+        texts = {**chips.variables(job.tpu_mode), **texts}
     return texts
 
 
@@ -219,13 +223,34 @@ def _check_processes(problems: Problems, job: Job, *, here: bool) -> None:
     kind = job.device_kind
     if kind is devices.CPU:
         return
-    present = devices.count(kind)
+    present = _count(job)
     if job.num_processes > present:
         problems.value(
             f"num_processes={job.num_processes}: this machine has {present} "
             f"{kind.label if present == 1 else kind.plural}, so at most {present} is possible; "
             "set ACCELERATE_USE_CPU=1 in the environment to run on CPU processes instead"
         )
+
+
+def _count(job: Job) -> int:
+    """Return how many processes a job has that names no number."""
+    if isinstance(job.engine, Engine):
+        return job.engine.count(job)
+    return 1 if job.tpu_mode == "spmd" else devices.count(job.device_kind)
+
+
+def _check_xla(problems: Problems, job: Job) -> None:
+    """Note what a TPU lacks, also where it would be chosen but for that."""
+    problems.one_of("tpu_mode", job.tpu_mode, tpu.MODES)
+    said = environ.flag_in(job.environment, "ACCELERATE_USE_CPU")
+    if environ.flag("ACCELERATE_USE_CPU") if said is None else said:
+        if job.device_kind is devices.XLA:
+            problems.value(
+                "ACCELERATE_USE_CPU is set, and XLA devices were asked for: unset it, or do not ask"
+            )
+    elif job.device_kind is devices.XLA or (job.engine == table.AUTO and tpu.is_here()):
+        for text in chips.missing(job.environment):
+            problems.value(text)
 
 
 def _named_engine(problems: Problems, job: Job) -> Engine | None:
@@ -260,6 +285,7 @@ def _check_refused(problems: Problems, job: Job, engine: Engine) -> None:
         "on_hang": (job.on_hang, job.on_hang == "raise"),
         "log_dir": (job.log_dir, job.log_dir is not None),
         "address": (job.address, job.address is not None),
+        "tpu_mode": (job.tpu_mode, job.tpu_mode != "process"),
     }
     for name, (value, differs) in given.items():
         if differs and name in engine.refuses:

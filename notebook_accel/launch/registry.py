@@ -9,7 +9,7 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from .. import devices, environ, runtime
+from .. import devices, environ, runtime, tpu
 from ..errors import LaunchError
 from .job import Job
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _KEPT: Final = 8
 _LAST_SECONDS: Final = 2.0
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+_VISIBLE_CHIPS: Final = "TPU_VISIBLE_CHIPS"
 
 
 def runs() -> list[Run]:
@@ -63,27 +64,28 @@ def settled(job: Job) -> Job:
     if not isinstance(job.engine, str) and not job.engine.on_this_node:
         return job
     kind = job.device_kind
-    if kind is devices.CPU:
+    if kind is devices.CPU or (kind is devices.XLA and not tpu.is_here(job.environment)):
         return job
-    chosen = job.environment.get(_VISIBLE)
-    ids = (
-        _ids(chosen) or _ids(environ.get(_VISIBLE)) or [str(number) for number in range(devices.count(kind))]
-    )
+    visible = _VISIBLE_CHIPS if kind is devices.XLA else _VISIBLE
+    chosen = job.environment.get(visible)
+    every = tpu.chips(job.environment) if kind is devices.XLA else devices.count(kind)
+    ids = _ids(chosen) or _ids(environ.get(visible)) or [str(number) for number in range(every)]
+    needed = every if job.tpu_mode == "spmd" else job.local_world_size
     living = [*(run for run in runtime.runs() if not run.is_over), *sessions()]
     holders = {device: holder for holder in living for device in holder.job.holds}
     free = [device for device in ids if device not in holders]
     if chosen is not None or not job.distributed:  # by hand, or this process's first
-        free = [device for device in ids[: job.local_world_size] if device not in holders]
-    if len(free) < job.local_world_size:
+        free = [device for device in ids[:needed] if device not in holders]
+    if len(free) < needed:
         held = "; ".join(f"{device} by {holders[device]!r}" for device in ids if device in holders)
         raise LaunchError(
-            f"{job.name} needs {job.local_world_size} {kind.label if job.local_world_size == 1 else kind.plural}, and "
+            f"{job.name} needs {needed} {kind.label if needed == 1 else kind.plural}, and "
             f"{len(free) or 'none'} of {', '.join(ids)} {'is' if len(free) == 1 else 'are'} free ({held}): wait for a "
             "run, stop it (`notebook_accel.runs()` lists them), close a session, or use fewer processes"
         )
-    taken = tuple(free[: job.local_world_size])
-    moved = kind.name == "cuda" and job.distributed and list(taken) != ids[: job.local_world_size]
-    environment = {**job.environment, _VISIBLE: ",".join(taken)} if moved else job.environment
+    taken = tuple(free[:needed])
+    moved = kind.name in ("cuda", "xla") and job.distributed and list(taken) != ids[:needed]
+    environment = {**job.environment, visible: ",".join(taken)} if moved else job.environment
     return replace(job, holds=taken, environment=environment)
 
 

@@ -51,6 +51,8 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor and _plain(obj):
             return self._reduce_tensor(obj)
+        if type(obj) is torch.Tensor and self._to_cpu and obj.device.type == "xla":
+            return self._reduce_tensor(obj.detach().cpu().requires_grad_(obj.requires_grad and obj.is_leaf))
         if type(obj) is torch.UntypedStorage:
             data: Any = torch.empty(0, dtype=torch.uint8, device="cpu").set_(obj).numpy()
             return _storage_from, (pickle.PickleBuffer(data),)

@@ -48,7 +48,7 @@ class Seat:
     `child_start_method` is how the worker's own children start, data
     loader workers for example. `serve` is what a process that stays does instead of calling a function: it has no
     payload. `leaves_last` is for the rank whose process holds the store where all meet: it waits to be told that the
-    others have left.
+    others have left. `prepare` is called before the function, when all workers are started.
     """
 
     rank: int
@@ -70,6 +70,7 @@ class Seat:
     foreign_fds: Sequence[int] = ()
     serve: Callable[[socket.socket, Emitter, capture.Capture, StopPoint], None] | None = None
     leaves_last: bool = False
+    prepare: Callable[[], None] | None = None
 
 
 def main(seat: Seat) -> NoReturn:
@@ -131,6 +132,8 @@ def _work(seat: Seat, emitter: Emitter, output: capture.Capture) -> int:
             _leave_group()
             return 0
         listener = Listener(seat.events, emitter, stop_point, functools.partial(_note_leave, others_left))
+        if seat.prepare is not None:
+            seat.prepare()
         function, args = seat.payload.open() if isinstance(seat.payload, Segment) else seat.payload
         emitter.emit(Phase(rank=seat.rank, time=emitter.now(), name="running", pid=os.getpid()))
         try:

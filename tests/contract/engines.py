@@ -49,4 +49,11 @@ ENGINES: Mapping[str, Tried] = {
         patience=240.0,
         keeps={"children": "Ray's own processes", "shared_memory": "Ray's object store"},
     ),
+    "xla": Tried(
+        engine="xla",
+        needs="torch_xla",
+        environment={"PJRT_DEVICE": "CPU"},
+        prepare="import torch_xla",
+        patience=120.0,
+    ),
 }

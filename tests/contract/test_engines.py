@@ -21,6 +21,7 @@ REFUSED: dict[str, Any] = {
     "on_hang": "raise",
     "log_dir": "logs",
     "address": "somewhere",
+    "tpu_mode": "spmd",
 }
 
 

@@ -10,6 +10,7 @@ from tests.structure.source import ROOT, modules, resolve
 # and one of its modules are listed, the module has its own floor.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "environ", "probes", "registry", "choices"),
+    ("tpu",),
     ("topology", "nested", "devices", "handlers", "stopping"),
     ("comm", "stream", "affinity", "compilation", "fp8", "config"),
     ("runtime",),

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from notebook_accel import devices, runtime
+from notebook_accel import devices, runtime, tpu
 from notebook_accel.errors import LaunchError
 from notebook_accel.launch import registry
+from notebook_accel.launch.engines.xla import XlaEngine
 from notebook_accel.launch.job import Job
 
 
@@ -72,3 +73,23 @@ def test_cpus_are_shared(four_gpus: None) -> None:
         settled = registry.settled(job(8, ACCELERATE_USE_CPU="true"))
         assert settled.holds == ()
         hold(settled)
+
+
+def test_each_chip_is_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tpu, "is_here", lambda environment: True)
+    monkeypatch.setattr(tpu, "chips", lambda environment: 4)
+    monkeypatch.delenv("TPU_VISIBLE_CHIPS", raising=False)
+    job = Job(function=os.getpid, num_processes=1, engine=XlaEngine(), background=True)
+    first = registry.settled(job)
+    assert first.holds == ("0",) and "TPU_VISIBLE_CHIPS" not in first.environment
+    run = hold(first)
+    try:
+        second = registry.settled(job)
+        assert second.holds == ("1",) and second.environment["TPU_VISIBLE_CHIPS"] == "1"
+        for all_chips in ({"num_processes": 4}, {"tpu_mode": "spmd"}):
+            with pytest.raises(LaunchError, match="needs 4 XLA devices, and 3 of 0, 1, 2, 3 are free"):
+                registry.settled(dataclasses.replace(job, **all_chips))
+        run.is_over = True
+        assert registry.settled(dataclasses.replace(job, tpu_mode="spmd")).holds == ("0", "1", "2", "3")
+    finally:
+        runtime.runs().clear()

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from ... import devices
 from ...events import Event, Failure, Phase
 from ...stream.record import RunRecord
+from .. import compiler
 from ..control import Control
 from ..job import Job, StartMethod
 
@@ -32,15 +33,16 @@ class Outcome:
     hang: str = ""
 
 
-def announcement(job: Job) -> Phase:
-    """Say truthfully what is started."""
+def announcement(job: Job, remark: str = "") -> Phase:
+    """Say truthfully what is started, and why so."""
     kind = job.device_kind
     count = job.local_world_size
     what = f"{count} {kind.label} process" if count == 1 else f"{count} {kind.label} processes"
     how = f" ({_START_METHODS[job.start_method]})" if job.distributed else ", this one"
     place = job.rendezvous
     node = f", node {place.node_rank} of {place.num_nodes}" if place.num_nodes > 1 else ""
-    text = "" if job.quiet else f"Launching {job.name} on {what}{how}{node}."
+    why = f": {remark}" if remark else ""
+    text = "" if job.quiet else f"Launching {job.name} on {what}{how}{node}{why}."
     return Phase(rank=-1, time=time.time(), name="starting", detail=text)
 
 
@@ -52,6 +54,7 @@ class Engine(ABC):
 
     Attributes:
         name: what `notebook_launcher(engine=...)` calls it.
+        device_kind: what it runs on; None is what this machine has.
         has_workers: whether processes of their own run the function, rather than this one.
         on_this_node: whether the processes use this machine's devices, and start by one of `start_methods`.
         start_methods: those that it knows, `auto` left out.
@@ -59,6 +62,7 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
+    device_kind: ClassVar[devices.DeviceKind | None] = None
     has_workers: ClassVar[bool] = True
     on_this_node: ClassVar[bool] = True
     start_methods: ClassVar[tuple[StartMethod, ...]] = ("fork", "forkserver", "spawn")
@@ -71,6 +75,18 @@ class Engine(ABC):
     def problems(self, job: Job) -> Sequence[str]:
         """Return what else hinders a job here, before anything starts; its `num_processes` may be None still."""
         return ()
+
+    def prepares(self, job: Job) -> Callable[[], None] | None:
+        """Return what each worker calls before the function: something that a fresh process can import."""
+        return None
+
+    def load(self, job: Job) -> bool:
+        """Import here what each worker would import else; return whether anything was."""
+        return job.start_method == "fork" and compiler.load_for(job.function)
+
+    def remark(self, job: Job) -> str:
+        """Return what is to be said of a job besides its announcement."""
+        return ""
 
     @abstractmethod
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:

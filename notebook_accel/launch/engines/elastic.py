@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from torch.distributed.elastic.agent.server.api import (
@@ -41,7 +41,10 @@ class ElasticEngine(Engine):
     """Starts a process per rank under a torch elastic agent in this process."""
 
     name = "elastic"
-    refuses: ClassVar[Mapping[str, str]] = {"address": "it starts processes on this machine, by itself"}
+    refuses: ClassVar[Mapping[str, str]] = {
+        "address": "it starts processes on this machine, by itself",
+        "tpu_mode": "its processes have a device each; 'auto' and 'xla' have one for all",
+    }
 
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         """Run the job; ShipError or LaunchError where it cannot start."""
@@ -55,9 +58,9 @@ class ElasticEngine(Engine):
             stack.callback(handler.shutdown)
             if isinstance(handler, OwnHandler):
                 handler.check = control.check
-            agent = _Agent(job, payload, handler, record, deliver, control)
+            agent = _Agent(job, payload, handler, record, deliver, control, self.prepares(job))
             stack.callback(agent.close)
-            deliver([announcement(job)])
+            deliver([announcement(job, self.remark(job))])
             try:
                 agent.run()
             except StopAsked:
@@ -76,6 +79,7 @@ class _Agent(SimpleElasticAgent):
         record: RunRecord,
         deliver: Deliver,
         control: Control,
+        prepare: Callable[[], None] | None,
     ) -> None:
         spec = WorkerSpec(
             role="worker",
@@ -93,6 +97,7 @@ class _Agent(SimpleElasticAgent):
         self._record = record
         self._deliver = deliver
         self._control = control
+        self._prepare = prepare
         self._surroundings = Surroundings.capture(job)
         self._crew: Crew | None = None
         self._crews = 0
@@ -111,7 +116,7 @@ class _Agent(SimpleElasticAgent):
         }
         now = time.time()
         self._deliver([Phase(rank=rank, time=now, name="starting") for rank in environments])
-        self._crew = Crew(self._job, self._payload, self._record, self._deliver, self._control)
+        self._crew = Crew(self._job, self._payload, self._record, self._deliver, self._control, self._prepare)
         self._crew.start(environments, variables.threads(self._job), self._surroundings)
         return {worker.local_rank: self._crew.pids[worker.global_rank] for worker in worker_group.workers}
 

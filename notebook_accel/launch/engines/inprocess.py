@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from ... import environ, runtime
 from ...stream.record import RunRecord
+from .. import chips
 from ..control import Control
 from ..job import Job
 from ..report import CellReporter
@@ -36,6 +37,8 @@ class InProcessEngine(Engine):
         runtime.set_reporter(CellReporter(deliver, control))
         try:
             with environ.patch_environment(**job.environment):
+                if job.tpu_mode == "spmd":
+                    chips.shard()
                 value = job.function(*job.args)
         finally:
             runtime.reset()

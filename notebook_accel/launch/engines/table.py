@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
+from ... import devices, tpu
+from .. import chips
 from .base import Engine
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "inprocess": "inprocess:InProcessEngine",
     "elastic": "elastic:ElasticEngine",
     "ray": "ray:RayEngine",
+    "xla": "xla:XlaEngine",
 }
 
 
@@ -65,4 +68,10 @@ def named(name: str) -> Engine:
 
 
 def _suited(job: Job) -> str:
-    return "elastic" if job.needs_workers else "inprocess"
+    if job.device_kind is not devices.XLA:
+        return "elastic" if job.needs_workers else "inprocess"
+    if job.tpu_mode == "spmd":
+        here = not chips.is_started() or chips.is_sharding()
+    else:
+        here = tpu.chips() == 1  # of several this process would take all
+    return "inprocess" if here and not job.needs_workers else "xla"
