@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from . import environ
+from . import environ, probes
 
 if TYPE_CHECKING:  # imported by the questions that need it: the command reads options without
     import torch
@@ -50,6 +50,11 @@ def _num_xpu() -> int:
     return torch.xpu.device_count() if hasattr(torch, "xpu") and torch.xpu._is_compiled() else 0
 
 
+def _num_xla() -> int:
+    # torch_xla takes a TPU for this process as soon as it is asked for devices
+    return int(bool(environ.get("PJRT_DEVICE")) and probes.is_available("torch_xla"))
+
+
 def _num_mps() -> int:
     import torch
 
@@ -87,6 +92,15 @@ XPU: Final = DeviceKind(
     indexed=True,
     counter=_num_xpu,
 )
+XLA: Final = DeviceKind(
+    name="xla",
+    label="XLA device",
+    plural="XLA devices",
+    backend="xla",
+    autocast="xla",
+    indexed=False,
+    counter=_num_xla,
+)
 MPS: Final = DeviceKind(
     name="mps",
     label="Apple GPU",
@@ -97,7 +111,7 @@ MPS: Final = DeviceKind(
     counter=_num_mps,
 )
 
-KINDS: Final = (CUDA, XPU, MPS, CPU)
+KINDS: Final = (XLA, CUDA, XPU, MPS, CPU)
 """All kinds, the one to prefer first."""
 
 
@@ -186,8 +200,9 @@ def empty_cache(device: torch.device) -> None:
     """Give cached device memory back to the system."""
     import torch
 
-    if device.type != "cpu":
-        getattr(torch, device.type).empty_cache()
+    module: Any = getattr(torch, device.type, None)
+    if hasattr(module, "empty_cache"):
+        module.empty_cache()
 
 
 def _runtime_is_initialized(module: Any) -> bool:

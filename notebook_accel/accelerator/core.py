@@ -31,6 +31,7 @@ from ..state import AcceleratorState, GradientState
 from ..strategies.base import Strategy
 from ..strategies.ddp import DataParallel
 from ..strategies.single import SingleDevice
+from ..strategies.xla import XlaDevice
 from .collect import CollectPart
 from .prepare import PreparePart
 from .process import ProcessPart
@@ -332,6 +333,8 @@ def _runtime_for(mixed_precision: str | None, cpu: bool, group: dict[str, Any]) 
 def _choose_strategy(
     runtime: Runtime, mode: Precision, ddp: DistributedDataParallelKwargs | None
 ) -> Strategy:
+    if runtime.device.type == "xla":
+        return XlaDevice(runtime, mode)
     if runtime.topology.world_size > 1:
         return DataParallel(runtime, mode, ddp)
     return SingleDevice(runtime, mode)

@@ -20,13 +20,26 @@ class SingleDevice(Strategy):
     ) -> None:
         before = list(model.parameters())
         if move:
-            model.to(self.runtime.device)
+            _move(model, self.runtime.device)
         self.precision.apply(model)
         # torch moves parameters in place, unless told to make new ones; the optimizers follow
         renewed = {old: new for old, new in zip(before, model.parameters(), strict=True) if old is not new}
         if renewed:
             for optimizer in optimizers:
                 _switch_parameters(optimizer, renewed)
+
+
+def _move(model: torch.nn.Module, device: torch.device) -> None:
+    """Move the model; where torch makes new parameters for it, those that layers shared are shared again."""
+    names = dict(model.named_parameters(remove_duplicate=False))
+    model.to(device)
+    kept: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+    for name, old in names.items():
+        owner, _, own_name = name.rpartition(".")
+        module = model.get_submodule(owner)
+        new = getattr(module, own_name)
+        if kept.setdefault(old, new) is not new:
+            setattr(module, own_name, kept[old])
 
 
 def _switch_parameters(
