@@ -54,6 +54,8 @@ def renew(port: int) -> None:
     current = runtime.current()
     if current is None:
         current = ensure()
+    elif current.device.type == "xla":
+        raise RuntimeError("ranks on XLA devices meet once: end these processes and launch new ones")
     elif current.topology.world_size > 1:
         settings = current.settings
         given = {name: value for name, value in settings.group_options.items() if name != "backend"}
@@ -117,14 +119,13 @@ def _make_xla(given: Topology, options: dict[str, Any], *, debug: bool) -> tuple
             f"WORLD_SIZE is {given.world_size}, but torch_xla joins {found.world_size} device(s), those of PJRT_DEVICE="
             f"{environ.get('PJRT_DEVICE')}: launch a process for each, or set ACCELERATE_USE_CPU=true"
         )
-    num_nodes = -(-found.world_size // found.local_world_size)
     place = Topology(
         rank=found.rank,
         local_rank=found.local_rank,
         world_size=found.world_size,
         local_world_size=found.local_world_size,
-        node_rank=found.rank // found.local_world_size,
-        num_nodes=num_nodes,
+        node_rank=found.node_rank,
+        num_nodes=-(-found.world_size // found.local_world_size),
     )
     xla.set_seed(torch.initial_seed())
     several = found.world_size > 1

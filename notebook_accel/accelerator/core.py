@@ -62,6 +62,10 @@ _LIBRARIES: Final = {
 class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, ProcessPart, ProfilePart):
     """Prepares models, optimizers, data loaders and schedulers for the processes of a run.
 
+    On XLA devices each process has one of them. With NOTEBOOK_ACCEL_TPU_MODE=spmd, or after `torch_xla`'s `use_spmd`,
+    one process trains on all: it counts as one process, the batches of loaders are those of all devices together,
+    and each device computes with its part of the rows.
+
     Args:
         device_placement: move models and batches to the device.
         split_batches: set it in `dataloader_config`; kept for older code.

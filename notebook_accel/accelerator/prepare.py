@@ -68,6 +68,7 @@ class PreparePart(Shared):
         if isinstance(optimizer, AcceleratedOptimizer):
             _remember(self._optimizers, optimizer)
             return optimizer
+        self._strategy.follow(optimizer)
         prepared = AcceleratedOptimizer(
             optimizer,
             device_placement=place,

@@ -39,7 +39,7 @@ def shared_files(parts: Parts) -> list[File]:
     if parts.scaler is not None:
         files.append(File(name=names.SCALER, content=parts.scaler.state_dict()))
     for index, item in enumerate(parts.custom):
-        files.append(File(name=names.custom(index), content=item.state_dict(), opaque=True))
+        files.append(File(name=names.custom(index), content=to_cpu(item.state_dict()), opaque=True))
     return files
 
 

@@ -27,7 +27,7 @@ class Place:
         world_size: number of devices of the run, each with its own copy of the program; 1 with SPMD.
         local_rank: among those of this machine.
         local_world_size: number of devices of this machine.
-        num_devices: devices that the program of this process runs on.
+        node_rank: of this machine.
         has_thread: True if each thread of the process has a device of its own.
         mesh: all devices in a row along which batches are split; None without SPMD.
     """
@@ -37,7 +37,7 @@ class Place:
     world_size: int
     local_rank: int
     local_world_size: int
-    num_devices: int = 1
+    node_rank: int = 0
     has_thread: bool = False
     mesh: Any = None
 
@@ -62,14 +62,19 @@ def enter(*, spmd: bool, local_rank: int, local_world_size: int) -> Place:
             local_rank, local_world_size
         )
     device = _library().device()
-    alone = core._xla_get_replication_devices_count() == 0
+    if core._xla_get_replication_devices_count() == 0:
+        return Place(device=device, rank=0, world_size=1, local_rank=0, local_world_size=1)
+    rank, world_size = runtime.global_ordinal(), runtime.global_device_count()
+    one_node = runtime.local_device_count() == world_size
     return Place(
         device=device,
-        rank=0 if alone else runtime.global_ordinal(),
-        world_size=1 if alone else runtime.global_device_count(),
-        local_rank=0 if alone else runtime.local_ordinal(),
-        local_world_size=1 if alone else runtime.local_device_count(),
-        has_thread=not alone and runtime.addressable_device_count() > 1,
+        rank=rank,
+        world_size=world_size,
+        # ranks follow the wiring of the devices, which need not be the order of this machine's processes
+        local_rank=rank if one_node else runtime.local_ordinal(),
+        local_world_size=runtime.local_device_count(),
+        node_rank=0 if one_node else runtime.host_index(),
+        has_thread=runtime.addressable_device_count() > 1,
     )
 
 
@@ -89,7 +94,6 @@ def _enter_spmd(runtime: Any) -> Place:
         world_size=1,
         local_rank=0,
         local_world_size=1,
-        num_devices=number,
         mesh=spmd.Mesh(list(range(number)), (number,), ("data",)),
     )
 
@@ -100,7 +104,8 @@ def sync() -> None:
 
 
 def seed() -> int:
-    """Return the state of the device's random numbers."""
+    """Return the state of the device's random numbers, which every `sync` and every draw changes."""
+    sync()  # a state that has no part in operations still to come
     return int(_model().get_rng_state())
 
 
@@ -142,7 +147,6 @@ def to_cpu(tree: Any) -> Any:
             moved[number] = tensor.detach().cpu()
         return moved[number]
 
-    sync()
     return nested.recursively_apply(move, tree)
 
 

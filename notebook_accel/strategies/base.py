@@ -65,6 +65,10 @@ class Strategy(ABC):
             loss = self.precision.scaler.scale(loss)
         loss.backward(**kwargs)
 
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let a raw optimizer train what became of its parameters, or becomes of them later."""
+        return None
+
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the gradients ready for a step of the raw optimizer."""
         return None

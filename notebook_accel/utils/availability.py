@@ -36,7 +36,12 @@ def is_torch_version(operation: str, version: str) -> bool:
 
 
 def is_bf16_available(ignore_tpu: bool = False) -> bool:
-    """Return True if this machine computes in bfloat16; a CUDA GPU is asked, which initialises it."""
+    """Return True if this machine computes in bfloat16; a CUDA GPU is asked, which initialises it.
+
+    `ignore_tpu` makes it False where a TPU is what computes.
+    """
+    if ignore_tpu and is_torch_xla_available(check_is_tpu=True):
+        return False
     if devices.count("cuda"):
         return bool(torch.cuda.is_bf16_supported())
     return True

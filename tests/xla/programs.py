@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import importlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,14 +15,14 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from notebook_accel import Accelerator, runtime
+from notebook_accel import Accelerator, DataLoaderConfiguration, runtime
 from notebook_accel.checkpointing.shards import load_checkpoint_in_model
 from notebook_accel.comm import ops, xla
 from notebook_accel.environ import patch_environment
 from notebook_accel.nested import flatten
 from notebook_accel.runtime import Runtime
 from notebook_accel.seeding import set_seed, synchronize_rng_state
-from notebook_accel.state import GradientState
+from notebook_accel.state import GradientState, PartialState
 from notebook_accel.topology import Topology
 
 
@@ -45,7 +45,7 @@ def _digits() -> tuple[TensorDataset, TensorDataset]:
 def _cnn() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1),
+        nn.Conv2d(1, 8, 3, padding=1, bias=False),
         nn.BatchNorm2d(8),
         nn.ReLU(),
         nn.MaxPool2d(2),
@@ -65,7 +65,9 @@ def _small() -> nn.Module:
 
 
 def _numbers(model: nn.Module) -> list[float]:
-    return [value for parameter in model.parameters() for value in parameter.detach().cpu().flatten().tolist()]
+    return [
+        value for parameter in model.parameters() for value in parameter.detach().cpu().flatten().tolist()
+    ]
 
 
 class Plain:
@@ -340,6 +342,19 @@ def _with_dropout(accelerator: Accelerator, seed: int) -> tuple[Any, ...]:
     return accelerator.prepare(model, optimizer, scheduler, DataLoader(_rows(), 8, shuffle=True))  # type: ignore[no-any-return]
 
 
+class _Average:
+    """An object of the user's that keeps a tensor on the device."""
+
+    def __init__(self, average: torch.Tensor) -> None:
+        self.state = {"average": average}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
 def checkpoint(folder: str, async_save: bool) -> dict[str, Any]:
     """Save, go on, and go on from the checkpoint with new objects; then read it on the CPU."""
 
@@ -349,6 +364,8 @@ def checkpoint(folder: str, async_save: bool) -> dict[str, Any]:
     accelerator = Accelerator()
     parts = _with_dropout(accelerator, 7)
     train(*parts)
+    custom = _Average(torch.cat([parameter.detach().flatten() for parameter in parts[0].parameters()]))
+    accelerator.register_for_checkpointing(custom)
     accelerator.save_state(folder, async_save=async_save)
     saved = _numbers(parts[0])
     went_on = train(*parts)
@@ -358,6 +375,7 @@ def checkpoint(folder: str, async_save: bool) -> dict[str, Any]:
     accelerator = Accelerator()
     parts = _with_dropout(accelerator, 8)
     train(*parts)
+    accelerator.register_for_checkpointing(custom)
     accelerator.load_state(folder)
     loaded = _numbers(parts[0])
     resumed = train(*parts)
@@ -366,6 +384,7 @@ def checkpoint(folder: str, async_save: bool) -> dict[str, Any]:
 
     accelerator = Accelerator(cpu=True)
     parts = _with_dropout(accelerator, 8)
+    accelerator.register_for_checkpointing(custom := _Average(torch.zeros(1)))
     accelerator.load_state(folder)
     return {
         "went_on": went_on,
@@ -373,6 +392,7 @@ def checkpoint(folder: str, async_save: bool) -> dict[str, Any]:
         "saved": saved,
         "loaded": loaded,
         "on_cpu": _numbers(parts[0]),
+        "average": custom.state["average"].tolist() == saved,
         "devices": sorted({str(value.device) for entry in state.values() for value in entry.values()}),
         "momentum": len(parts[1].state_dict()["state"]),
     }
@@ -406,7 +426,33 @@ def workers() -> dict[str, Any]:
     for inputs, _ in loader:
         ends.append(accelerator.gradient_state.end_of_dataloader)
         read += inputs.cpu().tolist()
-    return {"ends": ends, "same": read == _rows().tensors[0].tolist()}
+    runtime.reset()
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+    dispatched = [
+        row for inputs, _ in accelerator.prepare(DataLoader(_rows(), 8)) for row in inputs.cpu().tolist()
+    ]
+    rows = _rows().tensors[0].tolist()
+    return {"ends": ends, "same": read == rows, "dispatched": dispatched == rows}
+
+
+def one_by_one() -> dict[str, Any]:
+    """Prepare model and optimizer in calls of their own, in both orders."""
+    changed = []
+    for first in ("model", "optimizer"):
+        accelerator = Accelerator()
+        model = _small()
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        before = _numbers(model)
+        if first == "model":
+            model = accelerator.prepare(model)
+            optimizer = accelerator.prepare_optimizer(optimizer)
+        else:
+            optimizer = accelerator.prepare(optimizer)
+            model = accelerator.prepare(model)
+        _epoch(accelerator, model, optimizer, accelerator.prepare(DataLoader(_rows(), 8)), _distance)
+        changed.append(_numbers(model) != before)
+        runtime.reset()
+    return {"changed": changed}
 
 
 class _Stream(IterableDataset[torch.Tensor]):
@@ -530,7 +576,6 @@ def refusals() -> list[str]:
     ask(lambda: Accelerator(mixed_precision="fp16"))
     ask_with(accelerate_downcast_bf16="1")
     ask_with(notebook_accel_tpu_mode="other")
-    ask(lambda: synchronize_rng_state("xla"))
     ask_with(world_size="2", rank="0")
     return said
 
@@ -541,22 +586,26 @@ def downcast() -> dict[str, Any]:
     device = accelerator.device
     single = torch.tensor([1.001]).to(device) * 3
     double = torch.tensor([1.001], dtype=torch.float64).to(device) * 3
-    return {"single": single.item(), "double": double.item(), "dtypes": [str(single.dtype), str(double.dtype)]}
+    return {
+        "single": single.item(),
+        "double": double.item(),
+        "dtypes": [str(single.dtype), str(double.dtype)],
+    }
 
 
 def threads() -> dict[str, Any]:
     """Run on every device of this process in a thread of its own."""
-    pjrt = __import__("torch_xla._internal.pjrt", fromlist=["pjrt"])
+    pjrt = importlib.import_module("torch_xla._internal.pjrt")
     meeting = threading.Barrier(2)
     found: dict[int, Any] = {}
 
     def rank(index: int) -> None:
-        accelerator = Accelerator(gradient_accumulation_steps=index + 1)
+        accelerator = Accelerator(gradient_accumulation_steps=index + 1, mixed_precision="bf16")
         meeting.wait(60)  # both have theirs
         loader = accelerator.prepare(DataLoader(torch.arange(12), 3))
         batches = [batch.tolist() for batch in loader]
         meeting.wait(60)
-        again = Accelerator()
+        again = PartialState()
         found[index] = {
             "place": [again.process_index, again.num_processes, again.is_main_process],
             "device": str(again.device),
@@ -570,6 +619,6 @@ def threads() -> dict[str, Any]:
         meeting.wait(60)
         found[index]["left"] = runtime.current() is not None
 
-    with contextlib.suppress(SystemExit):
-        pjrt.spawn_threads(rank)
+    # as torch_xla.launch does where a process has several devices
+    pjrt._run_thread_per_device(0, 1, lambda: rank(torch_xla.device().index), pjrt.initialize_multiprocess)
     return {"ranks": [found[0], found[1]], "outside": runtime.current() is not None}

@@ -19,10 +19,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Worker:
-    """The other end of the process; its temp files go to `folder`, and `env` says how its runtime is set up."""
+    """The other end of the process; its temp files go to `folder`; `env` says how its runtime is set up."""
 
-    def __init__(self, folder: Path, **env: str) -> None:
-        own = {"PJRT_DEVICE": "CPU", "TF_CPP_MIN_LOG_LEVEL": "2", "TMPDIR": str(folder)}
+    def __init__(self, folder: Path, devices: int, **env: str) -> None:
+        self.devices = devices
+        own = {
+            "CPU_NUM_DEVICES": str(devices),
+            "PJRT_DEVICE": "CPU",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "TMPDIR": str(folder),
+        }
         own["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.xla.worker"],
