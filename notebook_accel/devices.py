@@ -51,8 +51,8 @@ def _num_xpu() -> int:
 
 
 def _num_xla() -> int:
-    # torch_xla takes a TPU for this process as soon as it is asked for devices
-    return int(bool(environ.get("PJRT_DEVICE")) and probes.is_available("torch_xla"))
+    # torch_xla takes a TPU for this process as soon as it is asked for devices; PJRT_DEVICE=CPU is for trying it out
+    return int((environ.get("PJRT_DEVICE") or "").startswith("TPU") and probes.is_available("torch_xla"))
 
 
 def _num_mps() -> int:

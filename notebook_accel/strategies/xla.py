@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +27,7 @@ class XlaDevice(SingleDevice):
     def __init__(self, runtime: Runtime, precision: Precision) -> None:
         super().__init__(runtime, precision)
         self._averaged: set[int] = set()
+        self._quiet = 0
 
     def prepare(self, bundle: Bundle) -> Bundle:
         bundle = super().prepare(bundle)
@@ -40,8 +42,8 @@ class XlaDevice(SingleDevice):
         super().backward(loss, **kwargs)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.runtime.gradient.xla_gradients_synced and not self._averaged:
-            return  # the user's own code did it, and said so
+        if self._quiet or (self.runtime.gradient.xla_gradients_synced and not self._averaged):
+            return  # local steps are wanted, or the user's own code averaged, and said so
         self._average(parameter for group in optimizer.param_groups for parameter in group["params"])
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -49,6 +51,17 @@ class XlaDevice(SingleDevice):
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         self._averaged -= own
         xla.sync()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        self._quiet += 1
+        try:
+            yield
+        finally:
+            self._quiet -= 1
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        return self._alone()
 
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float
@@ -79,7 +92,9 @@ class XlaDevice(SingleDevice):
 
     def _ready_to_clip(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         chosen = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if self.runtime.gradient.sync_gradients:  # those that accumulate stay with the process, as elsewhere
+        if (
+            self.runtime.gradient.sync_gradients and not self._quiet
+        ):  # those that accumulate stay with the process, as elsewhere
             self._average(chosen)
             self.runtime.gradient.xla_gradients_synced = True
         return chosen
