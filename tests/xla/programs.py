@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch_xla
@@ -19,6 +21,7 @@ from notebook_accel import Accelerator, DataLoaderConfiguration, runtime
 from notebook_accel.checkpointing.shards import load_checkpoint_in_model
 from notebook_accel.comm import ops, xla
 from notebook_accel.environ import patch_environment
+from notebook_accel.local_sgd import LocalSGD
 from notebook_accel.nested import flatten
 from notebook_accel.runtime import Runtime
 from notebook_accel.seeding import set_seed, synchronize_rng_state
@@ -509,6 +512,14 @@ def several_ranks() -> dict[str, Any]:
         sizes.append(len(inputs))
         gathered = accelerator.gather_for_metrics({"rows": inputs, "number": targets[:, 0].long()})
         kept.append([len(gathered["rows"]), len(gathered["number"])])
+    averaged = []
+    with mock.patch.object(xla, "average") as average:
+        for alone in (False, True, False):
+            accelerator.backward(_distance(model(inputs), targets))
+            with LocalSGD(accelerator, model, 8) if alone else contextlib.nullcontext():
+                optimizer.step()
+            averaged.append(average.called)
+            average.reset_mock()
     stream = accelerator.prepare(DataLoader(_Stream(), 3))
     accelerator.wait_for_everyone()
     accelerator.set_trigger()
@@ -516,6 +527,7 @@ def several_ranks() -> dict[str, Any]:
         "sizes": sizes,
         "kept": kept,
         "norm": float(norm),
+        "averaged": averaged,
         "stream": [batch.cpu().tolist() for batch in stream],
         "objects": accelerator.gather_for_metrics([1, 2], use_gather_object=True),
         "trigger": accelerator.check_trigger(),

@@ -125,6 +125,7 @@ def test_the_last_batch_of_several_ranks_is_cut(one: Worker) -> None:
     assert found["sizes"] == [4, 4]
     assert found["kept"] == [[8, 8], [5, 5]]
     assert found["norm"] > 0
+    assert found["averaged"] == [True, False, True]
     assert found["stream"] == [[0, 1, 2], [6, 7, 8], [12, 0, 1]]
     assert found["objects"] == [1, 2, 1, 2]
     assert found["trigger"] is True

@@ -23,12 +23,8 @@ class Worker:
 
     def __init__(self, folder: Path, devices: int, **env: str) -> None:
         self.devices = devices
-        own = {
-            "CPU_NUM_DEVICES": str(devices),
-            "PJRT_DEVICE": "CPU",
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            "TMPDIR": str(folder),
-        }
+        own = {"ACCELERATE_TORCH_DEVICE": "xla", "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
+        own |= {"TF_CPP_MIN_LOG_LEVEL": "2", "TMPDIR": str(folder)}
         own["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.xla.worker"],
