@@ -52,14 +52,6 @@ class XlaDevice(SingleDevice):
         self._averaged -= own
         xla.sync()
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        self._quiet += 1
-        try:
-            yield
-        finally:
-            self._quiet -= 1
-
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         return self._alone()
 
@@ -86,15 +78,22 @@ class XlaDevice(SingleDevice):
     def _several(self) -> bool:
         return self.runtime.topology.world_size > 1
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        self._quiet += 1
+        try:
+            yield
+        finally:
+            self._quiet -= 1
+
     def _forget(self) -> None:
         self._averaged.clear()
         self.runtime.gradient.xla_gradients_synced = False
 
     def _ready_to_clip(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         chosen = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if (
-            self.runtime.gradient.sync_gradients and not self._quiet
-        ):  # those that accumulate stay with the process, as elsewhere
+        # those that accumulate stay with the process, as elsewhere
+        if self.runtime.gradient.sync_gradients and not self._quiet:
             self._average(chosen)
             self.runtime.gradient.xla_gradients_synced = True
         return chosen
