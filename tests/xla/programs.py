@@ -401,6 +401,33 @@ def checkpoint(folder: str, async_save: bool) -> dict[str, Any]:
     }
 
 
+def programs_of_epochs() -> list[list[int]]:
+    """Train three epochs and count, after each, what was compiled and run since before."""
+    metrics = importlib.import_module("torch_xla.debug.metrics")
+
+    def counts() -> list[int]:
+        run = sum((metrics.metric_data(name) or [0])[0] for name in ("ExecuteTime", "ExecuteReplicatedTime"))
+        return [(metrics.metric_data("CompileTime") or [0])[0], run]
+
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    parts = _with_dropout(accelerator, 7)
+    model, optimizer, scheduler, loader = parts
+    found, before = [], counts()
+    for _ in range(3):
+        for inputs, targets in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(_distance(model(inputs), targets))
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+        now = counts()
+        found.append([after - earlier for after, earlier in zip(now, before, strict=True)])
+        before = now
+    return found
+
+
 def random_numbers() -> dict[str, Any]:
     """Draw on the device after seeds."""
 

@@ -106,6 +106,12 @@ def test_a_checkpoint_goes_on_where_it_was_saved(worker: Worker, tmp_path: Path,
     assert found["momentum"] == 4 and found["average"]
 
 
+def test_a_batch_is_one_program_and_compiled_once(worker: Worker) -> None:
+    (compiled, _), *others = worker.call("programs_of_epochs")
+    assert compiled <= 6
+    assert others == [[0, 5], [0, 5]]  # batches, though learning rate and step count change
+
+
 def test_seeds_reach_the_device(worker: Worker) -> None:
     found = worker.call("random_numbers")
     assert found["first"] == found["again"] != found["other"]
