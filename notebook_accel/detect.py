@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from . import affinity, devices, environ, runtime, topology
-from .comm import torch_dist
+from .comm import torch_dist, xla
 from .comm.base import Comm
 from .comm.single import SingleComm
 from .devices import DeviceKind
@@ -17,6 +17,8 @@ from .topology import Topology
 
 OPTIONS: Final = ("backend", "init_method", "timeout")
 """What may be said about the process group."""
+TPU_MODES: Final = ("process", "spmd")
+"""How programs and XLA devices belong together: one for each, or one over all."""
 
 
 def ensure(cpu: bool = False, **options: Any) -> Runtime:
@@ -34,8 +36,8 @@ def ensure(cpu: bool = False, **options: Any) -> Runtime:
     given = _checked(options)
     installed = runtime.current()
     if installed is None:
-        installed = _make(cpu or environ.flag("ACCELERATE_USE_CPU"), given)
-        runtime.install(installed)
+        installed, for_thread = _make(cpu or environ.flag("ACCELERATE_USE_CPU"), given)
+        runtime.install(installed, for_thread=for_thread)
     else:
         _refuse_conflict(installed, cpu, given)
     return installed
@@ -52,6 +54,8 @@ def renew(port: int) -> None:
     current = runtime.current()
     if current is None:
         current = ensure()
+    elif current.device.type == "xla":
+        raise RuntimeError("ranks on XLA devices meet once: end these processes and launch new ones")
     elif current.topology.world_size > 1:
         settings = current.settings
         given = {name: value for name, value in settings.group_options.items() if name != "backend"}
@@ -71,7 +75,8 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _make(cpu: bool, options: dict[str, Any]) -> Runtime:
+def _make(cpu: bool, options: dict[str, Any]) -> tuple[Runtime, bool]:
+    """Return the runtime, and whether it is that of one thread only."""
     debug = environ.flag("ACCELERATE_DEBUG_MODE")
     has_group = torch_dist.group_exists()
     place = topology.of_world(*torch_dist.group_place()) if has_group else topology.from_environ()
@@ -80,6 +85,8 @@ def _make(cpu: bool, options: dict[str, Any]) -> Runtime:
     if place.world_size > 1:
         wanted = torch_dist.group_backend() if has_group else options.get("backend")
         kind, backend = _match(kind, wanted, cpu=cpu)
+    if kind is devices.XLA:
+        return _make_xla(place, options, debug=debug)
     device = devices.device_for(kind, place.local_rank)
     if device.type == "cuda" and environ.flag("ACCELERATE_CPU_AFFINITY"):
         affinity.set_numa_affinity(place.local_rank)
@@ -94,7 +101,39 @@ def _make(cpu: bool, options: dict[str, Any]) -> Runtime:
     elif device.index:
         devices.use(device)
     settings = Settings(debug=debug, cpu=cpu, backend=backend, group_options=options)
-    return Runtime(topology=place, device=device, comm=comm, settings=settings)
+    return Runtime(topology=place, device=device, comm=comm, settings=settings), False
+
+
+def _make_xla(given: Topology, options: dict[str, Any], *, debug: bool) -> tuple[Runtime, bool]:
+    """Return the runtime as torch_xla knows it, and whether it is that of one thread only."""
+    mode = environ.get("NOTEBOOK_ACCEL_TPU_MODE") or "process"
+    if mode not in TPU_MODES:
+        raise ValueError(
+            f"environment variable NOTEBOOK_ACCEL_TPU_MODE={mode!r}: choose {' or '.join(TPU_MODES)}"
+        )
+    found = xla.enter(
+        spmd=mode == "spmd", local_rank=given.local_rank, local_world_size=given.local_world_size
+    )
+    if given.world_size > 1 and given.world_size != found.world_size:
+        raise ValueError(
+            f"WORLD_SIZE is {given.world_size}, but torch_xla joins {found.world_size} device(s), those of PJRT_DEVICE="
+            f"{environ.get('PJRT_DEVICE')}: launch a process for each, or set ACCELERATE_USE_CPU=true"
+        )
+    place = Topology(
+        rank=found.rank,
+        local_rank=found.local_rank,
+        world_size=found.world_size,
+        local_world_size=found.local_world_size,
+        node_rank=found.node_rank,
+        num_nodes=-(-found.world_size // found.local_world_size),
+    )
+    xla.set_seed(torch.initial_seed())
+    several = found.world_size > 1
+    comm: Comm = xla.XlaComm(found, debug=debug) if several else SingleComm(found.device, debug=debug)
+    settings = Settings(debug=debug, backend="xla", group_options=options)
+    feed = xla.XlaFeed(found, speaks=place.is_local_main)
+    made = Runtime(topology=place, device=found.device, comm=comm, settings=settings, feed=feed)
+    return made, found.has_thread
 
 
 def _match(kind: DeviceKind, wanted: str | None, *, cpu: bool) -> tuple[DeviceKind, str]:

@@ -43,6 +43,7 @@ TABLE: Final[Mapping[str, str]] = {
     "ACCELERATE_USE_MEGATRON_LM": "true: Megatron-LM trains",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "true: several kinds of parallelism are combined",
     "ACCELERATE_CPU_AFFINITY": "true: run each process on the cores near its GPU",
+    "ACCELERATE_DOWNCAST_BF16": "true: with bf16 on XLA devices, float32 is stored as bfloat16, float64 as float32",
     "FORK_LAUNCHED": "true in a worker that a notebook launched",
     # ours
     "NOTEBOOK_ACCEL_VIEW": "what shows a run where the launch leaves it open: widget, text or none",
@@ -54,6 +55,7 @@ TABLE: Final[Mapping[str, str]] = {
     "LOGLEVEL": "level of torch elastic's loggers",
     "PJRT_DEVICE": "kind of device that torch_xla uses: TPU or CPU",
     "CPU_NUM_DEVICES": "devices of torch_xla where that kind is CPU",
+    "XLA_DOWNCAST_BF16": "1: torch_xla stores float32 as bfloat16, float64 as float32",
     "OMP_NUM_THREADS": "threads of one process's CPU kernels",
     "CUDA_VISIBLE_DEVICES": "CUDA devices this process may use",
     "CUBLAS_WORKSPACE_CONFIG": "needed by deterministic CUDA algorithms",

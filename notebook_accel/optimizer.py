@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from . import runtime as process
 from .runtime import Runtime
+
+
+class StepHooks(Protocol):
+    """What has something to do around each step of a raw optimizer."""
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Run before the step."""
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Run after the step."""
 
 
 class AcceleratedOptimizer(torch.optim.Optimizer):
@@ -23,6 +33,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         device_placement: move state that it already has to where its parameters are.
         scaler: a `GradScaler` to step through, for mixed precision in float16.
         runtime: whose gradient flags decide; by default the runtime of the process.
+        hooks: called around each step.
     """
 
     def __init__(
@@ -32,12 +43,14 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         scaler: Any = None,
         *,
         runtime: Runtime | None = None,
+        hooks: StepHooks | None = None,
     ) -> None:
         # The base class is not initialised: state, groups and hooks are those of the wrapped optimizer.
         self.optimizer = optimizer
         self.scaler = scaler
         self.device_placement = device_placement
         self._runtime = runtime if runtime is not None else process.current()
+        self._hooks = hooks
         self._was_skipped = False
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
         # by name: importing lomo_optim imports transformers
@@ -53,7 +66,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return getattr(self.optimizer, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_runtime": None}
+        return {**self.__dict__, "_runtime": None, "_hooks": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -141,9 +154,17 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         arguments = () if closure is None else (closure,)
         if (runtime := self._runtime) is not None:
             runtime.gradient.steps += 1
+        if self._hooks is not None:
+            return self._step_between(self._hooks, arguments)
         if self.scaler is None:
             return self.optimizer.step(*arguments)
         return self._step_scaled(arguments)
+
+    def _step_between(self, hooks: StepHooks, arguments: tuple[Any, ...]) -> Any:
+        hooks.before_step(self.optimizer)
+        result = self.optimizer.step(*arguments) if self.scaler is None else self._step_scaled(arguments)
+        hooks.after_step(self.optimizer)
+        return result
 
     def _is_due(self) -> bool:
         runtime = self._runtime if self._runtime is not None else process.current()

@@ -43,9 +43,23 @@ def settle(mixed_precision: str | None, device: torch.device) -> str:
         raise ValueError(f"mixed_precision {str(text)!r} is unknown, choose among no, bf16, fp16, fp8")
     if mode == "fp8":
         fp8.check(device)
+    if device.type == "xla":
+        _settle_xla(mode)
     if mode == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         raise ValueError("mixed_precision 'bf16' is not supported by this GPU, use 'fp16'")
     return mode
+
+
+def _settle_xla(mode: str) -> None:
+    """Tell torch_xla of `downcast_bf16`; ValueError if its devices cannot do this precision."""
+    if mode == "fp16":
+        raise ValueError("mixed_precision 'fp16' is not supported by XLA devices, use 'bf16'")
+    if environ.flag("ACCELERATE_DOWNCAST_BF16"):
+        if mode != "bf16":
+            raise ValueError(f"downcast_bf16 is for mixed_precision 'bf16', not {mode!r}: leave it out")
+        environ.put(
+            {"XLA_DOWNCAST_BF16": "1"}
+        )  # read with the first tensor: float32 is bfloat16 on the device
 
 
 class LossScaler(torch.amp.GradScaler):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,6 +35,7 @@ class GradientFlags:
         sync_each_batch: True reduces gradients on accumulated batches too, which saves memory.
         loaders: weak references to the loaders that are being iterated, innermost last.
         steps: optimizer steps so far.
+        xla_gradients_synced: on XLA devices, gradients were averaged before the step.
     """
 
     __slots__ = (
@@ -44,6 +46,7 @@ class GradientFlags:
         "sync_each_batch",
         "sync_gradients",
         "sync_with_dataloader",
+        "xla_gradients_synced",
     )
 
     def __init__(self) -> None:
@@ -53,6 +56,7 @@ class GradientFlags:
         self.adjust_scheduler: bool = True
         self.sync_with_dataloader: bool = True
         self.sync_each_batch: bool = False
+        self.xla_gradients_synced: bool = False
         self.loaders: list[weakref.ref[Any]] = []
 
     def begin(self, loader: Loader) -> None:
@@ -125,11 +129,22 @@ class Settings:
     dynamo_plugin: Any = None
 
 
+class Feed(Protocol):
+    """The way of batches to a device that is more than a copy."""
+
+    def open(self) -> Callable[[Any], Any]:
+        """Return what sends the batches of an epoch to the device, in order."""
+
+    def mark(self) -> None:
+        """Note that a batch was used."""
+
+
 @dataclass(kw_only=True, slots=True)
 class Runtime:
     """What this process is to the run, and how it talks to the others.
 
-    `accelerated` becomes True with the first `Accelerator`, which settles the precision.
+    `accelerated` becomes True with the first `Accelerator`, which settles the precision. `feed` is None where
+    batches are copied to the device.
     """
 
     topology: Topology
@@ -138,6 +153,7 @@ class Runtime:
     settings: Settings = field(default_factory=Settings)
     gradient: GradientFlags = field(default_factory=GradientFlags)
     accelerated: bool = False
+    feed: Feed | None = None
 
 
 class Reporter(Protocol):
@@ -154,26 +170,37 @@ class Reporter(Protocol):
 
 
 _current: Runtime | None = None
+_thread = threading.local()
 _reporter: Reporter | None = None
 _runs: list[Any] = []
 _sessions: list[Any] = []
 
 
 def current() -> Runtime | None:
-    """Return the runtime of this process, None before the first `PartialState` or `Accelerator`."""
-    return _current
+    """Return the runtime of this thread where it has its own, else that of the process.
+
+    None before the first `PartialState` or `Accelerator`.
+    """
+    own: Runtime | None = getattr(_thread, "runtime", None)
+    return _current if own is None else own
 
 
-def install(runtime: Runtime) -> None:
-    """Make this the runtime of the process."""
+def install(runtime: Runtime, *, for_thread: bool = False) -> None:
+    """Make this the runtime of the process, or of this thread alone, where threads are what ranks are."""
     global _current
-    _current = runtime
+    if for_thread:
+        _thread.runtime = runtime
+    else:
+        _current = runtime
 
 
 def reset() -> None:
     """Forget the runtime; a process group that it opened stays open, see `Comm.close`."""
     global _current
-    _current = None
+    if getattr(_thread, "runtime", None) is not None:
+        _thread.runtime = None
+    else:
+        _current = None
 
 
 def reporter() -> Reporter | None:

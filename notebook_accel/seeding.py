@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from . import detect, environ, probes
+from . import runtime as process
 from .choices import Choice
-from .comm import ops
+from .comm import ops, xla
 from .runtime import Runtime
 
 
@@ -46,6 +47,8 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     if probes.is_available("numpy"):
         importlib.import_module("numpy").random.seed(seed)
     torch.manual_seed(seed)  # a device that is not initialised yet is seeded when it is
+    if (current := process.current()) is not None and current.device.type == "xla":
+        xla.set_seed(seed)  # one that is not in use yet takes its seed from torch
     if deterministic:
         if torch.backends.cuda.is_built() and environ.get("CUBLAS_WORKSPACE_CONFIG") is None:
             environ.put({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
@@ -91,6 +94,9 @@ def _get(kind: RNGType, generator: torch.Generator | None) -> torch.Tensor:
         return generator.get_state()
     if kind is RNGType.TORCH:
         return torch.get_rng_state()
+    if kind is RNGType.XLA:
+        _require_xla()
+        return torch.tensor(list(xla.seed().to_bytes(8, "little")), dtype=torch.uint8)
     state: torch.Tensor = _module(kind).get_rng_state()
     return state
 
@@ -100,8 +106,16 @@ def _set(kind: RNGType, generator: torch.Generator | None, state: torch.Tensor) 
         generator.set_state(state)
     elif kind is RNGType.TORCH:
         torch.set_rng_state(state)
+    elif kind is RNGType.XLA:
+        xla.set_seed(int.from_bytes(bytes(state.tolist()), "little"))
     else:
         _module(kind).set_rng_state(state)
+
+
+def _require_xla() -> None:
+    current = process.current()
+    if current is None or current.device.type != "xla":
+        raise ValueError("rng type 'xla' cannot be synchronised: this process uses no such device")
 
 
 def _module(kind: RNGType) -> Any:

@@ -37,7 +37,9 @@ class DistributedType(Choice):
 
 
 def distributed_type(of: Runtime) -> DistributedType:
-    """Return the type of a run: NO for one process, else by the kind of its devices."""
+    """Return the type of a run: XLA on such a device, else NO for one process, else by the kind of its devices."""
+    if of.device.type == "xla":
+        return DistributedType.XLA
     if of.topology.world_size == 1:
         return DistributedType.NO
     types = {
@@ -396,8 +398,12 @@ class GradientState:
 
     @property
     def is_xla_gradients_synced(self) -> bool:
-        """False: XLA is not in use."""
-        return False
+        """True from when gradients on XLA devices were averaged to the step; set it to True after doing so yourself."""
+        return self._flags.xla_gradients_synced
+
+    @is_xla_gradients_synced.setter
+    def is_xla_gradients_synced(self, is_synced: bool) -> None:
+        self._flags.xla_gradients_synced = is_synced
 
     def _add_dataloader(self, dataloader: Any) -> None:
         self._flags.begin(dataloader)

@@ -31,6 +31,7 @@ from ..state import AcceleratorState, GradientState
 from ..strategies.base import Strategy
 from ..strategies.ddp import DataParallel
 from ..strategies.single import SingleDevice
+from ..strategies.xla import XlaDevice
 from .collect import CollectPart
 from .prepare import PreparePart
 from .process import ProcessPart
@@ -60,6 +61,10 @@ _LIBRARIES: Final = {
 
 class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, ProcessPart, ProfilePart):
     """Prepares models, optimizers, data loaders and schedulers for the processes of a run.
+
+    On XLA devices each process has one of them. With NOTEBOOK_ACCEL_TPU_MODE=spmd, or after `torch_xla`'s `use_spmd`,
+    one process trains on all: it counts as one process, the batches of loaders are those of all devices together,
+    and each device computes with its part of the rows.
 
     Args:
         device_placement: move models and batches to the device.
@@ -332,6 +337,8 @@ def _runtime_for(mixed_precision: str | None, cpu: bool, group: dict[str, Any]) 
 def _choose_strategy(
     runtime: Runtime, mode: Precision, ddp: DistributedDataParallelKwargs | None
 ) -> Strategy:
+    if runtime.device.type == "xla":
+        return XlaDevice(runtime, mode)
     if runtime.topology.world_size > 1:
         return DataParallel(runtime, mode, ddp)
     return SingleDevice(runtime, mode)

@@ -68,8 +68,13 @@ class PreparePart(Shared):
         if isinstance(optimizer, AcceleratedOptimizer):
             _remember(self._optimizers, optimizer)
             return optimizer
+        self._strategy.follow(optimizer)
         prepared = AcceleratedOptimizer(
-            optimizer, device_placement=place, scaler=self._precision.scaler, runtime=self._runtime
+            optimizer,
+            device_placement=place,
+            scaler=self._precision.scaler,
+            runtime=self._runtime,
+            hooks=self._strategy if self._strategy.wraps_steps else None,
         )
         setattr(prepared, _MARK, True)
         self._optimizers.append(prepared)

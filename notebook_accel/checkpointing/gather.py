@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..comm.xla import to_cpu
 from . import names, randomness, weights
 from .read import Parts, is_stateful, loader_state
 from .write import File
@@ -32,13 +33,13 @@ def shared_files(parts: Parts) -> list[File]:
         for index, item in enumerate(objects):
             file = names.numbered(name, index)
             # what only a resume reads does not push other files out of the system's cache
-            files.append(File(name=file, content=item.state_dict(), cached=False))
+            files.append(File(name=file, content=to_cpu(item.state_dict()), cached=False))
     for index, loader in enumerate(parts.loaders):
         files.append(File(name=names.numbered(names.SAMPLER, index), content=loader_state(loader)))
     if parts.scaler is not None:
         files.append(File(name=names.SCALER, content=parts.scaler.state_dict()))
     for index, item in enumerate(parts.custom):
-        files.append(File(name=names.custom(index), content=item.state_dict(), opaque=True))
+        files.append(File(name=names.custom(index), content=to_cpu(item.state_dict()), opaque=True))
     return files
 
 

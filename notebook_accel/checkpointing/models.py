@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from ..comm import xla
 from ..errors import CheckpointError
 from . import rawio, weights
 from .pickled import Outline
@@ -235,6 +236,8 @@ def _strip(names: set[str], known: Any) -> Callable[[str], str]:
 
 
 def _address(tensor: torch.Tensor) -> tuple[Any, ...]:
+    if tensor.device.type == "xla":
+        return tensor.device, xla.tensor_id(tensor)
     return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 

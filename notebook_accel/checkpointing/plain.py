@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .. import detect
+from ..comm.xla import to_cpu
 from ..runtime import Runtime
 from . import pickled, rawio, weights
 
@@ -18,6 +19,7 @@ def write(obj: Any, f: Any, safe_serialization: bool = False) -> None:
 
     With `safe_serialization` the object is tensors by name; names of the same memory are written once.
     """
+    obj = to_cpu(obj)
     if not isinstance(f, (str, os.PathLike)):
         if safe_serialization:
             raise ValueError("safe_serialization=True writes to a path, not to an open file")

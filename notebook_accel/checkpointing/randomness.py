@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from .. import probes
+from .. import probes, runtime
+from ..comm import xla
 from ..errors import CheckpointError
 
 _KEYS = ("random_state", "torch_manual_seed")
@@ -27,7 +28,14 @@ def capture(step: int) -> dict[str, Any]:
         states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state_all()
     if torch.xpu.is_available():
         states["torch_xpu_manual_seed"] = torch.xpu.get_rng_state_all()
+    if _uses_xla():
+        states["xm_seed"] = xla.seed()
     return states
+
+
+def _uses_xla() -> bool:
+    current = runtime.current()
+    return current is not None and current.device.type == "xla"
 
 
 def check(path: Path, states: Any) -> None:
@@ -50,6 +58,8 @@ def apply(states: Mapping[str, Any]) -> None:
     if "numpy_random_seed" in states and probes.is_available("numpy"):
         importlib.import_module("numpy").random.set_state(states["numpy_random_seed"])
     torch.set_rng_state(states["torch_manual_seed"])
+    if isinstance(states.get("xm_seed"), int) and _uses_xla():
+        xla.set_seed(states["xm_seed"])
     for key, module in (("torch_cuda_manual_seed", torch.cuda), ("torch_xpu_manual_seed", torch.xpu)):
         if key in states and module.is_available():
             for index, state in zip(range(module.device_count()), states[key], strict=False):
@@ -69,6 +79,8 @@ def derive(states: Mapping[str, Any], rank: int) -> dict[str, Any]:
     if probes.is_available("numpy"):
         derived["numpy_random_seed"] = importlib.import_module("numpy").random.RandomState(seed).get_state()
     derived["torch_manual_seed"] = torch.Generator().manual_seed(seed).get_state()
+    if "xm_seed" in states:
+        derived["xm_seed"] = seed
     if torch.cuda.is_available():
         derived["torch_cuda_manual_seed"] = [
             torch.Generator(f"cuda:{index}").manual_seed(seed).get_state()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -202,6 +203,13 @@ class PreparedLoader(DataLoader[Any]):
     def _batches_to_skip(self) -> int:
         """Return the batches to read and drop at the start of this iteration."""
         return self.skip_batches
+
+    def sender_to(self, device: torch.device) -> Callable[[Any], Any]:
+        """Return what puts the batches of an epoch, in order, on the device."""
+        runtime = self.runtime
+        if runtime is not None and runtime.feed is not None and device == runtime.device:
+            return runtime.feed.open()
+        return functools.partial(on_device, device=device, non_blocking=self._non_blocking)
 
     def _note_state(self) -> None:
         """Note the state that goes on after the batch at hand; nothing here, a stateful loader has one."""

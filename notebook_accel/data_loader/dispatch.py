@@ -112,6 +112,7 @@ class DataLoaderDispatcher(PreparedLoader):
         rank = runtime.topology.rank
         note_state = self._note_state if self.use_stateful_dataloader and rank != 0 else None
         own = self._read() if rank == 0 else self._stand_by()
+        send, feed = self.sender_to(runtime.device), runtime.feed
         is_last = False
         while not is_last:
             sent, failure = _next_round(own) if rank == 0 else (None, None)
@@ -128,7 +129,9 @@ class DataLoaderDispatcher(PreparedLoader):
             if is_last := received.is_last:
                 self._reach_end()
                 self.remainder = -1 if received.num_samples is None else received.num_samples
-            yield on_device(batch, runtime.device, self._non_blocking)
+            yield send(batch)
+            if feed is not None:
+                feed.mark()
 
     def _part_of(self, received: _Round) -> Any:
         part, num_parts = self._share, self._num_shares

@@ -75,7 +75,8 @@ def prepare_data_loader(
         split_batches: True splits each batch over the processes, False gives them whole batches in turn.
         rng_types: generators (`torch`, `cuda`, `xla`, `generator`) that every epoch starts with as rank 0 has
             them; `generator` is that of the sampler or of the iterable dataset.
-        dispatch_batches: True reads on rank 0 only; None does so for iterable datasets if `put_on_device`.
+        dispatch_batches: True reads on rank 0 only; None does so for iterable datasets if `put_on_device`,
+            except on XLA devices.
         even_batches: True repeats samples from the start so that all processes get equal batches.
         slice_fn_for_dispatch: takes the part of a process out of a dispatched batch.
         use_seedable_sampler: True replaces a `RandomSampler` by a `SeedableRandomSampler`.
@@ -90,7 +91,9 @@ def prepare_data_loader(
         ImportError: `use_stateful_dataloader` without torchdata.
     """
     if dispatch_batches is None:
-        dispatch_batches = put_on_device and isinstance(dataloader.dataset, IterableDataset)
+        # not on XLA devices, between which objects go as tensors of the device
+        on_xla = device is not None and device.type == "xla"
+        dispatch_batches = put_on_device and not on_xla and isinstance(dataloader.dataset, IterableDataset)
     if dispatch_batches and not put_on_device:
         raise ValueError("dispatch_batches=True puts batches on the device: it needs put_on_device=True")
     runtime = runtime if runtime is not None else process.current()

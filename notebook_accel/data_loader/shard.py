@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
 
 from ..runtime import Runtime
 from ..seeding import synchronize_rng_states
-from .base import PreparedLoader, on_device
+from .base import PreparedLoader
 from .iterable import IterableDatasetShard
 from .resume import ResumableSampler
 
@@ -69,7 +69,7 @@ class DataLoaderShard(PreparedLoader):
         yield from self._track(self._batches)
 
     def _batches(self) -> Iterator[Any]:
-        device, non_blocking = self.device, self._non_blocking
+        send, mark = self._sender(), self._marker()
         note_state = self._note_state if self.use_stateful_dataloader else None
         skipped = self._batches_to_skip()
         if self.rng_types and self.runtime is not None and not self.course.goes_on:
@@ -83,25 +83,41 @@ class DataLoaderShard(PreparedLoader):
             return
         batch = next(iterator, _END)
         while batch is not _END:
-            if device is not None:
-                batch = on_device(batch, device, non_blocking)
+            if send is not None:
+                batch = send(batch)
             if note_state is not None:
                 note_state()
             following = next(iterator, _END)
             if following is _END:
                 self._reach_end()
             yield batch
+            if mark is not None:
+                mark()
             batch = following
 
     def _drawn_batches(self, iterator: Iterator[Any], skipped: int) -> Iterator[Any]:
         """Iterate batches that a sampler chooses, of which it is known which is the last."""
-        device, non_blocking, course = self.device, self._non_blocking, self.course
+        send, mark, course = self._sender(), self._marker(), self.course
+        if mark is not None and send is not None and self.num_workers > 0:
+            # with processes that read, the next batch is on its way while this one is used
+            iterator, send = _one_ahead(map(send, iterator)), None
         for number, batch in enumerate(iterator, skipped + 1):
-            if device is not None:
-                batch = on_device(batch, device, non_blocking)
+            if send is not None:
+                batch = send(batch)
             if number == course.num_drawn:
                 self._reach_end()
             yield batch
+            if mark is not None:
+                mark()
+
+    def _sender(self) -> Callable[[Any], Any] | None:
+        """Return what puts the batches of this epoch on the device, None where they stay."""
+        return None if self.device is None else self.sender_to(self.device)
+
+    def _marker(self) -> Callable[[], None] | None:
+        """Return what to call after a batch was used, None for nothing."""
+        feed = None if self.runtime is None else self.runtime.feed
+        return None if feed is None else feed.mark
 
     def _reach_end(self) -> None:
         super()._reach_end()
@@ -111,3 +127,11 @@ class DataLoaderShard(PreparedLoader):
         if self.remainder == -1:
             # Counted while reading; loader processes read copies of the dataset, then it stays unknown.
             self.remainder = shard.remainder
+
+
+def _one_ahead(items: Iterator[Any]) -> Iterator[Any]:
+    item = next(items, _END)
+    while item is not _END:
+        following = next(items, _END)
+        yield item
+        item = following

@@ -48,6 +48,8 @@ class Strategy(ABC):
     """A process holds only a part of each weight."""
     places_batches: ClassVar[bool] = True
     """Loaders move batches to the device."""
+    wraps_steps: ClassVar[bool] = False
+    """The strategy has something to do before and after each optimizer step."""
 
     def __init__(self, runtime: Runtime, precision: Precision) -> None:
         self.runtime = runtime
@@ -62,6 +64,18 @@ class Strategy(ABC):
         if self.precision.scaler is not None:
             loss = self.precision.scaler.scale(loss)
         loss.backward(**kwargs)
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let a raw optimizer train what became of its parameters, or becomes of them later."""
+        return None
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the gradients ready for a step of the raw optimizer."""
+        return None
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Finish what a step of the raw optimizer began."""
+        return None
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes of the model reduce no gradients."""

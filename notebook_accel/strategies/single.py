@@ -2,38 +2,66 @@
 
 from __future__ import annotations
 
-import torch
+import weakref
 
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..precision import Precision
+from ..runtime import Runtime
 from .base import Bundle, Strategy
 
 
 class SingleDevice(Strategy):
     """Moves models to the device and applies the precision; the model stays the user's own object."""
 
+    def __init__(self, runtime: Runtime, precision: Precision) -> None:
+        super().__init__(runtime, precision)
+        self._renewed = WeakTensorKeyDictionary()
+        self._followers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
     def prepare(self, bundle: Bundle) -> Bundle:
         for model, place in zip(bundle.models, bundle.placements, strict=True):
-            self._place(model, place, bundle.optimizers)
+            self._place(model, place)
+        for optimizer in bundle.optimizers:
+            self.follow(optimizer)
         return bundle
 
-    def _place(
-        self, model: torch.nn.Module, move: bool, optimizers: tuple[torch.optim.Optimizer, ...]
-    ) -> None:
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        self._followers.add(optimizer)
+        _switch_parameters(optimizer, self._renewed)
+
+    def _place(self, model: torch.nn.Module, move: bool) -> None:
         before = list(model.parameters())
         if move:
-            model.to(self.runtime.device)
+            _move(model, self.runtime.device)
         self.precision.apply(model)
-        # torch moves parameters in place, unless told to make new ones; the optimizers follow
-        renewed = {old: new for old, new in zip(before, model.parameters(), strict=True) if old is not new}
+        # torch moves parameters in place, except to XLA devices or when told to make new ones
+        renewed = [pair for pair in zip(before, model.parameters(), strict=True) if pair[0] is not pair[1]]
         if renewed:
-            for optimizer in optimizers:
-                _switch_parameters(optimizer, renewed)
+            self._renewed.update(renewed)
+            for optimizer in self._followers:
+                _switch_parameters(optimizer, self._renewed)
 
 
-def _switch_parameters(
-    optimizer: torch.optim.Optimizer, renewed: dict[torch.nn.Parameter, torch.nn.Parameter]
-) -> None:
+def _move(model: torch.nn.Module, device: torch.device) -> None:
+    """Move the model; where torch makes new parameters for it, those that layers shared are shared again."""
+    names = dict(model.named_parameters(remove_duplicate=False))
+    model.to(device)
+    kept: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+    for name, old in names.items():
+        owner, _, own_name = name.rpartition(".")
+        module = model.get_submodule(owner)
+        new = getattr(module, own_name)
+        if kept.setdefault(old, new) is not new:
+            setattr(module, own_name, kept[old])
+
+
+def _switch_parameters(optimizer: torch.optim.Optimizer, renewed: WeakTensorKeyDictionary) -> None:
+    if not len(renewed):
+        return
     for group in optimizer.param_groups:
+        for old in group["params"]:
+            if old in renewed and old in optimizer.state:
+                optimizer.state[renewed[old]] = optimizer.state.pop(old)
         group["params"] = [renewed.get(parameter, parameter) for parameter in group["params"]]
-    for old, new in renewed.items():
-        if old in optimizer.state:
-            optimizer.state[new] = optimizer.state.pop(old)

@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from .. import devices, probes
+from .. import devices, environ, probes
 from ..tracking import LoggerType, is_installed
 
 _COMPARISONS: Final = {
@@ -36,7 +36,12 @@ def is_torch_version(operation: str, version: str) -> bool:
 
 
 def is_bf16_available(ignore_tpu: bool = False) -> bool:
-    """Return True if this machine computes in bfloat16; a CUDA GPU is asked, which initialises it."""
+    """Return True if this machine computes in bfloat16; a CUDA GPU is asked, which initialises it.
+
+    `ignore_tpu` makes it False where a TPU is what computes.
+    """
+    if ignore_tpu and is_torch_xla_available(check_is_tpu=True):
+        return False
     if devices.count("cuda"):
         return bool(torch.cuda.is_bf16_supported())
     return True
@@ -68,8 +73,10 @@ def is_npu_available(check_device: bool = False) -> bool:
 
 
 def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:
-    """Return True if torch_xla is installed."""
-    return probes.is_available("torch_xla")
+    """Return True if torch_xla is installed, and set to a TPU or a GPU where that is asked for."""
+    kinds = ["TPU"] * check_is_tpu + ["CUDA", "GPU"] * check_is_gpu
+    kind = (environ.get("PJRT_DEVICE") or "").partition("_")[0]
+    return probes.is_available("torch_xla") and (not kinds or kind in kinds)
 
 
 def is_datasets_available() -> bool:

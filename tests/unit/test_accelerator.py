@@ -101,6 +101,39 @@ def test_the_optimizer_keeps_pointing_at_the_models_parameters(clean_runtime: No
     assert wrapped.state[after[0]] == {"kept": 1}
 
 
+def test_an_optimizer_that_was_prepared_before_follows_too(clean_runtime: None) -> None:
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        accelerator = Accelerator(cpu=True)
+        accelerator._runtime.device = torch.device("meta")
+        model, optimizer, *_ = make_parts()
+        early = accelerator.prepare(optimizer, device_placement=[False])
+        late = torch.optim.SGD(model.parameters(), lr=0.1)
+        model = accelerator.prepare(model)
+        late = accelerator.prepare_optimizer(late, device_placement=False)
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+    for wrapped in (early, late):
+        pairs = zip(wrapped.param_groups[0]["params"], model.parameters(), strict=True)
+        assert all(a is b and a.device.type == "meta" for a, b in pairs)
+
+
+def test_layers_that_share_weights_share_them_on_the_device(clean_runtime: None) -> None:
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        accelerator = Accelerator(cpu=True)
+        accelerator._runtime.device = torch.device("meta")
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+        model[1].weight = model[0].weight
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, wrapped = accelerator.prepare(model, optimizer)
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+    assert model[1].weight is model[0].weight and model[0].weight.device.type == "meta"
+    assert wrapped.param_groups[0]["params"][0] is model[0].weight
+    assert len(wrapped.param_groups[0]["params"]) == 3
+
+
 def test_device_placement_counts(clean_runtime: None) -> None:
     with pytest.raises(ValueError, match="1 items for 2 objects"):
         Accelerator(cpu=True).prepare(1, 2, device_placement=[True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from contextlib import redirect_stdout
 from datetime import timedelta
 from typing import Any
@@ -43,6 +44,27 @@ def test_it_is_a_view(clean_runtime: None) -> None:
     with pytest.raises(RuntimeError, match="the state was reset"):
         _ = first.device
     assert "reset" in repr(first)
+
+
+def test_a_thread_can_have_a_runtime_of_its_own(clean_runtime: None) -> None:
+    PartialState(cpu=True)
+    shared = runtime.current()
+    assert shared is not None
+    own = runtime.Runtime(topology=shared.topology, device=torch.device("meta"), comm=shared.comm)
+    seen: list[Any] = []
+
+    def work() -> None:
+        seen.append(runtime.current())
+        runtime.install(own, for_thread=True)
+        seen.append(PartialState().device.type)
+        runtime.reset()
+        seen.append(runtime.current())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [shared, "meta", shared]
+    assert PartialState().device.type == "cpu"
 
 
 def test_wrong_arguments(clean_runtime: None) -> None:

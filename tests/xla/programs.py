@@ -1,0 +1,663 @@
+"""What the workers of these tests run: training on XLA devices, and the same in plain torch on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch_xla
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from notebook_accel import Accelerator, DataLoaderConfiguration, runtime
+from notebook_accel.checkpointing.shards import load_checkpoint_in_model
+from notebook_accel.comm import ops, xla
+from notebook_accel.environ import patch_environment
+from notebook_accel.local_sgd import LocalSGD
+from notebook_accel.nested import flatten
+from notebook_accel.runtime import Runtime
+from notebook_accel.seeding import set_seed, synchronize_rng_state
+from notebook_accel.state import GradientState, PartialState
+from notebook_accel.topology import Topology
+
+
+def run(name: str, args: list[Any]) -> Any:
+    """Call a function of this module with no runtime of ours before and after."""
+    runtime.reset()
+    try:
+        return globals()[name](*args)
+    finally:
+        runtime.reset()
+
+
+def _digits() -> tuple[TensorDataset, TensorDataset]:
+    pixels, labels = load_digits(return_X_y=True)
+    pictures = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    answers = torch.tensor(labels)
+    return TensorDataset(pictures[:1437], answers[:1437]), TensorDataset(pictures[1437:], answers[1437:])
+
+
+def _cnn() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8 * 4 * 4, 10),
+    )
+
+
+def _rows(count: int = 40) -> TensorDataset:
+    made = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(count, 4, generator=made), torch.randn(count, 1, generator=made))
+
+
+def _small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def _numbers(model: nn.Module) -> list[float]:
+    return [
+        value for parameter in model.parameters() for value in parameter.detach().cpu().flatten().tolist()
+    ]
+
+
+class Plain:
+    """What an accelerator does, in plain torch on the CPU."""
+
+    def __init__(self, steps: int = 1) -> None:
+        self.steps = steps
+
+    def epoch(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        batches: DataLoader[Any],
+        loss_of: Callable[..., torch.Tensor],
+        *,
+        clip: float | None = None,
+        scheduler: Any = None,
+    ) -> list[float]:
+        losses = []
+        for number, (inputs, targets) in enumerate(batches, 1):
+            loss = loss_of(model(inputs), targets)
+            (loss / self.steps).backward()
+            losses.append(loss.item())
+            if number % self.steps == 0 or number == len(batches):
+                if clip is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+                optimizer.zero_grad()
+                if scheduler is not None:
+                    scheduler.step()
+        return losses
+
+
+def _epoch(
+    accelerator: Accelerator,
+    model: Any,
+    optimizer: Any,
+    batches: Any,
+    loss_of: Callable[..., torch.Tensor],
+    *,
+    clip: float | None = None,
+    scheduler: Any = None,
+) -> list[float]:
+    losses = []
+    for inputs, targets in batches:
+        with accelerator.accumulate(model):
+            loss = loss_of(model(inputs), targets)
+            accelerator.backward(loss)
+            if clip is not None and accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return losses
+
+
+def place() -> dict[str, Any]:
+    """What the state says of this process."""
+    accelerator = Accelerator()
+    return {
+        "type": str(accelerator.distributed_type),
+        "device": str(accelerator.device),
+        "processes": accelerator.num_processes,
+        "main": accelerator.is_main_process,
+        "backend": accelerator.state.backend,
+        "strategy": type(accelerator._strategy).__name__,
+    }
+
+
+def digits() -> dict[str, Any]:
+    """Train 30 steps, the last batch being smaller, and look at the test set."""
+    train_set, test_set = _digits()
+    loss_of = nn.functional.cross_entropy
+    plain = _cnn()
+    optimizer = torch.optim.Adam(plain.parameters(), lr=2e-3)
+    order = torch.Generator().manual_seed(3)
+    expected = Plain().epoch(
+        plain, optimizer, DataLoader(train_set, 48, shuffle=True, generator=order), loss_of
+    )
+    plain.eval()
+    answers = torch.cat([plain(pictures).argmax(1) for pictures, _ in DataLoader(test_set, 64)])
+
+    accelerator = Accelerator()
+    model = _cnn()
+    order = torch.Generator().manual_seed(3)
+    model, optimizer, train_loader, test_loader = accelerator.prepare(
+        model,
+        torch.optim.Adam(model.parameters(), lr=2e-3),
+        DataLoader(train_set, 48, shuffle=True, generator=order),
+        DataLoader(test_set, 64),
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        losses = _epoch(accelerator, model, optimizer, train_loader, loss_of)
+    model.eval()
+    guesses, truth = [], []
+    for pictures, labels in test_loader:
+        with torch.no_grad():
+            found = model(pictures).argmax(dim=1)
+        found, labels = accelerator.gather_for_metrics((found, labels))
+        guesses.append(found.cpu())
+        truth.append(labels.cpu())
+    return {
+        "losses": losses,
+        "expected": expected,
+        "weights": _numbers(model),
+        "expected_weights": _numbers(plain),
+        "means": model[1].running_mean.cpu().tolist(),
+        "expected_means": plain[1].running_mean.tolist(),
+        "same_answers": int((torch.cat(guesses) == answers).sum()),
+        "truth": torch.equal(torch.cat(truth), test_set.tensors[1]),
+        "tested": len(test_set),
+        "split": str(torch_xla._XLAC._get_xla_sharding_spec(pictures)),
+        "advice": [str(entry.message) for entry in caught if "is compiled" in str(entry.message)],
+    }
+
+
+def accumulation(clip: float | None) -> dict[str, Any]:
+    """Train two epochs of 10 batches, 4 to a step, with a schedule."""
+    loss_of = nn.functional.mse_loss
+    plain = _small()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    expected, rates = [], []
+    for _ in range(2):
+        batches = DataLoader(_rows(), 4)
+        expected += Plain(4).epoch(plain, optimizer, batches, loss_of, clip=clip, scheduler=scheduler)
+        rates += scheduler.get_last_lr()
+
+    accelerator = Accelerator(gradient_accumulation_steps=4)
+    model = _small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    model, optimizer, scheduler, loader = accelerator.prepare(
+        model, optimizer, scheduler, DataLoader(_rows(), 4)
+    )
+    losses, found = [], []
+    for _ in range(2):
+        losses += _epoch(accelerator, model, optimizer, loader, loss_of, clip=clip, scheduler=scheduler)
+        found += scheduler.get_last_lr()
+    return {
+        "losses": losses,
+        "expected": expected,
+        "weights": _numbers(model),
+        "expected_weights": _numbers(plain),
+        "rates": found,
+        "expected_rates": rates,
+        "steps": runtime.current().gradient.steps,  # type: ignore[union-attr]
+    }
+
+
+def clipping() -> dict[str, Any]:
+    """Clip once by norm and once by value, and look at the flag that says so."""
+    plain, accelerator = _small(), Accelerator()
+    model = _small()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    inputs, targets = _rows()[:]
+    nn.functional.mse_loss(plain(inputs), targets).backward()
+    norm = nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
+    state, device = GradientState(), accelerator.device
+    flags = [state.is_xla_gradients_synced]
+    accelerator.backward(nn.functional.mse_loss(model(inputs.to(device)), targets.to(device)))
+    found = accelerator.clip_grad_norm_(model.parameters(), 0.01)
+    flags.append(state.is_xla_gradients_synced)
+    clipped = [parameter.grad.cpu().tolist() for parameter in model.parameters()]
+    optimizer.step()
+    flags.append(state.is_xla_gradients_synced)
+    accelerator.clip_grad_value_(model.parameters(), 1e-4)
+    largest = max(float(parameter.grad.abs().max()) for parameter in model.parameters())
+    expected = [parameter.grad.tolist() for parameter in plain.parameters() if parameter.grad is not None]
+    return {
+        "norms": [float(found), float(norm)],
+        "clipped": flatten(clipped).leaves,
+        "expected": flatten(expected).leaves,
+        "flags": flags,
+        "largest": largest,
+    }
+
+
+class _Seen(nn.Module):
+    """Notes the format in which its layer computes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.formats: list[str] = []
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.model(inputs)
+        self.formats.append(str(outputs.dtype))
+        return outputs
+
+
+def bfloat16() -> dict[str, Any]:
+    """Train 5 steps in bf16, and in float32 on the CPU."""
+    plain = _small()
+    expected = Plain().epoch(
+        plain, torch.optim.SGD(plain.parameters(), lr=0.1), DataLoader(_rows(), 8), nn.functional.mse_loss
+    )
+    accelerator = Accelerator(mixed_precision="bf16")
+    seen = _Seen(_small())
+    model, optimizer, loader = accelerator.prepare(
+        seen, torch.optim.SGD(seen.parameters(), lr=0.1), DataLoader(_rows(), 8)
+    )
+    losses = _epoch(accelerator, model, optimizer, loader, nn.functional.mse_loss)
+    outputs = model(torch.zeros(2, 4, device=accelerator.device))
+    return {
+        "losses": losses,
+        "expected": expected,
+        "inside": sorted(set(seen.formats)),
+        "outside": str(outputs.dtype),
+        "weights": str(next(model.parameters()).dtype),
+    }
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder, self.decoder = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.decoder.weight = self.encoder.weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.decoder(torch.tanh(self.encoder(inputs)))
+        return outputs
+
+
+def _distance(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return ((outputs - targets) ** 2).mean()
+
+
+def tied_weights(folder: str) -> dict[str, Any]:
+    """Train a model two of whose layers share their weights, save it, and load it into an untied one."""
+    plain = _Tied()
+    expected = Plain().epoch(
+        plain, torch.optim.Adam(plain.parameters(), lr=0.1), DataLoader(_rows(), 8), _distance
+    )
+    accelerator = Accelerator()
+    made = _Tied()
+    model, optimizer, loader = accelerator.prepare(
+        made, torch.optim.Adam(made.parameters(), lr=0.1), DataLoader(_rows(), 8)
+    )
+    own = {id(parameter) for parameter in model.parameters()}
+    followed = {id(parameter) for parameter in optimizer.param_groups[0]["params"]} == own
+    losses = _epoch(accelerator, model, optimizer, loader, _distance)
+    accelerator.save_model(model, folder)
+    accelerator.save(model.state_dict(), Path(folder) / "whole.bin")
+    accelerator.save(model.state_dict(), Path(folder) / "whole.safetensors", safe_serialization=True)
+    read = _Tied()
+    load_checkpoint_in_model(read, folder)
+    whole = torch.load(Path(folder) / "whole.bin", weights_only=True)
+    return {
+        "tied": model.decoder.weight is model.encoder.weight,
+        "same_object": model is made,
+        "followed": followed,
+        "losses": losses,
+        "expected": expected,
+        "weights": _numbers(read),
+        "expected_weights": _numbers(plain),
+        "devices": sorted({str(tensor.device) for tensor in whole.values()}),
+        "whole": whole["decoder.weight"].flatten().tolist() == whole["encoder.weight"].flatten().tolist(),
+    }
+
+
+def _with_dropout(accelerator: Accelerator, seed: int) -> tuple[Any, ...]:
+    set_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    return accelerator.prepare(model, optimizer, scheduler, DataLoader(_rows(), 8, shuffle=True))  # type: ignore[no-any-return]
+
+
+class _Average:
+    """An object of the user's that keeps a tensor on the device."""
+
+    def __init__(self, average: torch.Tensor) -> None:
+        self.state = {"average": average}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def checkpoint(folder: str, async_save: bool) -> dict[str, Any]:
+    """Save, go on, and go on from the checkpoint with new objects; then read it on the CPU."""
+
+    def train(model: Any, optimizer: Any, scheduler: Any, loader: Any) -> list[float]:
+        return _epoch(accelerator, model, optimizer, loader, _distance, scheduler=scheduler)
+
+    accelerator = Accelerator()
+    parts = _with_dropout(accelerator, 7)
+    train(*parts)
+    custom = _Average(torch.cat([parameter.detach().flatten() for parameter in parts[0].parameters()]))
+    accelerator.register_for_checkpointing(custom)
+    accelerator.save_state(folder, async_save=async_save)
+    saved = _numbers(parts[0])
+    went_on = train(*parts)
+    accelerator.end_training()
+    runtime.reset()
+
+    accelerator = Accelerator()
+    parts = _with_dropout(accelerator, 8)
+    train(*parts)
+    accelerator.register_for_checkpointing(custom)
+    accelerator.load_state(folder)
+    loaded = _numbers(parts[0])
+    resumed = train(*parts)
+    state = torch.load(Path(folder) / "optimizer.bin", weights_only=True)["state"]
+    runtime.reset()
+
+    accelerator = Accelerator(cpu=True)
+    parts = _with_dropout(accelerator, 8)
+    accelerator.register_for_checkpointing(custom := _Average(torch.zeros(1)))
+    accelerator.load_state(folder)
+    return {
+        "went_on": went_on,
+        "resumed": resumed,
+        "saved": saved,
+        "loaded": loaded,
+        "on_cpu": _numbers(parts[0]),
+        "average": custom.state["average"].tolist() == saved,
+        "devices": sorted({str(value.device) for entry in state.values() for value in entry.values()}),
+        "momentum": len(parts[1].state_dict()["state"]),
+    }
+
+
+def programs_of_epochs() -> list[list[int]]:
+    """Train three epochs and count, after each, what was compiled and run since before."""
+    metrics = importlib.import_module("torch_xla.debug.metrics")
+
+    def counts() -> list[int]:
+        run = sum((metrics.metric_data(name) or [0])[0] for name in ("ExecuteTime", "ExecuteReplicatedTime"))
+        return [(metrics.metric_data("CompileTime") or [0])[0], run]
+
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    parts = _with_dropout(accelerator, 7)
+    model, optimizer, scheduler, loader = parts
+    found, before = [], counts()
+    for _ in range(3):
+        for inputs, targets in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(_distance(model(inputs), targets))
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+        now = counts()
+        found.append([after - earlier for after, earlier in zip(now, before, strict=True)])
+        before = now
+    return found
+
+
+def random_numbers() -> dict[str, Any]:
+    """Draw on the device after seeds."""
+
+    def draw() -> list[float]:
+        return torch.rand(3, device=accelerator.device).cpu().tolist()
+
+    torch.manual_seed(5)
+    accelerator = Accelerator()
+    first = draw()
+    runtime.reset()
+    torch.manual_seed(5)
+    accelerator = Accelerator()
+    again = draw()
+    set_seed(6)
+    other = draw()
+    set_seed(6)
+    synchronize_rng_state("xla")
+    return {"first": first, "again": again, "other": other, "other_again": draw()}
+
+
+def workers() -> dict[str, Any]:
+    """Read with processes; and from an iterable dataset."""
+    accelerator = Accelerator()
+    ends, read = [], []
+    loader = accelerator.prepare(DataLoader(_rows(), 8, num_workers=2))
+    for inputs, _ in loader:
+        ends.append(accelerator.gradient_state.end_of_dataloader)
+        read += inputs.cpu().tolist()
+    runtime.reset()
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+    dispatched = [
+        row for inputs, _ in accelerator.prepare(DataLoader(_rows(), 8)) for row in inputs.cpu().tolist()
+    ]
+    rows = _rows().tensors[0].tolist()
+    return {"ends": ends, "same": read == rows, "dispatched": dispatched == rows}
+
+
+def one_by_one() -> dict[str, Any]:
+    """Prepare model and optimizer in calls of their own, in both orders."""
+    changed = []
+    for first in ("model", "optimizer"):
+        accelerator = Accelerator()
+        model = _small()
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        before = _numbers(model)
+        if first == "model":
+            model = accelerator.prepare(model)
+            optimizer = accelerator.prepare_optimizer(optimizer)
+        else:
+            optimizer = accelerator.prepare(optimizer)
+            model = accelerator.prepare(model)
+        _epoch(accelerator, model, optimizer, accelerator.prepare(DataLoader(_rows(), 8)), _distance)
+        changed.append(_numbers(model) != before)
+        runtime.reset()
+    return {"changed": changed}
+
+
+class _Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(13.0))
+
+
+class TwinComm(xla.XlaComm):
+    """Rank 0 of two that do the same: devices of this kind on CPUs cannot wait for each other."""
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cat([super().all_gather(tensor)] * 2)
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any = "sum") -> torch.Tensor:
+        reduced = super().all_reduce(tensor, op)
+        return reduced.mul_(2) if op == "sum" else reduced
+
+
+class CpuTwinComm(TwinComm):
+    """The same on the CPU."""
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tensor, tensor])
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any = "sum") -> torch.Tensor:
+        return tensor.mul_(2) if op == "sum" else tensor
+
+
+def _two_ranks() -> Accelerator:
+    """Return an accelerator that is rank 0 of two."""
+    found = xla.enter(spmd=False, local_rank=0, local_world_size=1)
+    two = xla.Place(device=found.device, rank=0, world_size=2, local_rank=0, local_world_size=2)
+    topology = Topology(rank=0, local_rank=0, world_size=2, local_world_size=2)
+    feed = xla.XlaFeed(found)
+    made = Runtime(topology=topology, device=found.device, comm=TwinComm(two), feed=feed)
+    runtime.install(made)
+    return Accelerator()
+
+
+def several_ranks() -> dict[str, Any]:
+    """Train as rank 0 of two, and gather what the last batch's fillers are cut from."""
+    accelerator = _two_ranks()
+    model = _small()
+    rows = _rows(13)
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(rows, 4)
+    )
+    kept, sizes = [], []
+    for inputs, targets in loader:
+        accelerator.backward(_distance(model(inputs), targets))
+        norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        sizes.append(len(inputs))
+        gathered = accelerator.gather_for_metrics({"rows": inputs, "number": targets[:, 0].long()})
+        kept.append([len(gathered["rows"]), len(gathered["number"])])
+    averaged = []
+    with mock.patch.object(xla, "average") as average:
+        for alone in (False, True, False):
+            accelerator.backward(_distance(model(inputs), targets))
+            with LocalSGD(accelerator, model, 8) if alone else contextlib.nullcontext():
+                optimizer.step()
+            averaged.append(average.called)
+            average.reset_mock()
+    stream = accelerator.prepare(DataLoader(_Stream(), 3))
+    accelerator.wait_for_everyone()
+    accelerator.set_trigger()
+    return {
+        "sizes": sizes,
+        "kept": kept,
+        "norm": float(norm),
+        "averaged": averaged,
+        "stream": [batch.cpu().tolist() for batch in stream],
+        "objects": accelerator.gather_for_metrics([1, 2], use_gather_object=True),
+        "trigger": accelerator.check_trigger(),
+    }
+
+
+def collectives() -> dict[str, Any]:
+    """Compare what `ops` makes of trees on the device with what it makes of them on the CPU."""
+    accelerator = _two_ranks()
+    comm = accelerator._runtime.comm
+    cpu = xla.Place(device=torch.device("cpu"), rank=0, world_size=2, local_rank=0, local_world_size=2)
+    other = CpuTwinComm(cpu)
+    tree = {
+        "rows": torch.arange(6.0).reshape(3, 2),
+        "whole": [torch.tensor([1, 2]), torch.tensor(7)],
+        "truth": torch.tensor([True, False]),
+        "half": torch.tensor([0.5, 2.0], dtype=torch.bfloat16),
+    }
+    numbers = {"rows": tree["rows"], "whole": tree["whole"]}
+    plans: dict[str, tuple[Callable[..., Any], Any]] = {
+        "gather": (ops.gather, tree),
+        "gather again": (ops.gather, tree),
+        "gather by layout": (ops.gather, tree),
+        "broadcast": (ops.broadcast, tree),
+        "reduce": (ops.reduce, numbers),
+        "pad": (ops.pad_across_processes, numbers),
+    }
+    wrong = []
+    for name, (operation, data) in plans.items():
+        expected = operation(other, ops.nested.recursively_apply(torch.clone, data))
+        found = operation(comm, ops.nested.send_to_device(data, comm.device))
+        pairs = zip(flatten(expected).leaves, flatten(found).leaves, strict=True)
+        if not all(torch.equal(one, two.cpu()) and one.dtype == two.dtype for one, two in pairs):
+            wrong.append(name)
+    nan = torch.tensor([float("nan"), 1.0]).to(comm.device)
+    return {
+        "wrong": wrong,
+        "objects": comm.all_gather_object({"a": "x" * 1000}) == [{"a": "x" * 1000}] * 2,
+        "not a number": [value == value for value in comm.broadcast(nan, 1).cpu().tolist()],
+    }
+
+
+def refusals() -> list[str]:
+    """Ask for what cannot be."""
+    said = []
+
+    def ask(action: Callable[[], Any]) -> None:
+        runtime.reset()
+        try:
+            action()
+        except ValueError as error:
+            said.append(str(error))
+
+    def ask_with(**variables: str) -> None:
+        with patch_environment(**variables):
+            ask(Accelerator)
+
+    ask(lambda: Accelerator(mixed_precision="fp16"))
+    ask_with(accelerate_downcast_bf16="1")
+    ask_with(notebook_accel_tpu_mode="other")
+    ask_with(world_size="2", rank="0")
+    return said
+
+
+def downcast() -> dict[str, Any]:
+    """Multiply what bfloat16 cannot tell from 1, in both formats."""
+    accelerator = Accelerator(mixed_precision="bf16")
+    device = accelerator.device
+    single = torch.tensor([1.001]).to(device) * 3
+    double = torch.tensor([1.001], dtype=torch.float64).to(device) * 3
+    return {
+        "single": single.item(),
+        "double": double.item(),
+        "dtypes": [str(single.dtype), str(double.dtype)],
+    }
+
+
+def threads() -> dict[str, Any]:
+    """Run on every device of this process in a thread of its own."""
+    pjrt = importlib.import_module("torch_xla._internal.pjrt")
+    meeting = threading.Barrier(2)
+    found: dict[int, Any] = {}
+
+    def rank(index: int) -> None:
+        accelerator = Accelerator(gradient_accumulation_steps=index + 1, mixed_precision="bf16")
+        meeting.wait(60)  # both have theirs
+        loader = accelerator.prepare(DataLoader(torch.arange(12), 3))
+        batches = [batch.tolist() for batch in loader]
+        meeting.wait(60)
+        again = PartialState()
+        found[index] = {
+            "place": [again.process_index, again.num_processes, again.is_main_process],
+            "device": str(again.device),
+            "steps": accelerator.gradient_accumulation_steps,
+            "batches": batches,
+            "own": runtime.current() is accelerator._runtime,
+        }
+        meeting.wait(60)
+        if index == 0:
+            runtime.reset()
+        meeting.wait(60)
+        found[index]["left"] = runtime.current() is not None
+
+    # as torch_xla.launch does where a process has several devices
+    pjrt._run_thread_per_device(0, 1, lambda: rank(torch_xla.device().index), pjrt.initialize_multiprocess)
+    return {"ranks": [found[0], found[1]], "outside": runtime.current() is not None}
