@@ -103,7 +103,15 @@ def silent_end(failure: Failure) -> WorkerError:
     return WorkerExitedError(text, rank=rank, pid=pid, exitcode=code)
 
 
-_LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+_LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection refused",
+    "Connection timed out",
+    "No route to host",
+    "Network is unreachable",
+)
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _SAME_MOMENT = 1.0
 
@@ -123,6 +131,11 @@ def first(failures: Sequence[Failure]) -> Failure:
         if ended:
             return min(ended, key=lambda failure: failure.time)
     return cause
+
+
+def follows(failure: Failure) -> bool:
+    """Whether a rank failed because another one was gone, by what it says."""
+    return failure.error is not None and _lost_peer(failure.error)
 
 
 def _lost_peer(raised: RaisedError) -> bool:
