@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import linecache
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..errors import WorkerError, WorkerExitedError, WorkerKilledError
 from ..events import Failure, RaisedError
@@ -68,6 +70,23 @@ def revive(raised: RaisedError, rank: int, pid: int) -> BaseException:
         for note in raised.notes:
             add_note(error, note)
     return error
+
+
+def with_own_cells(failure: Failure) -> Failure:
+    """Return a failure of another machine's rank with this notebook's names for the cells that both have run.
+
+    IPython names a cell's file by its text, in a folder that each kernel has its own.
+    """
+    if failure.error is None:
+        return failure
+    own = {os.path.basename(name): name for name in linecache.cache if "ipykernel_" in name}
+    frames = [
+        replace(frame, filename=own.get(os.path.basename(frame.filename), frame.filename))
+        if "ipykernel_" in frame.filename
+        else frame
+        for frame in failure.error.frames
+    ]
+    return replace(failure, error=replace(failure.error, frames=frames))
 
 
 def _dress(error: BaseException, raised: RaisedError, rank: int, pid: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -31,6 +32,7 @@ _PREFIX: Final = "notebook_accel nodes/"
 _LOOK_SECONDS: Final = 0.05
 _PROBE_SECONDS: Final = 1.0
 _CONNECT_SECONDS: Final = 5.0
+_ANSWER_SECONDS: Final = 6.0
 _NOTICE_SECONDS: Final = (3.0, 10.0, 30.0)
 _LATER_SECONDS: Final = 60.0
 _VERDICT_SECONDS: Final = 10.0
@@ -178,17 +180,24 @@ class Nodes(OwnHandler):
         return f"node {node} ({f'rank {first}' if each == 1 else f'ranks {first} to {last}'})"
 
     def _opened(self, patience: Patience) -> Spoke:
-        if self._may_host() and (spoke := self._hosted()) is not None:
+        """Hold the store or go to it.
+
+        A node 0 whose address is another machine's first looks whether a node 0 is there: one of them is wrong.
+        """
+        is_first = self._place.node_rank == 0
+        is_here = not addresses.unusable(self._host, 0)
+        if not self._elects and is_first and not is_here:
+            try:
+                return self._connected(Patience(_NOTICE_SECONDS[0], "node 0", self.tell, self.check))
+            except LaunchError:
+                is_here = True  # an address that leads here from outside, perhaps
+        may_host = is_first and is_here
+        settings = self._place.settings or {}
+        if self._elects and "is_host" in settings:
+            may_host = str(settings["is_host"]).lower() in ("true", "1", "t", "yes", "y")
+        if may_host and (spoke := self._hosted()) is not None:
             return spoke
         return self._connected(patience)
-
-    def _may_host(self) -> bool:
-        if not self._elects:
-            return self._place.node_rank == 0
-        settings = self._place.settings or {}
-        if "is_host" in settings:
-            return str(settings["is_host"]).lower() in ("true", "1", "t", "yes", "y")
-        return self._place.node_rank == 0 and not addresses.unusable(self._host, 0)
 
     def _hosted(self) -> Spoke | None:
         """Open store and hub; None where another node of this machine was first and that is as well."""
@@ -199,7 +208,9 @@ class Nodes(OwnHandler):
             if self._elects and addresses.unusable("", self._port):
                 return None
             reason = str(error).partition("\n")[0]
-            raise LaunchError(f"cannot open a store at {self._host}:{self._port}: {reason}") from None
+            if addresses.unusable(self._host, 0):
+                reason = "that is no address of this machine; master_addr is the address of node 0"
+            raise LaunchError(f"node 0 cannot open a store at {self._host}:{self._port}: {reason}") from None
         store.set_timeout(timedelta(seconds=self._seconds))
         token = secrets.token_bytes(frames.TOKEN_BYTES)
         listening = addresses.listen_to_others(self._host)
@@ -234,9 +245,7 @@ class Nodes(OwnHandler):
 
     def _greeted(self) -> Spoke | None:
         """Read where the hub is, and go there; None where the store does not say so."""
-        timeout = timedelta(seconds=_CONNECT_SECONDS)
-        store = TCPStore(self._host, self._port, is_master=False, timeout=timeout, wait_for_workers=False)
-        store.set_timeout(timeout)
+        store = self._client()
         deadline = time.monotonic() + _PROBE_SECONDS
         while not store.check([f"{_PREFIX}hub"]):
             if time.monotonic() > deadline:
@@ -247,6 +256,36 @@ class Nodes(OwnHandler):
         store.set_timeout(timedelta(seconds=self._seconds))
         self._store = store
         return spoke
+
+    def _client(self) -> TCPStore:
+        """Connect to the store; LaunchError where something else listens there, for which torch waits for ever."""
+        made: list[TCPStore | BaseException] = []
+        timeout = timedelta(seconds=_CONNECT_SECONDS)
+
+        def make() -> None:
+            try:
+                store = TCPStore(
+                    self._host, self._port, is_master=False, timeout=timeout, wait_for_workers=False
+                )
+                made.append(store)
+            except BaseException as error:
+                made.append(error)
+
+        thread = threading.Thread(target=make, name="notebook_accel store", daemon=True)
+        thread.start()
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while not made:
+            self.check()
+            if time.monotonic() > deadline:
+                raise LaunchError(
+                    f"what listens at {self._host}:{self._port} does not answer as the store of a run: "
+                    "another program may have the port, choose another use_port on all nodes"
+                )
+            thread.join(_LOOK_SECONDS / 5)
+        if isinstance(made[0], BaseException):
+            raise made[0]
+        made[0].set_timeout(timeout)
+        return made[0]
 
     def _forget_workers(self) -> None:
         """Remove what ended workers wrote: new ones would take their addresses for each other's."""
@@ -421,7 +460,7 @@ def _by_another(outcome: Outcome, cause: End) -> Outcome:
     return Outcome(
         failures=outcome.failures,
         stopped=outcome.stopped,
-        cause=cause.failure,
+        cause=None if cause.failure is None else failures.with_own_cells(cause.failure),
         where=cause.card.name,
         error=error,
     )
