@@ -30,6 +30,7 @@ from .rendezvous import OwnHandler, join_seconds
 
 _PREFIX: Final = "notebook_accel nodes/"
 _LOOK_SECONDS: Final = 0.05
+_SOON_SECONDS: Final = 2.0  # in which a node that waits looks more often
 _PROBE_SECONDS: Final = 1.0
 _CONNECT_SECONDS: Final = 5.0
 _ANSWER_SECONDS: Final = 6.0
@@ -241,7 +242,7 @@ class Nodes(OwnHandler):
             except (DistError, OSError) as error:
                 reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
             patience.look(f"{whom} ({reason}{hint})")
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_LOOK_SECONDS if patience.waited > _SOON_SECONDS else _LOOK_SECONDS / 10)
 
     def _greeted(self) -> Spoke | None:
         """Read where the hub is, and go there; None where the store does not say so."""
@@ -250,7 +251,7 @@ class Nodes(OwnHandler):
         while not store.check([f"{_PREFIX}hub"]):
             if time.monotonic() > deadline:
                 return None
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_LOOK_SECONDS / 10)
         port, token = store.get(f"{_PREFIX}hub").decode().split()
         spoke = Spoke(self._host, int(port), bytes.fromhex(token), _CONNECT_SECONDS)
         store.set_timeout(timedelta(seconds=self._seconds))
@@ -425,7 +426,7 @@ class Nodes(OwnHandler):
                 ends = time.monotonic() + (_LEAVE_SECONDS if self._verdict is None else math.inf)
                 while not hub.is_empty and time.monotonic() < ends:
                     self.check()
-                    time.sleep(_LOOK_SECONDS / 5)
+                    time.sleep(_LOOK_SECONDS / 25)
             except StopAsked:
                 pass  # there is nothing more to stop here
             finally:
