@@ -89,6 +89,19 @@ $(VENV)/chromium.stamp: $(VENV)/dev.stamp
 	fi; \
 	echo "== no Chromium and no way to install it: the tests in tests/browser will skip"
 
+# The nodes of tests/nodes are network namespaces, which ip makes.
+$(VENV)/iproute2.stamp: $(VENV)/dev.stamp
+	@command -v ip tc && touch $@ && exit; \
+	as_root=; [ "$$(id -u)" = 0 ] || as_root="sudo --non-interactive"; \
+	if command -v apt-get >/dev/null && $$as_root true; then \
+		echo "== installing iproute2"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		$$as_root apt-get update --quiet=2 && \
+		$$as_root apt-get install --yes --quiet=2 --no-install-recommends iproute2 >/dev/null && \
+		touch $@ && exit; \
+	fi; \
+	echo "== no iproute2 and no way to install it: the tests in tests/nodes will skip"
+
 demo: $(VENV)/tutorial.stamp
 	$(PY) tutorials/run.py tutorials/01_first_launch.ipynb --output build/01_first_launch.ipynb --show "Test accuracy"
 
@@ -103,7 +116,7 @@ format: $(VENV)/dev.stamp
 
 test: lint test-unit test-colab test-xla
 
-test-unit: $(VENV)/dev.stamp $(VENV)/kernels/stamp $(VENV)/chromium.stamp
+test-unit: $(VENV)/dev.stamp $(VENV)/kernels/stamp $(VENV)/chromium.stamp $(VENV)/iproute2.stamp
 	$(PY) -m pytest tests --ignore=tests/benchmarks --ignore=tests/gpu --durations=10
 
 test-colab: $(COLAB)/stamp

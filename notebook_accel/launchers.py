@@ -94,7 +94,7 @@ def notebook_launcher(
         num_nodes: nodes of the run; each runs the same cell.
         rdzv_backend: how several nodes meet: `static` or `c10d`.
         rdzv_endpoint: `host:port` where they meet, instead of `master_addr` and `use_port`.
-        rdzv_conf: further settings of torch elastic's rendezvous.
+        rdzv_conf: settings of the rendezvous: `join_timeout` is the seconds that a node waits for the others.
         rdzv_id: name of the run.
         max_restarts: how often all workers are started again after one failed.
         monitor_interval: seconds between two looks at the workers; their end is noticed at once anyway.
@@ -102,7 +102,7 @@ def notebook_launcher(
             `${local_rank}` and `${role_name}` are filled in.
         start_method: `fork` copies this process, `forkserver` and `spawn` start fresh ones; `auto` forks where
             that is safe and uses a fork server otherwise.
-        returns: `first` returns rank 0's value (on other nodes their first rank's), `all` the list of this node's
+        returns: `first` returns rank 0's value, on every node, `all` the list of this node's
             values by rank, `none` None. Tensors arrive on the CPU.
         output: ranks whose output is shown: `all`, `first`, `none` or a collection of ranks.
         environment: variables of the workers alone.
@@ -134,9 +134,10 @@ def notebook_launcher(
     Raises:
         ValueError, TypeError: wrong arguments, all in one message, before anything starts.
         ConfigError: the config is wrong; it names file, line and option.
+        LaunchError: the nodes do not fit together, or one did not come in time; it names them.
         ShipError: the function cannot be sent to fresh processes; the message says because of what.
         HangError: nothing went on any more, and `on_hang` is `raise`.
-        WorkerError: a worker was killed, or left without returning.
+        WorkerError: a worker was killed, or left without returning; with several nodes also: a node is gone.
         BaseException: the exception of the first rank that failed, with its own type and traceback.
         KeyboardInterrupt: after all workers have ended.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 
 
@@ -45,3 +46,42 @@ def loopback_interface() -> str | None:
     """
     names = {name for _, name in socket.if_nameindex()} if hasattr(socket, "if_nameindex") else set()
     return next((name for name in ("lo", "lo0") if name in names), None)
+
+
+def listen_to_others(host: str) -> socket.socket:
+    """Return a socket that listens at any free port: at all addresses, where `host` is the loopback at that alone."""
+    if is_loopback(host):
+        return listen(host, 0)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine by its loopback interface."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
+
+
+def interface_towards(address: str) -> str | None:
+    """Return the name of the network interface by which this machine reaches an address, None where it cannot tell.
+
+    Gloo, left to itself, takes the one of the machine's own name, which need not be in the nodes' network at all.
+    """
+    import psutil
+
+    address = address.removeprefix("::ffff:")
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # sends nothing
+        except OSError:
+            return None
+        own = str(probe.getsockname()[0])
+    if ipaddress.ip_address(own.partition("%")[0]).is_loopback:
+        return loopback_interface()
+    entries = psutil.net_if_addrs().items()
+    return next((name for name, found in entries if any(entry.address == own for entry in found)), None)

@@ -102,7 +102,7 @@ class Crew:
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             with contextlib.suppress(Exception):
                 stream.flush()  # type: ignore[union-attr]
-        first = min(environments)
+        first = 0 if self._job.rendezvous.num_nodes > 1 else min(environments)
         with signals.interrupt_held(), signals.blocked_in_children():
             for rank, environment in environments.items():
                 sends_value = self._job.returns == "all" or (self._job.returns == "first" and rank == first)

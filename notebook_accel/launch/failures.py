@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import linecache
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..errors import WorkerError, WorkerExitedError, WorkerKilledError
 from ..events import Failure, RaisedError
@@ -70,6 +72,23 @@ def revive(raised: RaisedError, rank: int, pid: int) -> BaseException:
     return error
 
 
+def with_own_cells(failure: Failure) -> Failure:
+    """Return a failure of another machine's rank with this notebook's names for the cells that both have run.
+
+    IPython names a cell's file by its text, in a folder that each kernel has its own.
+    """
+    if failure.error is None:
+        return failure
+    own = {os.path.basename(name): name for name in linecache.cache if "ipykernel_" in name}
+    frames = [
+        replace(frame, filename=own.get(os.path.basename(frame.filename), frame.filename))
+        if "ipykernel_" in frame.filename
+        else frame
+        for frame in failure.error.frames
+    ]
+    return replace(failure, error=replace(failure.error, frames=frames))
+
+
 def _dress(error: BaseException, raised: RaisedError, rank: int, pid: int) -> None:
     """Give an exception, and those that a group holds, the worker's traceback and causes."""
     error.__cause__ = revive(raised.cause, rank, pid) if raised.cause else None
@@ -105,7 +124,15 @@ def silent_end(failure: Failure) -> WorkerError:
     return WorkerExitedError(text, rank=rank, pid=pid, exitcode=code)
 
 
-_LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+_LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection refused",
+    "Connection timed out",
+    "No route to host",
+    "Network is unreachable",
+)
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _SAME_MOMENT = 1.0
 
@@ -125,6 +152,11 @@ def first(failures: Sequence[Failure]) -> Failure:
         if ended:
             return min(ended, key=lambda failure: failure.time)
     return cause
+
+
+def follows(failure: Failure) -> bool:
+    """Whether a rank failed because another one was gone, by what it says."""
+    return failure.error is not None and _lost_peer(failure.error)
 
 
 def _lost_peer(raised: RaisedError) -> bool:

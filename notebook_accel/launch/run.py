@@ -74,7 +74,7 @@ class Run:
         self._executor = threading.get_ident()
         try:
             self._outcome = self._engine.run(self.job, self.record, self._deliver, self._control)
-            if self._outcome.failures or self._outcome.was_stopped or self._outcome.hang:
+            if self._outcome.is_bad:
                 self._error = self._told_error(self._outcome)
         except BaseException as error:
             self._error = error
@@ -308,11 +308,13 @@ class Run:
 
     def _told_error(self, outcome: Outcome) -> BaseException:
         """Return the exception of the rank that failed first, with a line for each other rank."""
+        if outcome.error is not None:
+            return outcome.error
         if outcome.hang:
             return HangError(outcome.hang)
-        if not outcome.failures:
+        if not outcome.failures and outcome.cause is None:
             return RunStoppedError(f"{self.job.name} was stopped after {spoken(self.seconds)}")
-        cause = failures.first(outcome.failures)
+        cause = outcome.cause or failures.first(outcome.failures)
         if cause.error is not None:
             error = failures.revive(cause.error, cause.rank, cause.pid)
         else:
@@ -329,7 +331,8 @@ class Run:
         after = max(0.0, cause.time - self.started)
         notes = []
         if cause.error is not None:
-            notes.append(f"rank {cause.rank} (process {cause.pid}) raised this after {after:.1f} s")
+            where = f" on {outcome.where}" if outcome.where else ""
+            notes.append(f"rank {cause.rank} (process {cause.pid}){where} raised this after {after:.1f} s")
         others = {
             failure.rank: failures.one_line(failure) for failure in outcome.failures if failure is not cause
         }

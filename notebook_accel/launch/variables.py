@@ -10,21 +10,25 @@ from . import addresses
 from .job import Job
 
 
-def of_worker(job: Job, own: Mapping[str, str], *, alone: bool, **values: object) -> dict[str, str]:
+def of_worker(
+    job: Job, own: Mapping[str, str], *, alone: bool, interface: str | None = None, **values: object
+) -> dict[str, str]:
     """Return all variables of a worker.
 
     Args:
         job: adds its own.
         own: this process's variables.
         alone: whether this node is the run's only one: then gloo uses the loopback interface.
+        interface: that by which this node reaches the others.
         values: variables of this worker, by name.
     """
     if sys.platform == "win32":
         values["USE_LIBUV"] = 0  # torch's builds for Windows lack it
     texts = {name: str(value) for name, value in {**values, "FORK_LAUNCHED": 1}.items()}
-    interface = addresses.loopback_interface() if alone else None
     fallbacks = {"OMP_NUM_THREADS": str(threads(job))}
-    if interface:
+    if interface and not alone:
+        fallbacks["NCCL_SOCKET_IFNAME"] = interface
+    if interface := addresses.loopback_interface() if alone else interface:
         fallbacks["GLOO_SOCKET_IFNAME"] = interface
     return {**fallbacks, **own, **job.environment, **texts}
 

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -17,10 +17,13 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
 
 
 class Contender:
-    """A long-lived process in which `module:function` makes a round, which is then run on demand."""
+    """A long-lived process in which `module:function` makes a round, which is then run on demand.
 
-    def __init__(self, target: str) -> None:
-        command = [sys.executable, "-m", "tests.benchmarks.subprocesses", target]
+    `prefix` are words before its command.
+    """
+
+    def __init__(self, target: str, prefix: Sequence[str] = ()) -> None:
+        command = [*prefix, sys.executable, "-m", "tests.benchmarks.subprocesses", target]
         self.target = target
         self.process = subprocess.Popen(
             command,

@@ -7,7 +7,7 @@ import re
 import signal
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,15 +100,29 @@ class Cell:
 
 
 class Kernel:
-    """One kernel process and a client of it."""
+    """One kernel process and a client of it.
 
-    def __init__(self, folder: Path, **environment: str) -> None:
+    Args:
+        folder: its working folder.
+        prefix: words before the kernel's command.
+        transport: `tcp`, or `ipc` for a kernel in a network of its own.
+        environment: further variables.
+    """
+
+    def __init__(
+        self, folder: Path, prefix: Sequence[str] = (), transport: str = "tcp", **environment: str
+    ) -> None:
         unset = ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "ACCELERATE_DEBUG_MODE")
         env = {name: value for name, value in os.environ.items() if name not in unset}
         path = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
         env |= {"PYTHONPATH": path, "IPYTHONDIR": str(folder / "ipython")}
         env |= {"NOTEBOOK_ACCEL_VIEW": "text", **environment}
-        self.manager = KernelManager(kernel_name="python3")
+        self.manager = KernelManager(kernel_name="python3", transport=transport)
+        if transport == "ipc":
+            self.manager.ip = str(folder / "k")
+        if prefix:
+            assert self.manager.kernel_spec is not None
+            self.manager.kernel_spec.argv[:0] = prefix
         self.manager.start_kernel(
             env=env, cwd=str(folder), extra_arguments=["--HistoryManager.enabled=False"]
         )

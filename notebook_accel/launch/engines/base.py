@@ -23,7 +23,8 @@ class Outcome:
     """How a run ended: values by rank, or failures with the ranks that were stopped because of them.
 
     `was_stopped` says that somebody asked for it, and that workers were ended for it; `hang` where each rank was when
-    they were ended because nothing went on any more.
+    they were ended because nothing went on any more. `cause` is the failure that began it all where that was on another
+    node, which `where` names; `error` is what ended the run where no rank failed.
     """
 
     values: Mapping[int, Any] = field(default_factory=dict)
@@ -31,6 +32,14 @@ class Outcome:
     stopped: frozenset[int] = frozenset()
     was_stopped: bool = False
     hang: str = ""
+    cause: Failure | None = None
+    where: str = ""
+    error: BaseException | None = None
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the run has no values to return."""
+        return bool(self.failures or self.was_stopped or self.hang or self.cause or self.error)
 
 
 def announcement(job: Job, remark: str = "") -> Phase:

@@ -20,7 +20,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
-from ...events import Phase
+from ...events import Notice, Phase
 from ...stream.record import RunRecord
 from .. import failures, signals, variables
 from ..control import Control, StopAsked
@@ -30,6 +30,7 @@ from ..job import Job
 from ..segment import Segment
 from ..surroundings import Surroundings
 from .base import Deliver, Engine, Outcome, announcement
+from .nodes import Nodes
 from .rendezvous import OwnHandler, handler_for
 
 _INTERRUPT_GRACE = 1.5
@@ -54,18 +55,17 @@ class ElasticEngine(Engine):
                 parcel = pack_job(job.function, job.args, job.name)
                 with signals.interrupt_held():
                     payload = stack.enter_context(contextlib.closing(Segment(parcel)))
-            handler = handler_for(job.rendezvous)
+            handler = Nodes(job) if Nodes.fits(job.rendezvous) else handler_for(job.rendezvous)
             stack.callback(handler.shutdown)
             if isinstance(handler, OwnHandler):
                 handler.check = control.check
             agent = _Agent(job, payload, handler, record, deliver, control, self.prepares(job))
             stack.callback(agent.close)
             deliver([announcement(job, self.remark(job))])
-            try:
-                agent.run()
-            except StopAsked:
-                return agent.outcome(was_stopped=True)
-            return agent.outcome()
+            if isinstance(handler, Nodes):
+                handler.tell = lambda text: deliver([Notice(rank=-1, time=time.time(), text=text)])
+                return handler.concluded(agent.attempted, record)
+            return agent.attempted()
 
 
 class _Agent(SimpleElasticAgent):
@@ -127,6 +127,7 @@ class _Agent(SimpleElasticAgent):
             self._job,
             self._surroundings.variables,
             alone=(group.group_world_size or 1) == 1,
+            interface=getattr(handler, "interface", None),
             RANK=worker.global_rank,
             LOCAL_RANK=worker.local_rank,
             WORLD_SIZE=worker.world_size,
@@ -159,6 +160,9 @@ class _Agent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         assert self._crew is not None
         state = self._crew.watch(self._job.monitor_interval)
+        if state == "running" and getattr(worker_group.spec.rdzv_handler, "is_called_off", False):
+            self._remaining_restarts = 0
+            state = "failed"
         if state == "running":
             return RunResult(state=WorkerState.HEALTHY)
         if state == "stopped":
@@ -195,7 +199,15 @@ class _Agent(SimpleElasticAgent):
                 self._crew = None
         self._worker_group.store = self._store = None  # closes it: the next attempt may need its port
 
-    def outcome(self, was_stopped: bool = False) -> Outcome:
+    def attempted(self) -> Outcome:
+        """Run the workers, again where they fail and may; return how they ended here."""
+        try:
+            self.run()
+        except StopAsked:
+            return self._outcome(was_stopped=True)
+        return self._outcome()
+
+    def _outcome(self, was_stopped: bool = False) -> Outcome:
         """Return how the run ended."""
         if self._record.failures:
             return Outcome(failures=tuple(self._record.failures), stopped=self._stopped)

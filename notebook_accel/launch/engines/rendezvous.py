@@ -107,7 +107,7 @@ class StaticNodes(OwnHandler):
         host, _, port = place.endpoint.rpartition(":") if place.endpoint else (place.address, "", place.port)
         self._host = str(host).strip("[]")
         self._port = int(port or 0)
-        self._seconds = _join_seconds(place.settings or {})
+        self._seconds = join_seconds(place.settings or {})
         self._store: TCPStore | None = None
         self._prefix = f"nodes of {place.run_id}/"
 
@@ -240,7 +240,7 @@ class PatientNodes(StaticNodes):
         return super().shutdown()
 
 
-def _join_seconds(settings: Mapping[str, Any]) -> float:
+def join_seconds(settings: Mapping[str, Any]) -> float:
     return float(settings.get("join_timeout", settings.get("timeout", _JOIN_SECONDS)))
 
 

@@ -1,0 +1,467 @@
+"""Several nodes, a fixed number of them: they meet, look whether they fit together, and end with one cause or value."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Final
+
+from torch.distributed import DistError, PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
+
+from ...errors import LaunchError, RunStoppedError, WorkerError
+from ...events import Result
+from ...stream.record import RunRecord
+from .. import addresses, failures
+from ..control import StopAsked
+from ..culprit import unpack_value
+from ..job import Job, Rendezvous
+from . import frames
+from .base import Outcome
+from .cards import Card, card_of
+from .frames import Message, Spoke
+from .hub import End, Hub, Met
+from .rendezvous import OwnHandler, join_seconds
+
+_PREFIX: Final = "notebook_accel nodes/"
+_LOOK_SECONDS: Final = 0.05
+_SOON_SECONDS: Final = 2.0  # in which a node that waits looks more often
+_PROBE_SECONDS: Final = 1.0
+_CONNECT_SECONDS: Final = 5.0
+_ANSWER_SECONDS: Final = 6.0
+_NOTICE_SECONDS: Final = (3.0, 10.0, 30.0)
+_LATER_SECONDS: Final = 60.0
+_VERDICT_SECONDS: Final = 10.0
+_LEAVE_SECONDS: Final = 5.0
+
+
+class Patience:
+    """A wait for other nodes: tells of itself now and then, and ends.
+
+    Args:
+        seconds: after which it ends with a LaunchError.
+        who: waits.
+        tell: takes a sentence.
+        check: called at each look, ends the wait by an exception.
+    """
+
+    def __init__(
+        self, seconds: float, who: str, tell: Callable[[str], None], check: Callable[[], None]
+    ) -> None:
+        self._seconds = seconds
+        self._who = who
+        self._tell = tell
+        self._check = check
+        self._began = time.monotonic()
+        self._told = 0
+
+    @property
+    def waited(self) -> float:
+        """Seconds so far."""
+        return time.monotonic() - self._began
+
+    @property
+    def was_told(self) -> bool:
+        """Whether anybody heard of it."""
+        return self._told > 0
+
+    def look(self, whom: str) -> None:
+        """Say for whom, where it is time to; LaunchError where it lasted too long."""
+        self._check()
+        if self.waited > self._seconds:
+            raise LaunchError(
+                f"{self._who} waited {self._seconds:g} s for {whom}; "
+                "rdzv_conf={'join_timeout': seconds} sets how long"
+            )
+        later = _NOTICE_SECONDS[-1] + _LATER_SECONDS * (self._told - len(_NOTICE_SECONDS) + 1)
+        due = _NOTICE_SECONDS[self._told] if self._told < len(_NOTICE_SECONDS) else later
+        if self.waited >= due:
+            self._told += 1
+            self._tell(f"{self._who} waits for {whom}, for {self.waited:.0f} s now")
+
+
+class Nodes(OwnHandler):
+    """The rendezvous of a fixed number of nodes, by their given ranks (`static`) or as they come (`c10d`).
+
+    One of them holds torch's store, at the address that all know, and the hub, whose port is in the store.
+
+    Attributes:
+        tell: takes sentences for the cell.
+        interface: the network interface by which this node reaches the others, None where nobody knows.
+        is_called_off: whether something happened on another node that ends the run.
+    """
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job.rendezvous)
+        place = job.rendezvous
+        host, _, port = place.endpoint.rpartition(":") if place.endpoint else (place.address, "", place.port)
+        self._host, self._port = str(host).strip("[]"), int(port or 0)
+        self._wants_first = job.returns == "first"
+        self._card = card_of(job)
+        self._seconds = join_seconds(place.settings or {})
+        self._elects = place.backend != "static"
+        self._store: TCPStore | None = None
+        self._hub: Hub | None = None
+        self._spoke: Spoke | None = None
+        self._met: Met | None = None
+        self._called = -1
+        self._verdict: Message | None = None
+        self._value: Message | None = None
+        self.tell: Callable[[str], None] = lambda text: None
+        self.interface: str | None = None
+        self.is_called_off = False
+
+    @staticmethod
+    def fits(place: Rendezvous) -> bool:
+        """Whether a rendezvous is of that kind."""
+        return isinstance(place.num_nodes, int) and (place.num_nodes > 1 or bool(place.endpoint))
+
+    def get_backend(self) -> str:
+        return "nodes"
+
+    # -- meeting
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the other nodes; LaunchError where one does not come in time, has left or does not fit."""
+        self.attempt += 1
+        who = f"node {self._place.node_rank} of {self._place.num_nodes}"
+        patience = Patience(self._seconds, who, self.tell, self.check)
+        if self._spoke is None:
+            self._spoke = self._opened(patience)
+        if self.attempt and self._hub is not None and not hasattr(self._store, "list_keys"):
+            raise LaunchError("workers on several nodes can only start again with a newer torch")
+        self._spoke.say(Message("card", (self._card, self.attempt, self._hub is not None)))
+        self._met = met = self._wait_for_all(self._spoke, patience)
+        if patience.was_told:
+            self.tell(f"all {self._place.num_nodes} nodes are there, after {patience.waited:.0f} s")
+        others = [address for rank, address in enumerate(met.addresses) if rank != met.node_rank]
+        if others:
+            towards = others[0] if met.node_rank == met.host_rank else self._spoke.peer
+            self.interface = addresses.interface_towards(towards)
+        assert self._store is not None
+        store = PrefixStore(f"{_PREFIX}attempt {self.attempt}/agents", self._store)
+        where = RendezvousStoreInfo(master_addr=self._host, master_port=self._port)
+        return RendezvousInfo(store, met.node_rank, self._place.num_nodes, where)
+
+    def _wait_for_all(self, spoke: Spoke, patience: Patience) -> Met:
+        here: Sequence[Card] = [self._card]
+        while True:
+            message = spoke.hear(_LOOK_SECONDS)
+            if message is None:
+                if spoke.lost:
+                    raise LaunchError(f"{self._host_name()} has left: its own notebook or terminal says why")
+                patience.look(self._missing(here))
+            elif message.kind == "here":
+                here = message.value
+            elif message.kind == "met":
+                return _met_of(message)
+            elif message.kind == "refused":
+                raise LaunchError(str(message.value))
+            else:
+                self._note(message)
+                if self._verdict is not None:
+                    raise LaunchError(f"the workers cannot start again: {_told(self._verdict.value)}")
+
+    def _missing(self, here: Sequence[Card]) -> str:
+        count, ranks = self._place.num_nodes, {card.node_rank for card in here}
+        if self._elects and self._met is None:
+            more = count - len(here)
+            there = ", ".join(sorted(card.host for card in here))
+            return f"{more} more {'node' if more == 1 else 'nodes'} ({len(here)} of {count} there: {there})"
+        return ", ".join(self._with_ranks(node) for node in range(count) if node not in ranks)
+
+    def _with_ranks(self, node: int) -> str:
+        each = self._card.processes
+        first, last = node * each, node * each + each - 1
+        return f"node {node} ({f'rank {first}' if each == 1 else f'ranks {first} to {last}'})"
+
+    def _opened(self, patience: Patience) -> Spoke:
+        """Hold the store or go to it.
+
+        A node 0 whose address is another machine's first looks whether a node 0 is there: one of them is wrong.
+        """
+        is_first = self._place.node_rank == 0
+        is_here = not addresses.unusable(self._host, 0)
+        if not self._elects and is_first and not is_here:
+            try:
+                return self._connected(Patience(_NOTICE_SECONDS[0], "node 0", self.tell, self.check))
+            except LaunchError:
+                is_here = True  # an address that leads here from outside, perhaps
+        may_host = is_first and is_here
+        settings = self._place.settings or {}
+        if self._elects and "is_host" in settings:
+            may_host = str(settings["is_host"]).lower() in ("true", "1", "t", "yes", "y")
+        if may_host and (spoke := self._hosted()) is not None:
+            return spoke
+        return self._connected(patience)
+
+    def _hosted(self) -> Spoke | None:
+        """Open store and hub; None where another node of this machine was first and that is as well."""
+        timeout = timedelta(seconds=_CONNECT_SECONDS)
+        try:
+            store = TCPStore(self._host, self._port, is_master=True, timeout=timeout, wait_for_workers=False)
+        except (DistError, OSError) as error:
+            if self._elects and addresses.unusable("", self._port):
+                return None
+            reason = str(error).partition("\n")[0]
+            if addresses.unusable(self._host, 0):
+                reason = "that is no address of this machine; master_addr is the address of node 0"
+            raise LaunchError(f"node 0 cannot open a store at {self._host}:{self._port}: {reason}") from None
+        store.set_timeout(timedelta(seconds=self._seconds))
+        token = secrets.token_bytes(frames.TOKEN_BYTES)
+        listening = addresses.listen_to_others(self._host)
+        self._store, port = store, listening.getsockname()[1]
+        self._hub = Hub(
+            listening,
+            token,
+            self._place.num_nodes,
+            elects=self._elects,
+            before_again=self._forget_workers,
+        )
+        own = self._host if addresses.is_loopback(self._host) else "127.0.0.1"
+        spoke = Spoke(own, port, token, _CONNECT_SECONDS)
+        store.set(f"{_PREFIX}hub", f"{port} {token.hex()}")
+        return spoke
+
+    def _connected(self, patience: Patience) -> Spoke:
+        whom, hint = self._host_name(), ""
+        if not self._elects and addresses.is_loopback(self._host):
+            hint = f"; {self._host} is this machine itself, master_addr is the address of node 0"
+        while True:
+            try:
+                # torch's store complains in the terminal where nobody listens yet
+                socket.create_connection((self._host, self._port), _PROBE_SECONDS).close()
+                if (spoke := self._greeted()) is not None:
+                    return spoke
+                reason = "it is no run's store, or no node 0 of this version"
+            except (DistError, OSError) as error:
+                reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+            patience.look(f"{whom} ({reason}{hint})")
+            time.sleep(_LOOK_SECONDS if patience.waited > _SOON_SECONDS else _LOOK_SECONDS / 10)
+
+    def _greeted(self) -> Spoke | None:
+        """Read where the hub is, and go there; None where the store does not say so."""
+        store = self._client()
+        deadline = time.monotonic() + _PROBE_SECONDS
+        while not store.check([f"{_PREFIX}hub"]):
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(_LOOK_SECONDS / 10)
+        port, token = store.get(f"{_PREFIX}hub").decode().split()
+        spoke = Spoke(self._host, int(port), bytes.fromhex(token), _CONNECT_SECONDS)
+        store.set_timeout(timedelta(seconds=self._seconds))
+        self._store = store
+        return spoke
+
+    def _client(self) -> TCPStore:
+        """Connect to the store; LaunchError where something else listens there, for which torch waits for ever."""
+        made: list[TCPStore | BaseException] = []
+        timeout = timedelta(seconds=_CONNECT_SECONDS)
+
+        def make() -> None:
+            try:
+                store = TCPStore(
+                    self._host, self._port, is_master=False, timeout=timeout, wait_for_workers=False
+                )
+                made.append(store)
+            except BaseException as error:
+                made.append(error)
+
+        thread = threading.Thread(target=make, name="notebook_accel store", daemon=True)
+        thread.start()
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while not made:
+            self.check()
+            if time.monotonic() > deadline:
+                raise LaunchError(
+                    f"what listens at {self._host}:{self._port} does not answer as the store of a run: "
+                    "another program may have the port, choose another use_port on all nodes"
+                )
+            thread.join(_LOOK_SECONDS / 5)
+        if isinstance(made[0], BaseException):
+            raise made[0]
+        made[0].set_timeout(timeout)
+        return made[0]
+
+    def _forget_workers(self) -> None:
+        """Remove what ended workers wrote: new ones would take their addresses for each other's."""
+        assert self._store is not None
+        for key in self._store.list_keys():
+            if not key.startswith(_PREFIX):
+                self._store.delete_key(key)
+
+    def _host_name(self) -> str:
+        if self._met is not None:
+            return self._met.cards[self._met.host_rank].name
+        return f"{'the node' if self._elects else 'node 0'} at {self._host}:{self._port}"
+
+    # -- while workers run
+
+    def num_nodes_waiting(self) -> int:
+        """Return 1 where another node calls for the next attempt; note what else the others say."""
+        while self._spoke is not None and (message := self._spoke.hear(0)) is not None:
+            self._note(message)
+        if self._spoke is not None and self._spoke.lost:
+            self.is_called_off = True
+        return int(self._called > self.attempt and not self.is_called_off)
+
+    def _note(self, message: Message) -> None:
+        if message.kind == "again":
+            self._called = max(self._called, int(message.value))
+        elif message.kind == "trouble":
+            self.is_called_off = True
+        elif message.kind == "verdict":
+            self._verdict = message
+            self.is_called_off = self.is_called_off or message.value is not None
+        elif message.kind == "value":
+            self._value = message
+
+    # -- ending
+
+    def concluded(self, attempted: Callable[[], Outcome], record: RunRecord) -> Outcome:
+        """Run this node's part, and return how the run ended: alike on all nodes."""
+        try:
+            outcome = attempted()
+        except BaseException as error:
+            card = self._own_card()
+            if isinstance(error, (KeyboardInterrupt, StopAsked)):
+                self._say_end(End(card=card, kind="stopped", text=f"{card.name} was stopped"))
+            else:
+                self._say_end(
+                    End(card=card, kind="failed", text=f"{card.name} failed: {failures.title(error)}")
+                )
+            raise
+        if self._met is None or self._spoke is None:
+            return outcome
+        end = self._end_of(outcome, record)
+        if end.kind == "done" and self._wants_first and 0 in record.results:
+            result = record.results[0]
+            self._spoke.say(Message("value", result.time, [result.value, *result.buffers]))
+        self._say_end(end)
+        cause = self._wait_for_verdict(is_well=end.kind == "done")
+        if cause is None and end.kind == "done":
+            return self._with_value(outcome)
+        if cause is None or cause.card.node_rank == end.card.node_rank:
+            return outcome
+        return _by_another(outcome, cause)
+
+    def _own_card(self) -> Card:
+        return self._met.cards[self._met.node_rank] if self._met is not None else self._card
+
+    def _say_end(self, end: End) -> None:
+        if self._spoke is not None:
+            self._spoke.say(Message("end", end))
+
+    def _end_of(self, outcome: Outcome, record: RunRecord) -> End:
+        card = self._own_card()
+        if outcome.failures:
+            failure = failures.first(outcome.failures)
+            return End(card=card, kind="failed", failure=failure, follows=failures.follows(failure))
+        if outcome.hang:
+            return End(card=card, kind="failed", text=f"{card.name}: {outcome.hang}")
+        if outcome.was_stopped:
+            return End(card=card, kind="stopped", text=f"{card.name} was stopped")
+        if len(record.results) < card.processes:
+            return End(card=card, kind="called off", text=f"{card.name} was called off")
+        return End(card=card, kind="done")
+
+    def _wait_for_verdict(self, *, is_well: bool) -> End | None:
+        """Return what began it all, None where every node ended well.
+
+        A node that failed waits a moment only: then its own failure is what it knows.
+        """
+        assert self._spoke is not None
+        seconds = math.inf if is_well else _VERDICT_SECONDS
+        patience = Patience(
+            math.inf, f"node {self._own_card().node_rank}, which has ended,", self.tell, self.check
+        )
+        while self._verdict is None and patience.waited < seconds:
+            if (message := self._spoke.hear(_LOOK_SECONDS)) is not None:
+                self._note(message)
+                if is_well and self._called > self.attempt:
+                    raise LaunchError("another node starts its workers again, this node's have ended well")
+            elif self._spoke.lost:
+                return self._lost_host()
+            elif is_well:
+                patience.look("the others")
+        verdict = None if self._verdict is None else self._verdict.value
+        assert verdict is None or isinstance(verdict, End)
+        return verdict
+
+    def _lost_host(self) -> End:
+        assert self._met is not None
+        card = self._met.cards[self._met.host_rank]
+        text = f"{card.name}, which holds the run together, is gone: its kernel has ended, or it is cut off the network"
+        return End(card=card, kind="lost", text=text)
+
+    def _with_value(self, outcome: Outcome) -> Outcome:
+        """Put rank 0's value, from whichever node it is, into the outcome."""
+        if not self._wants_first or 0 in outcome.values:
+            return outcome
+        assert self._spoke is not None
+        while self._value is None:
+            self.check()
+            if (message := self._spoke.hear(_LOOK_SECONDS)) is not None:
+                self._note(message)
+            elif self._spoke.lost:
+                return _by_another(outcome, self._lost_host())
+        value, *buffers = self._value.parts
+        result = Result(rank=0, time=self._value.value, value=bytes(value), buffers=buffers)
+        return Outcome(values={0: unpack_value(result)}, stopped=outcome.stopped)
+
+    def shutdown(self) -> bool:
+        """Leave; the node with the hub stays until the others have heard what they wait for."""
+        spoke, self._spoke = self._spoke, None
+        if spoke is not None:
+            spoke.say(Message("bye"))
+            spoke.close()
+        hub, self._hub = self._hub, None
+        if hub is not None:
+            try:
+                ends = time.monotonic() + (_LEAVE_SECONDS if self._verdict is None else math.inf)
+                while not hub.is_empty and time.monotonic() < ends:
+                    self.check()
+                    time.sleep(_LOOK_SECONDS / 25)
+            except StopAsked:
+                pass  # there is nothing more to stop here
+            finally:
+                hub.close()
+        self._store = None
+        return True
+
+
+def _met_of(message: Message) -> Met:
+    assert isinstance(message.value, Met)
+    return message.value
+
+
+def _told(end: End | None) -> str:
+    if end is None:
+        return "the others have ended"
+    return end.text or (
+        f"{end.card.name}: {failures.one_line(end.failure)}" if end.failure else end.card.name
+    )
+
+
+def _by_another(outcome: Outcome, cause: End) -> Outcome:
+    """Return the outcome of a run that ended because of another node."""
+    error: BaseException | None = None
+    if cause.failure is None:
+        if cause.kind == "stopped":
+            error = RunStoppedError(cause.text)
+        else:
+            error = WorkerError(cause.text, rank=-1)
+        for failure in outcome.failures:
+            failures.add_note(error, failures.one_line(failure))
+    return Outcome(
+        failures=outcome.failures,
+        stopped=outcome.stopped,
+        cause=None if cause.failure is None else failures.with_own_cells(cause.failure),
+        where=cause.card.name,
+        error=error,
+    )

@@ -1,0 +1,221 @@
+"""One cell on several nodes: ranks, output and values, waits, disagreements and failures."""
+
+from __future__ import annotations
+
+import subprocess
+import textwrap
+import threading
+import time
+
+import pytest
+
+from tests.nodes.conftest import Nodes
+
+pytestmark = [pytest.mark.notebook, pytest.mark.slow]
+
+
+def test_ranks_are_numbered_over_all_nodes(nodes: Nodes) -> None:
+    """Node 0 has two processes, node 1 one: the number may differ."""
+    code = """
+        def train():
+            print("local", os.environ["LOCAL_RANK"], "of", total(), "by", os.environ["GLOO_SOCKET_IFNAME"])
+            return f"from rank {os.environ['RANK']}"
+        launch(train, num_processes=2 - node, log_line_prefix_template="<${rank}.${local_rank}> ")
+    """
+    cells = nodes.run(code)
+    assert [cell.ok().value for cell in cells] == ["'from rank 0'"] * 2
+    assert sorted(cells[0].lines) == ["<0.0> local 0 of 3 by eth0", "<1.1> local 1 of 3 by eth0"]
+    assert cells[1].lines == ["<2.0> local 0 of 3 by eth0"]
+    code = code.replace("log_line", "returns='all', log_line")
+    assert [cell.ok().value for cell in nodes.run(code)] == [
+        "['from rank 0', 'from rank 1']",
+        "['from rank 2']",
+    ]
+
+
+def test_nodes_get_their_ranks_where_none_has_one(nodes: Nodes) -> None:
+    code = """
+        def train():
+            return total(), os.environ["RANK"]
+        place = dict(rdzv_backend="c10d", rdzv_endpoint=f"{master}:{port}", rdzv_id="one")
+        launch(train, num_nodes=3, node_rank=0, returns="all", **place)
+    """
+    values = [cell.ok().value for cell in nodes.run(code, count=3)]
+    assert sorted(values) == ["[(3, '0')]", "[(3, '1')]", "[(3, '2')]"]
+    assert values[0] == "[(3, '0')]", "the node that has the address has rank 0"
+
+
+def test_a_value_of_fifty_megabytes_comes_to_every_node(nodes: Nodes) -> None:
+    code = """
+        value = launch(lambda: torch.arange(12_500_000) % 7 if os.environ["RANK"] == "0" else None)
+        tuple(value.shape), int(value.sum())
+    """
+    expected = f"((12500000,), {sum(range(7)) * (12_500_000 // 7) + sum(range(12_500_000 % 7))})"
+    assert [cell.ok().value for cell in nodes.run(code)] == [expected] * 2
+
+
+def test_a_node_that_waits_says_for_whom(nodes: Nodes) -> None:
+    cells = nodes.run_each(["launch(total)", "time.sleep(4)\nlaunch(total)"])
+    assert [cell.ok().value for cell in cells] == ["2", "2"]
+    assert "notebook_accel: node 0 of 2 waits for node 1 (rank 1), for 3 s now" in cells[0].stderr
+    assert "notebook_accel: all 2 nodes are there, after 4 s" in cells[0].stderr
+    assert "waits for" not in cells[1].stderr
+
+
+def test_a_node_that_finds_nobody_names_whom_it_missed(nodes: Nodes) -> None:
+    """Node 1 has a wrong address: each of them waits alone."""
+    patience = "rdzv_conf={'join_timeout': 4}"
+    cells = nodes.run_each(
+        [
+            f"launch(total, num_processes=2, {patience})",
+            f"master = '10.213.0.99'\nlaunch(total, {patience})",
+            f"port += 1000\nlaunch(total, node_rank=0, master_addr='127.0.0.1', rdzv_backend='c10d', {patience})",
+        ]
+    )
+    nodes.kernels[1].run(f"master = {nodes.network.addresses[0]!r}").ok()
+    errors = [cell.error for cell in cells]
+    for error, missed in zip(
+        errors,
+        [
+            "node 0 of 2 waited 4 s for node 1 (ranks 2 to 3)",
+            f"node 1 of 2 waited 4 s for node 0 at 10.213.0.99:{nodes.port}",
+            "node 0 of 2 waited 4 s for 1 more node (1 of 2 there: ",
+        ],
+        strict=True,
+    ):
+        assert error is not None and error[0] == "LaunchError" and missed in error[1], errors
+    assert f"waits for node 0 at 10.213.0.99:{nodes.port} (" in cells[1].stderr
+
+
+def test_nodes_that_disagree_are_told_on_all_of_them(nodes: Nodes) -> None:
+    codes = [
+        "launch(lambda: total() + 1, mixed_precision='bf16')",
+        "launch(lambda: total() + 2, max_restarts=2, returns='all')",
+    ]
+    for cell in nodes.run_each(codes):
+        kind, text = cell.error or ("", cell.stdout)
+        assert kind == "LaunchError"
+        assert "mixed_precision: bf16 on node 0" in text and "; no on node 1" in text
+        assert "max_restarts: 0 on node 0" in text and "; 2 on node 1" in text
+        assert "the function: <lambda>, code " in text and "returns: first on node 0" in text
+        assert "torch" not in text
+
+
+def test_nodes_of_other_numbers_do_not_wait_for_each_other(nodes: Nodes) -> None:
+    for cell in nodes.run_each(["launch(total)", "launch(total, num_nodes=3)"]):
+        kind, text = cell.error or ("", cell.stdout)
+        assert kind == "LaunchError" and "num_nodes: 2 on node 0" in text and "; 3 on node 1" in text
+
+
+@pytest.mark.parametrize("ranks", [(0, 0), (0, 1, 1)], ids=str)
+def test_a_rank_given_twice_is_told_on_both(nodes: Nodes, ranks: tuple[int, ...]) -> None:
+    codes = [f"launch(total, node_rank={rank}, num_nodes=3)" for rank in ranks]
+    cells = nodes.run_each(codes)
+    for rank, cell in zip(ranks, cells, strict=True):
+        kind, text = cell.error or ("", cell.stdout)
+        if rank == ranks[-1]:
+            assert kind == "LaunchError" and f"node_rank={rank} was given 2 times" in text
+
+
+def test_a_port_that_is_taken(nodes: Nodes) -> None:
+    """Node 0 says so before anything starts; on node 1 it is no store that answers."""
+    taken = "import socket\ntaken = socket.create_server(('', port))\n"
+    cells = nodes.run_each([taken + "launch(total)", "launch(total)"])
+    nodes.kernels[0].run("taken.close()").ok()
+    (kind, text), other = cells[0].error or ("", ""), cells[1].error
+    assert kind == "ValueError" and f"use_port={nodes.port}: the port cannot be opened" in text
+    assert (
+        other is not None
+        and other[0] == "LaunchError"
+        and "does not answer as the store of a run" in other[1]
+    )
+
+
+def test_a_failure_is_the_same_on_every_node(nodes: Nodes) -> None:
+    """The rank of node 0 would work for long, and hears nothing of the other one."""
+    code = """
+        def train():
+            total()
+            if os.environ["RANK"] == "1":
+                raise ValueError("the cause")  # line 5 of the cell
+            time.sleep(90)
+        launch(train)
+    """
+    cells = nodes.run(code)
+    assert [cell.error for cell in cells] == [("ValueError", "the cause")] * 2
+    assert "on node 1 (" in cells[0].told and "on node 1 (" not in cells[1].told
+    assert max(cell.seconds for cell in cells) < 60
+    assert 'raise ValueError("the cause")  # line 5' in cells[0].traceback, (
+        "the other kernel's cell is this one's too"
+    )
+
+
+def test_an_interrupt_of_one_node_ends_the_others(nodes: Nodes) -> None:
+    code = """
+        def train():
+            total()
+            print("go", flush=True)
+            time.sleep(90)
+        launch(train)
+    """
+    cells = nodes.run(code, during=lambda: nodes.kernels[1].interrupt())
+    assert cells[1].error is not None and cells[1].error[0] == "KeyboardInterrupt"
+    kind, text = cells[0].error or ("", "")
+    assert kind == "RunStoppedError" and text.startswith("node 1 (") and text.endswith("was stopped")
+
+
+def test_a_link_that_is_down_for_ten_seconds(nodes: Nodes) -> None:
+    code = """
+        def train():
+            for step in range(40):
+                count = total()
+                if step == 3:
+                    print("go", flush=True)
+                time.sleep(0.05)
+            return count
+        launch(train)
+    """
+
+    def cut() -> None:
+        nodes.network.cut(1, up=False)
+        mended = threading.Timer(10.0, nodes.network.cut, (1,), {"up": True})
+        mended.start()
+
+    began = time.monotonic()
+    cells = nodes.run(code, during=cut)
+    assert [cell.ok().value for cell in cells] == ["2", "2"]
+    assert time.monotonic() - began > 10
+
+
+def test_a_slow_link_that_loses_packets(nodes: Nodes) -> None:
+    try:
+        nodes.network.slow(1, "delay", "100ms", "loss", "2%")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"tc cannot delay packets here: {error.stderr.decode().strip()}")
+    try:
+        cells = nodes.run("launch(lambda: [total() for _ in range(5)])")
+    finally:
+        nodes.network.slow(1)
+    assert [cell.ok().value for cell in cells] == ["[2, 2, 2, 2, 2]"] * 2
+
+
+def test_a_node_that_is_killed_is_named(nodes: Nodes) -> None:
+    """First the one that holds the run together, here the third kernel, then another; the first one survives both."""
+    code = """
+        port = {port}
+        def train():
+            total()
+            print("go", flush=True)
+            time.sleep(90)
+        launch(train, node_rank={rank}, master_addr={address!r})
+    """
+    for killed, host in ((2, 2), (1, 0)):
+        place = {"address": nodes.network.addresses[host], "port": nodes.port + 1}
+        doomed = nodes.kernels[killed]
+        doomed.client.execute(textwrap.dedent(code.format(rank=int(killed != host), **place)))
+        mine = code.format(rank=int(killed == host), **place)
+        (survivor,) = nodes.run_each([mine], during=doomed.kill)
+        nodes.forget(killed)
+        kind, text = survivor.error or ("", survivor.stdout)
+        assert kind == "WorkerError" and f"node {int(killed != host)} (" in text and "is gone" in text, text
+        assert survivor.seconds < 60
