@@ -125,6 +125,11 @@ def first(failures: Sequence[Failure]) -> Failure:
     return cause
 
 
+def is_lost_peer(failure: Failure) -> bool:
+    """Whether a rank failed because another one was gone."""
+    return failure.error is not None and _lost_peer(failure.error)
+
+
 def _lost_peer(raised: RaisedError) -> bool:
     return raised.type_name in _LOST_PEER_TYPES or any(text in raised.message for text in _LOST_PEER)
 

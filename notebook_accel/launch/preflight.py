@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .. import devices, environ, probes
-from . import kernel_state
+from . import kernel_state, nodes
 from .addresses import unknown, unusable
 from .engines import table
 from .engines.base import Engine
@@ -82,6 +82,10 @@ def checked(job: Job, caller: str) -> Job:
     __tracebackhide__ = True
     problems = Problems()
     _check_place(problems)
+    place, wrong = nodes.resolved(job.rendezvous)
+    if wrong:
+        problems.value(wrong)
+    job = replace(job, rendezvous=place)
     _check_function(problems, job.function, job.args)
     named = _named_engine(problems, job)
     if named is None or named.on_this_node:
@@ -241,10 +245,13 @@ def _check_rendezvous(problems: Problems, place: Rendezvous) -> None:
             problems.value(f"{name}={text!r}: printable characters are needed")
         elif not text and name == "master_addr":
             problems.value("master_addr='': a host name or address is needed")
-    nodes, rank = place.num_nodes, place.node_rank
-    if problems.integer("num_nodes", nodes, 1) & problems.integer("node_rank", rank, 0):
-        if rank >= nodes:
-            problems.value(f"node_rank={rank} with num_nodes={nodes}: legal are 0 to {nodes - 1}")
+    number, rank = place.num_nodes, place.node_rank
+    if problems.integer("num_nodes", number, 1) & problems.integer("node_rank", rank, 0):
+        if rank >= number:
+            meaning = ", where 0 is the node that holds the store" if place.is_elastic else ""
+            problems.value(
+                f"node_rank={rank} with num_nodes={nodes.spoken(place)}: legal are 0 to {number - 1}{meaning}"
+            )
         _check_port(problems, place)
 
 
@@ -256,7 +263,7 @@ def _check_settings(problems: Problems, settings: Any) -> None:
         return
     for name in _OWN_ARGUMENTS & set(settings):
         problems.value(f"rdzv_conf={settings!r}: {name} is set by an argument of the launch")
-    for name in {"timeout", "join_timeout"} & set(settings):
+    for name in {"timeout", "join_timeout", "last_call_timeout", "keep_alive_interval"} & set(settings):
         if not _is_seconds(settings[name]):
             problems.value(f"rdzv_conf={settings!r}: {name} is a number of seconds, more than 0")
 
@@ -269,9 +276,9 @@ def _check_port(problems: Problems, place: Rendezvous) -> None:
     port = parse_port(place.port)
     if port is None:
         problems.value(f"use_port={place.port!r}: a port from 0 to 65535 is needed, or None for a free one")
-    elif port == 0 and place.num_nodes > 1 and not place.endpoint:
+    elif port == 0 and (place.num_nodes > 1 or place.is_elastic) and not place.endpoint:
         problems.value(
-            f"use_port={place.port!r} with num_nodes={place.num_nodes}: the nodes must agree on a port, name one"
+            f"use_port={place.port!r} with num_nodes={nodes.spoken(place)}: the nodes must agree on a port, name one"
         )
     elif port and _opens_port(place) and (reason := unusable("", port)):
         problems.value(

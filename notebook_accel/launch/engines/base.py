@@ -40,6 +40,8 @@ def announcement(job: Job) -> Phase:
     how = f" ({_START_METHODS[job.start_method]})" if job.distributed else ", this one"
     place = job.rendezvous
     node = f", node {place.node_rank} of {place.num_nodes}" if place.num_nodes > 1 else ""
+    if place.is_elastic:
+        node = f", a node of {place.min_nodes} to {place.num_nodes}"
     text = "" if job.quiet else f"Launching {job.name} on {what}{how}{node}."
     return Phase(rank=-1, time=time.time(), name="starting", detail=text)
 

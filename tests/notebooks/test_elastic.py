@@ -1,0 +1,127 @@
+"""Nodes that join, leave and are lost while a run goes on; each node is a kernel or a script of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebooks.kernel import Kernel
+
+pytestmark = [pytest.mark.notebook, pytest.mark.slow]
+
+HEAD = """
+import os, pathlib, sys, time
+import torch, torch.distributed as dist
+from notebook_accel import notebook_launcher
+
+def launch(**more):
+    return notebook_launcher(train, num_processes=2, returns="all", **more)
+
+def train():
+    dist.init_process_group("gloo")
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    print("world", int(ones), flush=True)
+    while True:
+        end = torch.tensor(float(os.path.exists(FOLDER + "/end")))
+        dist.all_reduce(end)
+        if end:
+            return dist.get_rank(), dist.get_world_size()
+        time.sleep(0.05)
+"""
+WAIT = """
+seen = 0
+
+def wait_for(*texts, seconds=50):
+    end = time.monotonic() + seconds
+    while not all(text in shown() for text in texts) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert all(text in shown() for text in texts), shown()
+
+def shown():
+    events = run.record.since(seen)
+    return "\\n".join(str(getattr(event, "text", getattr(event, "detail", ""))) for event in events)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    """Where the nodes of a test meet, as arguments of a launch."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"rdzv_endpoint='127.0.0.1:{probe.getsockname()[1]}'"
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> Iterator[list[Kernel]]:
+    """Two kernels that are to be nodes."""
+    started = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        started.append(Kernel(tmp_path / str(number)))
+    for kernel in started:
+        kernel.run(HEAD + f"FOLDER = {str(tmp_path)!r}\n" + WAIT).ok()
+    yield started
+    for kernel in started:
+        kernel.close()
+
+
+def test_nodes_join_and_are_lost(kernels: list[Kernel], place: str, tmp_path: Path) -> None:
+    """Joined while it runs; then a worker is killed, and then a whole kernel."""
+    first, second = kernels
+    start = f"run = launch(num_nodes='1:3', {place}, max_restarts=1, block=False, node_rank=%d)\n"
+    again = "workers start again"
+    first.run(start % 0 + "wait_for('world 2')").ok()
+    second.run(start % 1 + "wait_for('world 4')").ok()
+    first.run(f"wait_for('node joined: 2 nodes, 4 ranks; {again}', 'world 4'); seen = run.record.end").ok()
+
+    kill = "seen = run.record.end; os.kill(run.record.phases[3].pid, 9)\n"
+    second.run(kill + "wait_for('SIGKILL', 'restart 1 of 1', 'world 4')").ok()
+    first.run("wait_for('another node starts its workers again', 'world 4'); seen = run.record.end").ok()
+
+    killed = time.monotonic()
+    second.kill()
+    first.run(f"wait_for('node lost: 1 node, 2 ranks; {again}', 'world 2')").ok()
+    seconds = time.monotonic() - killed
+    print(f"lost: {seconds:.1f} s")
+    assert seconds < 30, "collectives and stores give up after minutes"
+    (tmp_path / "end").touch()
+    ended = first.run("print(run.result(), run.status, run.record.restarts, sorted(run.record.phases))").ok()
+    assert ended.lines[-1] == "[(0, 2), (1, 2)] done 3 [0, 1]"
+
+
+def _script(tmp_path: Path, cell: str) -> subprocess.Popen[str]:
+    script = tmp_path / "node.py"
+    script.write_text(HEAD + f"FOLDER = {str(tmp_path)!r}\n" + cell)
+    return subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_a_node_that_leaves_and_too_few_that_stay(place: str, tmp_path: Path) -> None:
+    """All nodes run the very same cell: which one holds the store they find out."""
+    cell = f"launch(num_nodes='2:3', {place}, rdzv_conf={{'join_timeout': 4}})"
+    nodes = [_script(tmp_path, cell)]
+    try:
+        time.sleep(1.0)
+        nodes.append(_script(tmp_path, cell))
+        for node in nodes:
+            assert node.stdout is not None
+            assert any("world 4" in line for line in node.stdout), "it ended"
+        nodes[1].send_signal(signal.SIGINT)
+        output = nodes[0].communicate(timeout=60)[0]
+        assert "1 node left, at least 2 are needed: waiting for others, 4 s at most" in output
+        assert "LaunchError: fewer than 2 nodes were there after 4 s, num_nodes='2:3' asks for as many" in output
+        assert "KeyboardInterrupt" in nodes[1].communicate(timeout=60)[0]
+    finally:
+        for node in nodes:
+            node.kill()
+            node.communicate()
