@@ -40,9 +40,8 @@ def spoken(place: Rendezvous) -> str:
 
 def _problem(place: Rendezvous, text: str) -> str:
     if place.backend == "static":
-        return (
-            f"num_nodes={text!r} with rdzv_backend='static': nodes join and leave under 'c10d', leave rdzv_backend out"
-        )
+        given = f"num_nodes={text!r} with rdzv_backend={place.backend!r}"
+        return f"{given}: nodes join and leave under 'c10d', leave rdzv_backend out"
     unknown = sorted(str(name) for name in set(place.settings or {}) - set(SETTINGS))
     if unknown:
         return f"rdzv_conf={place.settings!r} with num_nodes={text!r}: {unknown[0]} is none of {', '.join(SETTINGS)}"
