@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tests.benchmarks.subprocesses import ENVIRONMENT, ROOT
 from tests.benchmarks.table import Row
@@ -16,6 +18,7 @@ from tests.benchmarks.table import Row
 WORLDS = (2, 4, 8, 16)
 ROUNDS = 3
 MEGABYTE = 1e6
+_LOOK_SECONDS = 0.01
 
 
 def run() -> list[Row]:
@@ -77,19 +80,44 @@ def join() -> float:
 
 def launch(world: int) -> tuple[float, float]:
     """Return the seconds until all ranks have met, and the launcher's memory while they run."""
-    import psutil
-
     from notebook_accel import notebook_launcher
 
-    started = time.time()
-    run = notebook_launcher(
-        join, num_processes=world, returns="all", block=False, view="none", start_method="fork"
-    )
-    me, size = psutil.Process(), 0
-    while not run.is_over:
-        size = max(size, me.memory_info().rss)
-        time.sleep(0.01)
-    return max(run.result()) - started, float(size)
+    with watched() as sizes:
+        started = time.time()
+        moments = notebook_launcher(
+            join, num_processes=world, returns="all", view="none", start_method="fork"
+        )
+    return max(moments) - started, max(sizes)
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[float]]:
+    """Fill the list with this process's resident bytes, once at the end, as another process saw them meanwhile."""
+    import psutil
+
+    sizes: list[float] = []
+    end_read, end_write = os.pipe()
+    read, write = os.pipe()
+    parent = psutil.Process()
+    watcher = os.fork()  # a thread would forbid the fork of workers
+    if watcher == 0:
+        try:
+            os.close(end_write)
+            largest = 0
+            while not select.select([end_read], [], [], _LOOK_SECONDS)[0]:
+                largest = max(largest, parent.memory_info().rss)
+            os.write(write, str(largest).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    try:
+        yield sizes
+    finally:
+        os.write(end_write, b"x")
+        os.waitpid(watcher, 0)
+        sizes.append(float(os.read(read, 100)))
+        for end in (end_read, end_write, read):
+            os.close(end)
 
 
 def forks(world: int) -> float:

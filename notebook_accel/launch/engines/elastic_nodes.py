@@ -54,7 +54,7 @@ class ElasticNodes(OwnHandler):
         self._port = int(port or 0)
         settings = place.settings or {}
         self._seconds = join_seconds(settings)
-        self._last_call = float(settings.get("last_call_timeout", _LAST_CALL_SECONDS))
+        self._last_call = float(settings.get("last_call_timeout", min(_LAST_CALL_SECONDS, self._seconds / 3)))
         self._beat = float(settings.get("keep_alive_interval", _BEAT_SECONDS))
         self._beats = int(settings.get("keep_alive_max_attempt", _BEATS))
         self.seconds_to_notice = self._beat * (self._beats + 1) + 1.0
