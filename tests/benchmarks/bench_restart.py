@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -21,7 +21,7 @@ ROUNDS = 3
 NOTICED_SECONDS = 1.0
 AGAIN_SECONDS = 3.0
 _LOOK_SECONDS = 0.002
-_PATIENCE_SECONDS = 60.0
+_PATIENCE_SECONDS = 20.0
 
 
 def run() -> list[Row]:
@@ -64,7 +64,7 @@ def told(folder: str, attempt: int) -> list[list[float]]:
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not all(path.exists() for path in paths):
         if time.monotonic() > deadline:
-            raise RuntimeError(f"attempt {attempt} has not started")
+            raise TimeoutError(f"attempt {attempt} has not started")
         time.sleep(_LOOK_SECONDS)
     return [json.loads(path.read_text()) for path in paths]
 
@@ -135,24 +135,23 @@ def torchrun() -> Callable[[], float]:
 
 
 def command(launcher: str, *flags: str) -> float:
-    """Return the seconds from the kill until both ranks of a launcher's script work again."""
+    """Return the seconds from the kill until both ranks of a launcher's script work again.
+
+    Torchrun does not always come back: new workers may find in the store what ended ones wrote, and fail or hang. That
+    counts as the whole patience, so as less than it is.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        script = [sys.executable, "-m", launcher, *flags]
-        script += ["--max-restarts=1", "-m", "tests.benchmarks.bench_restart", folder]
-        process = subprocess.Popen(script, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        with ended(process):
+        words = [sys.executable, "-m", launcher, *flags]
+        words += ["--max-restarts=1", "-m", "tests.benchmarks.bench_restart", folder]
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
             killed = kill(folder)
             return max(moment for _, moment in told(folder, 1)) - killed
-
-
-@contextlib.contextmanager
-def ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    try:
-        yield
-        process.wait(30)
-    finally:
-        process.kill()
-        process.wait()
+        except TimeoutError:
+            return _PATIENCE_SECONDS
+        finally:
+            process.terminate()
+            process.wait()
 
 
 if __name__ == "__main__":
