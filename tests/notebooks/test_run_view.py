@@ -145,8 +145,8 @@ def test_a_restarted_run_goes_on_in_its_view(viewer: Kernel) -> None:
     cell = viewer.run(kill).ok()
     assert cell.lines == ["['running', 'running'] ['', ''] 1 running", "True"]
     assert cell.value == "(1, [0, 1, 2, 3, 4, 5])"
-    (final,) = sent_later(viewer, "accel-run-static")[-1:]
-    assert "restarted once" in final["data"]["text/html"] and "killed" not in final["data"]["text/html"]
+    (final,) = views(viewer.run("run.show()").ok())
+    assert "restarted once" in final["text/html"] and "killed" not in final["text/html"]
 
 
 def test_every_copy_becomes_the_page(viewer: Kernel) -> None:
