@@ -208,7 +208,7 @@ def _check_refused(problems: Problems, job: Job, engine: Engine) -> None:
     """Note the arguments that mean nothing to the engine, and what else hinders it."""
     given = {
         "num_processes": (job.num_processes, job.local_world_size > 1),
-        "num_nodes": (job.rendezvous.num_nodes, job.rendezvous.num_nodes > 1),
+        "num_nodes": (job.rendezvous.num_nodes, job.rendezvous.num_nodes > 1 or job.rendezvous.is_elastic),
         "max_restarts": (job.max_restarts, job.max_restarts > 0),
         "block": (not job.background, job.background),
         "on_hang": (job.on_hang, job.on_hang == "raise"),

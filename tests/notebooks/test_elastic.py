@@ -85,6 +85,25 @@ def test_a_node_that_leaves_and_too_few_that_stay(kernels: list[Kernel], place: 
     )
 
 
+def test_workers_that_ended_well_start_again_for_another_node(kernels: list[Kernel], place: str) -> None:
+    """Values count once all nodes have theirs."""
+    code = f"""
+    def ends():
+        dist.init_process_group("gloo")
+        dist.barrier()
+        attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        if not attempt and dist.get_rank() == 3:
+            time.sleep(1.0)
+            raise ValueError("late")
+        return dist.get_rank(), attempt
+    run = notebook_launcher(ends, num_processes=2, returns="all", num_nodes="2:2", {place}, max_restarts=1, block=False)
+    """
+    for node in kernels:
+        node.run(code).ok()
+    ends = [node.run("print(run.result(50), run.record.restarts)").ok().lines[-1] for node in kernels]
+    assert sorted(ends) == ["[(0, 1), (1, 1)] 1", "[(2, 1), (3, 1)] 1"]
+
+
 def test_nodes_join_and_are_lost(kernels: list[Kernel], place: str, tmp_path: Path) -> None:
     """Joined while it runs; then a worker is killed, and then a whole kernel."""
     first, second = kernels

@@ -256,6 +256,7 @@ class ElasticNodes(OwnHandler):
         )
 
     def _host_left(self, error: BaseException) -> LaunchError:
+        self._meeting = None  # whoever leaves now would be told of a broken connection
         reason = str(error.__cause__ or error).partition("\n")[0]
         return LaunchError(
             f"the node that holds the store of the run at {self._host}:{self._port} has left: {reason}"
