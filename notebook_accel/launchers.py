@@ -30,16 +30,23 @@ def _noting_given(launcher: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(launcher)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
         __tracebackhide__ = True
-        if kwargs.get("config") is not None:
+        has_config = kwargs.get("config") is not None
+        if not has_config and not any(
+            isinstance(value, str) and ":" in value for value in (*args, *kwargs.values())
+        ):
+            return launcher(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        number = bound.arguments.get("num_nodes")
+        if isinstance(number, str) and ":" in number:  # a range
+            bound.arguments.setdefault("rdzv_backend", "c10d")
+        if has_config:
             from .config import launch as by_config
 
-            bound = signature.bind(*args, **kwargs)
             found = by_config.arguments(by_config.found(bound.arguments.pop("config")), bound.arguments)
             bound.arguments.update(found.values)
             own = bound.arguments.get("environment") or {}
             bound.arguments["environment"] = {**found.environment, **own}
-            return launcher(*bound.args, **bound.kwargs)
-        return launcher(*args, **kwargs)
+        return launcher(*bound.args, **bound.kwargs)
 
     return wrapper
 
@@ -53,7 +60,7 @@ def notebook_launcher(
     use_port: str | int | None = None,
     master_addr: str = "127.0.0.1",
     node_rank: int = 0,
-    num_nodes: int = 1,
+    num_nodes: int | str = 1,
     rdzv_backend: str = "static",
     rdzv_endpoint: str = "",
     rdzv_conf: Mapping[str, Any] | None = None,
@@ -91,12 +98,15 @@ def notebook_launcher(
         use_port: port of the rendezvous store on node 0; None is a free one.
         master_addr: address of node 0.
         node_rank: number of this node, from 0.
-        num_nodes: nodes of the run; each runs the same cell.
-        rdzv_backend: how several nodes meet: `static` or `c10d`.
+        num_nodes: nodes of the run; each runs the same cell. `"1:4"` is 1 to 4, which may join and leave: then all
+            workers start again, so the function should go on from its last checkpoint. The node with `node_rank` 0
+            on the machine of that address holds the store, and must stay.
+        rdzv_backend: how several nodes meet: `static` or `c10d`, which a range of nodes implies.
         rdzv_endpoint: `host:port` where they meet, instead of `master_addr` and `use_port`.
         rdzv_conf: settings of the rendezvous: `join_timeout` is the seconds that a node waits for the others.
         rdzv_id: name of the run.
-        max_restarts: how often all workers are started again after one failed.
+        max_restarts: how often all workers are started again after one failed here; nodes that come or go do not
+            count.
         monitor_interval: seconds between two looks at the workers; their end is noticed at once anyway.
         log_line_prefix_template: text before each line where several ranks are shown; `${rank}`,
             `${local_rank}` and `${role_name}` are filled in.

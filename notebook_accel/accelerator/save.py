@@ -217,8 +217,11 @@ class SavePart(Shared):
         input_dir: PathLike | None = None,
         load_kwargs: dict[str, Any] | None = None,
         **load_model_func_kwargs: Any,
-    ) -> None:
+    ) -> bool:
         """Load what `save_state` or Accelerate saved; every process calls it.
+
+        `load_state("latest")`, with automatic naming, is for a function that may be started again: it loads the newest
+        checkpoint, and returns False without changing anything where none has been saved yet.
 
         All files are checked first: where one is damaged or does not fit, nothing is changed on any process. The
         number of processes may differ from that of the save; random states of processes that it did not have
@@ -231,17 +234,23 @@ class SavePart(Shared):
 
         Args:
             input_dir: the folder; with automatic naming, None or "latest" is the newest one, and the next save
-                gets the number after it.
+                gets the number after it. Where there is none, None is an error.
             load_kwargs: arguments of `torch.load` for optimizers and schedulers.
             load_model_func_kwargs: arguments of the models' `load_state_dict`; a `map_location` is accepted
                 and not needed, as tensors are read to where they are.
+
+        Returns:
+            Whether something was loaded: False for "latest" only, alike on all processes.
 
         Raises:
             ValueError: there is no such folder.
             CheckpointError: the checkpoint is damaged or does not fit; it names file and key.
         """
         self._writer.wait()
-        target, number = self._load_source(input_dir)
+        source = self._load_source(input_dir)
+        if source is None:
+            return False
+        target, number = source
         options = {key: value for key, value in load_model_func_kwargs.items() if key != "map_location"}
         models = [unwrap(model) for model in self._models]
         error: Exception | None = None
@@ -271,13 +280,17 @@ class SavePart(Shared):
             self.step = loading.step
         if number is not None:
             self.project_configuration.iteration = max(self.project_configuration.iteration, number + 1)
+        return True
 
-    def _load_source(self, input_dir: PathLike | None) -> tuple[Path, int | None]:
+    def _load_source(self, input_dir: PathLike | None) -> tuple[Path, int | None] | None:
+        """Return the folder and its number, where it has one; None where the latest is asked for and there is none."""
         automatic = self.project_configuration.automatic_checkpoint_naming
         if input_dir is None and not automatic:
             raise ValueError("load_state needs input_dir, or a ProjectConfiguration with automatic naming")
         if automatic and (input_dir is None or os.fspath(input_dir) == "latest"):
             found = self._runtime.comm.broadcast_object(names.checkpoints(self._checkpoints()))
+            if not found and input_dir is not None:
+                return None
             if not found:
                 raise ValueError(f"{self._checkpoints()} holds no checkpoint to load")
             number, target = found[-1]

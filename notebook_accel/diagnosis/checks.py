@@ -20,7 +20,7 @@ from .. import devices, environ
 from ..config import file
 from ..config.schema import LaunchConfig
 from ..errors import ConfigError
-from ..launch import addresses, kernel_state, preflight
+from ..launch import addresses, kernel_state, nodes, preflight
 from .environment import gpus
 
 Status = Literal["ok", "warning", "problem"]
@@ -79,7 +79,7 @@ def _ports(name: str) -> Iterable[Check]:
         yield Check(name=name, status="ok", text="free ones can be opened on 127.0.0.1")
     named = environ.get("MASTER_PORT")
     config = _config()
-    if named is not None and not preflight.parse_port(named):
+    if named is not None and not nodes.parse_port(named):
         yield Check(
             name=name,
             status="problem",

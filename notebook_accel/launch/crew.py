@@ -102,7 +102,8 @@ class Crew:
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             with contextlib.suppress(Exception):
                 stream.flush()  # type: ignore[union-attr]
-        first = 0 if self._job.rendezvous.num_nodes > 1 else min(environments)
+        place = self._job.rendezvous
+        first = 0 if place.num_nodes > 1 and not place.is_elastic else min(environments)  # or it is passed on
         with signals.interrupt_held(), signals.blocked_in_children():
             for rank, environment in environments.items():
                 sends_value = self._job.returns == "all" or (self._job.returns == "first" and rank == first)

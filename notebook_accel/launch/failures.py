@@ -154,8 +154,8 @@ def first(failures: Sequence[Failure]) -> Failure:
     return cause
 
 
-def follows(failure: Failure) -> bool:
-    """Whether a rank failed because another one was gone, by what it says."""
+def is_lost_peer(failure: Failure) -> bool:
+    """Whether a rank failed because another one was gone."""
     return failure.error is not None and _lost_peer(failure.error)
 
 

@@ -27,16 +27,26 @@ _LIBRARIES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """Where the nodes of a run meet; `port` None or 0 is any free port."""
+    """Where the nodes of a run meet; `port` None or 0 is any free port.
+
+    `num_nodes` is an integer or, until the job was checked, "min:max". Then it is the most nodes, and `min_nodes` the
+    fewest with which the run goes on; 0 where their number is fixed.
+    """
 
     address: str = "127.0.0.1"
     port: str | int | None = None
     node_rank: int = 0
-    num_nodes: int = 1
+    num_nodes: Any = 1
+    min_nodes: int = 0
     backend: str = "static"
     endpoint: str = ""
     run_id: str = "none"
     settings: Mapping[str, Any] | None = None
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether nodes may join and leave, of a job that was checked."""
+        return self.min_nodes > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +120,7 @@ class Job:
     def needs_workers(self) -> bool:
         """Whether this process cannot run the function itself: a library that shards needs others for one, too."""
         shards = any(environ.flag_in(self.environment, name) for name in _LIBRARIES)
-        several = self.local_world_size > 1 or self.rendezvous.num_nodes > 1
+        several = self.local_world_size > 1 or self.rendezvous.num_nodes > 1 or self.rendezvous.is_elastic
         return (
             several
             or shards

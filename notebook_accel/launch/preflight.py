@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import os
 import string
 import sys
@@ -16,62 +15,15 @@ from typing import Any, Final
 
 from .. import devices, environ, probes, tpu
 from ..errors import LaunchError
-from . import chips, kernel_state
-from .addresses import unknown, unusable
+from . import chips, kernel_state, nodes
 from .engines import table
 from .engines.base import Engine
-from .job import ON_HANG, RETURNS, START_METHODS, VIEWS, Job, Rendezvous, StartMethod
+from .job import ON_HANG, RETURNS, START_METHODS, VIEWS, Job, StartMethod
+from .problems import Problems, is_seconds
 
 PRECISIONS: Final = ("no", "fp16", "bf16", "fp8")
-BACKENDS: Final = ("static", "c10d")
 OUTPUTS: Final = ("all", "first", "none")
-_DAY: Final = 86_400
-_OWN_ARGUMENTS: Final = {"backend", "endpoint", "run_id", "min_nodes", "max_nodes", "rank"}
 _PREFIX_FIELDS: Final = {"rank": 0, "local_rank": 0, "role_name": ""}
-
-
-class Problems:
-    """Collects what is wrong with the arguments."""
-
-    def __init__(self) -> None:
-        self._values: list[str] = []
-        self._types: list[str] = []
-
-    def value(self, text: str) -> None:
-        """Note an illegal value."""
-        self._values.append(text)
-
-    def type(self, text: str) -> None:
-        """Note a value of a wrong type."""
-        self._types.append(text)
-
-    def one_of(self, name: str, value: object, legal: Sequence[str]) -> None:
-        """Note a word that is not among the legal ones."""
-        if not isinstance(value, str) or value not in legal:
-            self.value(f"{name}={value!r}: choose among {', '.join(map(repr, legal))}")
-
-    def integer(self, name: str, value: object, least: int, most: float = math.inf) -> bool:
-        """Note what is no integer within the bounds; return whether it is one."""
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            self.type(f"{name}={value!r}: an integer is needed, not {type(value).__name__}")
-            return False
-        if not least <= int(value) <= most:
-            bound = f"at least {least}" if value < least else f"at most {most:.0f}"
-            self.value(f"{name}={value}: {bound} is needed")
-            return False
-        return True
-
-    def raise_any(self, function: str) -> None:
-        """Raise TypeError where all problems are wrong types, ValueError with all of them otherwise."""
-        __tracebackhide__ = True
-        texts = self._types + self._values
-        if not texts:
-            return
-        if len(texts) == 1:
-            message = f"{function}: {texts[0]}"
-        else:
-            message = f"{function}: {len(texts)} problems\n" + "\n".join(f"  - {text}" for text in texts)
-        raise ValueError(message) if self._values else TypeError(message)
 
 
 def checked(job: Job, caller: str) -> Job:
@@ -85,13 +37,17 @@ def checked(job: Job, caller: str) -> Job:
     if not _check_environment(problems, job.environment):
         job = replace(job, environment={})  # the rest is checked without
     _check_place(problems)
+    place, wrong = nodes.resolved(job.rendezvous)
+    if wrong:
+        problems.value(wrong)
+    job = replace(job, rendezvous=place)
     _check_function(problems, job.function, job.args)
     named = _named_engine(problems, job)
     job = job if named is None else replace(job, engine=named)
     _check_xla(problems, job)
     _check_processes(problems, job, here=named is None or named.on_this_node)
     _check_precision(problems, job.mixed_precision)
-    _check_rendezvous(problems, job.rendezvous)
+    nodes.check(problems, job.rendezvous)
     _check_restarts(problems, job.max_restarts, job.monitor_interval)
     _check_choices(problems, job)
     _check_prefix(problems, job.prefix)
@@ -120,7 +76,7 @@ def checked(job: Job, caller: str) -> Job:
         environment=_environment(job),
         rendezvous=replace(
             job.rendezvous,
-            port=parse_port(job.rendezvous.port),
+            port=nodes.parse_port(job.rendezvous.port),
             num_nodes=int(job.rendezvous.num_nodes),
             node_rank=int(job.rendezvous.node_rank),
         ),
@@ -279,7 +235,7 @@ def _check_refused(problems: Problems, job: Job, engine: Engine) -> None:
     """Note the arguments that mean nothing to the engine, and what else hinders it."""
     given = {
         "num_processes": (job.num_processes, job.local_world_size > 1),
-        "num_nodes": (job.rendezvous.num_nodes, job.rendezvous.num_nodes > 1),
+        "num_nodes": (job.rendezvous.num_nodes, job.rendezvous.num_nodes > 1 or job.rendezvous.is_elastic),
         "max_restarts": (job.max_restarts, job.max_restarts > 0),
         "block": (not job.background, job.background),
         "on_hang": (job.on_hang, job.on_hang == "raise"),
@@ -306,93 +262,12 @@ def _check_precision(problems: Problems, mixed_precision: Any) -> None:
         )
 
 
-def _check_rendezvous(problems: Problems, place: Rendezvous) -> None:
-    problems.one_of("rdzv_backend", place.backend, BACKENDS)
-    _check_settings(problems, place.settings)
-    texts = {"master_addr": place.address, "rdzv_endpoint": place.endpoint, "rdzv_id": place.run_id}
-    for name, text in texts.items():
-        if not isinstance(text, str):
-            problems.type(f"{name}={text!r}: a string is needed")
-        elif "\0" in text or not text.isprintable():
-            problems.value(f"{name}={text!r}: printable characters are needed")
-        elif not text and name == "master_addr":
-            problems.value("master_addr='': a host name or address is needed")
-    nodes, rank = place.num_nodes, place.node_rank
-    if problems.integer("num_nodes", nodes, 1) & problems.integer("node_rank", rank, 0):
-        if rank >= nodes:
-            problems.value(f"node_rank={rank} with num_nodes={nodes}: legal are 0 to {nodes - 1}")
-        _check_port(problems, place)
-
-
-def _check_settings(problems: Problems, settings: Any) -> None:
-    if settings is None:
-        return
-    if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
-        problems.type(f"rdzv_conf={settings!r}: a dict is needed, its keys are names")
-        return
-    for name in _OWN_ARGUMENTS & set(settings):
-        problems.value(f"rdzv_conf={settings!r}: {name} is set by an argument of the launch")
-    for name in {"timeout", "join_timeout"} & set(settings):
-        if not _is_seconds(settings[name]):
-            problems.value(f"rdzv_conf={settings!r}: {name} is a number of seconds, more than 0")
-
-
-def _is_seconds(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) <= _DAY
-
-
-def _check_port(problems: Problems, place: Rendezvous) -> None:
-    port = parse_port(place.port)
-    if port is None:
-        problems.value(f"use_port={place.port!r}: a port from 0 to 65535 is needed, or None for a free one")
-    elif port == 0 and place.num_nodes > 1 and not place.endpoint:
-        problems.value(
-            f"use_port={place.port!r} with num_nodes={place.num_nodes}: the nodes must agree on a port, name one"
-        )
-    elif port and _opens_port(place) and (reason := unusable("", port)):
-        problems.value(
-            f"use_port={place.port!r}: the port cannot be opened ({reason}); "
-            "leave use_port out and a free one is used"
-        )
-    if place.num_nodes == 1 and isinstance(place.address, str) and (reason := unusable(place.address, 0)):
-        problems.value(
-            f"master_addr={place.address!r} is no address of this machine ({reason}); "
-            "leave master_addr out for a run on one node"
-        )
-    several = place.num_nodes > 1 and not place.endpoint
-    if several and isinstance(place.address, str) and (reason := unknown(place.address)):
-        problems.value(f"master_addr={place.address!r}: this machine finds no such host ({reason})")
-    if place.endpoint and isinstance(place.endpoint, str):
-        host, _, digits = place.endpoint.rpartition(":")
-        if not host or not digits.isdecimal() or not parse_port(digits):
-            problems.value(f"rdzv_endpoint={place.endpoint!r}: host:port is needed, a port from 1 to 65535")
-        elif reason := unknown(host.strip("[]")):
-            problems.value(f"rdzv_endpoint={place.endpoint!r}: this machine finds no such host ({reason})")
-
-
-def _opens_port(place: Rendezvous) -> bool:
-    """Whether this node alone can be the one that opens the port; under c10d another one of this machine may have."""
-    return place.num_nodes == 1 or (place.backend == "static" and place.node_rank == 0)
-
-
-def parse_port(use_port: Any) -> int | None:
-    """Return the port, 0 for any free one, None where it is no port."""
-    if use_port is None:
-        return 0
-    if isinstance(use_port, str) and use_port.isdecimal() and len(use_port) < 20:
-        use_port = int(use_port)
-    if isinstance(use_port, bool) or not isinstance(use_port, Integral):
-        return None
-    use_port = int(use_port)
-    return use_port if 0 <= use_port <= 65535 else None
-
-
 def _check_choices(problems: Problems, job: Job) -> None:
     problems.one_of("start_method", job.start_method, START_METHODS)
     problems.one_of("returns", job.returns, RETURNS)
     problems.one_of("view", job.view, VIEWS)
     problems.one_of("on_hang", job.on_hang, ON_HANG)
-    if job.hang_timeout is not None and not _is_seconds(job.hang_timeout):
+    if job.hang_timeout is not None and not is_seconds(job.hang_timeout):
         problems.value(
             f"hang_timeout={job.hang_timeout!r}: seconds are needed, a day at most, or None for never"
         )
@@ -449,7 +324,7 @@ def _check_restarts(problems: Problems, max_restarts: Any, monitor_interval: Any
     problems.integer("max_restarts", max_restarts, 0, 1_000_000)
     if not isinstance(monitor_interval, Real) or isinstance(monitor_interval, bool):
         problems.type(f"monitor_interval={monitor_interval!r}: seconds are needed")
-    elif not _is_seconds(monitor_interval):
+    elif not is_seconds(monitor_interval):
         problems.value(f"monitor_interval={monitor_interval}: more than 0 seconds are needed, a day at most")
 
 

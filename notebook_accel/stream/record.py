@@ -161,6 +161,7 @@ class RunRecord:
     def _phase(self, phase: Phase) -> None:
         if phase.name == "restarting":
             self.restarts += 1
+            self.phases = {}  # nodes may have come or gone: not all ranks need be there again
             self.failures.clear()
             self.results.clear()
             self.progress.clear()

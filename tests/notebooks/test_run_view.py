@@ -111,6 +111,44 @@ def test_an_awaited_run(viewer: Kernel) -> None:
     check_static(final, "done", "hello 0")
 
 
+def test_a_restarted_run_goes_on_in_its_view(viewer: Kernel) -> None:
+    """A worker is killed from another cell: metrics go on, each rank is what it is now, and nothing says killed."""
+    code = """
+        def restarts():
+            attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+            for step in range(3 * attempt, 3 * attempt + 3):
+                print_metrics(loss=1.0 / (step + 1), step=step)
+            if not attempt:
+                time.sleep(60)
+            while not os.path.exists("enough"):
+                time.sleep(0.01)
+            return attempt
+        from notebook_accel.widgets.run.picture import picture
+        run = notebook_launcher(restarts, num_processes=2, max_restarts=1, block=False)
+    """
+    viewer.run(code).ok()
+    kill = """
+        def until(condition):
+            end = time.monotonic() + 20
+            while not condition() and time.monotonic() < end:
+                time.sleep(0.01)
+        until(lambda: len(run.metrics) >= 3 and [s.status for s in picture(run).ranks] == ["running"] * 2)
+        before = dict(run.record.phases)
+        os.kill(before[1].pid, signal.SIGKILL)
+        until(lambda: len(run.metrics) >= 6 and [s.status for s in picture(run).ranks] == ["running"] * 2)
+        now = picture(run)
+        print([state.status for state in now.ranks], [state.note for state in now.ranks], now.restarts, now.status)
+        print(all(run.record.phases[rank].pid != before[rank].pid for rank in range(2)))
+        open("enough", "w").close()
+        run.result(), sorted(point.step for point in run.record.metrics["loss"])
+    """
+    cell = viewer.run(kill).ok()
+    assert cell.lines == ["['running', 'running'] ['', ''] 1 running", "True"]
+    assert cell.value == "(1, [0, 1, 2, 3, 4, 5])"
+    (final,) = views(viewer.run("run.show()").ok())
+    assert "restarted once" in final["text/html"] and "killed" not in final["text/html"]
+
+
 def test_every_copy_becomes_the_page(viewer: Kernel) -> None:
     cell = viewer.run(
         "run = notebook_launcher(talk, (1.0,), num_processes=2, block=False)\nrun.show()\nrun.result()"

@@ -211,6 +211,9 @@ def test_automatic_names_and_a_limit(tmp_path: Path) -> None:
     assert accelerator.project_dir == accelerator.logging_dir == str(tmp_path)
     counter = Counter()
     accelerator.register_for_checkpointing(counter)
+    assert accelerator.load_state("latest") is False  # the first start of what may be started again
+    with pytest.raises(ValueError, match="checkpoints holds no checkpoint to load"):
+        accelerator.load_state()
     for value in range(12):
         counter.value = value
         assert accelerator.save_iteration == value
@@ -218,7 +221,7 @@ def test_automatic_names_and_a_limit(tmp_path: Path) -> None:
     assert [n for n, _ in names.checkpoints(tmp_path / "checkpoints")] == [10, 11]
     for choice in (None, "latest"):
         counter.value = 0
-        accelerator.load_state(choice)
+        assert accelerator.load_state(choice) is True
         assert counter.value == 11
     again = Accelerator(cpu=True, project_config=ProjectConfiguration(tmp_path, None, True))
     again.register_for_checkpointing(counter)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from notebook_accel import devices
+from notebook_accel import devices, notebook_launcher
 from notebook_accel.launch import preflight
 from notebook_accel.launch.addresses import listen, unusable
 from notebook_accel.launch.job import Job, Rendezvous
@@ -46,6 +46,39 @@ def _error(**changes: Any) -> Exception:
         ({"port": -1}, ValueError, "use_port=-1"),
         ({"num_nodes": 2}, ValueError, "the nodes must agree on a port"),
         ({"node_rank": 1}, ValueError, "node_rank=1 with num_nodes=1: legal are 0 to 0"),
+        (
+            {"num_nodes": "4:1", "backend": "c10d"},
+            ValueError,
+            "num_nodes='4:1': the first number is the smaller",
+        ),
+        ({"num_nodes": "0:2", "backend": "c10d"}, ValueError, "num_nodes='0:2': at least 1 node is needed"),
+        (
+            {"num_nodes": "a:b"},
+            ValueError,
+            "num_nodes='a:b': an integer is needed, or 'min:max' such as '1:4'",
+        ),
+        ({"num_nodes": "2"}, ValueError, "num_nodes='2': an integer is needed, or 'min:max'"),
+        (
+            {"num_nodes": "1:2", "port": 29400},
+            ValueError,
+            "with rdzv_backend='static': nodes join and leave under",
+        ),
+        (
+            {"num_nodes": "1:2", "backend": "c10d"},
+            ValueError,
+            "num_nodes='1:2': the nodes must agree on a port",
+        ),
+        (
+            {"num_nodes": "1:2", "backend": "c10d", "port": 29400, "node_rank": 2},
+            ValueError,
+            "node_rank=2 with num_nodes='1:2': legal are 0 to 1, where 0 is the node that holds the store",
+        ),
+        (
+            {"num_nodes": "1:2", "backend": "c10d", "port": 29400, "settings": {"store_type": "file"}},
+            ValueError,
+            "store_type is none of join_timeout",
+        ),
+        ({"settings": {"keep_alive_interval": 0}}, ValueError, "keep_alive_interval is a number of seconds"),
         ({"address": 7}, TypeError, "master_addr=7: a string is needed"),
         ({"settings": [1]}, TypeError, "rdzv_conf=[1]: a dict is needed"),
         ({"monitor_interval": "1"}, TypeError, "monitor_interval='1': seconds are needed"),
@@ -208,3 +241,21 @@ def test_odd_values_are_named(changes: dict[str, Any], text: str) -> None:
 def test_seconds_and_ranks_of_numpy() -> None:
     job = replace(GOOD, monitor_interval=np.float32(0.5), output=[np.int64(1)])
     assert preflight.checked(job, "x").monitor_interval == 0.5
+
+
+def test_a_range_of_nodes() -> None:
+    nodes = Rendezvous(num_nodes="1:4", backend="c10d", endpoint="localhost:29500")
+    ready = preflight.checked(replace(GOOD, rendezvous=nodes, start_method="auto", num_processes=1), "x")
+    assert (ready.rendezvous.min_nodes, ready.rendezvous.num_nodes) == (1, 4)
+    assert ready.distributed and ready.start_method == "forkserver"
+    ready = preflight.checked(replace(GOOD, rendezvous=replace(nodes, num_nodes="1:1"), num_processes=1), "x")
+    assert ready.distributed, "this process cannot start itself again"
+
+
+def test_a_range_of_nodes_implies_how_they_meet() -> None:
+    wrong = {"num_processes": 0, "rdzv_endpoint": "localhost:29500"}
+    with pytest.raises(ValueError, match="at least 1 is needed") as implied:
+        notebook_launcher(_function, num_nodes="1:4", **wrong)  # type: ignore[arg-type]
+    assert "rdzv_backend" not in str(implied.value)
+    with pytest.raises(ValueError, match="num_nodes='1:4' with rdzv_backend='static'"):
+        notebook_launcher(_function, num_nodes="1:4", rdzv_backend="static", **wrong)  # type: ignore[arg-type]

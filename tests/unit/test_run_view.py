@@ -373,6 +373,14 @@ def test_restarts_are_told() -> None:
     )
 
 
+def test_ranks_of_a_node_that_was_lost_are_not_shown_any_more() -> None:
+    run = told(*(Phase(rank=rank, time=0.0, name="running", pid=rank + 1) for rank in (2, 3)))
+    assert [state.rank for state in picture(run).ranks] == [0, 1, 2, 3]
+    run.record.apply(Phase(rank=-1, time=0.0, name="restarting", detail="node lost"))
+    run.record.apply(Phase(rank=0, time=0.0, name="running", pid=5))
+    assert [(state.rank, state.status) for state in picture(run).ranks] == [(0, "running"), (1, "starting")]
+
+
 def test_words_of_a_waiting_rank() -> None:
     state = RankState(rank=0, status="waiting", waiting="all_gather", waited=12.7)
     assert page.rank_status(state) == "◐ waiting in all_gather for 12 s"

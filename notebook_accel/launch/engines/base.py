@@ -50,6 +50,8 @@ def announcement(job: Job, remark: str = "") -> Phase:
     how = f" ({_START_METHODS[job.start_method]})" if job.distributed else ", this one"
     place = job.rendezvous
     node = f", node {place.node_rank} of {place.num_nodes}" if place.num_nodes > 1 else ""
+    if place.is_elastic:
+        node = f", a node of {place.min_nodes} to {place.num_nodes}"
     why = f": {remark}" if remark else ""
     text = "" if job.quiet else f"Launching {job.name} on {what}{how}{node}{why}."
     return Phase(rank=-1, time=time.time(), name="starting", detail=text)

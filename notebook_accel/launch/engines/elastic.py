@@ -31,7 +31,7 @@ from ..segment import Segment
 from ..surroundings import Surroundings
 from .base import Deliver, Engine, Outcome, announcement
 from .nodes import Nodes
-from .rendezvous import OwnHandler, handler_for
+from .rendezvous import OTHERS_START_AGAIN, OwnHandler, handler_for
 
 _INTERRUPT_GRACE = 1.5
 _STOP_GRACE = 0.5
@@ -65,7 +65,10 @@ class ElasticEngine(Engine):
             if isinstance(handler, Nodes):
                 handler.tell = lambda text: deliver([Notice(rank=-1, time=time.time(), text=text)])
                 return handler.concluded(agent.attempted, record)
-            return agent.attempted()
+            outcome = agent.attempted()
+            if isinstance(handler, OwnHandler) and not outcome.was_stopped:
+                handler.set_closed()
+            return outcome
 
 
 class _Agent(SimpleElasticAgent):
@@ -107,7 +110,7 @@ class _Agent(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._crews:
-            self._tell_restart(called=self._remaining_restarts == self._restarts_left)
+            self._tell_restart(worker_group, called=self._remaining_restarts == self._restarts_left)
         self._crews += 1
         self._hang = ""
         self._restarts_left = self._remaining_restarts
@@ -142,14 +145,22 @@ class _Agent(SimpleElasticAgent):
             TORCHELASTIC_RUN_ID=handler.get_run_id(),
         )
 
-    def _tell_restart(self, called: bool) -> None:
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        handler = worker_group.spec.rdzv_handler
+        if isinstance(handler, OwnHandler) and (text := handler.shortage()):
+            self._deliver([Notice(rank=-1, time=time.time(), text=text)])
+        super()._restart_workers(worker_group)
+
+    def _tell_restart(self, group: WorkerGroup, called: bool) -> None:
         """Say in the cell why workers start again: `called` by another node, or for a failure here."""
         restart = self._job.max_restarts - self._remaining_restarts
         if not called:
             cause = self._cause()
             detail = f"{cause}; restart {restart} of {self._job.max_restarts}"
         else:
-            detail = "another node starts its workers again"
+            handler = group.spec.rdzv_handler
+            ranks = group.workers[0].world_size
+            detail = handler.why_again(ranks) if isinstance(handler, OwnHandler) else OTHERS_START_AGAIN
         self._deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=detail)])
 
     def _cause(self) -> str:
@@ -169,13 +180,27 @@ class _Agent(SimpleElasticAgent):
             self._crew.stop(_STOP_GRACE, signal.SIGTERM)
             self._stopped = frozenset(self._crew.stopped_ranks)
             raise StopAsked
+        handler = worker_group.spec.rdzv_handler
         if state in ("failed", "hung"):
             self._hang = self._crew.hang
             self._crew.settle()
+            if state == "failed" and self._lost_for_others(handler):
+                return RunResult(state=WorkerState.HEALTHY)  # the agent then asks the handler why
             self._stopped = frozenset(self._crew.stopped_ranks)
             return RunResult(state=WorkerState.FAILED)
+        if isinstance(handler, OwnHandler) and not handler.all_have_ended():
+            self._control.check()
+            time.sleep(self._job.monitor_interval)
+            return RunResult(state=WorkerState.HEALTHY)
         values = dict.fromkeys((worker.global_rank for worker in worker_group.workers), None)
         return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
+
+    def _lost_for_others(self, handler: RendezvousHandler) -> bool:
+        """Whether workers failed here only because another node was lost, or starts its own again."""
+        if not isinstance(handler, OwnHandler) or not handler.seconds_to_notice:
+            return False
+        first = failures.first(self._record.failures)
+        return failures.is_lost_peer(first) and handler.changed_within(handler.seconds_to_notice)
 
     def _exit_barrier(self) -> None:
         handler = self._worker_group.spec.rdzv_handler

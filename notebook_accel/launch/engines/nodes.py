@@ -119,7 +119,7 @@ class Nodes(OwnHandler):
     @staticmethod
     def fits(place: Rendezvous) -> bool:
         """Whether a rendezvous is of that kind."""
-        return isinstance(place.num_nodes, int) and (place.num_nodes > 1 or bool(place.endpoint))
+        return not place.is_elastic and (place.num_nodes > 1 or bool(place.endpoint))
 
     def get_backend(self) -> str:
         return "nodes"
@@ -361,7 +361,7 @@ class Nodes(OwnHandler):
         card = self._own_card()
         if outcome.failures:
             failure = failures.first(outcome.failures)
-            return End(card=card, kind="failed", failure=failure, follows=failures.follows(failure))
+            return End(card=card, kind="failed", failure=failure, follows=failures.is_lost_peer(failure))
         if outcome.hang:
             return End(card=card, kind="failed", text=f"{card.name}: {outcome.hang}")
         if outcome.was_stopped:

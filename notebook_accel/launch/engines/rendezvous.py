@@ -22,6 +22,7 @@ from ...errors import LaunchError
 from ..addresses import listen
 from ..job import Rendezvous
 
+OTHERS_START_AGAIN = "another node starts its workers again"
 _LOOK_SECONDS = 0.05
 _CONNECT_SECONDS = 5.0
 _PROBE_SECONDS = 1.0
@@ -33,6 +34,10 @@ def handler_for(place: Rendezvous) -> RendezvousHandler:
     """Return how the nodes meet: alone, by their given ranks, or by torch's c10d backend."""
     if place.num_nodes == 1 and not place.endpoint:
         return SingleNode(place)
+    if place.is_elastic:
+        from .elastic_nodes import ElasticNodes  # which needs this module
+
+        return ElasticNodes(place)
     if place.backend == "static":
         return StaticNodes(place)
     parameters = RendezvousParameters(
@@ -52,10 +57,12 @@ class OwnHandler(RendezvousHandler):
     Attributes:
         attempt: which start of the workers this is, counted from 0, alike on all nodes.
         check: called now and then during waits, which an exception of it ends.
+        seconds_to_notice: how long it takes at most until a lost node is noticed, 0 where none may be lost.
     """
 
     use_agent_store = True
     attempt = -1
+    seconds_to_notice = 0.0
 
     def __init__(self, place: Rendezvous) -> None:
         self._place = place
@@ -78,6 +85,22 @@ class OwnHandler(RendezvousHandler):
 
     def wait_for_others(self) -> None:
         """Wait, after the workers of this node have ended well, for as long as other nodes need this one."""
+
+    def all_have_ended(self) -> bool:
+        """Say that this node's workers have ended well; return False where they may have to start again for others."""
+        return True
+
+    def changed_within(self, seconds: float) -> bool:
+        """Wait for a reason outside this node why its workers lost a peer; return whether there is one."""
+        return False
+
+    def why_again(self, ranks: int) -> str:
+        """Say why workers start again although none failed here; `ranks` is the new world size."""
+        return OTHERS_START_AGAIN
+
+    def shortage(self) -> str:
+        """Say that too few nodes are left, empty where they are enough."""
+        return ""
 
 
 class SingleNode(OwnHandler):
@@ -241,6 +264,7 @@ class PatientNodes(StaticNodes):
 
 
 def join_seconds(settings: Mapping[str, Any]) -> float:
+    """Return how long a node waits for the others, by `rdzv_conf`."""
     return float(settings.get("join_timeout", settings.get("timeout", _JOIN_SECONDS)))
 
 

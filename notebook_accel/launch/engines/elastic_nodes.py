@@ -1,0 +1,337 @@
+"""Nodes that may join and leave a run: torch elastic's dynamic rendezvous over a store that one of them holds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import DistError, Store, TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousTimeout,
+    _RendezvousExitOp,
+)
+
+from ...errors import LaunchError
+from ..addresses import unusable
+from ..job import Rendezvous
+from .rendezvous import OTHERS_START_AGAIN, OwnHandler, join_seconds, open_store
+
+_LOOK_SECONDS = 0.1
+_PROBE_SECONDS = 1.0
+_STORE_SECONDS = 30.0
+_LAST_SECONDS = 5.0
+_LAST_CALL_SECONDS = 2.0  # torch looks for news once a second: nodes of the last round must be able to come
+_BEAT_SECONDS = 2.0
+_BEATS = 3  # missed ones, after which a node is taken for lost
+
+
+class ElasticNodes(OwnHandler):
+    """The rendezvous of between `min_nodes` and `num_nodes` nodes.
+
+    The node that is called 0, on the machine that the address belongs to, holds the store and has the first ranks;
+    without it the run ends. A node of the run that comes or goes makes all start their workers again.
+    """
+
+    def __init__(self, place: Rendezvous) -> None:
+        super().__init__(place)
+        host, _, port = place.endpoint.rpartition(":") if place.endpoint else (place.address, "", place.port)
+        self._host = str(host).strip("[]")
+        self._port = int(port or 0)
+        settings = place.settings or {}
+        self._seconds = join_seconds(settings)
+        self._last_call = float(settings.get("last_call_timeout", min(_LAST_CALL_SECONDS, self._seconds / 3)))
+        self._beat = float(settings.get("keep_alive_interval", _BEAT_SECONDS))
+        self._beats = int(settings.get("keep_alive_max_attempt", _BEATS))
+        self.seconds_to_notice = self._beat * (self._beats + 1) + 1.0
+        self._is_host = False
+        self._store: TCPStore | None = None
+        self._meeting: _Meeting | None = None
+        self._round: Store | None = None
+        self._workers_store: TCPStore | None = None
+        self._place_in_round = 0
+        self._num_nodes = 0
+        self._before = 0
+        self._is_closing = False
+
+    def get_backend(self) -> str:
+        return "elastic-nodes"
+
+    # -- meeting
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the nodes that are there; LaunchError where they are too few, or the run has ended."""
+        self._before = self._num_nodes
+        self._workers_store = None
+        try:
+            if self._meeting is None:
+                self._store = self._reach()
+                self._meeting = self._meeting_at(self._store)
+            while True:
+                found = self._meeting.meet(self._store, self.check)
+                self.attempt = self._meeting.round
+                self._round, self._place_in_round, self._num_nodes = found.store, found.rank, found.world_size
+                where = self._agree(found)
+                if where is not None:
+                    return where
+        except RendezvousClosedError:
+            raise LaunchError(
+                "the run has ended on another node: its own notebook or terminal says why"
+            ) from None
+        except RendezvousTimeoutError:
+            raise LaunchError(self._too_few()) from None
+        except (RendezvousConnectionError, DistError) as error:
+            raise self._host_left(error) from None
+
+    def _reach(self) -> TCPStore:
+        """Open the store where that is this node's part, else find it."""
+        where = f"{self._host}:{self._port}"
+        if self._place.node_rank == 0 and not unusable(self._host, self._port):
+            self._is_host = True
+            store = open_store(replace(self._place, address=self._host, port=self._port))
+            store.set_timeout(timedelta(seconds=_STORE_SECONDS))
+            return store
+        deadline = time.monotonic() + self._seconds
+        while True:
+            self.check()
+            with contextlib.suppress(DistError, OSError):
+                # torch's store complains in the terminal where nobody listens yet
+                socket.create_connection((self._host, self._port), _PROBE_SECONDS).close()
+                store = TCPStore(
+                    self._host,
+                    self._port,
+                    is_master=False,
+                    timeout=timedelta(seconds=_PROBE_SECONDS * 5),
+                    wait_for_workers=False,
+                )
+                store.set_timeout(timedelta(seconds=_STORE_SECONDS))
+                return store
+            if time.monotonic() > deadline:
+                raise LaunchError(
+                    f"no node has opened the store at {where} within {self._seconds:g} s: the one on the machine of "
+                    "that address has node_rank=0; rdzv_conf={'join_timeout': seconds} sets how long to wait"
+                )
+            time.sleep(_LOOK_SECONDS)
+
+    def _meeting_at(self, store: TCPStore) -> _Meeting:
+        made = _Meeting.from_backend(
+            self._place.run_id,
+            store,
+            _Backend(store, self._place.run_id),
+            self._place.min_nodes,
+            self._place.num_nodes,
+            local_addr=socket.gethostname(),
+            timeout=RendezvousTimeout(
+                join=timedelta(seconds=self._seconds),
+                last_call=timedelta(seconds=self._last_call),
+                heartbeat=timedelta(seconds=_STORE_SECONDS),
+            ),
+            keep_alive_interval=self._beat,  # type: ignore[arg-type]
+            keep_alive_max_attempt=self._beats,
+        )
+        assert isinstance(made, _Meeting)
+        return made
+
+    def _agree(self, found: RendezvousInfo) -> RendezvousInfo | None:
+        """Give the nodes of a round their ranks, and their workers a new store; None where one was lost meanwhile.
+
+        Torch's handler opens that store once in its life: nodes that come later would never hear of it, and new workers
+        would find what ended ones wrote.
+        """
+        store, count = found.store, found.world_size
+        store.set(f"node {found.rank}", json.dumps([not self._is_host, self._place.node_rank, found.rank]))
+        if not self._wait_for([f"node {rank}" for rank in range(count)]):
+            return None
+        order = sorted(json.loads(store.get(f"node {rank}")) for rank in range(count))
+        rank = [place for _, _, place in order].index(found.rank)
+        if self._is_host:
+            self._workers_store = open_store(replace(self._place, address=self._host, port=None))
+            store.set("workers", str(self._workers_store.port))
+        if not self._wait_for(["workers"]):
+            return None
+        port = int(store.get("workers"))
+        where = RendezvousStoreInfo(master_addr=self._host, master_port=port)
+        return RendezvousInfo(store, rank, count, where)
+
+    def _wait_for(self, keys: list[str]) -> bool:
+        assert self._round is not None
+        while not self._round.check(keys):
+            self.check()
+            if self.num_nodes_waiting():
+                return False
+            time.sleep(_LOOK_SECONDS)
+        return True
+
+    # -- while workers run
+
+    def num_nodes_waiting(self) -> int:
+        """Return 1 where the workers are to start again: a node came, or one of this round is gone.
+
+        Nobody is let in any more once a node's workers have ended well.
+        """
+        present, waiting, _ = self._look()
+        gone = set(range(self._num_nodes)) - present
+        ended = self._ended()
+        return int(bool(gone - ended) or (waiting > 0 and not ended))
+
+    def changed_within(self, seconds: float) -> bool:
+        """Wait for a reason outside this node why its workers lost a peer; return whether there is one."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.check()
+            if self.num_nodes_waiting():
+                return True
+            if self._look()[2]:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        return False
+
+    def all_have_ended(self) -> bool:
+        """Say that this node's workers have ended well; return whether those of all nodes have."""
+        assert self._round is not None
+        try:
+            self._round.set(f"ended {self._place_in_round}", "")
+            return len(self._ended()) == self._num_nodes
+        except DistError as error:
+            raise self._host_left(error) from None
+
+    def _ended(self) -> set[int]:
+        assert self._round is not None
+        try:
+            return {rank for rank in range(self._num_nodes) if self._round.check([f"ended {rank}"])}
+        except DistError as error:
+            raise self._host_left(error) from None
+
+    def _look(self) -> tuple[set[int], int, bool]:
+        assert self._meeting is not None
+        try:
+            return self._meeting.look()
+        except RendezvousError as error:
+            raise self._host_left(error) from None
+
+    # -- what the cell is told
+
+    def why_again(self, ranks: int) -> str:
+        """Say why workers start again although none failed here."""
+        if self._num_nodes == self._before:
+            return OTHERS_START_AGAIN
+        change = "joined" if self._num_nodes > self._before else "lost"
+        several = "s" if abs(self._num_nodes - self._before) > 1 else ""
+        return f"node{several} {change}: {self.size(ranks)}; workers start again"
+
+    def size(self, ranks: int) -> str:
+        """Say how large the run is now."""
+        return f"{_counted(self._num_nodes, 'node')}, {_counted(ranks, 'rank')}"
+
+    def shortage(self) -> str:
+        """Say that too few nodes are left, empty where they are enough."""
+        present, waiting, _ = self._look()
+        left, least = len(present) + waiting, self._place.min_nodes
+        if left >= least:
+            return ""
+        return (
+            f"{_counted(left, 'node')} left, at least {least} are needed: "
+            f"waiting for others, {self._seconds:g} s at most"
+        )
+
+    def _too_few(self) -> str:
+        return (
+            f"fewer than {_counted(self._place.min_nodes, 'node')} were there after {self._seconds:g} s, "
+            f"num_nodes='{self._place.min_nodes}:{self._place.num_nodes}' asks for as many; "
+            "rdzv_conf={'join_timeout': seconds} sets how long to wait"
+        )
+
+    def _host_left(self, error: BaseException) -> LaunchError:
+        self._meeting = None  # whoever leaves now would be told of a broken connection
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        return LaunchError(
+            f"the node that holds the store of the run at {self._host}:{self._port} has left: {reason}"
+        )
+
+    # -- the end
+
+    def set_closed(self) -> None:
+        """End the run for all: its workers have ended well everywhere, or failed for good here."""
+        self._is_closing = True
+        if self._meeting is not None:
+            with contextlib.suppress(RendezvousError):  # who held the store was first
+                self._meeting.set_closed()
+
+    def shutdown(self) -> bool:
+        """Leave; the node that holds the store waits for a moment, where the run has ended, until others have left."""
+        meeting, self._meeting = self._meeting, None
+        try:
+            if meeting is not None:
+                meeting.leave()
+                deadline = time.monotonic() + (_LAST_SECONDS if self._is_host and self._is_closing else 0.0)
+                while time.monotonic() < deadline and meeting.look(fresh=True)[0]:
+                    time.sleep(_LOOK_SECONDS)
+        except RendezvousError:
+            return False
+        finally:
+            self._store = self._workers_store = self._round = None
+        return True
+
+
+class _Backend(C10dRendezvousBackend):
+    """Torch's, which looks now and then whether somebody asked the run to stop."""
+
+    check: Callable[[], None] | None = None
+
+    def get_state(self) -> tuple[bytes, Any] | None:
+        if self.check is not None:
+            self.check()
+        return super().get_state()
+
+
+class _Meeting(DynamicRendezvousHandler):
+    """Torch's handler, which lets others see who is there, and can leave without closing the run."""
+
+    @property
+    def round(self) -> int:
+        """How often the nodes have met before."""
+        return int(self._state_holder.state.round)
+
+    def meet(self, store: Any, check: Callable[[], None]) -> RendezvousInfo:
+        """Meet the others; `check` is called now and then."""
+        # torch would open a store for the workers, see ElasticNodes
+        self._shared_tcp_store_server = store
+        self._bootstrap_store_info = RendezvousStoreInfo(master_addr="", master_port=0)
+        backend = self._state_holder._backend  # type: ignore[attr-defined]
+        backend.check = check
+        try:
+            return self.next_rendezvous()
+        finally:
+            backend.check = None
+
+    def look(self, fresh: bool = False) -> tuple[set[int], int, bool]:
+        """Return who is there, how many wait to come in, and whether the run has ended; a second old at most."""
+        if fresh:
+            self._state_holder._last_sync_time = -1  # type: ignore[attr-defined]
+        waiting = self.num_nodes_waiting()
+        state = self._state_holder.state
+        return set(state.participants.values()), waiting, bool(state.closed)
+
+    def leave(self) -> None:
+        """Leave the run."""
+        self._stop_heartbeats()
+        with self._heartbeat_lock:
+            self._op_executor.run(_RendezvousExitOp(), self._get_deadline(self._settings.timeout.close))
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

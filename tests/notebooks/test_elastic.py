@@ -1,0 +1,129 @@
+"""Nodes that join, leave and are lost while a run goes on; each node is a kernel or a script of this machine."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebooks.kernel import Kernel
+
+pytestmark = [pytest.mark.notebook, pytest.mark.slow]
+
+HEAD = """
+import os, pathlib, sys, time
+import torch, torch.distributed as dist
+from notebook_accel import notebook_launcher
+
+def launch(**more):
+    return notebook_launcher(train, num_processes=2, returns="all", **more)
+
+def train():
+    dist.init_process_group("gloo")
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    print("world", int(ones), flush=True)
+    while True:
+        end = torch.tensor(float(os.path.exists(FOLDER + "/end")))
+        dist.all_reduce(end)
+        if end:
+            return dist.get_rank(), dist.get_world_size()
+        time.sleep(0.05)
+"""
+WAIT = """
+seen = 0
+
+def wait_for(*texts, seconds=50):
+    end = time.monotonic() + seconds
+    while not all(text in shown() for text in texts) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert all(text in shown() for text in texts), shown()
+
+def shown():
+    events = run.record.since(seen)
+    return "\\n".join(str(getattr(event, "text", getattr(event, "detail", ""))) for event in events)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    """Where the nodes of a test meet, as arguments of a launch."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"rdzv_endpoint='127.0.0.1:{probe.getsockname()[1]}'"
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Kernel]]:
+    """Two kernels that are to be nodes; the last test kills the second one."""
+    started = [Kernel(tmp_path_factory.mktemp("kernel")) for _ in range(2)]
+    for kernel in started:
+        kernel.run(HEAD + WAIT).ok()
+    yield started
+    for kernel in started:
+        kernel.close()
+
+
+def test_a_node_that_leaves_and_too_few_that_stay(kernels: list[Kernel], place: str, tmp_path: Path) -> None:
+    """All nodes run the very same cell: which one holds the store they find out."""
+    first, second = kernels
+    cell = f"run = launch(num_nodes='2:3', {place}, rdzv_conf={{'join_timeout': 6}}, block=False)"
+    for node in kernels:
+        node.run(f"FOLDER = {str(tmp_path)!r}; {cell}").ok()
+    second.run("wait_for('world 4'); run.stop(); print(run.status)").ok()
+    first.run(
+        "wait_for('world 4', '1 node left, at least 2 are needed: waiting for others, 6 s at most')"
+    ).ok()
+    kind, text = first.run("run.result()").error or ("", "")
+    assert kind == "LaunchError"
+    assert text == (
+        "fewer than 2 nodes were there after 6 s, num_nodes='2:3' asks for as many; "
+        "rdzv_conf={'join_timeout': seconds} sets how long to wait"
+    )
+
+
+def test_workers_that_ended_well_start_again_for_another_node(kernels: list[Kernel], place: str) -> None:
+    """Values count once all nodes have theirs."""
+    code = f"""
+    def ends():
+        dist.init_process_group("gloo")
+        dist.barrier()
+        attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        if not attempt and dist.get_rank() == 3:
+            time.sleep(1.0)
+            raise ValueError("late")
+        return dist.get_rank(), attempt
+    run = notebook_launcher(ends, num_processes=2, returns="all", num_nodes="2:2", {place}, max_restarts=1, block=False)
+    """
+    for node in kernels:
+        node.run(code).ok()
+    ends = [node.run("print(run.result(50), run.record.restarts)").ok().lines[-1] for node in kernels]
+    assert sorted(ends) == ["[(0, 1), (1, 1)] 1", "[(2, 1), (3, 1)] 1"]
+
+
+def test_nodes_join_and_are_lost(kernels: list[Kernel], place: str, tmp_path: Path) -> None:
+    """Joined while it runs; then a worker is killed, and then a whole kernel."""
+    first, second = kernels
+    start = f"run = launch(num_nodes='1:3', {place}, max_restarts=1, block=False, node_rank=%d)\n"
+    for kernel in kernels:
+        kernel.run(f"FOLDER = {str(tmp_path)!r}; seen = 0").ok()
+    again = "workers start again"
+    first.run(start % 0 + "wait_for('world 2')").ok()
+    second.run(start % 1 + "wait_for('world 4')").ok()
+    first.run(f"wait_for('node joined: 2 nodes, 4 ranks; {again}', 'world 4'); seen = run.record.end").ok()
+
+    kill = "seen = run.record.end; os.kill(run.record.phases[3].pid, 9)\n"
+    second.run(kill + "wait_for('SIGKILL', 'restart 1 of 1', 'world 4')").ok()
+    first.run("wait_for('another node starts its workers again', 'world 4'); seen = run.record.end").ok()
+
+    killed = time.monotonic()
+    second.kill()
+    first.run(f"wait_for('node lost: 1 node, 2 ranks; {again}', 'world 2')").ok()
+    seconds = time.monotonic() - killed
+    assert seconds < 30, "collectives and stores give up after minutes"
+    (tmp_path / "end").touch()
+    ended = first.run("print(run.result(), run.status, run.record.restarts, sorted(run.record.phases))").ok()
+    assert ended.lines[-1] == "[(0, 2), (1, 2)] done 3 [0, 1]"
