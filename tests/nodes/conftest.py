@@ -178,6 +178,11 @@ def why_not() -> str:
     return ""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _event_loop() -> None:
+    make_event_loop()
+
+
 @pytest.fixture(scope="session")
 def network() -> Iterator[Network]:
     """Three namespaces, removed afterwards."""

@@ -1,4 +1,4 @@
-"""What the Ray engine decides before there is a cluster; with one it is tried in tests/notebooks/test_ray.py."""
+"""What the Ray engine decides before there is a cluster; with one it is tried in tests/nodes/test_ray.py."""
 
 from __future__ import annotations
 
