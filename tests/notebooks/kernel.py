@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Sequence
@@ -122,7 +123,10 @@ class Kernel:
             self.manager.ip = str(folder / "k")
         if prefix:
             assert self.manager.kernel_spec is not None
-            self.manager.kernel_spec.argv[:0] = prefix
+            self.manager.kernel_spec.argv[:1] = [
+                *prefix,
+                sys.executable,
+            ]  # the manager fills in a first word alone
         self.manager.start_kernel(
             env=env, cwd=str(folder), extra_arguments=["--HistoryManager.enabled=False"]
         )
