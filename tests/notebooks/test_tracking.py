@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import urllib.error
 import urllib.request
@@ -89,10 +90,12 @@ def train():
 
 
 def test_tensorboard_in_a_cell_and_the_view_show_one_run(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
+    tensorboard = pytest.importorskip("tensorboard")
+    programs = Path(tensorboard.__file__).parents[4] / "bin"  # the magic looks for one on the path
     folder = tmp_path / "tmp"  # TensorBoard keeps a list of its processes there
     folder.mkdir()
-    kernel = Kernel(tmp_path, NOTEBOOK_ACCEL_VIEW="widget", TMPDIR=str(folder))
+    path = os.pathsep.join([str(programs), os.environ["PATH"]])
+    kernel = Kernel(tmp_path, NOTEBOOK_ACCEL_VIEW="widget", TMPDIR=str(folder), PATH=path)
     servers: list[psutil.Process] = []
     try:
         magic = kernel.run(
