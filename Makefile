@@ -119,8 +119,11 @@ test: lint test-unit test-colab test-xla
 test-unit: $(VENV)/dev.stamp $(VENV)/kernels/stamp $(VENV)/chromium.stamp $(VENV)/iproute2.stamp
 	$(PY) -m pytest tests --ignore=tests/benchmarks --ignore=tests/gpu --durations=10
 
+# What the notebook packages have no part in is tested once, by test-unit.
+NO_PART := config hanging tracking trainer without_pipes
 test-colab: $(COLAB)/stamp
-	$(COLAB)/bin/python -m pytest tests/notebooks
+	$(COLAB)/bin/python -m pytest tests/notebooks $(NO_PART:%=--ignore=tests/notebooks/test_%.py) \
+		--deselect tests/notebooks/test_background.py::test_two_hundred_runs_leave_nothing --durations=10
 
 HAS_XLA := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 test-xla: $(if $(HAS_XLA),$(XLA)/stamp)

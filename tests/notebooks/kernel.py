@@ -123,17 +123,19 @@ class Kernel:
             self.manager.ip = str(folder / "k")
         if prefix:
             assert self.manager.kernel_spec is not None
-            self.manager.kernel_spec.argv[:1] = [
-                *prefix,
-                sys.executable,
-            ]  # the manager fills in a first word alone
+            # the manager fills in this interpreter where the first word is a Python
+            self.manager.kernel_spec.argv[:1] = [*prefix, sys.executable]
         self.manager.start_kernel(
             env=env, cwd=str(folder), extra_arguments=["--HistoryManager.enabled=False"]
         )
         self.client: BlockingKernelClient = self.manager.blocking_client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
-        self.pid = int(self.run("import os; os.getpid()").value)
+        try:
+            self.client.wait_for_ready(timeout=60)
+            self.pid = int(self.run("import os; os.getpid()").value)
+        except BaseException:
+            self.close()  # its threads would go on asking
+            raise
 
     def run(self, code: str, timeout: float = 60, during: Callable[[], None] | None = None) -> Cell:
         """Run a cell to its end; `during` is called once as soon as the cell prints `go`."""
@@ -186,8 +188,12 @@ class Kernel:
     def restart(self, now: bool) -> None:
         """Restart as a front end does; `now` kills the kernel after an interrupt, else it is asked to end first."""
         self.manager.restart_kernel(now=now)
-        self.client.wait_for_ready(timeout=60)
-        self.pid = int(self.run("import os; os.getpid()").value)
+        try:
+            self.client.wait_for_ready(timeout=60)
+            self.pid = int(self.run("import os; os.getpid()").value)
+        except BaseException:
+            self.close()  # its threads would go on asking
+            raise
 
     def children(self) -> list[psutil.Process]:
         """Return the kernel's processes apart from Python's own servants that stay for the next launch."""

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIALS = sorted((ROOT / "tutorials").glob("*.ipynb"))
-ON_XLA = {"08_tpu"}  # tests/xla runs these
+ELSEWHERE = {"07_many_nodes", "08_tpu"}  # tests/nodes and tests/xla run these in their own set-ups
 # what is printed besides, by tutorial
 SAYS = {
     "01_first_launch": ["caught: a learning rate of -1 makes no sense"],
@@ -40,7 +40,7 @@ def execute(notebook: Path, output: Path, *more: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.parametrize(
-    "notebook", [path for path in TUTORIALS if path.stem not in ON_XLA], ids=lambda path: path.stem
+    "notebook", [path for path in TUTORIALS if path.stem not in ELSEWHERE], ids=lambda path: path.stem
 )
 def test_a_tutorial_runs(notebook: Path, tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="needs the extra `tutorial`")
