@@ -13,10 +13,8 @@ from torch.distributed import DistError, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
-    RendezvousParameters,
     RendezvousStoreInfo,
 )
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from ...errors import LaunchError
 from ..addresses import listen
@@ -30,25 +28,14 @@ _JOIN_SECONDS = 900.0
 _LAST_SECONDS = 5.0
 
 
-def handler_for(place: Rendezvous) -> RendezvousHandler:
-    """Return how the nodes meet: alone, by their given ranks, or by torch's c10d backend."""
+def handler_for(place: Rendezvous) -> OwnHandler:
+    """Return how a node meets others that come and go, or nobody; a fixed number of nodes meets by `nodes.Nodes`."""
     if place.num_nodes == 1 and not place.endpoint:
         return SingleNode(place)
-    if place.is_elastic:
-        from .elastic_nodes import ElasticNodes  # which needs this module
+    from .elastic_nodes import ElasticNodes  # which needs this module
 
-        return ElasticNodes(place)
-    if place.backend == "static":
-        return StaticNodes(place)
-    parameters = RendezvousParameters(
-        backend=place.backend,
-        endpoint=place.endpoint or f"{place.address}:{place.port}",
-        run_id=place.run_id,
-        min_nodes=place.num_nodes,
-        max_nodes=place.num_nodes,
-        **dict(place.settings or {}),
-    )
-    return get_rendezvous_handler(parameters)
+    assert place.is_elastic
+    return ElasticNodes(place)
 
 
 class OwnHandler(RendezvousHandler):
