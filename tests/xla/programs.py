@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch_xla
@@ -19,21 +16,18 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from notebook_accel import Accelerator, DataLoaderConfiguration, runtime
 from notebook_accel.checkpointing.shards import load_checkpoint_in_model
-from notebook_accel.comm import ops, xla
-from notebook_accel.environ import patch_environment
-from notebook_accel.local_sgd import LocalSGD
 from notebook_accel.nested import flatten
-from notebook_accel.runtime import Runtime
 from notebook_accel.seeding import set_seed, synchronize_rng_state
-from notebook_accel.state import GradientState, PartialState
-from notebook_accel.topology import Topology
+from notebook_accel.state import GradientState
 
 
 def run(name: str, args: list[Any]) -> Any:
-    """Call a function of this module with no runtime of ours before and after."""
+    """Call a function of this module or of `rank_programs` with no runtime of ours before and after."""
     runtime.reset()
     try:
-        return globals()[name](*args)
+        here = globals()
+        found = here if name in here else vars(importlib.import_module("tests.xla.rank_programs"))
+        return found[name](*args)
     finally:
         runtime.reset()
 
@@ -57,12 +51,12 @@ def _cnn() -> nn.Module:
     )
 
 
-def _rows(count: int = 40) -> TensorDataset:
+def row_data(count: int = 40) -> TensorDataset:
     made = torch.Generator().manual_seed(1)
     return TensorDataset(torch.randn(count, 4, generator=made), torch.randn(count, 1, generator=made))
 
 
-def _small() -> nn.Module:
+def small() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 
@@ -193,21 +187,21 @@ def digits() -> dict[str, Any]:
 def accumulation(clip: float | None) -> dict[str, Any]:
     """Train two epochs of 10 batches, 4 to a step, with a schedule."""
     loss_of = nn.functional.mse_loss
-    plain = _small()
+    plain = small()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.5, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     expected, rates = [], []
     for _ in range(2):
-        batches = DataLoader(_rows(), 4)
+        batches = DataLoader(row_data(), 4)
         expected += Plain(4).epoch(plain, optimizer, batches, loss_of, clip=clip, scheduler=scheduler)
         rates += scheduler.get_last_lr()
 
     accelerator = Accelerator(gradient_accumulation_steps=4)
-    model = _small()
+    model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     model, optimizer, scheduler, loader = accelerator.prepare(
-        model, optimizer, scheduler, DataLoader(_rows(), 4)
+        model, optimizer, scheduler, DataLoader(row_data(), 4)
     )
     losses, found = [], []
     for _ in range(2):
@@ -226,10 +220,10 @@ def accumulation(clip: float | None) -> dict[str, Any]:
 
 def clipping() -> dict[str, Any]:
     """Clip once by norm and once by value, and look at the flag that says so."""
-    plain, accelerator = _small(), Accelerator()
-    model = _small()
+    plain, accelerator = small(), Accelerator()
+    model = small()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    inputs, targets = _rows()[:]
+    inputs, targets = row_data()[:]
     nn.functional.mse_loss(plain(inputs), targets).backward()
     norm = nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
     state, device = GradientState(), accelerator.device
@@ -268,14 +262,14 @@ class _Seen(nn.Module):
 
 def bfloat16() -> dict[str, Any]:
     """Train 5 steps in bf16, and in float32 on the CPU."""
-    plain = _small()
+    plain = small()
     expected = Plain().epoch(
-        plain, torch.optim.SGD(plain.parameters(), lr=0.1), DataLoader(_rows(), 8), nn.functional.mse_loss
+        plain, torch.optim.SGD(plain.parameters(), lr=0.1), DataLoader(row_data(), 8), nn.functional.mse_loss
     )
     accelerator = Accelerator(mixed_precision="bf16")
-    seen = _Seen(_small())
+    seen = _Seen(small())
     model, optimizer, loader = accelerator.prepare(
-        seen, torch.optim.SGD(seen.parameters(), lr=0.1), DataLoader(_rows(), 8)
+        seen, torch.optim.SGD(seen.parameters(), lr=0.1), DataLoader(row_data(), 8)
     )
     losses = _epoch(accelerator, model, optimizer, loader, nn.functional.mse_loss)
     outputs = model(torch.zeros(2, 4, device=accelerator.device))
@@ -300,7 +294,7 @@ class _Tied(nn.Module):
         return outputs
 
 
-def _distance(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def distance(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return ((outputs - targets) ** 2).mean()
 
 
@@ -308,16 +302,16 @@ def tied_weights(folder: str) -> dict[str, Any]:
     """Train a model two of whose layers share their weights, save it, and load it into an untied one."""
     plain = _Tied()
     expected = Plain().epoch(
-        plain, torch.optim.Adam(plain.parameters(), lr=0.1), DataLoader(_rows(), 8), _distance
+        plain, torch.optim.Adam(plain.parameters(), lr=0.1), DataLoader(row_data(), 8), distance
     )
     accelerator = Accelerator()
     made = _Tied()
     model, optimizer, loader = accelerator.prepare(
-        made, torch.optim.Adam(made.parameters(), lr=0.1), DataLoader(_rows(), 8)
+        made, torch.optim.Adam(made.parameters(), lr=0.1), DataLoader(row_data(), 8)
     )
     own = {id(parameter) for parameter in model.parameters()}
     followed = {id(parameter) for parameter in optimizer.param_groups[0]["params"]} == own
-    losses = _epoch(accelerator, model, optimizer, loader, _distance)
+    losses = _epoch(accelerator, model, optimizer, loader, distance)
     accelerator.save_model(model, folder)
     accelerator.save(model.state_dict(), Path(folder) / "whole.bin")
     accelerator.save(model.state_dict(), Path(folder) / "whole.safetensors", safe_serialization=True)
@@ -342,7 +336,7 @@ def _with_dropout(accelerator: Accelerator, seed: int) -> tuple[Any, ...]:
     model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
-    return accelerator.prepare(model, optimizer, scheduler, DataLoader(_rows(), 8, shuffle=True))  # type: ignore[no-any-return]
+    return accelerator.prepare(model, optimizer, scheduler, DataLoader(row_data(), 8, shuffle=True))  # type: ignore[no-any-return]
 
 
 class _Average:
@@ -362,7 +356,7 @@ def checkpoint(folder: str, async_save: bool) -> dict[str, Any]:
     """Save, go on, and go on from the checkpoint with new objects; then read it on the CPU."""
 
     def train(model: Any, optimizer: Any, scheduler: Any, loader: Any) -> list[float]:
-        return _epoch(accelerator, model, optimizer, loader, _distance, scheduler=scheduler)
+        return _epoch(accelerator, model, optimizer, loader, distance, scheduler=scheduler)
 
     accelerator = Accelerator()
     parts = _with_dropout(accelerator, 7)
@@ -416,7 +410,7 @@ def programs_of_epochs() -> list[list[int]]:
     for _ in range(3):
         for inputs, targets in loader:
             with accelerator.accumulate(model):
-                accelerator.backward(_distance(model(inputs), targets))
+                accelerator.backward(distance(model(inputs), targets))
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
@@ -452,16 +446,16 @@ def workers() -> dict[str, Any]:
     """Read with processes; and from an iterable dataset."""
     accelerator = Accelerator()
     ends, read = [], []
-    loader = accelerator.prepare(DataLoader(_rows(), 8, num_workers=2))
+    loader = accelerator.prepare(DataLoader(row_data(), 8, num_workers=2))
     for inputs, _ in loader:
         ends.append(accelerator.gradient_state.end_of_dataloader)
         read += inputs.cpu().tolist()
     runtime.reset()
     accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
     dispatched = [
-        row for inputs, _ in accelerator.prepare(DataLoader(_rows(), 8)) for row in inputs.cpu().tolist()
+        row for inputs, _ in accelerator.prepare(DataLoader(row_data(), 8)) for row in inputs.cpu().tolist()
     ]
-    rows = _rows().tensors[0].tolist()
+    rows = row_data().tensors[0].tolist()
     return {"ends": ends, "same": read == rows, "dispatched": dispatched == rows}
 
 
@@ -470,7 +464,7 @@ def one_by_one() -> dict[str, Any]:
     changed = []
     for first in ("model", "optimizer"):
         accelerator = Accelerator()
-        model = _small()
+        model = small()
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
         before = _numbers(model)
         if first == "model":
@@ -479,185 +473,12 @@ def one_by_one() -> dict[str, Any]:
         else:
             optimizer = accelerator.prepare(optimizer)
             model = accelerator.prepare(model)
-        _epoch(accelerator, model, optimizer, accelerator.prepare(DataLoader(_rows(), 8)), _distance)
+        _epoch(accelerator, model, optimizer, accelerator.prepare(DataLoader(row_data(), 8)), distance)
         changed.append(_numbers(model) != before)
         runtime.reset()
     return {"changed": changed}
 
 
-class _Stream(IterableDataset[torch.Tensor]):
+class Stream(IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(torch.arange(13.0))
-
-
-class TwinComm(xla.XlaComm):
-    """Rank 0 of two that do the same: devices of this kind on CPUs cannot wait for each other."""
-
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.cat([super().all_gather(tensor)] * 2)
-
-    def all_reduce(self, tensor: torch.Tensor, op: Any = "sum") -> torch.Tensor:
-        reduced = super().all_reduce(tensor, op)
-        return reduced.mul_(2) if op == "sum" else reduced
-
-
-class CpuTwinComm(TwinComm):
-    """The same on the CPU."""
-
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.cat([tensor, tensor])
-
-    def all_reduce(self, tensor: torch.Tensor, op: Any = "sum") -> torch.Tensor:
-        return tensor.mul_(2) if op == "sum" else tensor
-
-
-def _two_ranks() -> Accelerator:
-    """Return an accelerator that is rank 0 of two."""
-    found = xla.enter(spmd=False, local_rank=0, local_world_size=1)
-    two = xla.Place(device=found.device, rank=0, world_size=2, local_rank=0, local_world_size=2)
-    topology = Topology(rank=0, local_rank=0, world_size=2, local_world_size=2)
-    feed = xla.XlaFeed(found)
-    made = Runtime(topology=topology, device=found.device, comm=TwinComm(two), feed=feed)
-    runtime.install(made)
-    return Accelerator()
-
-
-def several_ranks() -> dict[str, Any]:
-    """Train as rank 0 of two, and gather what the last batch's fillers are cut from."""
-    accelerator = _two_ranks()
-    model = _small()
-    rows = _rows(13)
-    model, optimizer, loader = accelerator.prepare(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(rows, 4)
-    )
-    kept, sizes = [], []
-    for inputs, targets in loader:
-        accelerator.backward(_distance(model(inputs), targets))
-        norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        sizes.append(len(inputs))
-        gathered = accelerator.gather_for_metrics({"rows": inputs, "number": targets[:, 0].long()})
-        kept.append([len(gathered["rows"]), len(gathered["number"])])
-    averaged = []
-    with mock.patch.object(xla, "average") as average:
-        for alone in (False, True, False):
-            accelerator.backward(_distance(model(inputs), targets))
-            with LocalSGD(accelerator, model, 8) if alone else contextlib.nullcontext():
-                optimizer.step()
-            averaged.append(average.called)
-            average.reset_mock()
-    stream = accelerator.prepare(DataLoader(_Stream(), 3))
-    accelerator.wait_for_everyone()
-    accelerator.set_trigger()
-    return {
-        "sizes": sizes,
-        "kept": kept,
-        "norm": float(norm),
-        "averaged": averaged,
-        "stream": [batch.cpu().tolist() for batch in stream],
-        "objects": accelerator.gather_for_metrics([1, 2], use_gather_object=True),
-        "trigger": accelerator.check_trigger(),
-    }
-
-
-def collectives() -> dict[str, Any]:
-    """Compare what `ops` makes of trees on the device with what it makes of them on the CPU."""
-    accelerator = _two_ranks()
-    comm = accelerator._runtime.comm
-    cpu = xla.Place(device=torch.device("cpu"), rank=0, world_size=2, local_rank=0, local_world_size=2)
-    other = CpuTwinComm(cpu)
-    tree = {
-        "rows": torch.arange(6.0).reshape(3, 2),
-        "whole": [torch.tensor([1, 2]), torch.tensor(7)],
-        "truth": torch.tensor([True, False]),
-        "half": torch.tensor([0.5, 2.0], dtype=torch.bfloat16),
-    }
-    numbers = {"rows": tree["rows"], "whole": tree["whole"]}
-    plans: dict[str, tuple[Callable[..., Any], Any]] = {
-        "gather": (ops.gather, tree),
-        "gather again": (ops.gather, tree),
-        "gather by layout": (ops.gather, tree),
-        "broadcast": (ops.broadcast, tree),
-        "reduce": (ops.reduce, numbers),
-        "pad": (ops.pad_across_processes, numbers),
-    }
-    wrong = []
-    for name, (operation, data) in plans.items():
-        expected = operation(other, ops.nested.recursively_apply(torch.clone, data))
-        found = operation(comm, ops.nested.send_to_device(data, comm.device))
-        pairs = zip(flatten(expected).leaves, flatten(found).leaves, strict=True)
-        if not all(torch.equal(one, two.cpu()) and one.dtype == two.dtype for one, two in pairs):
-            wrong.append(name)
-    nan = torch.tensor([float("nan"), 1.0]).to(comm.device)
-    return {
-        "wrong": wrong,
-        "objects": comm.all_gather_object({"a": "x" * 1000}) == [{"a": "x" * 1000}] * 2,
-        "not a number": [value == value for value in comm.broadcast(nan, 1).cpu().tolist()],
-    }
-
-
-def refusals() -> list[str]:
-    """Ask for what cannot be."""
-    said = []
-
-    def ask(action: Callable[[], Any]) -> None:
-        runtime.reset()
-        try:
-            action()
-        except ValueError as error:
-            said.append(str(error))
-
-    def ask_with(**variables: str) -> None:
-        with patch_environment(**variables):
-            ask(Accelerator)
-
-    ask(lambda: Accelerator(mixed_precision="fp16"))
-    ask_with(accelerate_downcast_bf16="1")
-    ask_with(notebook_accel_tpu_mode="other")
-    ask_with(world_size="2", rank="0")
-    return said
-
-
-def downcast() -> dict[str, Any]:
-    """Multiply what bfloat16 cannot tell from 1, in both formats."""
-    accelerator = Accelerator(mixed_precision="bf16")
-    device = accelerator.device
-    single = torch.tensor([1.001]).to(device) * 3
-    double = torch.tensor([1.001], dtype=torch.float64).to(device) * 3
-    return {
-        "single": single.item(),
-        "double": double.item(),
-        "dtypes": [str(single.dtype), str(double.dtype)],
-    }
-
-
-def threads() -> dict[str, Any]:
-    """Run on every device of this process in a thread of its own."""
-    pjrt = importlib.import_module("torch_xla._internal.pjrt")
-    meeting = threading.Barrier(2)
-    found: dict[int, Any] = {}
-
-    def rank(index: int) -> None:
-        accelerator = Accelerator(gradient_accumulation_steps=index + 1, mixed_precision="bf16")
-        meeting.wait(60)  # both have theirs
-        loader = accelerator.prepare(DataLoader(torch.arange(12), 3))
-        batches = [batch.tolist() for batch in loader]
-        meeting.wait(60)
-        again = PartialState()
-        found[index] = {
-            "place": [again.process_index, again.num_processes, again.is_main_process],
-            "device": str(again.device),
-            "steps": accelerator.gradient_accumulation_steps,
-            "batches": batches,
-            "own": runtime.current() is accelerator._runtime,
-        }
-        meeting.wait(60)
-        if index == 0:
-            runtime.reset()
-        meeting.wait(60)
-        found[index]["left"] = runtime.current() is not None
-
-    # as torch_xla.launch does where a process has several devices
-    pjrt._run_thread_per_device(0, 1, lambda: rank(torch_xla.device().index), pjrt.initialize_multiprocess)
-    return {"ranks": [found[0], found[1]], "outside": runtime.current() is not None}
