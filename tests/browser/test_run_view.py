@@ -25,7 +25,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from notebook_accel import Accelerator, notebook_launcher, print_metrics, runs
 
-def train(steps, fails=False, asks=True):
+def train(steps, fails=None, asks=True):
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(4, 1)
     data = TensorDataset(torch.rand(6400, 4), torch.rand(6400, 1))
@@ -44,13 +44,13 @@ def train(steps, fails=False, asks=True):
                 print_metrics(step=step, loss=loss.detach(), rate=10 ** (-step / 100))
                 print("a warning of step", step, file=sys.stderr)
             time.sleep(0.02)
-            if fails and step == 60 and accelerator.process_index == 1:
+            if fails and os.path.exists(fails) and accelerator.process_index == 1:
                 raise ValueError("the <b>first</b> bad batch")
             if step == steps or (asks and accelerator.should_stop):  # the ranks count alike, their clocks do not
                 return step
     return step
 """
-LAUNCH = "run = notebook_launcher(train, args=({}, {}), num_processes=2, block=False)"
+LAUNCH = "run = notebook_launcher(train, args=({}, {!r}), num_processes=2, block=False)"
 SLEEP = """
 import os, time
 from notebook_accel import notebook_launcher
@@ -117,7 +117,7 @@ def test_a_run_from_launch_to_saved_page(
     lab: Lab, page: Any, run_cells: Callable[..., str], app: str, kernel: str
 ) -> None:
     tell = "import ipykernel; print('ipykernel', ipykernel.__version__)"
-    launch = "run = notebook_launcher(train, args=(4000, False, False), num_processes=2, block=False)"
+    launch = "run = notebook_launcher(train, args=(4000, None, False), num_processes=2, block=False)"
     name = run_cells([TRAIN + tell, launch], app=app, kernel=lab.kernel(kernel))
     page.get_by_text(f"ipykernel {kernel}", exact=True).wait_for()
     page.locator(f"{VIEW} svg[aria-label*=loss]").wait_for(timeout=30_000)
@@ -136,7 +136,7 @@ def test_a_run_from_launch_to_saved_page(
 
 
 def test_it_lives_in_every_copy(page: Any, run_cells: Callable[..., str]) -> None:
-    run_cells([TRAIN, LAUNCH.format(4000, False), "run.show()"])
+    run_cells([TRAIN, LAUNCH.format(4000, None), "run.show()"])
     live = page.locator(VIEW)
     live.nth(1).wait_for()
     assert live.count() == 2, "the cell's view, and the one of show()"
@@ -167,7 +167,7 @@ def test_stop_ends_a_blocking_run(page: Any, run_cells: Callable[..., str]) -> N
 
 @pytest.mark.parametrize("app", APPS)
 def test_a_reload_keeps_the_view(lab: Lab, page: Any, run_cells: Callable[..., str], app: str) -> None:
-    name = run_cells([TRAIN, LAUNCH.format(4000, False)], app=app)
+    name = run_cells([TRAIN, LAUNCH.format(4000, None)], app=app)
     page.locator(f"{VIEW} svg[aria-label*=loss]").wait_for(timeout=30_000)
     page.evaluate(SAVE)
     lab.open(page, name, app)
@@ -183,7 +183,7 @@ def test_a_reload_keeps_the_view(lab: Lab, page: Any, run_cells: Callable[..., s
 def test_a_saved_view_can_be_read_the_next_day(
     lab: Lab, page: Any, run_cells: Callable[..., str], tmp_path: Path
 ) -> None:
-    name = run_cells([TRAIN, LAUNCH.format(80, False)])
+    name = run_cells([TRAIN, LAUNCH.format(80, None)])
     page.locator(STATIC).wait_for(timeout=40_000)
     page.evaluate(SAVE)
     lab.end_sessions()
@@ -222,11 +222,13 @@ def check_web_page(page: Any, saved: Path, theme: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("theme", ["Light", "Dark"])
 def test_it_can_be_read(page: Any, run_cells: Callable[..., str], theme: str, tmp_path: Path) -> None:
-    run_cells([TRAIN, LAUNCH.format(2400, True)], theme=theme)
+    fails = tmp_path / "fails"
+    run_cells([TRAIN, LAUNCH.format(6000, str(fails))], theme=theme)
     page.locator(f"{VIEW} svg[aria-label*=loss]").wait_for(timeout=30_000)
     page.screenshot(path=tmp_path / f"running {theme}.png")
     for part in ("svg text", "td"):
         assert contrast(page, f"{VIEW} {part}") >= 4, part
+    fails.touch()
     page.locator(STATIC).wait_for(timeout=30_000)
     page.screenshot(path=tmp_path / f"failed {theme}.png")
     for part in ("[role=alert]", "[role=status]", "td", "pre span", "summary", "details pre"):
