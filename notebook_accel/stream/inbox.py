@@ -22,6 +22,7 @@ CHANNELS: tuple[Channel, ...] = ("events", "stdout", "stderr")
 End = socket.socket | PipeEnd
 _CHUNK = 1 << 18
 _EMPTY_SECONDS = 0.01
+_GATHER_SECONDS = 0.01  # between two looks at output: to wake up for each line takes as long as the line did
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,6 +65,8 @@ class Inbox:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
+        self._urgent = selectors.DefaultSelector()  # what does not wait until more comes: all but output
+        self._output_read = 0.0  # when
         self._sources: dict[int, list[_Source]] = {}
         self._sending = threading.Lock()
 
@@ -77,6 +80,8 @@ class Inbox:
                 os.set_blocking(end.fileno(), False)
             source = _Source(rank=rank, channel=channel, end=end)
             self._selector.register(end, selectors.EVENT_READ, source)
+            if channel == "events":
+                self._urgent.register(end, selectors.EVENT_READ)
             sources.append(source)
         self._sources[rank] = sources
 
@@ -126,26 +131,31 @@ class Inbox:
     def watch(self, fd: int) -> None:
         """Let `poll` return when this descriptor (a process's sentinel) becomes readable."""
         self._selector.register(fd, selectors.EVENT_READ, None)
+        self._urgent.register(fd, selectors.EVENT_READ)
 
     def unwatch(self, fd: int) -> None:
         """Take a watched descriptor back."""
         self._selector.unregister(fd)
+        self._urgent.unregister(fd)
 
     def filenos(self) -> list[int]:
         """Return the descriptors that a forked worker must close."""
         fds = [source.end.fileno() for sources in self._sources.values() for source in sources]
-        if sys.platform == "linux" and isinstance(self._selector, selectors.EpollSelector):
-            fds.append(self._selector.fileno())
+        for selector in (self._selector, self._urgent):
+            if sys.platform == "linux" and isinstance(selector, selectors.EpollSelector):
+                fds.append(selector.fileno())
         return fds
 
     def poll(self, timeout: float) -> list[Event]:
         """Wait up to `timeout` seconds for anything; return what came.
 
-        Events come before output: a worker waits with a display until its earlier output was read.
+        Events come before output: a worker waits with a display until its earlier output was read. Output that follows
+        output closely is gathered for some milliseconds.
         """
         if not self._selector.get_map():  # on Windows `select` refuses to wait for nothing
             time.sleep(min(timeout, _EMPTY_SECONDS))
             return []
+        self._gather(timeout)
         selected = [(key.data, mask) for key, mask in self._selector.select(timeout) if key.data is not None]
         for source, mask in selected:
             if mask & selectors.EVENT_WRITE:
@@ -153,7 +163,15 @@ class Inbox:
                     self._send(source)
         ready = [source for source, mask in selected if mask & selectors.EVENT_READ]
         ready.sort(key=lambda source: CHANNELS.index(source.channel))
+        if ready and ready[-1].channel != "events":
+            self._output_read = time.monotonic()
         return [event for source in ready for event in self._read(source)]
+
+    def _gather(self, timeout: float) -> None:
+        """Let output become more where some was read just now; whatever else comes ends the wait."""
+        seconds = min(timeout, self._output_read + _GATHER_SECONDS - time.monotonic())
+        if seconds > 0 and self._urgent.get_map():
+            self._urgent.select(seconds)
 
     def drain(self, rank: int) -> list[Event]:
         """Return what a worker has written so far, its last line also where no newline ends it."""
@@ -182,6 +200,7 @@ class Inbox:
                 if source.is_open:
                     self._close(source)
         self._selector.close()
+        self._urgent.close()
 
     def _read(self, source: _Source) -> list[Event]:
         try:
@@ -195,6 +214,8 @@ class Inbox:
     def _close(self, source: _Source) -> list[Event]:
         with self._sending:
             self._selector.unregister(source.end)
+            if source.channel == "events":
+                self._urgent.unregister(source.end)
             source.end.close()
             source.is_open = False
         return source.finish()
