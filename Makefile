@@ -18,7 +18,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SPEC := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-unit test-colab test-xla test-gpu bench lint format clean
+.PHONY: help demo test test-unit test-notebooks test-colab test-xla test-gpu bench lint format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -114,12 +114,20 @@ format: $(VENV)/dev.stamp
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-test: lint test-unit test-colab test-xla
+# Tests wait for processes much of the time: those of one process go beside the notebooks on Colab's stack. What is
+# measured in seconds goes alone.
+test: lint
+	$(MAKE) --jobs=2 --output-sync=target test-unit test-colab
+	$(MAKE) test-notebooks test-xla
 
-test-unit: $(VENV)/dev.stamp $(VENV)/kernels/stamp $(VENV)/chromium.stamp $(VENV)/iproute2.stamp
-	$(PY) -m pytest tests --ignore=tests/benchmarks --ignore=tests/gpu --durations=10
+UNIT := tests/differential tests/structure tests/unit
+test-unit: $(VENV)/dev.stamp
+	$(PY) -m pytest $(UNIT) --durations=10
 
-# What the notebook packages have no part in is tested once, by test-unit.
+test-notebooks: $(VENV)/dev.stamp $(VENV)/kernels/stamp $(VENV)/chromium.stamp $(VENV)/iproute2.stamp
+	$(PY) -m pytest tests --ignore=tests/benchmarks --ignore=tests/gpu $(UNIT:%=--ignore=%) --durations=10
+
+# What the notebook packages have no part in is tested once, by test-notebooks.
 NO_PART := config hanging tracking trainer without_pipes
 test-colab: $(COLAB)/stamp
 	$(COLAB)/bin/python -m pytest tests/notebooks $(NO_PART:%=--ignore=tests/notebooks/test_%.py) \
