@@ -264,6 +264,25 @@ class Notice(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """A collective in torch's flight recorder.
+
+    Attributes:
+        name: with its backend, such as `gloo:all_reduce`.
+        number: which of its process group it is, counted from 1; ranks that wait for each other have the same.
+        group: the process group's description, or its name.
+        inputs: shapes and types of the tensors that went in.
+        is_over: whether it has ended.
+    """
+
+    name: str
+    number: int
+    group: str
+    inputs: str
+    is_over: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Where(Event):
     """What a rank's main thread does, in a call of a session or in the launched function (`call` 0).
 
@@ -271,12 +290,14 @@ class Where(Event):
         collective: that it waits in, or `backward`; empty where it is in neither.
         seconds: how long its stack has looked like this, as far as somebody looked.
         frames: the user's, outermost first.
+        recorded: what torch's flight recorder has of collectives that are under way, else of the last one.
     """
 
     call: int = 0
     collective: str
     seconds: float
     frames: Sequence[Frame]
+    recorded: Sequence[Recorded] = ()
 
 
 def encode(event: Event) -> list[Buffer]:

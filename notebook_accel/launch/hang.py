@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..events import Frame, RaisedError, Where
+from ..events import Frame, RaisedError, Recorded, Where
 from .kernel_state import is_cell, place_of
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -83,8 +83,16 @@ def told(
         rows += [f"    {spot(frame)}" for frame in _users(wheres[rank].frames)] or [
             "    in no code of the user's"
         ]
+        rows += [f"    torch's flight recorder: {_collective(entry)}" for entry in wheres[rank].recorded]
     rows += [f"rank {rank} has returned" for rank in sorted(ended)]
     return "\n".join(rows)
+
+
+def _collective(entry: Recorded) -> str:
+    """Return a recorded collective as `gloo:all_reduce of 3 Float, number 7 of default_pg, has not ended`."""
+    of = f" of {entry.inputs}" if entry.inputs else ""
+    end = "has ended, and nothing came after it" if entry.is_over else "has not ended"
+    return f"{entry.name}{of}, number {entry.number} of {entry.group}, {end}"
 
 
 def _ranks(ranks: Collection[int]) -> str:

@@ -13,6 +13,7 @@ from ..events import Held, HoldOrder, Order, Pulse, StopOrder, Where, WhereOrder
 from ..stopping import StopPoint
 from ..stream.emit import Emitter
 from ..stream.wire import FrameReader
+from . import flight
 from .whereabouts import BACKWARD, Whereabouts
 
 _INTERVAL: Final = 0.5
@@ -80,6 +81,7 @@ class Listener:
                 collective=seen.collective,
                 seconds=seen.seconds,
                 frames=seen.frames,
+                recorded=flight.recorded(),
             )
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.notebooks.kernel import Kernel
@@ -15,6 +17,7 @@ def test_a_collective_that_some_ranks_never_enter_is_told(kernel: Kernel) -> Non
         def uneven():
             from notebook_accel import Accelerator
             accelerator = Accelerator(cpu=True)
+            accelerator.gather(torch.ones(8, 3))
             if accelerator.process_index == 0:
                 accelerator.wait_for_everyone()  # the barrier
             else:
@@ -31,6 +34,12 @@ def test_a_collective_that_some_ranks_never_enter_is_told(kernel: Kernel) -> Non
     rank_0, rank_1 = cell.stderr.partition("rank 1 (process ")[::2]
     assert "wait_for_everyone()  # the barrier" in rank_0 and "in barrier:" in rank_0
     assert "time.sleep(3.5)  # the sleep" in rank_1 and "barrier" not in rank_1
+    number_0, number_1 = (
+        int(re.findall(r"number (\d+) of default_pg", text)[0]) for text in (rank_0, rank_1)
+    )
+    assert number_0 == number_1 + 1, "torch's flight recorder says which collective rank 1 has not entered"
+    assert re.search(r"gloo:barrier.*, has not ended", rank_0)
+    assert re.search(r"gloo:all_gather of 8x3 Float, .* has ended, and nothing came after it", rank_1)
 
 
 def test_news_of_one_rank_is_progress_of_the_run(kernel: Kernel) -> None:
