@@ -8,12 +8,14 @@ import subprocess
 import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.nodes.slow_wire import SlowWire
 from tests.notebooks.kernel import Cell, Kernel, make_event_loop
 
 IMPORTS = """
@@ -77,12 +79,22 @@ class Network:
         """Take a node's cable out of the bridge, or put it in again."""
         ip("-n", self.bridge, "link", "set", f"port{node}", "up" if up else "down")
 
-    def slow(self, node: int, *netem: str) -> None:
-        """Delay or lose what a node sends, as `tc` says it; nothing of it without words."""
-        change = (
-            ["replace", "dev", "eth0", "root", "netem", *netem] if netem else ["del", "dev", "eth0", "root"]
-        )
-        subprocess.run(["tc", "-n", self.names[node], "qdisc", *change], check=True, capture_output=True)
+    @contextmanager
+    def slow(self, node: int, delay: float, loss: float) -> Iterator[SlowWire]:
+        """Give a node another cable meanwhile, that delays all that it carries and loses some."""
+        name, address = self.names[node], f"{self.addresses[node]}/24"
+        wire = SlowWire((f"{name}s", f"{name}b"), delay, loss)
+        ip("link", "set", wire.names[0], "netns", name)
+        ip("link", "set", wire.names[1], "netns", self.bridge)
+        ip("-n", self.bridge, "link", "set", wire.names[1], "master", "br0", "up")
+        ip("-n", name, "address", "del", address, "dev", "eth0")
+        try:
+            ip("-n", name, "link", "set", wire.names[0], "up")
+            ip("-n", name, "address", "add", address, "dev", wire.names[0])
+            yield wire
+        finally:
+            wire.close()
+            ip("-n", name, "address", "add", address, "dev", "eth0")
 
 
 class Nodes:
@@ -165,8 +177,8 @@ class Nodes:
 
 def why_not() -> str:
     """Return why there can be no namespaces here; empty where there can."""
-    if shutil.which("ip") is None or shutil.which("tc") is None:
-        return "needs the programs ip and tc (apt package iproute2)"
+    if shutil.which("ip") is None:
+        return "needs the program ip (apt package iproute2)"
     if os.geteuid() != 0:
         return "needs root, to make network namespaces"
     probe = f"na{os.getpid()}probe"
