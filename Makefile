@@ -114,10 +114,12 @@ format: $(VENV)/dev.stamp
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-# Tests wait for processes much of the time: those of one process go beside the notebooks on Colab's stack. What is
-# measured in seconds goes alone.
+# Tests wait for processes much of the time: those of one process go beside the notebooks on Colab's stack, where this
+# one can have shared memory of its own, in which each test looks for leaks. What is measured in seconds goes alone.
+APART := unshare --mount sh -c 'mount -t tmpfs none /dev/shm && exec "$$0" "$$@"'
+CAN_BE_APART = $(shell $(APART) true 2>/dev/null && echo yes)
 test: lint
-	$(MAKE) --jobs=2 --output-sync=target test-unit test-colab
+	$(MAKE) --jobs=$(if $(CAN_BE_APART),2,1) --output-sync=target test-unit test-colab
 	$(MAKE) test-notebooks test-xla
 
 UNIT := tests/differential tests/structure tests/unit
@@ -130,7 +132,7 @@ test-notebooks: $(VENV)/dev.stamp $(VENV)/kernels/stamp $(VENV)/chromium.stamp $
 # What the notebook packages have no part in is tested once, by test-notebooks.
 NO_PART := config hanging tracking trainer without_pipes
 test-colab: $(COLAB)/stamp
-	$(COLAB)/bin/python -m pytest tests/notebooks $(NO_PART:%=--ignore=tests/notebooks/test_%.py) \
+	$(if $(CAN_BE_APART),$(APART)) $(COLAB)/bin/python -m pytest tests/notebooks $(NO_PART:%=--ignore=tests/notebooks/test_%.py) \
 		--deselect tests/notebooks/test_background.py::test_two_hundred_runs_leave_nothing --durations=10
 
 HAS_XLA := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
