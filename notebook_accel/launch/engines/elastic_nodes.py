@@ -92,18 +92,10 @@ class ElasticNodes(OwnHandler):
         self._workers_store = None
         try:
             while True:
-                if self._meeting is None:
-                    self._enter()
-                assert self._meeting is not None
-                try:
-                    found = self._meeting.meet(self._store, self._patience())
-                except RendezvousClosedError:
-                    if self.attempt >= 0 or self._is_host:
-                        raise
-                    self._meeting.leave()  # that run ends just now, this node's begins afterwards
-                    self._meeting = self._store = None
-                    time.sleep(_LOOK_SECONDS)
+                found = self._met()
+                if found is None:
                     continue
+                assert self._meeting is not None
                 self.attempt = self._meeting.round
                 self._round, self._place_in_round, self._num_nodes = found.store, found.rank, found.world_size
                 where = self._agree(found)
@@ -118,11 +110,23 @@ class ElasticNodes(OwnHandler):
         except (RendezvousConnectionError, DistError) as error:
             raise self._host_left(error) from None
 
-    def _enter(self) -> None:
-        """Go to the store, and to the nodes that meet there."""
-        self._store = self._reach()
-        self._fit_in(self._store)
-        self._meeting = self._meeting_at(self._store)
+    def _met(self) -> RendezvousInfo | None:
+        """Meet whoever is there; None where the run that was there ends just now: this node's begins afterwards."""
+        try:
+            if self._meeting is None:
+                self._store = self._reach()
+                self._fit_in(self._store)
+                self._meeting = self._meeting_at(self._store)
+            return self._meeting.meet(self._store, self._patience())
+        except (RendezvousClosedError, RendezvousConnectionError, DistError):
+            if self.attempt >= 0 or self._is_host:
+                raise
+        with contextlib.suppress(RendezvousError):
+            if self._meeting is not None:
+                self._meeting.leave()
+        self._meeting = self._store = None
+        time.sleep(_LOOK_SECONDS)
+        return None
 
     def _patience(self) -> Callable[[], None]:
         """Return what is called during a wait for others: it says for whom now and then."""

@@ -227,9 +227,10 @@ class Hub:
     # -- ending
 
     def _end(self, guest: _Guest, end: End) -> None:
-        guest.end = end
-        self._ends.append(end)
-        if guest.is_host and not self._members:
+        if guest in self._members:
+            guest.end = end
+            self._ends.append(end)
+        elif guest.is_host:
             others = [other for other in self._guests if other is not guest]
             self._refuse(others, f"{end.text or end.card.name}, which holds the run together")
         self._consider()
