@@ -130,18 +130,19 @@ class ElasticNodes(OwnHandler):
 
     def _patience(self) -> Callable[[], None]:
         """Return what is called during a wait for others: it says for whom now and then."""
-        least = _counted(self._place.min_nodes, "node")
         patience = Patience(math.inf, "this node", self.tell, self._checked)
 
         def look() -> None:
             there = 0 if self._meeting is None else self._meeting.size
-            patience.look(f"others: {least} are needed at least, {there} there")
+            patience.look(f"others, {there} of at least {_counted(self._place.min_nodes, 'node')} there")
 
         return look
 
     def _checked(self) -> None:
-        """End a wait where the run is to stop; tell of nodes that were turned away."""
         self.check()
+        self._tell_who_was_turned_away()
+
+    def _tell_who_was_turned_away(self) -> None:
         if self._is_host and self._store is not None:
             while self._store.check([key := f"{_TURNED_AWAY}/{self._turned_away}"]):
                 self._turned_away += 1
@@ -254,6 +255,7 @@ class ElasticNodes(OwnHandler):
 
         Nobody is let in any more once a node's workers have ended well.
         """
+        self._tell_who_was_turned_away()
         present, waiting, _ = self._look()
         gone = set(range(self._num_nodes)) - present
         ended = self._ended()
