@@ -151,10 +151,11 @@ class SingleNode(OwnHandler):
         return RendezvousInfo(store, 0, 1, where)
 
 
-class StaticNodes(OwnHandler):
-    """The rendezvous of nodes whose ranks are given: node 0 holds the store, all meet there for each attempt.
+class PatientNodes(OwnHandler):
+    """The rendezvous, for torch elastic's own agents, of nodes whose ranks are given: node 0 holds the store.
 
-    A node that has to start its workers again calls the others, which do the same.
+    A node that has to start its workers again calls the others, which do the same. Agents meet once more at torch's
+    exit barrier: node 0 stays until the others have left it, else they would warn of a lost connection.
     """
 
     def __init__(self, place: Rendezvous) -> None:
@@ -167,7 +168,7 @@ class StaticNodes(OwnHandler):
         self._prefix = f"nodes of {place.run_id}/"
 
     def get_backend(self) -> str:
-        return "static"
+        return "patient-nodes"  # torch elastic has another one that is called static
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet the other nodes; LaunchError where one does not come in time or has left."""
@@ -214,20 +215,13 @@ class StaticNodes(OwnHandler):
         except DistError:
             return 0  # node 0 has left: what becomes of the workers tells
 
-    def wait_for_others(self) -> None:
-        """Keep the store open, on the node that holds it, until the others have ended."""
-        assert self._store is not None
-        if self._place.node_rank != 0:
-            return
-        others = range(1, self._place.num_nodes)
-        while not all(self._store.check([self._left(node)]) for node in others):
-            if self.num_nodes_waiting():
-                raise LaunchError("another node starts its workers again, this node's have ended well")
-            self.check()
-            time.sleep(_LOOK_SECONDS)
-
     def shutdown(self) -> bool:
-        """Tell the others that this node has ended, and close its hold on the store."""
+        """Tell the others that this node has ended, and close its hold on the store; node 0 waits for them first."""
+        if self._store is not None and self._place.node_rank == 0:
+            deadline = time.monotonic() + _LAST_SECONDS
+            others = [self._left(node) for node in range(1, self._place.num_nodes)]
+            while not all(self._store.check([key]) for key in others) and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS)
         if self._store is not None:
             try:
                 self._store.set(self._left(self._place.node_rank), "")
@@ -276,24 +270,6 @@ class StaticNodes(OwnHandler):
 
     def _left(self, node: int) -> str:
         return f"{self._prefix}left/node {node}"
-
-
-class PatientNodes(StaticNodes):
-    """Nodes whose agents meet once more at torch elastic's exit barrier: node 0 stays until the others have left it.
-
-    Otherwise those that still ask its store whether all are there warn of a lost connection.
-    """
-
-    def get_backend(self) -> str:
-        return "patient-nodes"  # torch elastic has another one that is called static
-
-    def shutdown(self) -> bool:
-        if self._store is not None and self._place.node_rank == 0:
-            deadline = time.monotonic() + _LAST_SECONDS
-            others = [self._left(node) for node in range(1, self._place.num_nodes)]
-            while not all(self._store.check([key]) for key in others) and time.monotonic() < deadline:
-                time.sleep(_LOOK_SECONDS)
-        return super().shutdown()
 
 
 def join_seconds(settings: Mapping[str, Any]) -> float:
