@@ -41,11 +41,28 @@ class HangWatch:
         self._tell = tell
         self._deliver = deliver
         self._send = send
-        self._news = time.monotonic()
+        self._own_news = self._news = time.monotonic()
         self._asked: float | None = None
         self._told = False
         self._deaf_until = 0.0
         self._wheres: dict[int, Where] = {}
+        self._is_called = False
+
+    @property
+    def news(self) -> float:
+        """When something was heard last of ranks here, by the monotonic clock."""
+        return self._own_news
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether ranks are asked where they are, or are to be, and nothing was told yet."""
+        return (self._asked is not None or self._is_called) and not self._told
+
+    def hear_others(self, news: float, *, ask: bool) -> None:
+        """Take from other nodes of the run when something was heard of ranks there, and that they ask theirs."""
+        if self._timeout is not None and news > self._news and time.monotonic() - news < self._timeout:
+            self._news, self._asked, self._told = news, None, False
+        self._is_called = ask
 
     def take(self, events: Sequence[Event]) -> None:
         """Take what came from the ranks."""
@@ -58,7 +75,8 @@ class HangWatch:
     def _hear(self) -> None:
         now = time.monotonic()
         if now >= self._deaf_until:
-            self._news, self._asked, self._told = now, None, False
+            self._own_news = self._news = now
+            self._asked, self._told = None, False
 
     def look(self, running: Mapping[int, int], started: Collection[int], ended: Collection[int]) -> str:
         """Return what was told just now, empty where nothing was; comes several times a second.
@@ -75,7 +93,7 @@ class HangWatch:
             patience = self._timeout
             if not running.keys() <= set(started):
                 patience = max(patience, _START_SECONDS)
-            if now - self._news >= patience:
+            if now - self._news >= patience or self._is_called:
                 self._asked = now
                 self._wheres.clear()
                 for rank in running.keys() & started:

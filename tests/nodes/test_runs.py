@@ -213,6 +213,27 @@ def test_nodes_that_come_and_go_find_each_other(nodes: Nodes) -> None:
     assert "was not let into the run" in first.stderr
 
 
+def test_a_hang_is_one_of_all_nodes(nodes: Nodes) -> None:
+    """While rank 1 prints, rank 0 of the other node waits longer than the limit; then both are shown on both."""
+    code = """
+        def train():
+            total()
+            if os.environ["RANK"] == "1":
+                for _ in range(7):
+                    time.sleep(0.5)
+                    print("works", flush=True)
+                time.sleep(60)
+            total()
+        launch(train, hang_timeout=1.5, on_hang="raise")
+    """
+    cells = nodes.run(code)
+    assert cells[1].lines.count("works") == 7
+    for cell in cells:
+        kind, text = cell.error or ("", cell.stdout)
+        assert kind == "HangError" and "in all_reduce" in text and "time.sleep(60)" in text, text
+        assert "node 0 (" in text and "node 1 (" in text
+
+
 def test_a_link_that_is_down_for_ten_seconds(nodes: Nodes) -> None:
     code = """
         def train():

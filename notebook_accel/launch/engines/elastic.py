@@ -34,6 +34,7 @@ from .rendezvous import OwnHandler, SingleNode
 
 _INTERRUPT_GRACE = 1.5
 _STOP_GRACE = 0.5
+_NEWS_SHARE = 0.25  # of the time after which silence is told
 _AGENT_SLEEP = 1e-6  # elastic sleeps before each look at the workers; ours wait inside the look
 
 
@@ -171,7 +172,8 @@ class _Agent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         assert self._crew is not None
         state = self._crew.watch(self._job.monitor_interval)
-        if state == "running" and self._handler.is_called_off:
+        self._share_news()
+        if state == "running" and self._handler.is_called_off and not self._crew.hang_watch.is_asking:
             self._remaining_restarts = 0
             state = "failed"
         if state == "running":
@@ -193,6 +195,16 @@ class _Agent(SimpleElasticAgent):
             return RunResult(state=WorkerState.HEALTHY)
         values = dict.fromkeys((worker.global_rank for worker in worker_group.workers), None)
         return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
+
+    def _share_news(self) -> None:
+        """Let nodes know of each other that something goes on: what is silent here may wait for what works there."""
+        if self._job.hang_timeout is not None:
+            assert self._crew is not None
+            watch = self._crew.hang_watch
+            heard, ask = self._handler.share_news(
+                watch.news, ask=watch.is_asking, every=self._job.hang_timeout * _NEWS_SHARE
+            )
+            watch.hear_others(heard, ask=ask)
 
     def _lost_for_others(self) -> bool:
         """Whether workers failed here only because another node was lost, or starts its own again."""

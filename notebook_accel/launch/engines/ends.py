@@ -24,6 +24,7 @@ class End:
         failure: of its first rank that failed.
         follows: whether that failure is one that ranks have when another one leaves.
         text: what happened where no rank failed.
+        hang: where the ranks were that were ended because nothing went on any more.
     """
 
     card: Card
@@ -31,6 +32,7 @@ class End:
     failure: Failure | None = None
     follows: bool = False
     text: str = ""
+    hang: str = ""
 
 
 def end_of(outcome: Outcome, card: Card, *, is_complete: bool) -> End:
@@ -39,7 +41,8 @@ def end_of(outcome: Outcome, card: Card, *, is_complete: bool) -> End:
         failure = failures.first(outcome.failures)
         return End(card=card, kind="failed", failure=failure, follows=failures.is_lost_peer(failure))
     if outcome.hang:
-        return End(card=card, kind="failed", text=f"{card.name}: {outcome.hang}")
+        hang = f"{card.name}: {outcome.hang}"
+        return End(card=card, kind="failed", text=hang, hang=hang)
     if outcome.was_stopped:
         return End(card=card, kind="stopped", text=f"{card.name} was stopped")
     if not is_complete:
@@ -65,6 +68,8 @@ def spoken(end: End | None) -> str:
 
 def by_another(outcome: Outcome, cause: End) -> Outcome:
     """Return the outcome of a run that ended because of another node."""
+    if cause.hang:
+        return Outcome(stopped=outcome.stopped, hang=cause.hang)
     error: BaseException | None = None
     if cause.failure is None:
         if cause.kind == "stopped":

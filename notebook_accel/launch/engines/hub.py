@@ -156,6 +156,10 @@ class Hub:
             self._meet(guest)
         elif message.kind == "value":
             self._value, self._value_from = message, guest
+        elif message.kind in ("news", "ask"):
+            for other in self._members:
+                if other is not guest:
+                    other.tell(message)
         elif message.kind == "end":
             self._end(guest, message.value)
         elif message.kind == "bye":
@@ -268,6 +272,8 @@ class Hub:
         if self._settling is not None:
             self._settling.cancel()
         cause = first_of(self._ends)
+        if cause is not None and cause.hang:
+            cause = replace(cause, hang="\n".join(end.hang for end in self._ends if end.hang))
         for member in self._members:
             member.tell(Message("verdict", cause))
             if cause is None and self._value is not None and member is not self._value_from:

@@ -62,6 +62,8 @@ class Nodes(OwnHandler):
         self._verdict: Message | None = None
         self._value: Message | None = None
         self._asked_to_stop: float | None = None
+        self._news_told = self._news_heard = 0.0
+        self._has_asked = self._is_asked = False
         self.is_called_off = False
 
     def get_backend(self) -> str:
@@ -249,6 +251,22 @@ class Nodes(OwnHandler):
             self.is_called_off = self.is_called_off or message.value is not None
         elif message.kind == "value":
             self._value = message
+        elif message.kind == "news":
+            self._news_heard, self._is_asked = time.monotonic(), False
+        elif message.kind == "ask":
+            self._is_asked = True
+
+    def share_news(self, news: float, *, ask: bool, every: float) -> tuple[float, bool]:
+        self.num_nodes_waiting()  # takes what the others said
+        assert self._spoke is not None
+        if ask and not (self._has_asked or self._is_asked):
+            self._spoke.say(Message("ask"))
+        self._has_asked = ask
+        now = time.monotonic()
+        if news > self._news_told and now - self._news_told > every:
+            self._news_told = now
+            self._spoke.say(Message("news"))
+        return self._news_heard, self._is_asked
 
     # -- ending
 
@@ -280,7 +298,7 @@ class Nodes(OwnHandler):
             return Outcome(stopped=outcome.stopped, was_stopped=True)
         if cause is None and end.kind == "done":
             return self._with_value(outcome)
-        if cause is None or cause.card.node_rank == end.card.node_rank:
+        if cause is None or (cause.card.node_rank == end.card.node_rank and not cause.hang):
             return outcome
         return ends.by_another(outcome, cause)
 

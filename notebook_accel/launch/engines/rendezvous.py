@@ -126,6 +126,19 @@ class OwnHandler(RendezvousHandler):
         """Say why workers start again although none failed here; `ranks` is the new world size."""
         return OTHERS_START_AGAIN
 
+    def share_news(self, news: float, *, ask: bool, every: float) -> tuple[float, bool]:
+        """Tell other nodes that something was heard of ranks here, or that these are asked where they are.
+
+        Args:
+            news: when something was heard last, by the monotonic clock.
+            ask: whether they are asked.
+            every: seconds in which it is told once at most.
+
+        Returns:
+            When something was heard of ranks of other nodes, and whether other nodes ask theirs.
+        """
+        return 0.0, False
+
     def concluded(self, attempted: Callable[[], Outcome], record: RunRecord) -> Outcome:
         """Run this node's part, and return how the run ended: alike on all nodes."""
         return attempted()
