@@ -59,10 +59,11 @@ class HangWatch:
         return (self._asked is not None or self._is_called) and not self._told
 
     def hear_others(self, news: float, *, ask: bool) -> None:
-        """Take from other nodes of the run when something was heard of ranks there, and that they ask theirs."""
+        """Take from other nodes of the run when something was heard of ranks there, and that they ask theirs now."""
         if self._timeout is not None and news > self._news and time.monotonic() - news < self._timeout:
-            self._news, self._asked, self._told = news, None, False
-        self._is_called = ask
+            self._news = news
+            self._begin_anew()
+        self._is_called = self._is_called or ask
 
     def take(self, events: Sequence[Event]) -> None:
         """Take what came from the ranks."""
@@ -76,7 +77,10 @@ class HangWatch:
         now = time.monotonic()
         if now >= self._deaf_until:
             self._own_news = self._news = now
-            self._asked, self._told = None, False
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._asked, self._told, self._is_called = None, False, False
 
     def look(self, running: Mapping[int, int], started: Collection[int], ended: Collection[int]) -> str:
         """Return what was told just now, empty where nothing was; comes several times a second.
@@ -94,7 +98,7 @@ class HangWatch:
             if not running.keys() <= set(started):
                 patience = max(patience, _START_SECONDS)
             if now - self._news >= patience or self._is_called:
-                self._asked = now
+                self._asked, self._is_called = now, False
                 self._wheres.clear()
                 for rank in running.keys() & started:
                     self._tell(WhereOrder(rank=rank, time=time.time()))

@@ -81,6 +81,7 @@ class Nodes(OwnHandler):
         if self.attempt and self._hub is not None and not hasattr(self._store, "list_keys"):
             raise LaunchError("workers on several nodes can only start again with a newer torch")
         self._met = met = self._wait_for_all(patience)
+        self._is_asked = False  # where workers of the last attempt were
         if patience.was_told:
             self.tell(f"all {self._place.num_nodes} nodes are there, after {patience.waited:.0f} s")
         others = [address for rank, address in enumerate(met.addresses) if rank != met.node_rank]
@@ -252,21 +253,22 @@ class Nodes(OwnHandler):
         elif message.kind == "value":
             self._value = message
         elif message.kind == "news":
-            self._news_heard, self._is_asked = time.monotonic(), False
+            self._news_heard = time.monotonic()
         elif message.kind == "ask":
             self._is_asked = True
 
     def share_news(self, news: float, *, ask: bool, every: float) -> tuple[float, bool]:
         self.num_nodes_waiting()  # takes what the others said
         assert self._spoke is not None
-        if ask and not (self._has_asked or self._is_asked):
+        if ask and not self._has_asked:
             self._spoke.say(Message("ask"))
         self._has_asked = ask
         now = time.monotonic()
         if news > self._news_told and now - self._news_told > every:
             self._news_told = now
             self._spoke.say(Message("news"))
-        return self._news_heard, self._is_asked
+        is_asked, self._is_asked = self._is_asked, False
+        return self._news_heard, is_asked
 
     # -- ending
 

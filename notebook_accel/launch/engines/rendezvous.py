@@ -135,7 +135,7 @@ class OwnHandler(RendezvousHandler):
             every: seconds in which it is told once at most.
 
         Returns:
-            When something was heard of ranks of other nodes, and whether other nodes ask theirs.
+            When something was heard of ranks of other nodes, and whether other nodes ask theirs since the last call.
         """
         return 0.0, False
 
