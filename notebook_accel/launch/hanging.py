@@ -54,6 +54,11 @@ class HangWatch:
         return self._own_news
 
     @property
+    def has_asked(self) -> bool:
+        """Whether ranks were asked where they are since something was heard last."""
+        return self._asked is not None
+
+    @property
     def is_asking(self) -> bool:
         """Whether ranks are asked where they are, or are to be, and nothing was told yet."""
         return (self._asked is not None or self._is_called) and not self._told

@@ -211,6 +211,7 @@ def test_nodes_that_come_and_go_find_each_other(nodes: Nodes) -> None:
     host = socket.gethostname()
     assert third.error[1].endswith(f"- max_restarts: 0 on node 0 ({host}); 3 on a new node ({host})")
     assert "was not let into the run" in first.stderr
+    assert "are needed" not in first.stderr + second.stderr, "the run has ended, nobody waits"
 
 
 def test_a_hang_is_one_of_all_nodes(nodes: Nodes) -> None:

@@ -34,6 +34,7 @@ from .rendezvous import OwnHandler, SingleNode
 
 _INTERRUPT_GRACE = 1.5
 _STOP_GRACE = 0.5
+_LOOK_SECONDS = 0.05
 _NEWS_SHARE = 0.25  # of the time after which silence is told
 _AGENT_SLEEP = 1e-6  # elastic sleeps before each look at the workers; ours wait inside the look
 
@@ -184,6 +185,8 @@ class _Agent(SimpleElasticAgent):
             raise StopAsked
         if state in ("failed", "hung"):
             self._hang = self._crew.hang
+            if state == "hung":
+                self._let_others_tell()
             self._crew.settle()
             if state == "failed" and self._lost_for_others():
                 return RunResult(state=WorkerState.HEALTHY)  # the agent then asks the handler why
@@ -202,9 +205,16 @@ class _Agent(SimpleElasticAgent):
             assert self._crew is not None
             watch = self._crew.hang_watch
             heard, ask = self._handler.share_news(
-                watch.news, ask=watch.is_asking, every=self._job.hang_timeout * _NEWS_SHARE
+                watch.news, ask=watch.has_asked, every=self._job.hang_timeout * _NEWS_SHARE
             )
             watch.hear_others(heard, ask=ask)
+
+    def _let_others_tell(self) -> None:
+        """Let other nodes ask their ranks, which fail as soon as those of this one end."""
+        assert self._crew is not None
+        deadline = time.monotonic() + self._handler.seconds_to_tell
+        while time.monotonic() < deadline:
+            self._crew.poll(_LOOK_SECONDS)
 
     def _lost_for_others(self) -> bool:
         """Whether workers failed here only because another node was lost, or starts its own again."""

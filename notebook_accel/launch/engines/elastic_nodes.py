@@ -312,9 +312,9 @@ class ElasticNodes(OwnHandler):
 
     def shortage(self) -> str:
         """Say that too few nodes are left, empty where they are enough."""
-        present, waiting, _ = self._look()
+        present, waiting, is_closed = self._look()
         left, least = len(present) + waiting, self._place.min_nodes
-        if left >= least:
+        if is_closed or left >= least:
             return ""
         return (
             f"{_counted(left, 'node')} left, at least {least} are needed: "

@@ -45,6 +45,8 @@ class Nodes(OwnHandler):
         is_called_off: whether something happened on another node that ends the run.
     """
 
+    seconds_to_tell = 2.0
+
     def __init__(self, job: Job) -> None:
         super().__init__(job.rendezvous)
         place = job.rendezvous

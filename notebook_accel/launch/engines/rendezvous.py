@@ -82,12 +82,14 @@ class OwnHandler(RendezvousHandler):
         tell: takes sentences for the cell.
         interface: the network interface by which this node reaches the others, None where nobody knows.
         is_called_off: whether something happened on another node that ends the run.
+        seconds_to_tell: how long ranks of other nodes are given, where nothing goes on, to say where they are.
         seconds_to_notice: how long it takes at most until a lost node is noticed, 0 where none may be lost.
     """
 
     use_agent_store = True
     attempt = -1
     seconds_to_notice = 0.0
+    seconds_to_tell = 0.0
     is_called_off = False
 
     def __init__(self, place: Rendezvous) -> None:
