@@ -166,9 +166,9 @@ class _Agent(SimpleElasticAgent):
         self._deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=detail)])
 
     def _cause(self) -> str:
-        if self._record.failures:
-            return failures.one_line(failures.first(self._record.failures))
-        return self._hang.partition("\n")[0]
+        if self._hang or not self._record.failures:
+            return self._hang.partition("\n")[0]
+        return failures.one_line(failures.first(self._record.failures))
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         assert self._crew is not None
@@ -252,9 +252,9 @@ class _Agent(SimpleElasticAgent):
 
     def _outcome(self, was_stopped: bool = False) -> Outcome:
         """Return how the run ended."""
+        if self._hang:  # what failed after that did so because ranks elsewhere were ended
+            return Outcome(stopped=self._stopped, hang=self._hang)
         if self._record.failures:
             return Outcome(failures=tuple(self._record.failures), stopped=self._stopped)
-        if self._hang:
-            return Outcome(stopped=self._stopped, hang=self._hang)
         values = {rank: unpack_value(result) for rank, result in self._record.results.items()}
         return Outcome(values=values, stopped=self._stopped, was_stopped=was_stopped)
