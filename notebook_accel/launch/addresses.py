@@ -66,22 +66,36 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
 
 
-def interface_towards(address: str) -> str | None:
-    """Return the name of the network interface by which this machine reaches an address, None where it cannot tell.
+def own_address(host: str) -> str:
+    """Return the address by which this machine reaches a host, empty where it cannot tell."""
+    try:
+        found = socket.getaddrinfo(host.removeprefix("::ffff:"), 9, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return ""
+    for family, kind, _, _, where in found:
+        with socket.socket(family, kind) as probe:
+            try:
+                probe.connect(where)  # sends nothing
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return ""
+
+
+def interface_towards(host: str) -> str | None:
+    """Return the name of the network interface by which this machine reaches a host, None where it cannot tell.
 
     Gloo, left to itself, takes the one of the machine's own name, which need not be in the nodes' network at all.
     """
     import psutil
 
-    address = address.removeprefix("::ffff:")
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, 9))  # sends nothing
-        except OSError:
-            return None
-        own = str(probe.getsockname()[0])
-    if ipaddress.ip_address(own.partition("%")[0]).is_loopback:
+    own = own_address(host).partition("%")[0]
+    if not own:
+        return None
+    if ipaddress.ip_address(own).is_loopback:
         return loopback_interface()
     entries = psutil.net_if_addrs().items()
-    return next((name for name, found in entries if any(entry.address == own for entry in found)), None)
+    return next(
+        (name for name, found in entries if any(entry.address.partition("%")[0] == own for entry in found)),
+        None,
+    )

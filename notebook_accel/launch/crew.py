@@ -57,6 +57,7 @@ class Crew:
 
     Attributes:
         stopped_ranks: those that were ended from here.
+        hang_watch: notices that nothing goes on any more.
         hang: what was told where nothing went on any more, and the run is to end for it.
     """
 
@@ -81,7 +82,7 @@ class Crew:
         self._prepare = prepare
         self._was_asked = False
         self._agreement = Agreement(self._inbox, record, control)
-        self._hang_watch = HangWatch(job.hang_timeout, self.tell, deliver, self._send)
+        self.hang_watch = HangWatch(job.hang_timeout, self.tell, deliver, self._send)
         self.hang = ""
 
     def start(
@@ -217,7 +218,7 @@ class Crew:
         running = {member.rank: member.process.pid or 0 for member in self._running()}
         phases = self._record.phases
         started = {rank for rank in running if rank in phases and phases[rank].name == "running"}
-        text = self._hang_watch.look(running, started, list(self._record.results))
+        text = self.hang_watch.look(running, started, list(self._record.results))
         self.hang = text if self._job.on_hang == "raise" else ""
         return bool(self.hang)
 
@@ -265,7 +266,7 @@ class Crew:
 
     def _poll(self, timeout: float) -> None:
         events = self._inbox.poll(timeout)
-        self._hang_watch.take(events)
+        self.hang_watch.take(events)
         self._hand_over(events)
         for member in self._running():
             if member.process.exitcode is not None:

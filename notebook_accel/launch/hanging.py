@@ -41,11 +41,34 @@ class HangWatch:
         self._tell = tell
         self._deliver = deliver
         self._send = send
-        self._news = time.monotonic()
+        self._own_news = self._news = time.monotonic()
         self._asked: float | None = None
         self._told = False
         self._deaf_until = 0.0
         self._wheres: dict[int, Where] = {}
+        self._is_called = False
+
+    @property
+    def news(self) -> float:
+        """When something was heard last of ranks here, by the monotonic clock."""
+        return self._own_news
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether ranks were asked where they are since something was heard last."""
+        return self._asked is not None
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether ranks are asked where they are, or are to be, and nothing was told yet."""
+        return (self._asked is not None or self._is_called) and not self._told
+
+    def hear_others(self, news: float, *, ask: bool) -> None:
+        """Take from other nodes of the run when something was heard of ranks there, and that they ask theirs now."""
+        if self._timeout is not None and news > self._news and time.monotonic() - news < self._timeout:
+            self._news = news
+            self._begin_anew()
+        self._is_called = self._is_called or ask
 
     def take(self, events: Sequence[Event]) -> None:
         """Take what came from the ranks."""
@@ -58,7 +81,11 @@ class HangWatch:
     def _hear(self) -> None:
         now = time.monotonic()
         if now >= self._deaf_until:
-            self._news, self._asked, self._told = now, None, False
+            self._own_news = self._news = now
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._asked, self._told, self._is_called = None, False, False
 
     def look(self, running: Mapping[int, int], started: Collection[int], ended: Collection[int]) -> str:
         """Return what was told just now, empty where nothing was; comes several times a second.
@@ -75,8 +102,8 @@ class HangWatch:
             patience = self._timeout
             if not running.keys() <= set(started):
                 patience = max(patience, _START_SECONDS)
-            if now - self._news >= patience:
-                self._asked = now
+            if now - self._news >= patience or self._is_called:
+                self._asked, self._is_called = now, False
                 self._wheres.clear()
                 for rank in running.keys() & started:
                     self._tell(WhereOrder(rank=rank, time=time.time()))

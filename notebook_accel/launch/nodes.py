@@ -12,6 +12,7 @@ from .job import Rendezvous
 from .problems import Problems, is_seconds
 
 BACKENDS: Final = ("static", "c10d")
+_LEAST_SILENCE: Final = 2.0
 _OWN_ARGUMENTS: Final = {"backend", "endpoint", "run_id", "min_nodes", "max_nodes", "rank"}
 
 SETTINGS = ("join_timeout", "timeout", "last_call_timeout", "keep_alive_interval", "keep_alive_max_attempt")
@@ -43,6 +44,16 @@ def resolved(place: Rendezvous) -> tuple[Rendezvous, str]:
 def spoken(place: Rendezvous) -> str:
     """Return the number of nodes as it was given."""
     return repr(f"{place.min_nodes}:{place.num_nodes}") if place.is_elastic else str(place.num_nodes)
+
+
+def _lost_too_soon(settings: Mapping[str, Any]) -> str:
+    interval, beats = settings.get("keep_alive_interval", 2.0), settings.get("keep_alive_max_attempt", 3)
+    if not is_seconds(interval) or not isinstance(beats, Integral) or interval * int(beats) >= _LEAST_SILENCE:
+        return ""
+    return (
+        f"rdzv_conf={settings!r}: keep_alive_interval x keep_alive_max_attempt = {interval * int(beats):g} s, "
+        f"after which a node counts as lost: at least {_LEAST_SILENCE:g} s are needed, nodes look once a second"
+    )
 
 
 def _problem(place: Rendezvous, text: str) -> str:
@@ -88,6 +99,11 @@ def _check_settings(problems: Problems, settings: Any) -> None:
     for name in {"timeout", "join_timeout", "last_call_timeout", "keep_alive_interval"} & set(settings):
         if not is_seconds(settings[name]):
             problems.value(f"rdzv_conf={settings!r}: {name} is a number of seconds, more than 0")
+    beats = settings.get("keep_alive_max_attempt", 1)
+    if isinstance(beats, bool) or not isinstance(beats, Integral) or int(beats) < 1:
+        problems.value(f"rdzv_conf={settings!r}: keep_alive_max_attempt is an integer, at least 1")
+    elif text := _lost_too_soon(settings):
+        problems.value(text)
 
 
 def _check_port(problems: Problems, place: Rendezvous) -> None:

@@ -18,7 +18,7 @@ from ..launch import failures, signals, sources, variables
 from ..launch.control import Control
 from ..launch.crew import Crew
 from ..launch.culprit import pack_call
-from ..launch.engines.rendezvous import open_store
+from ..launch.engines import stores
 from ..launch.job import Job
 from ..launch.parcel import Parcel
 from ..launch.surroundings import Surroundings
@@ -63,7 +63,7 @@ class Workers:
         self._closing = threading.RLock()
         self._known_sources: set[str] = set()
         self._owner = os.getpid()
-        self._store: TCPStore | None = open_store(job.rendezvous)
+        self._store: TCPStore | None = stores.opened(job.rendezvous)
         self._crew = Crew(job, None, self.record, self._receive, Control())
         self._reader = threading.Thread(target=self._read, name="notebook_accel session", daemon=True)
         self.pids: dict[int, int] = {}
@@ -312,7 +312,7 @@ class Workers:
         Raises:
             SessionError: they could not be joined; only a restart helps.
         """
-        store = open_store(self.job.rendezvous)
+        store = stores.opened(self.job.rendezvous)
         parcel = pack_call(service.renew, (store.port, list(self.pids.values())), {}, "renew")
         call = self.begin(parcel, "making the process group anew", self.pids, ())
         try:

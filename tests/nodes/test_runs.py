@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import textwrap
 import threading
 import time
@@ -162,6 +163,76 @@ def test_an_interrupt_of_one_node_ends_the_others(nodes: Nodes) -> None:
     assert cells[1].error is not None and cells[1].error[0] == "KeyboardInterrupt"
     kind, text = cells[0].error or ("", "")
     assert kind == "RunStoppedError" and text.startswith("node 1 (") and text.endswith("was stopped")
+
+
+def test_a_stop_of_one_node_lets_all_return(nodes: Nodes) -> None:
+    """Rank 0, of the other node, takes a while to save: the node that stops waits for it, and gets its value."""
+    code = """
+        from notebook_accel import Accelerator
+        def train():
+            accelerator, steps = Accelerator(cpu=True), 0
+            while not accelerator.should_stop and steps < 2000:
+                steps += 1
+                print("step", flush=True) if steps == 1 else time.sleep(0.01)
+            if accelerator.is_main_process:
+                time.sleep(0.7)
+            return steps
+        run = launch(train, block=False)
+        while "step" not in run.lines():
+            time.sleep(0.01)
+        if node:
+            run.stop()
+        print(run.result(), run.status)
+    """
+    ends = [cell.ok().lines[-1].split() for cell in nodes.run(code)]
+    assert ends[0][0] == ends[1][0] != "2000" and ends[1][1] == "stopped"
+
+
+def test_nodes_that_come_and_go_find_each_other(nodes: Nodes) -> None:
+    """One that is made otherwise is turned away. The next launch follows at once; its failure is the same on both."""
+    code = """
+        def train(fails):
+            count = total()
+            time.sleep(0 if fails else {seconds})
+            if fails and dist.get_rank() == 1:
+                raise ValueError("the cause")
+            total()
+            return dist.get_rank(), count
+        place = dict(num_nodes="2:2", rdzv_endpoint=f"{{master}}:{{port}}", returns="all", max_restarts={restarts})
+        place["node_rank"] = min(node, 1)
+        print(launch(train, args=(False,), **place))
+        launch(train, args=(True,), **place)
+    """
+    good, other = code.format(seconds=2.5, restarts=0), code.format(seconds=2.5, restarts=3)
+    first, second, third = nodes.run_each([good, good, f"time.sleep(0.5)\n{textwrap.dedent(other)}"])
+    assert [cell.error for cell in (first, second)] == [("ValueError", "the cause")] * 2
+    assert [cell.lines[-1] for cell in (first, second)] == ["[(0, 2)]", "[(1, 2)]"]
+    assert third.error is not None and third.error[0] == "LaunchError"
+    host = socket.gethostname()
+    assert third.error[1].endswith(f"- max_restarts: 0 on node 0 ({host}); 3 on a new node ({host})")
+    assert "was not let into the run" in first.stderr
+    assert "are needed" not in first.stderr + second.stderr, "the run has ended, nobody waits"
+
+
+def test_a_hang_is_one_of_all_nodes(nodes: Nodes) -> None:
+    """While rank 1 prints, rank 0 of the other node waits longer than the limit; then both are shown on both."""
+    code = """
+        def train():
+            total()
+            if os.environ["RANK"] == "1":
+                for _ in range(7):
+                    time.sleep(0.5)
+                    print("works", flush=True)
+                time.sleep(60)
+            total()
+        launch(train, hang_timeout=1.5, on_hang="raise")
+    """
+    cells = nodes.run(code)
+    assert cells[1].lines.count("works") == 7
+    for cell in cells:
+        kind, text = cell.error or ("", cell.stdout)
+        assert kind == "HangError" and "in all_reduce" in text and "time.sleep(60)" in text, text
+        assert "node 0 (" in text and "node 1 (" in text
 
 
 def test_a_link_that_is_down_for_ten_seconds(nodes: Nodes) -> None:

@@ -78,6 +78,12 @@ def _error(**changes: Any) -> Exception:
             ValueError,
             "store_type is none of join_timeout",
         ),
+        ({"settings": {"keep_alive_max_attempt": 2.5}}, ValueError, "keep_alive_max_attempt is an integer"),
+        (
+            {"settings": {"keep_alive_interval": 0.1}},
+            ValueError,
+            "= 0.3 s, after which a node counts as lost",
+        ),
         ({"settings": {"keep_alive_interval": 0}}, ValueError, "keep_alive_interval is a number of seconds"),
         ({"address": 7}, TypeError, "master_addr=7: a string is needed"),
         ({"settings": [1]}, TypeError, "rdzv_conf=[1]: a dict is needed"),

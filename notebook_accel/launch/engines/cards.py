@@ -16,6 +16,7 @@ import torch
 
 from ... import probes
 from ..job import Job
+from ..nodes import spoken
 
 _DIGITS: Final = 12
 _UNTIL_SAME: Final = ("num_nodes", "rdzv_id")  # nodes that differ in it may wait for each other for ever
@@ -23,7 +24,10 @@ _UNTIL_SAME: Final = ("num_nodes", "rdzv_id")  # nodes that differ in it may wai
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """A node: where it is, how many ranks it has, and `same`, by option, what all nodes must have alike."""
+    """A node: where it is, how many ranks it has, and `same`, by option, what all nodes must have alike.
+
+    `node_rank` is -1 for a node that is not let into the run yet, where nodes come and go.
+    """
 
     node_rank: int
     host: str
@@ -33,14 +37,14 @@ class Card:
     @property
     def name(self) -> str:
         """Return the node's number and host, for messages."""
-        return f"node {self.node_rank} ({self.host})"
+        return f"a new node ({self.host})" if self.node_rank < 0 else f"node {self.node_rank} ({self.host})"
 
 
 def card_of(job: Job) -> Card:
     """Return what this node says of itself; `job` was checked."""
     same = {
         "rdzv_id": job.rendezvous.run_id,
-        "num_nodes": str(job.rendezvous.num_nodes),
+        "num_nodes": spoken(job.rendezvous),
         "max_restarts": str(job.max_restarts),
         "mixed_precision": job.mixed_precision,
         "returns": job.returns,
@@ -86,11 +90,12 @@ def disagreements(cards: Sequence[Card], *, complete: bool) -> list[str]:
     names = cards[0].same if complete else _UNTIL_SAME
     python = {card.same.get("Python") for card in cards}
     for name in names:
-        values = {card.name: card.same.get(name, "unknown") for card in cards}
+        values = [card.same.get(name, "unknown") for card in cards]
         if name == "the function" and len(python) > 1:
             continue  # its code is another one in another Python
-        if len(set(values.values())) > 1:
-            lines.append(f"{name}: " + "; ".join(f"{value} on {node}" for node, value in values.items()))
+        if len(set(values)) > 1:
+            parts = [f"{value} on {card.name}" for value, card in zip(values, cards, strict=True)]
+            lines.append(f"{name}: " + "; ".join(parts))
     return lines
 
 

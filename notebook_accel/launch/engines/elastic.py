@@ -18,7 +18,6 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerSpec,
     WorkerState,
 )
-from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from ...events import Notice, Phase
 from ...stream.record import RunRecord
@@ -31,10 +30,12 @@ from ..segment import Segment
 from ..surroundings import Surroundings
 from .base import Deliver, Engine, Outcome, announcement
 from .nodes import Nodes
-from .rendezvous import OTHERS_START_AGAIN, OwnHandler, handler_for
+from .rendezvous import OwnHandler, SingleNode
 
 _INTERRUPT_GRACE = 1.5
 _STOP_GRACE = 0.5
+_LOOK_SECONDS = 0.05
+_NEWS_SHARE = 0.25  # of the time after which silence is told
 _AGENT_SLEEP = 1e-6  # elastic sleeps before each look at the workers; ours wait inside the look
 
 
@@ -55,20 +56,24 @@ class ElasticEngine(Engine):
                 parcel = pack_job(job.function, job.args, job.name)
                 with signals.interrupt_held():
                     payload = stack.enter_context(contextlib.closing(Segment(parcel)))
-            handler = Nodes(job) if Nodes.fits(job.rendezvous) else handler_for(job.rendezvous)
+            handler = _handler_for(job)
             stack.callback(handler.shutdown)
-            if isinstance(handler, OwnHandler):
-                handler.check = control.check
+            handler.check = control.check
+            handler.tell = lambda text: deliver([Notice(rank=-1, time=time.time(), text=text)])
             agent = _Agent(job, payload, handler, record, deliver, control, self.prepares(job))
             stack.callback(agent.close)
             deliver([announcement(job, self.remark(job))])
-            if isinstance(handler, Nodes):
-                handler.tell = lambda text: deliver([Notice(rank=-1, time=time.time(), text=text)])
-                return handler.concluded(agent.attempted, record)
-            outcome = agent.attempted()
-            if isinstance(handler, OwnHandler) and not outcome.was_stopped:
-                handler.set_closed()
-            return outcome
+            return handler.concluded(agent.attempted, record)
+
+
+def _handler_for(job: Job) -> OwnHandler:
+    """Return how a node meets the others."""
+    place = job.rendezvous
+    if place.is_elastic:
+        from .elastic_nodes import ElasticNodes  # torch's own part of it is large
+
+        return ElasticNodes(job)
+    return Nodes(job) if place.num_nodes > 1 or place.endpoint else SingleNode(place)
 
 
 class _Agent(SimpleElasticAgent):
@@ -78,7 +83,7 @@ class _Agent(SimpleElasticAgent):
         self,
         job: Job,
         payload: Any,
-        handler: RendezvousHandler,
+        handler: OwnHandler,
         record: RunRecord,
         deliver: Deliver,
         control: Control,
@@ -95,6 +100,7 @@ class _Agent(SimpleElasticAgent):
             local_addr=None,
         )
         super().__init__(spec)
+        self._handler = handler
         self._job = job
         self._payload = payload
         self._record = record
@@ -124,13 +130,12 @@ class _Agent(SimpleElasticAgent):
         return {worker.local_rank: self._crew.pids[worker.global_rank] for worker in worker_group.workers}
 
     def _environment(self, worker: Any, group: WorkerGroup) -> Mapping[str, str]:
-        handler = group.spec.rdzv_handler
-        attempt = getattr(handler, "attempt", self._job.max_restarts - self._remaining_restarts)
+        handler = self._handler
         return variables.of_worker(
             self._job,
             self._surroundings.variables,
             alone=(group.group_world_size or 1) == 1,
-            interface=getattr(handler, "interface", None),
+            interface=handler.interface,
             RANK=worker.global_rank,
             LOCAL_RANK=worker.local_rank,
             WORLD_SIZE=worker.world_size,
@@ -140,15 +145,14 @@ class _Agent(SimpleElasticAgent):
             MASTER_ADDR=group.master_addr,
             MASTER_PORT=group.master_port,
             TORCHELASTIC_USE_AGENT_STORE=handler.use_agent_store,
-            TORCHELASTIC_RESTART_COUNT=attempt,
+            TORCHELASTIC_RESTART_COUNT=handler.attempt,
             TORCHELASTIC_MAX_RESTARTS=self._job.max_restarts,
             TORCHELASTIC_RUN_ID=handler.get_run_id(),
         )
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        handler = worker_group.spec.rdzv_handler
-        if isinstance(handler, OwnHandler) and (text := handler.shortage()):
-            self._deliver([Notice(rank=-1, time=time.time(), text=text)])
+        if text := self._handler.shortage():
+            self._handler.tell(text)
         super()._restart_workers(worker_group)
 
     def _tell_restart(self, group: WorkerGroup, called: bool) -> None:
@@ -158,20 +162,19 @@ class _Agent(SimpleElasticAgent):
             cause = self._cause()
             detail = f"{cause}; restart {restart} of {self._job.max_restarts}"
         else:
-            handler = group.spec.rdzv_handler
-            ranks = group.workers[0].world_size
-            detail = handler.why_again(ranks) if isinstance(handler, OwnHandler) else OTHERS_START_AGAIN
+            detail = self._handler.why_again(group.workers[0].world_size)
         self._deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=detail)])
 
     def _cause(self) -> str:
-        if self._record.failures:
-            return failures.one_line(failures.first(self._record.failures))
-        return self._hang.partition("\n")[0]
+        if self._hang or not self._record.failures:
+            return self._hang.partition("\n")[0]
+        return failures.one_line(failures.first(self._record.failures))
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         assert self._crew is not None
         state = self._crew.watch(self._job.monitor_interval)
-        if state == "running" and getattr(worker_group.spec.rdzv_handler, "is_called_off", False):
+        self._share_news()
+        if state == "running" and self._handler.is_called_off and not self._crew.hang_watch.is_asking:
             self._remaining_restarts = 0
             state = "failed"
         if state == "running":
@@ -180,34 +183,49 @@ class _Agent(SimpleElasticAgent):
             self._crew.stop(_STOP_GRACE, signal.SIGTERM)
             self._stopped = frozenset(self._crew.stopped_ranks)
             raise StopAsked
-        handler = worker_group.spec.rdzv_handler
         if state in ("failed", "hung"):
             self._hang = self._crew.hang
+            if state == "hung":
+                self._let_others_tell()
             self._crew.settle()
-            if state == "failed" and self._lost_for_others(handler):
+            if state == "failed" and self._lost_for_others():
                 return RunResult(state=WorkerState.HEALTHY)  # the agent then asks the handler why
             self._stopped = frozenset(self._crew.stopped_ranks)
             return RunResult(state=WorkerState.FAILED)
-        if isinstance(handler, OwnHandler) and not handler.all_have_ended():
+        if not self._handler.all_have_ended():
             self._control.check()
             time.sleep(self._job.monitor_interval)
             return RunResult(state=WorkerState.HEALTHY)
         values = dict.fromkeys((worker.global_rank for worker in worker_group.workers), None)
         return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
 
-    def _lost_for_others(self, handler: RendezvousHandler) -> bool:
+    def _share_news(self) -> None:
+        """Let nodes know of each other that something goes on: what is silent here may wait for what works there."""
+        if self._job.hang_timeout is not None:
+            assert self._crew is not None
+            watch = self._crew.hang_watch
+            heard, ask = self._handler.share_news(
+                watch.news, ask=watch.has_asked, every=self._job.hang_timeout * _NEWS_SHARE
+            )
+            watch.hear_others(heard, ask=ask)
+
+    def _let_others_tell(self) -> None:
+        """Let other nodes ask their ranks, which fail as soon as those of this one end."""
+        assert self._crew is not None
+        deadline = time.monotonic() + self._handler.seconds_to_tell
+        while time.monotonic() < deadline:
+            self._crew.poll(_LOOK_SECONDS)
+
+    def _lost_for_others(self) -> bool:
         """Whether workers failed here only because another node was lost, or starts its own again."""
-        if not isinstance(handler, OwnHandler) or not handler.seconds_to_notice:
+        handler = self._handler
+        if not handler.seconds_to_notice:
             return False
         first = failures.first(self._record.failures)
         return failures.is_lost_peer(first) and handler.changed_within(handler.seconds_to_notice)
 
     def _exit_barrier(self) -> None:
-        handler = self._worker_group.spec.rdzv_handler
-        if isinstance(handler, OwnHandler):
-            handler.wait_for_others()
-        else:
-            super()._exit_barrier()  # type: ignore[no-untyped-call]
+        self._handler.wait_for_others()
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self.close()
@@ -234,9 +252,9 @@ class _Agent(SimpleElasticAgent):
 
     def _outcome(self, was_stopped: bool = False) -> Outcome:
         """Return how the run ended."""
+        if self._hang:  # what failed after that did so because ranks elsewhere were ended
+            return Outcome(stopped=self._stopped, hang=self._hang)
         if self._record.failures:
             return Outcome(failures=tuple(self._record.failures), stopped=self._stopped)
-        if self._hang:
-            return Outcome(stopped=self._stopped, hang=self._hang)
         values = {rank: unpack_value(result) for rank, result in self._record.results.items()}
         return Outcome(values=values, stopped=self._stopped, was_stopped=was_stopped)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import pickle
 import socket
 import time
 from collections.abc import Callable
@@ -27,13 +29,21 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from ...errors import LaunchError
+from ...stream.record import RunRecord
+from .. import addresses
 from ..addresses import unusable
-from ..job import Rendezvous
-from .rendezvous import OTHERS_START_AGAIN, OwnHandler, join_seconds, open_store
+from ..job import Job
+from . import stores
+from .base import Outcome
+from .cards import card_of, disagreements
+from .ends import End, by_another, end_of
+from .rendezvous import OTHERS_START_AGAIN, OwnHandler, Patience, join_seconds
 
 _LOOK_SECONDS = 0.1
-_PROBE_SECONDS = 1.0
 _STORE_SECONDS = 30.0
+_CARD = "notebook_accel elastic/card"
+_TURNED_AWAY = "notebook_accel elastic/turned away"
+_END = "notebook_accel elastic/end"
 _LAST_SECONDS = 5.0
 _LAST_CALL_SECONDS = 2.0  # torch looks for news once a second: nodes of the last round must be able to come
 _BEAT_SECONDS = 2.0
@@ -47,8 +57,10 @@ class ElasticNodes(OwnHandler):
     without it the run ends. A node of the run that comes or goes makes all start their workers again.
     """
 
-    def __init__(self, place: Rendezvous) -> None:
+    def __init__(self, job: Job) -> None:
+        place = job.rendezvous
         super().__init__(place)
+        self._card = card_of(job)
         host, _, port = place.endpoint.rpartition(":") if place.endpoint else (place.address, "", place.port)
         self._host = str(host).strip("[]")
         self._port = int(port or 0)
@@ -66,6 +78,7 @@ class ElasticNodes(OwnHandler):
         self._place_in_round = 0
         self._num_nodes = 0
         self._before = 0
+        self._turned_away = 0
         self._is_closing = False
 
     def get_backend(self) -> str:
@@ -78,11 +91,11 @@ class ElasticNodes(OwnHandler):
         self._before = self._num_nodes
         self._workers_store = None
         try:
-            if self._meeting is None:
-                self._store = self._reach()
-                self._meeting = self._meeting_at(self._store)
             while True:
-                found = self._meeting.meet(self._store, self.check)
+                found = self._met()
+                if found is None:
+                    continue
+                assert self._meeting is not None
                 self.attempt = self._meeting.round
                 self._round, self._place_in_round, self._num_nodes = found.store, found.rank, found.world_size
                 where = self._agree(found)
@@ -97,35 +110,87 @@ class ElasticNodes(OwnHandler):
         except (RendezvousConnectionError, DistError) as error:
             raise self._host_left(error) from None
 
+    def _met(self) -> RendezvousInfo | None:
+        """Meet whoever is there; None where the run that was there ends just now: this node's begins afterwards."""
+        try:
+            if self._meeting is None:
+                self._store = self._reach()
+                self._fit_in(self._store)
+                self._meeting = self._meeting_at(self._store)
+            return self._meeting.meet(self._store, self._patience())
+        except (RendezvousClosedError, RendezvousConnectionError, DistError):
+            if self.attempt >= 0 or self._is_host:
+                raise
+        with contextlib.suppress(RendezvousError):
+            if self._meeting is not None:
+                self._meeting.leave()
+        self._meeting = self._store = None
+        time.sleep(_LOOK_SECONDS)
+        return None
+
+    def _patience(self) -> Callable[[], None]:
+        """Return what is called during a wait for others: it says for whom now and then."""
+        patience = Patience(math.inf, "this node", self.tell, self._checked)
+
+        def look() -> None:
+            there = 0 if self._meeting is None else self._meeting.size
+            patience.look(f"others, {there} of at least {_counted(self._place.min_nodes, 'node')} there")
+
+        return look
+
+    def _checked(self) -> None:
+        self.check()
+        self._tell_who_was_turned_away()
+
+    def _tell_who_was_turned_away(self) -> None:
+        if self._is_host and self._store is not None:
+            while self._store.check([key := f"{_TURNED_AWAY}/{self._turned_away}"]):
+                self._turned_away += 1
+                self.tell(self._store.get(key).decode())
+
     def _reach(self) -> TCPStore:
         """Open the store where that is this node's part, else find it."""
         where = f"{self._host}:{self._port}"
         if self._place.node_rank == 0 and not unusable(self._host, self._port):
             self._is_host = True
-            store = open_store(replace(self._place, address=self._host, port=self._port))
+            store = stores.opened(replace(self._place, address=self._host, port=self._port))
             store.set_timeout(timedelta(seconds=_STORE_SECONDS))
             return store
-        deadline = time.monotonic() + self._seconds
+        patience = Patience(self._seconds, "this node", self.tell, self.check)
         while True:
-            self.check()
-            with contextlib.suppress(DistError, OSError):
-                # torch's store complains in the terminal where nobody listens yet
-                socket.create_connection((self._host, self._port), _PROBE_SECONDS).close()
-                store = TCPStore(
-                    self._host,
-                    self._port,
-                    is_master=False,
-                    timeout=timedelta(seconds=_PROBE_SECONDS * 5),
-                    wait_for_workers=False,
-                )
+            try:
+                store = stores.found(self._host, self._port, self.check)
                 store.set_timeout(timedelta(seconds=_STORE_SECONDS))
                 return store
+            except (DistError, OSError) as error:
+                reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+            patience.look(
+                f"a node that opens the store at {where} ({reason}): the one on the machine of that address, "
+                "with node_rank=0"
+            )
+            time.sleep(_LOOK_SECONDS)
+
+    def _fit_in(self, store: TCPStore) -> None:
+        """Say how this node is made, where it holds the store; else LaunchError where it does not fit to that one."""
+        if self._is_host:
+            store.set(_CARD, pickle.dumps(self._card).hex())
+            return
+        deadline = time.monotonic() + stores.CONNECT_SECONDS
+        while not store.check([_CARD]):
+            self.check()
             if time.monotonic() > deadline:
                 raise LaunchError(
-                    f"no node has opened the store at {where} within {self._seconds:g} s: the one on the machine of "
-                    "that address has node_rank=0; rdzv_conf={'join_timeout': seconds} sets how long to wait"
+                    f"the store at {self._host}:{self._port} is none of a run with num_nodes='min:max': "
+                    "choose another port on all nodes"
                 )
             time.sleep(_LOOK_SECONDS)
+        cards = [_loaded(store.get(_CARD)), replace(self._card, node_rank=-1)]
+        lines = disagreements(cards, complete=True)
+        if lines:
+            text = "\n".join(f"  - {line}" for line in lines)
+            number = store.add(_TURNED_AWAY, 1) - 1
+            store.set(f"{_TURNED_AWAY}/{number}", f"{self._card.host} was not let into the run:\n{text}")
+            raise LaunchError(f"this node does not fit to the one that holds the run together:\n{text}")
 
     def _meeting_at(self, store: TCPStore) -> _Meeting:
         made = _Meeting.from_backend(
@@ -153,13 +218,20 @@ class ElasticNodes(OwnHandler):
         would find what ended ones wrote.
         """
         store, count = found.store, found.world_size
-        store.set(f"node {found.rank}", json.dumps([not self._is_host, self._place.node_rank, found.rank]))
+        own = "" if self._is_host else addresses.own_address(self._host)
+        store.set(
+            f"node {found.rank}", json.dumps([not self._is_host, self._place.node_rank, found.rank, own])
+        )
         if not self._wait_for([f"node {rank}" for rank in range(count)]):
             return None
         order = sorted(json.loads(store.get(f"node {rank}")) for rank in range(count))
-        rank = [place for _, _, place in order].index(found.rank)
+        rank = [place for _, _, place, _ in order].index(found.rank)
+        self._card = replace(self._card, node_rank=rank)
+        others = [address for _, _, place, address in order if place != found.rank and address]
+        if others:
+            self.interface = addresses.interface_towards(others[0] if self._is_host else self._host)
         if self._is_host:
-            self._workers_store = open_store(replace(self._place, address=self._host, port=None))
+            self._workers_store = stores.opened(replace(self._place, address=self._host, port=None))
             store.set("workers", str(self._workers_store.port))
         if not self._wait_for(["workers"]):
             return None
@@ -183,6 +255,7 @@ class ElasticNodes(OwnHandler):
 
         Nobody is let in any more once a node's workers have ended well.
         """
+        self._tell_who_was_turned_away()
         present, waiting, _ = self._look()
         gone = set(range(self._num_nodes)) - present
         ended = self._ended()
@@ -239,9 +312,9 @@ class ElasticNodes(OwnHandler):
 
     def shortage(self) -> str:
         """Say that too few nodes are left, empty where they are enough."""
-        present, waiting, _ = self._look()
+        present, waiting, is_closed = self._look()
         left, least = len(present) + waiting, self._place.min_nodes
-        if left >= least:
+        if is_closed or left >= least:
             return ""
         return (
             f"{_counted(left, 'node')} left, at least {least} are needed: "
@@ -263,6 +336,42 @@ class ElasticNodes(OwnHandler):
         )
 
     # -- the end
+
+    def concluded(self, attempted: Callable[[], Outcome], record: RunRecord) -> Outcome:
+        """Run this node's part, and return how the run ended: alike on all nodes that are in it at its end."""
+        try:
+            outcome = attempted()
+        except LaunchError:
+            if (cause := self._end_elsewhere()) is None:
+                raise
+            return by_another(Outcome(), cause)
+        if outcome.was_stopped:
+            return outcome  # the others go on
+        end = end_of(outcome, self._card, is_complete=True)
+        if end.kind != "done":
+            cause = self._end_elsewhere()
+            if cause is not None and (end.follows or not outcome.failures):
+                outcome = by_another(outcome, cause)
+            elif cause is None:
+                self._say_end(end)
+        self.set_closed()
+        return outcome
+
+    def _say_end(self, end: End) -> None:
+        if self._store is not None:
+            with contextlib.suppress(DistError):  # who held the store was first
+                self._store.set(_END, pickle.dumps(end).hex())
+
+    def _end_elsewhere(self) -> End | None:
+        """Return how the run ended on the node that ended it, None where none says."""
+        if self._store is None:
+            return None
+        try:
+            end = _loaded(self._store.get(_END)) if self._store.check([_END]) else None
+        except DistError:
+            return None
+        assert end is None or isinstance(end, End)
+        return end
 
     def set_closed(self) -> None:
         """End the run for all: its workers have ended well everywhere, or failed for good here."""
@@ -302,6 +411,11 @@ class _Meeting(DynamicRendezvousHandler):
     """Torch's handler, which lets others see who is there, and can leave without closing the run."""
 
     @property
+    def size(self) -> int:
+        """How many nodes have come to the meeting that is under way."""
+        return len(self._state_holder.state.participants)
+
+    @property
     def round(self) -> int:
         """How often the nodes have met before."""
         return int(self._state_holder.state.round)
@@ -335,3 +449,7 @@ class _Meeting(DynamicRendezvousHandler):
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _loaded(text: bytes) -> Any:
+    return pickle.loads(bytes.fromhex(text.decode()))

@@ -13,35 +13,16 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
-from ...events import Failure
 from . import cards, frames
 from .cards import Card
+from .ends import End, first_of
 from .frames import Message
 
 _TOKEN_SECONDS: Final = 10.0
+_PART_SECONDS: Final = 1.0
 _SETTLE_SECONDS: Final = 3.0  # in which other nodes say what they know after the first has failed
-
-EndKind = Literal["done", "failed", "lost", "stopped", "called off"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class End:
-    """How a node's part of the run ended; `called off` is what the others did to it.
-
-    Attributes:
-        card: the node's.
-        failure: of its first rank that failed.
-        follows: whether that failure is one that ranks have when another one leaves.
-        text: what happened where no rank failed.
-    """
-
-    card: Card
-    kind: EndKind
-    failure: Failure | None = None
-    follows: bool = False
-    text: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +75,7 @@ class Hub:
         self._num_nodes = num_nodes
         self._elects = elects
         self._before_again = before_again
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._guests: list[_Guest] = []
         self._members: list[_Guest] = []
         self._attempt = -1
@@ -134,14 +116,27 @@ class Hub:
         self._ready.set()
         await self._closing.wait()
         server.close()
-        for guest in self._guests:
-            guest.writer.close()
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        """End all connections: tasks that were left to be cancelled would complain of it in the cell."""
+        for writer in self._connections.values():
+            writer.close()
+        if self._connections:
+            await asyncio.wait(list(self._connections), timeout=_PART_SECONDS)
+        for writer in self._connections.values():
+            writer.transport.abort()  # what it was told last does not arrive any more
+        if self._connections:
+            await asyncio.wait(list(self._connections))
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = writer.get_extra_info("socket")
-        guest = _Guest(writer=writer, address=str(writer.get_extra_info("peername")[0]))
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[task] = writer
+        address = writer.get_extra_info("peername") or [""]  # none where it has gone already
+        guest = _Guest(writer=writer, address=str(address[0]))
         try:
-            frames.keep_alive(connection)
+            frames.keep_alive(writer.get_extra_info("socket"))
             token = await asyncio.wait_for(reader.readexactly(frames.TOKEN_BYTES), _TOKEN_SECONDS)
             if not hmac.compare_digest(token, self._token):
                 return
@@ -153,6 +148,7 @@ class Hub:
         finally:
             self._part(guest)
             writer.close()
+            del self._connections[task]
 
     def _take(self, guest: _Guest, message: Message) -> None:
         if message.kind == "card":
@@ -160,6 +156,10 @@ class Hub:
             self._meet(guest)
         elif message.kind == "value":
             self._value, self._value_from = message, guest
+        elif message.kind in ("news", "ask"):
+            for other in self._members:
+                if other is not guest:
+                    other.tell(message)
         elif message.kind == "end":
             self._end(guest, message.value)
         elif message.kind == "bye":
@@ -168,6 +168,9 @@ class Hub:
     # -- meeting
 
     def _meet(self, newcomer: _Guest) -> None:
+        if self._is_over:
+            newcomer.tell(Message("over"))
+            return
         if self._members and newcomer not in self._members:
             newcomer.tell(Message("refused", f"the run has its {self._num_nodes} nodes already"))
             return
@@ -228,8 +231,12 @@ class Hub:
     # -- ending
 
     def _end(self, guest: _Guest, end: End) -> None:
-        guest.end = end
-        self._ends.append(end)
+        if guest in self._members:
+            guest.end = end
+            self._ends.append(end)
+        elif guest.is_host:
+            others = [other for other in self._guests if other is not guest]
+            self._refuse(others, f"{end.text or end.card.name}, which holds the run together")
         self._consider()
 
     def _part(self, guest: _Guest) -> None:
@@ -265,14 +272,9 @@ class Hub:
         if self._settling is not None:
             self._settling.cancel()
         cause = first_of(self._ends)
+        if cause is not None and cause.hang:
+            cause = replace(cause, hang="\n".join(end.hang for end in self._ends if end.hang))
         for member in self._members:
             member.tell(Message("verdict", cause))
             if cause is None and self._value is not None and member is not self._value_from:
                 member.tell(self._value)
-
-
-def first_of(ends: Sequence[End]) -> End | None:
-    """Return what began it all, of ends in the order in which they were heard; None where all is well."""
-    ranks: dict[EndKind, int] = {"done": 4, "failed": 0, "lost": 0, "stopped": 1, "called off": 3}
-    bad = [end for end in ends if end.kind != "done"]
-    return min(bad, key=lambda end: 2 if end.follows else ranks[end.kind], default=None)

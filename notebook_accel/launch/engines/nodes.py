@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -14,75 +12,28 @@ from typing import Final
 from torch.distributed import DistError, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 
-from ...errors import LaunchError, RunStoppedError, WorkerError
+from ...errors import LaunchError
 from ...events import Result
 from ...stream.record import RunRecord
 from .. import addresses, failures
 from ..control import StopAsked
 from ..culprit import unpack_value
-from ..job import Job, Rendezvous
-from . import frames
+from ..job import Job
+from . import ends, frames, stores
 from .base import Outcome
 from .cards import Card, card_of
+from .ends import End
 from .frames import Message, Spoke
-from .hub import End, Hub, Met
-from .rendezvous import OwnHandler, join_seconds
+from .hub import Hub, Met
+from .rendezvous import OwnHandler, Patience, join_seconds
 
 _PREFIX: Final = "notebook_accel nodes/"
 _LOOK_SECONDS: Final = 0.05
 _SOON_SECONDS: Final = 2.0  # in which a node that waits looks more often
-_PROBE_SECONDS: Final = 1.0
-_CONNECT_SECONDS: Final = 5.0
-_ANSWER_SECONDS: Final = 6.0
-_NOTICE_SECONDS: Final = (3.0, 10.0, 30.0)
-_LATER_SECONDS: Final = 60.0
+_PEER_SECONDS: Final = 3.0  # in which a node 0 looks for another one at an address that is not its own
 _VERDICT_SECONDS: Final = 10.0
 _LEAVE_SECONDS: Final = 5.0
-
-
-class Patience:
-    """A wait for other nodes: tells of itself now and then, and ends.
-
-    Args:
-        seconds: after which it ends with a LaunchError.
-        who: waits.
-        tell: takes a sentence.
-        check: called at each look, ends the wait by an exception.
-    """
-
-    def __init__(
-        self, seconds: float, who: str, tell: Callable[[str], None], check: Callable[[], None]
-    ) -> None:
-        self._seconds = seconds
-        self._who = who
-        self._tell = tell
-        self._check = check
-        self._began = time.monotonic()
-        self._told = 0
-
-    @property
-    def waited(self) -> float:
-        """Seconds so far."""
-        return time.monotonic() - self._began
-
-    @property
-    def was_told(self) -> bool:
-        """Whether anybody heard of it."""
-        return self._told > 0
-
-    def look(self, whom: str) -> None:
-        """Say for whom, where it is time to; LaunchError where it lasted too long."""
-        self._check()
-        if self.waited > self._seconds:
-            raise LaunchError(
-                f"{self._who} waited {self._seconds:g} s for {whom}; "
-                "rdzv_conf={'join_timeout': seconds} sets how long"
-            )
-        later = _NOTICE_SECONDS[-1] + _LATER_SECONDS * (self._told - len(_NOTICE_SECONDS) + 1)
-        due = _NOTICE_SECONDS[self._told] if self._told < len(_NOTICE_SECONDS) else later
-        if self.waited >= due:
-            self._told += 1
-            self._tell(f"{self._who} waits for {whom}, for {self.waited:.0f} s now")
+_STOP_SECONDS: Final = 30.0
 
 
 class Nodes(OwnHandler):
@@ -91,10 +42,10 @@ class Nodes(OwnHandler):
     One of them holds torch's store, at the address that all know, and the hub, whose port is in the store.
 
     Attributes:
-        tell: takes sentences for the cell.
-        interface: the network interface by which this node reaches the others, None where nobody knows.
         is_called_off: whether something happened on another node that ends the run.
     """
+
+    seconds_to_tell = 2.0
 
     def __init__(self, job: Job) -> None:
         super().__init__(job.rendezvous)
@@ -112,14 +63,10 @@ class Nodes(OwnHandler):
         self._called = -1
         self._verdict: Message | None = None
         self._value: Message | None = None
-        self.tell: Callable[[str], None] = lambda text: None
-        self.interface: str | None = None
+        self._asked_to_stop: float | None = None
+        self._news_told = self._news_heard = 0.0
+        self._has_asked = self._is_asked = False
         self.is_called_off = False
-
-    @staticmethod
-    def fits(place: Rendezvous) -> bool:
-        """Whether a rendezvous is of that kind."""
-        return not place.is_elastic and (place.num_nodes > 1 or bool(place.endpoint))
 
     def get_backend(self) -> str:
         return "nodes"
@@ -135,8 +82,8 @@ class Nodes(OwnHandler):
             self._spoke = self._opened(patience)
         if self.attempt and self._hub is not None and not hasattr(self._store, "list_keys"):
             raise LaunchError("workers on several nodes can only start again with a newer torch")
-        self._spoke.say(Message("card", (self._card, self.attempt, self._hub is not None)))
-        self._met = met = self._wait_for_all(self._spoke, patience)
+        self._met = met = self._wait_for_all(patience)
+        self._is_asked = False  # where workers of the last attempt were
         if patience.was_told:
             self.tell(f"all {self._place.num_nodes} nodes are there, after {patience.waited:.0f} s")
         others = [address for rank, address in enumerate(met.addresses) if rank != met.node_rank]
@@ -148,14 +95,19 @@ class Nodes(OwnHandler):
         where = RendezvousStoreInfo(master_addr=self._host, master_port=self._port)
         return RendezvousInfo(store, met.node_rank, self._place.num_nodes, where)
 
-    def _wait_for_all(self, spoke: Spoke, patience: Patience) -> Met:
+    def _wait_for_all(self, patience: Patience) -> Met:
+        """Return who is there, once all are."""
         here: Sequence[Card] = [self._card]
+        self._say_card()
         while True:
-            message = spoke.hear(_LOOK_SECONDS)
-            if message is None:
-                if spoke.lost:
-                    raise LaunchError(f"{self._host_name()} has left: its own notebook or terminal says why")
+            assert self._spoke is not None
+            message = self._spoke.hear(_LOOK_SECONDS)
+            if message is None and not self._spoke.lost:
                 patience.look(self._missing(here))
+            elif message is None or message.kind == "over":
+                if self.attempt or self._hub is not None:
+                    raise LaunchError(f"{self._host_name()} has left: its own notebook or terminal says why")
+                self._go_again(patience)
             elif message.kind == "here":
                 here = message.value
             elif message.kind == "met":
@@ -165,7 +117,21 @@ class Nodes(OwnHandler):
             else:
                 self._note(message)
                 if self._verdict is not None:
-                    raise LaunchError(f"the workers cannot start again: {_told(self._verdict.value)}")
+                    raise LaunchError(f"the workers cannot start again: {ends.spoken(self._verdict.value)}")
+
+    def _say_card(self) -> None:
+        assert self._spoke is not None
+        self._spoke.say(Message("card", (self._card, self.attempt, self._hub is not None)))
+
+    def _go_again(self, patience: Patience) -> None:
+        """Wait for the next run at the same place: the one that was there ends just now."""
+        assert self._spoke is not None
+        self._spoke.say(Message("bye"))
+        self._spoke.close()
+        self._spoke = self._store = None
+        time.sleep(_LOOK_SECONDS)
+        self._spoke = self._connected(patience)
+        self._say_card()
 
     def _missing(self, here: Sequence[Card]) -> str:
         count, ranks = self._place.num_nodes, {card.node_rank for card in here}
@@ -189,7 +155,7 @@ class Nodes(OwnHandler):
         is_here = not addresses.unusable(self._host, 0)
         if not self._elects and is_first and not is_here:
             try:
-                return self._connected(Patience(_NOTICE_SECONDS[0], "node 0", self.tell, self.check))
+                return self._connected(Patience(_PEER_SECONDS, "node 0", self.tell, self.check))
             except LaunchError:
                 is_here = True  # an address that leads here from outside, perhaps
         may_host = is_first and is_here
@@ -202,7 +168,7 @@ class Nodes(OwnHandler):
 
     def _hosted(self) -> Spoke | None:
         """Open store and hub; None where another node of this machine was first and that is as well."""
-        timeout = timedelta(seconds=_CONNECT_SECONDS)
+        timeout = timedelta(seconds=stores.CONNECT_SECONDS)
         try:
             store = TCPStore(self._host, self._port, is_master=True, timeout=timeout, wait_for_workers=False)
         except (DistError, OSError) as error:
@@ -224,7 +190,7 @@ class Nodes(OwnHandler):
             before_again=self._forget_workers,
         )
         own = self._host if addresses.is_loopback(self._host) else "127.0.0.1"
-        spoke = Spoke(own, port, token, _CONNECT_SECONDS)
+        spoke = Spoke(own, port, token, stores.CONNECT_SECONDS)
         store.set(f"{_PREFIX}hub", f"{port} {token.hex()}")
         return spoke
 
@@ -234,8 +200,6 @@ class Nodes(OwnHandler):
             hint = f"; {self._host} is this machine itself, master_addr is the address of node 0"
         while True:
             try:
-                # torch's store complains in the terminal where nobody listens yet
-                socket.create_connection((self._host, self._port), _PROBE_SECONDS).close()
                 if (spoke := self._greeted()) is not None:
                     return spoke
                 reason = "it is no run's store, or no node 0 of this version"
@@ -246,47 +210,17 @@ class Nodes(OwnHandler):
 
     def _greeted(self) -> Spoke | None:
         """Read where the hub is, and go there; None where the store does not say so."""
-        store = self._client()
-        deadline = time.monotonic() + _PROBE_SECONDS
+        store = stores.found(self._host, self._port, self.check)
+        deadline = time.monotonic() + stores.PROBE_SECONDS
         while not store.check([f"{_PREFIX}hub"]):
             if time.monotonic() > deadline:
                 return None
             time.sleep(_LOOK_SECONDS / 10)
         port, token = store.get(f"{_PREFIX}hub").decode().split()
-        spoke = Spoke(self._host, int(port), bytes.fromhex(token), _CONNECT_SECONDS)
+        spoke = Spoke(self._host, int(port), bytes.fromhex(token), stores.CONNECT_SECONDS)
         store.set_timeout(timedelta(seconds=self._seconds))
         self._store = store
         return spoke
-
-    def _client(self) -> TCPStore:
-        """Connect to the store; LaunchError where something else listens there, for which torch waits for ever."""
-        made: list[TCPStore | BaseException] = []
-        timeout = timedelta(seconds=_CONNECT_SECONDS)
-
-        def make() -> None:
-            try:
-                store = TCPStore(
-                    self._host, self._port, is_master=False, timeout=timeout, wait_for_workers=False
-                )
-                made.append(store)
-            except BaseException as error:
-                made.append(error)
-
-        thread = threading.Thread(target=make, name="notebook_accel store", daemon=True)
-        thread.start()
-        deadline = time.monotonic() + _ANSWER_SECONDS
-        while not made:
-            self.check()
-            if time.monotonic() > deadline:
-                raise LaunchError(
-                    f"what listens at {self._host}:{self._port} does not answer as the store of a run: "
-                    "another program may have the port, choose another use_port on all nodes"
-                )
-            thread.join(_LOOK_SECONDS / 5)
-        if isinstance(made[0], BaseException):
-            raise made[0]
-        made[0].set_timeout(timeout)
-        return made[0]
 
     def _forget_workers(self) -> None:
         """Remove what ended workers wrote: new ones would take their addresses for each other's."""
@@ -320,6 +254,23 @@ class Nodes(OwnHandler):
             self.is_called_off = self.is_called_off or message.value is not None
         elif message.kind == "value":
             self._value = message
+        elif message.kind == "news":
+            self._news_heard = time.monotonic()
+        elif message.kind == "ask":
+            self._is_asked = True
+
+    def share_news(self, news: float, *, ask: bool, every: float) -> tuple[float, bool]:
+        self.num_nodes_waiting()  # takes what the others said
+        assert self._spoke is not None
+        if ask and not self._has_asked:
+            self._spoke.say(Message("ask"))
+        self._has_asked = ask
+        now = time.monotonic()
+        if news > self._news_told and now - self._news_told > every:
+            self._news_told = now
+            self._spoke.say(Message("news"))
+        is_asked, self._is_asked = self._is_asked, False
+        return self._news_heard, is_asked
 
     # -- ending
 
@@ -338,17 +289,22 @@ class Nodes(OwnHandler):
             raise
         if self._met is None or self._spoke is None:
             return outcome
-        end = self._end_of(outcome, record)
+        card = self._own_card()
+        end = ends.end_of(outcome, card, is_complete=len(record.results) >= card.processes)
         if end.kind == "done" and self._wants_first and 0 in record.results:
             result = record.results[0]
             self._spoke.say(Message("value", result.time, [result.value, *result.buffers]))
         self._say_end(end)
-        cause = self._wait_for_verdict(is_well=end.kind == "done")
+        try:
+            cause = self._wait_for_verdict(is_well=end.kind == "done")
+        except StopAsked:
+            self._say_end(End(card=card, kind="stopped", text=f"{card.name} was stopped"))
+            return Outcome(stopped=outcome.stopped, was_stopped=True)
         if cause is None and end.kind == "done":
             return self._with_value(outcome)
-        if cause is None or cause.card.node_rank == end.card.node_rank:
+        if cause is None or (cause.card.node_rank == end.card.node_rank and not cause.hang):
             return outcome
-        return _by_another(outcome, cause)
+        return ends.by_another(outcome, cause)
 
     def _own_card(self) -> Card:
         return self._met.cards[self._met.node_rank] if self._met is not None else self._card
@@ -357,19 +313,6 @@ class Nodes(OwnHandler):
         if self._spoke is not None:
             self._spoke.say(Message("end", end))
 
-    def _end_of(self, outcome: Outcome, record: RunRecord) -> End:
-        card = self._own_card()
-        if outcome.failures:
-            failure = failures.first(outcome.failures)
-            return End(card=card, kind="failed", failure=failure, follows=failures.is_lost_peer(failure))
-        if outcome.hang:
-            return End(card=card, kind="failed", text=f"{card.name}: {outcome.hang}")
-        if outcome.was_stopped:
-            return End(card=card, kind="stopped", text=f"{card.name} was stopped")
-        if len(record.results) < card.processes:
-            return End(card=card, kind="called off", text=f"{card.name} was called off")
-        return End(card=card, kind="done")
-
     def _wait_for_verdict(self, *, is_well: bool) -> End | None:
         """Return what began it all, None where every node ended well.
 
@@ -377,9 +320,8 @@ class Nodes(OwnHandler):
         """
         assert self._spoke is not None
         seconds = math.inf if is_well else _VERDICT_SECONDS
-        patience = Patience(
-            math.inf, f"node {self._own_card().node_rank}, which has ended,", self.tell, self.check
-        )
+        who = f"node {self._own_card().node_rank}, which has ended,"
+        patience = Patience(math.inf, who, self.tell, self._check_for_long)
         while self._verdict is None and patience.waited < seconds:
             if (message := self._spoke.hear(_LOOK_SECONDS)) is not None:
                 self._note(message)
@@ -393,6 +335,17 @@ class Nodes(OwnHandler):
         assert verdict is None or isinstance(verdict, End)
         return verdict
 
+    def _check_for_long(self) -> None:
+        """Let those of other nodes that were asked to stop have their time, too."""
+        try:
+            self.check()
+        except StopAsked:
+            now = time.monotonic()
+            if self._asked_to_stop is None:
+                self._asked_to_stop = now
+            if now - self._asked_to_stop > _STOP_SECONDS:
+                raise
+
     def _lost_host(self) -> End:
         assert self._met is not None
         card = self._met.cards[self._met.host_rank]
@@ -405,11 +358,11 @@ class Nodes(OwnHandler):
             return outcome
         assert self._spoke is not None
         while self._value is None:
-            self.check()
+            self._check_for_long()
             if (message := self._spoke.hear(_LOOK_SECONDS)) is not None:
                 self._note(message)
             elif self._spoke.lost:
-                return _by_another(outcome, self._lost_host())
+                return ends.by_another(outcome, self._lost_host())
         value, *buffers = self._value.parts
         result = Result(rank=0, time=self._value.value, value=bytes(value), buffers=buffers)
         return Outcome(values={0: unpack_value(result)}, stopped=outcome.stopped)
@@ -438,30 +391,3 @@ class Nodes(OwnHandler):
 def _met_of(message: Message) -> Met:
     assert isinstance(message.value, Met)
     return message.value
-
-
-def _told(end: End | None) -> str:
-    if end is None:
-        return "the others have ended"
-    return end.text or (
-        f"{end.card.name}: {failures.one_line(end.failure)}" if end.failure else end.card.name
-    )
-
-
-def _by_another(outcome: Outcome, cause: End) -> Outcome:
-    """Return the outcome of a run that ended because of another node."""
-    error: BaseException | None = None
-    if cause.failure is None:
-        if cause.kind == "stopped":
-            error = RunStoppedError(cause.text)
-        else:
-            error = WorkerError(cause.text, rank=-1)
-        for failure in outcome.failures:
-            failures.add_note(error, failures.one_line(failure))
-    return Outcome(
-        failures=outcome.failures,
-        stopped=outcome.stopped,
-        cause=None if cause.failure is None else failures.with_own_cells(cause.failure),
-        where=cause.card.name,
-        error=error,
-    )

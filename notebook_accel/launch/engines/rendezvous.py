@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -17,25 +15,62 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from ...errors import LaunchError
-from ..addresses import listen
+from ...stream.record import RunRecord
 from ..job import Rendezvous
+from . import stores
+from .base import Outcome
 
 OTHERS_START_AGAIN = "another node starts its workers again"
 _LOOK_SECONDS = 0.05
-_CONNECT_SECONDS = 5.0
-_PROBE_SECONDS = 1.0
+_NOTICE_SECONDS = (3.0, 10.0, 30.0)
+_LATER_SECONDS = 60.0
 _JOIN_SECONDS = 900.0
 _LAST_SECONDS = 5.0
 
 
-def handler_for(place: Rendezvous) -> OwnHandler:
-    """Return how a node meets others that come and go, or nobody; a fixed number of nodes meets by `nodes.Nodes`."""
-    if place.num_nodes == 1 and not place.endpoint:
-        return SingleNode(place)
-    from .elastic_nodes import ElasticNodes  # which needs this module
+class Patience:
+    """A wait for other nodes: tells of itself now and then, and ends.
 
-    assert place.is_elastic
-    return ElasticNodes(place)
+    Args:
+        seconds: after which it ends with a LaunchError.
+        who: waits.
+        tell: takes a sentence.
+        check: called at each look, ends the wait by an exception.
+    """
+
+    def __init__(
+        self, seconds: float, who: str, tell: Callable[[str], None], check: Callable[[], None]
+    ) -> None:
+        self._seconds = seconds
+        self._who = who
+        self._tell = tell
+        self._check = check
+        self._began = time.monotonic()
+        self._told = 0
+
+    @property
+    def waited(self) -> float:
+        """Seconds so far."""
+        return time.monotonic() - self._began
+
+    @property
+    def was_told(self) -> bool:
+        """Whether anybody heard of it."""
+        return self._told > 0
+
+    def look(self, whom: str) -> None:
+        """Say for whom, where it is time to; LaunchError where it lasted too long."""
+        self._check()
+        if self.waited > self._seconds:
+            raise LaunchError(
+                f"{self._who} waited {self._seconds:g} s for {whom}; "
+                "rdzv_conf={'join_timeout': seconds} sets how long"
+            )
+        later = _NOTICE_SECONDS[-1] + _LATER_SECONDS * (self._told - len(_NOTICE_SECONDS) + 1)
+        due = _NOTICE_SECONDS[self._told] if self._told < len(_NOTICE_SECONDS) else later
+        if self.waited >= due:
+            self._told += 1
+            self._tell(f"{self._who} waits for {whom}, for {self.waited:.0f} s now")
 
 
 class OwnHandler(RendezvousHandler):
@@ -44,16 +79,24 @@ class OwnHandler(RendezvousHandler):
     Attributes:
         attempt: which start of the workers this is, counted from 0, alike on all nodes.
         check: called now and then during waits, which an exception of it ends.
+        tell: takes sentences for the cell.
+        interface: the network interface by which this node reaches the others, None where nobody knows.
+        is_called_off: whether something happened on another node that ends the run.
+        seconds_to_tell: how long ranks of other nodes are given, where nothing goes on, to say where they are.
         seconds_to_notice: how long it takes at most until a lost node is noticed, 0 where none may be lost.
     """
 
     use_agent_store = True
     attempt = -1
     seconds_to_notice = 0.0
+    seconds_to_tell = 0.0
+    is_called_off = False
 
     def __init__(self, place: Rendezvous) -> None:
         self._place = place
         self.check: Callable[[], None] = lambda: None
+        self.tell: Callable[[str], None] = lambda text: None
+        self.interface: str | None = None
 
     def is_closed(self) -> bool:
         return False
@@ -85,6 +128,23 @@ class OwnHandler(RendezvousHandler):
         """Say why workers start again although none failed here; `ranks` is the new world size."""
         return OTHERS_START_AGAIN
 
+    def share_news(self, news: float, *, ask: bool, every: float) -> tuple[float, bool]:
+        """Tell other nodes that something was heard of ranks here, or that these are asked where they are.
+
+        Args:
+            news: when something was heard last, by the monotonic clock.
+            ask: whether they are asked.
+            every: seconds in which it is told once at most.
+
+        Returns:
+            When something was heard of ranks of other nodes, and whether other nodes ask theirs since the last call.
+        """
+        return 0.0, False
+
+    def concluded(self, attempted: Callable[[], Outcome], record: RunRecord) -> Outcome:
+        """Run this node's part, and return how the run ended: alike on all nodes."""
+        return attempted()
+
     def shortage(self) -> str:
         """Say that too few nodes are left, empty where they are enough."""
         return ""
@@ -101,15 +161,16 @@ class SingleNode(OwnHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         self.attempt += 1
-        store = open_store(self._place)  # a new one for each attempt: the last one's holds its addresses
+        store = stores.opened(self._place)  # a new one for each attempt: the last one's holds its addresses
         where = RendezvousStoreInfo(master_addr=self._place.address, master_port=store.port)
         return RendezvousInfo(store, 0, 1, where)
 
 
-class StaticNodes(OwnHandler):
-    """The rendezvous of nodes whose ranks are given: node 0 holds the store, all meet there for each attempt.
+class PatientNodes(OwnHandler):
+    """The rendezvous, for torch elastic's own agents, of nodes whose ranks are given: node 0 holds the store.
 
-    A node that has to start its workers again calls the others, which do the same.
+    A node that has to start its workers again calls the others, which do the same. Agents meet once more at torch's
+    exit barrier: node 0 stays until the others have left it, else they would warn of a lost connection.
     """
 
     def __init__(self, place: Rendezvous) -> None:
@@ -122,7 +183,7 @@ class StaticNodes(OwnHandler):
         self._prefix = f"nodes of {place.run_id}/"
 
     def get_backend(self) -> str:
-        return "static"
+        return "patient-nodes"  # torch elastic has another one that is called static
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet the other nodes; LaunchError where one does not come in time or has left."""
@@ -169,20 +230,13 @@ class StaticNodes(OwnHandler):
         except DistError:
             return 0  # node 0 has left: what becomes of the workers tells
 
-    def wait_for_others(self) -> None:
-        """Keep the store open, on the node that holds it, until the others have ended."""
-        assert self._store is not None
-        if self._place.node_rank != 0:
-            return
-        others = range(1, self._place.num_nodes)
-        while not all(self._store.check([self._left(node)]) for node in others):
-            if self.num_nodes_waiting():
-                raise LaunchError("another node starts its workers again, this node's have ended well")
-            self.check()
-            time.sleep(_LOOK_SECONDS)
-
     def shutdown(self) -> bool:
-        """Tell the others that this node has ended, and close its hold on the store."""
+        """Tell the others that this node has ended, and close its hold on the store; node 0 waits for them first."""
+        if self._store is not None and self._place.node_rank == 0:
+            deadline = time.monotonic() + _LAST_SECONDS
+            others = [self._left(node) for node in range(1, self._place.num_nodes)]
+            while not all(self._store.check([key]) for key in others) and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS)
         if self._store is not None:
             try:
                 self._store.set(self._left(self._place.node_rank), "")
@@ -194,14 +248,15 @@ class StaticNodes(OwnHandler):
 
     def _connect(self, deadline: float) -> TCPStore:
         is_host = self._place.node_rank == 0
-        timeout = timedelta(seconds=_CONNECT_SECONDS)
+        timeout = timedelta(seconds=stores.CONNECT_SECONDS)
         while True:
             try:
-                if not is_host:  # torch's store complains in the terminal where nobody listens yet
-                    socket.create_connection((self._host, self._port), _PROBE_SECONDS).close()
-                store = TCPStore(
-                    self._host, self._port, is_master=is_host, timeout=timeout, wait_for_workers=False
-                )
+                if is_host:
+                    store = TCPStore(
+                        self._host, self._port, is_master=True, timeout=timeout, wait_for_workers=False
+                    )
+                else:
+                    store = stores.found(self._host, self._port, self.check)
                 store.set_timeout(timedelta(seconds=self._seconds))
                 return store
             except (DistError, OSError) as error:
@@ -232,41 +287,6 @@ class StaticNodes(OwnHandler):
         return f"{self._prefix}left/node {node}"
 
 
-class PatientNodes(StaticNodes):
-    """Nodes whose agents meet once more at torch elastic's exit barrier: node 0 stays until the others have left it.
-
-    Otherwise those that still ask its store whether all are there warn of a lost connection.
-    """
-
-    def get_backend(self) -> str:
-        return "patient-nodes"  # torch elastic has another one that is called static
-
-    def shutdown(self) -> bool:
-        if self._store is not None and self._place.node_rank == 0:
-            deadline = time.monotonic() + _LAST_SECONDS
-            others = [self._left(node) for node in range(1, self._place.num_nodes)]
-            while not all(self._store.check([key]) for key in others) and time.monotonic() < deadline:
-                time.sleep(_LOOK_SECONDS)
-        return super().shutdown()
-
-
 def join_seconds(settings: Mapping[str, Any]) -> float:
     """Return how long a node waits for the others, by `rdzv_conf`."""
     return float(settings.get("join_timeout", settings.get("timeout", _JOIN_SECONDS)))
-
-
-def open_store(place: Rendezvous) -> TCPStore:
-    """Open a store that listens at the run's own address alone.
-
-    Left to itself torch's listens at all addresses, in IPv6; the name of each peer is then looked up as IPv6 too,
-    which no hosts file answers, and a name server that is slow or away delays everything.
-    """
-    options: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
-    try:
-        if sys.platform == "win32":
-            return TCPStore(place.address, int(place.port or 0), use_libuv=False, **options)
-        listening = listen(place.address, int(place.port or 0))
-        port = listening.getsockname()[1]
-        return TCPStore(place.address, port, master_listen_fd=listening.detach(), **options)
-    except (RuntimeError, OSError) as error:
-        raise LaunchError(f"cannot open a store at {place.address}:{place.port}: {error}") from None

@@ -1,0 +1,103 @@
+"""Where nodes talk: who hears what, by real connections within this process."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from notebook_accel.launch.engines.cards import Card, disagreements
+from notebook_accel.launch.engines.ends import End
+from notebook_accel.launch.engines.frames import Message, Spoke
+from notebook_accel.launch.engines.hub import Hub
+
+TOKEN = bytes(range(32))
+
+
+class Meeting:
+    """A hub for three nodes, and connections to it."""
+
+    def __init__(self) -> None:
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listening.getsockname()[1]
+        self.hub = Hub(self.listening, TOKEN, 3, elects=False, before_again=lambda: None)
+        self.spokes: list[Spoke] = []
+
+    def come(self, rank: int) -> Spoke:
+        spoke = Spoke("127.0.0.1", self.port, TOKEN, 5.0)
+        self.spokes.append(spoke)
+        spoke.say(Message("card", (card(rank), 0, rank == 0)))
+        return spoke
+
+    def close(self) -> None:
+        self.hub.close()
+        for spoke in self.spokes:
+            spoke.close()
+
+
+def card(rank: int, **same: str) -> Card:
+    return Card(node_rank=rank, host="one", processes=1, same=same)
+
+
+def hear(spoke: Spoke, kind: str) -> object:
+    """Return the value of the next message of a kind."""
+    while (message := spoke.hear(5.0)) is not None:
+        if message.kind == kind:
+            return message.value
+    raise AssertionError(f"no {kind} was heard")
+
+
+@pytest.fixture
+def meeting() -> Iterator[Meeting]:
+    made = Meeting()
+    yield made
+    made.close()
+
+
+def test_a_node_that_was_stopped_before_all_were_there_may_come_again(meeting: Meeting) -> None:
+    host, early = meeting.come(0), meeting.come(1)
+    early.say(Message("end", End(card=card(1), kind="stopped", text="node 1 (one) was stopped")))
+    early.say(Message("bye"))
+    early.close()
+    time.sleep(0.1)
+    spokes = [host, meeting.come(1), meeting.come(2)]
+    for rank, spoke in enumerate(spokes):
+        hear(spoke, "met")
+        spoke.say(Message("end", End(card=card(rank), kind="done")))
+    assert [hear(spoke, "verdict") for spoke in spokes] == [None] * 3
+    late = meeting.come(1)
+    hear(late, "over")
+
+
+def test_a_host_that_is_stopped_tells_those_who_wait(meeting: Meeting) -> None:
+    waiting, host = meeting.come(1), meeting.come(0)
+    hear(host, "here")
+    host.say(Message("end", End(card=card(0), kind="stopped", text="node 0 (one) was stopped")))
+    assert str(hear(waiting, "refused")).startswith("node 0 (one) was stopped")
+
+
+def test_a_hub_ends_without_complaints(meeting: Meeting, caplog: pytest.LogCaptureFixture) -> None:
+    """Nodes and strangers, silent ones and those that were gone at once, are connected when it closes."""
+    with caplog.at_level(logging.DEBUG, "asyncio"):
+        meeting.come(0)
+        strangers = [socket.create_connection(("127.0.0.1", meeting.port)) for _ in range(4)]
+        strangers[0].sendall(b"GET / HTTP/1.0\r\n\r\n")
+        strangers[1].sendall(TOKEN + b"\1")
+        strangers[2].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        strangers[2].close()
+        time.sleep(0.1)
+        began = time.monotonic()
+        meeting.hub.close()
+    for stranger in strangers:
+        stranger.close()
+    assert time.monotonic() - began < 1.0
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_nodes_of_one_name_may_disagree() -> None:
+    """Machines of a cloud are often called alike, and nobody has a rank before all are there."""
+    (line,) = disagreements([card(0, torch="2.9"), card(0, torch="2.8")], complete=True)
+    assert line == "torch: 2.9 on node 0 (one); 2.8 on node 0 (one)"
