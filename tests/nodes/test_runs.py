@@ -220,15 +220,15 @@ def test_a_hang_is_one_of_all_nodes(nodes: Nodes) -> None:
         def train():
             total()
             if os.environ["RANK"] == "1":
-                for _ in range(7):
-                    time.sleep(0.5)
+                for _ in range(10):
+                    time.sleep(0.4)
                     print("works", flush=True)
                 time.sleep(60)
             total()
-        launch(train, hang_timeout=1.5, on_hang="raise")
+        launch(train, hang_timeout=3, on_hang="raise")
     """
     cells = nodes.run(code)
-    assert cells[1].lines.count("works") == 7
+    assert cells[1].lines.count("works") == 10
     for cell in cells:
         kind, text = cell.error or ("", cell.stdout)
         assert kind == "HangError" and "in all_reduce" in text and "time.sleep(60)" in text, text
