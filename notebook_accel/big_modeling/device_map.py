@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..hooks.tensors import named_module_tensors
 from . import limits, sizes, ties
 from .explanation import Explanation
 from .sizes import DtypeLike, Named, is_within
@@ -83,7 +84,7 @@ def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
     """Raise ValueError if the map names what the model does not have, or leaves a tensor without a device."""
     tensors = list(model.state_dict(keep_vars=True))
     known = {name for name, _ in model.named_modules()} | set(tensors)
-    known |= {name for name, _ in sizes.named_module_tensors(model, recurse=True)}
+    known |= {name for name, _ in named_module_tensors(model, recurse=True)}
     if unknown := sorted(name for name in device_map if name not in known):
         warnings.warn(f"the device map names what the model does not have: {unknown}", stacklevel=3)
     lost = [name for name in tensors if ties.device_of(name, device_map) is None]

@@ -110,9 +110,7 @@ def get_balanced_memory(
     return limits
 
 
-def _largest_whole(
-    model: nn.Module, by_name: Mapping[str, int], given: str | Sequence[str] | None
-) -> int:
+def _largest_whole(model: nn.Module, by_name: Mapping[str, int], given: str | Sequence[str] | None) -> int:
     """Return the bytes of the largest first module of each class that stays whole."""
     whole = sizes.no_split_classes(model, given)
     first: dict[str, int] = {}

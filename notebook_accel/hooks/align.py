@@ -263,7 +263,7 @@ def align_module_device(module: nn.Module, execution_device: Device | None = Non
     own = dict(module.named_parameters(recurse=False))
     homes = {name: tensor.device for name, tensor in own.items()}
     try:
-        for name, tensor in own.items():
+        for tensor in own.values():
             tensor.data = tensor.data.to(device)
         yield
     finally:

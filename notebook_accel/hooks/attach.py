@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -127,73 +128,45 @@ def attach_align_device_hook_on_blocks(
         tied_params_map: copies of shared weights, by address and device.
         prefetcher: fetches weights before they are needed.
     """
+    common: dict[str, Any] = {"skip_keys": skip_keys, "tied_params_map": tied_params_map}
+    away: dict[str, Any] = {
+        "weights_map": weights_map,
+        "offload_buffers": offload_buffers,
+        "preload_module_classes": preload_module_classes,
+        "prefetcher": prefetcher,
+    }
     if not isinstance(execution_device, Mapping) and not isinstance(offload, Mapping):
         if offload:
             attach_align_device_hook(
-                module,
-                execution_device,
-                True,
-                weights_map,
-                offload_buffers,
-                module_name,
-                skip_keys,
-                preload_module_classes,
-                tied_params_map,
-                prefetcher,
+                module, execution_device, True, module_name=module_name, **away, **common
             )
             return
-        hook = AlignDevicesHook(
-            execution_device,
-            io_same_device=True,
-            place_submodules=True,
-            skip_keys=skip_keys,
-            tied_params_map=tied_params_map,
-        )
+        hook = AlignDevicesHook(execution_device, io_same_device=True, place_submodules=True, **common)
         add_hook_to_module(module, hook, append=True)
         return
-    places = (
+    places: dict[str, Any] = (
         dict(execution_device)
         if isinstance(execution_device, Mapping)
         else dict.fromkeys(offload, execution_device)  # type: ignore[arg-type]
     )
-    away = dict(offload) if isinstance(offload, Mapping) else dict.fromkeys(places, offload)
+    are_away = dict(offload) if isinstance(offload, Mapping) else dict.fromkeys(places, offload)
     for name, part in list(module.named_modules()):
         full = ".".join(filter(None, (module_name, name)))
-        if full not in places:
-            if full == "":
-                add_hook_to_module(part, AlignDevicesHook(io_same_device=True, skip_keys=skip_keys), append=True)
+        if full not in places and full:
             continue
-        device = places[full]
-        if away.get(full, False):
-            attach_align_device_hook(
-                part,
-                device,
-                True,
-                weights_map,
-                offload_buffers,
-                full,
-                skip_keys,
-                preload_module_classes,
-                tied_params_map,
-                prefetcher,
-            )
-            if not hasattr(part, "_hf_hook"):
-                hook = AlignDevicesHook(device, io_same_device=full == "", skip_keys=skip_keys)
+        device, is_root = places.get(full), full == ""
+        if are_away.get(full, False):
+            attach_align_device_hook(part, device, True, module_name=full, **away, **common)
+            if not hasattr(part, "_hf_hook") or is_root:
+                hook = AlignDevicesHook(device, io_same_device=is_root, skip_keys=skip_keys)
                 add_hook_to_module(part, hook, append=True)
-        elif full in away:
-            hook = AlignDevicesHook(
-                device,
-                offload_buffers=offload_buffers,
-                io_same_device=full == "",
-                place_submodules=True,
-                skip_keys=skip_keys,
-                tied_params_map=tied_params_map,
-            )
+        else:
+            is_placed = full in are_away  # of the root only the device may be known
+            hook = AlignDevicesHook(device, io_same_device=is_root, place_submodules=is_placed, **common)
             add_hook_to_module(part, hook, append=True)
-        else:  # the root, of which only the device is known
-            add_hook_to_module(
-                part, AlignDevicesHook(device, io_same_device=full == "", skip_keys=skip_keys), append=True
-            )
-            continue
+            if not is_placed:
+                continue
         if device is not None:
-            attach_execution_device_hook(part, device, skip_keys, preload_module_classes, tied_params_map)
+            attach_execution_device_hook(
+                part, device, preload_module_classes=preload_module_classes, **common
+            )

@@ -11,6 +11,7 @@ from torch import nn
 
 from .base import ModelHook, add_hook_to_module, outside_graphs
 
+
 class LayerwiseCastingHook(ModelHook):
     """Keeps a module's weights in one dtype and computes in another: for inference that saves memory.
 
