@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from ..checkpointing.project import PathLike
-from ..hooks import add_hook_to_module, attach_align_device_hook_on_blocks, tensors
-from ..hooks.prefetch import Prefetcher, PrefetchHook
+from ..hooks import attach_align_device_hook_on_blocks, tensors
+from ..hooks.align import align_hooks
+from ..hooks.prefetch import Prefetcher
 from ..hooks.tensors import Device
 from . import load, offload, ties
 from .device_map import DeviceMap, check_device_map, infer_auto_device_map
@@ -71,8 +72,6 @@ def dispatch_model(
     }
     execution.setdefault("", main)
     prefetcher = Prefetcher()
-    if any(away.values()):
-        add_hook_to_module(model, PrefetchHook(prefetcher), append=True)
     attach_align_device_hook_on_blocks(
         model,
         execution_device=execution,
@@ -84,6 +83,9 @@ def dispatch_model(
         tied_params_map={},
         prefetcher=prefetcher,
     )
+    if any(away.values()):
+        lead = next(hook for hook in align_hooks(vars(model)["_hf_hook"]) if hook.io_same_device)
+        lead.leads = prefetcher
     ties.retie_parameters(model, _together(tied, device_map))
     guard_moves(model)
     _note(model, device_map)

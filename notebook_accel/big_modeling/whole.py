@@ -17,7 +17,7 @@ from ..hooks import (
     attach_align_device_hook,
     tensors,
 )
-from ..hooks.prefetch import Prefetcher, PrefetchHook
+from ..hooks.prefetch import Prefetcher
 from ..hooks.tensors import Device
 from . import offload
 from .offload import Index, OffloadedWeightsLoader
@@ -101,8 +101,9 @@ def _offload(
     preload_module_classes: Sequence[str] | None,
 ) -> nn.Module:
     prefetcher = Prefetcher()
-    add_hook_to_module(model, PrefetchHook(prefetcher), append=True)
-    add_hook_to_module(model, AlignDevicesHook(io_same_device=True), append=True)
+    lead = AlignDevicesHook(io_same_device=True)
+    lead.leads = prefetcher
+    add_hook_to_module(model, lead, append=True)
     attach_align_device_hook(
         model,
         execution_device=device,

@@ -41,6 +41,9 @@ class AlignDevicesHook(ModelHook):
         skip_keys: keys of keyword arguments and of outputs that stay where they are.
         tied_params_map: copies of shared weights, by address and device.
         prefetcher: fetches weights before they are needed, together with those of other modules.
+
+    Attributes:
+        leads: the prefetcher that is told where a forward begins and ends, in the hook of the whole model.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class AlignDevicesHook(ModelHook):
         self.skip_keys = skip_keys
         self.tied_params_map = tied_params_map
         self.prefetcher = prefetcher
+        self.leads: Prefetcher | None = None
         self.input_device: torch.device | None = None
         self.original_devices: dict[str, torch.device] = {}
         self._slots: list[_Slot] = []
@@ -148,6 +152,8 @@ class AlignDevicesHook(ModelHook):
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self.leads is not None:
+            self.leads.begin()
         if self.io_same_device:
             self.input_device = tensors.find_device([args, kwargs])
         if self._need is not None:
@@ -175,6 +181,8 @@ class AlignDevicesHook(ModelHook):
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         for slot in self._slots:
             tensors.put(slot.owner, slot.key, slot.empty)
+        if self.leads is not None:
+            self.leads.end()
         if self.io_same_device and self.input_device is not None:
             output = send_to_device(output, self.input_device, skip_keys=self.skip_keys)
         return output
@@ -225,17 +233,18 @@ def _emptied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_meta else tensors.like_parameter(tensor, tensor.detach().to("meta"))
 
 
+def align_hooks(hook: ModelHook | None) -> Iterator[AlignDevicesHook]:
+    """Yield the hooks of this kind in a module's hook, which may be several as one."""
+    if isinstance(hook, SequentialHook):
+        for one in hook.hooks:
+            yield from align_hooks(one)
+    elif isinstance(hook, AlignDevicesHook):
+        yield hook
+
+
 def align_hook(module: nn.Module) -> AlignDevicesHook | None:
     """Return the hook that takes the module's weights away, None where there is none."""
-    hook = vars(module).get("_hf_hook")
-    hooks = hook.hooks if isinstance(hook, SequentialHook) else (hook,)
-    for one in hooks:
-        if isinstance(one, SequentialHook):
-            nested = next((item for item in one.hooks if isinstance(item, AlignDevicesHook)), None)
-            one = nested or one
-        if isinstance(one, AlignDevicesHook) and one.offload:
-            return one
-    return None
+    return next((hook for hook in align_hooks(vars(module).get("_hf_hook")) if hook.offload), None)
 
 
 def has_offloaded_params(module: nn.Module) -> bool:

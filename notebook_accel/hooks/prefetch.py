@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
-from torch import nn
 
-from .base import ModelHook
 from .weights import together
 
 _STREAMS: Final = ("cuda", "xpu")
@@ -203,20 +201,3 @@ class Prefetcher:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
         self._order, self._room = state["order"], state["room"]
-
-
-class PrefetchHook(ModelHook):
-    """Tells a prefetcher where a forward of the whole model begins and ends."""
-
-    def __init__(self, prefetcher: Prefetcher) -> None:
-        self.prefetcher = prefetcher
-
-    def pre_forward(
-        self, module: nn.Module, *args: Any, **kwargs: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        self.prefetcher.begin()
-        return args, kwargs
-
-    def post_forward(self, module: nn.Module, output: Any) -> Any:
-        self.prefetcher.end()
-        return output
