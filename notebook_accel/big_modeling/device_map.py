@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..checkpointing.models import listed
 from ..hooks.tensors import named_module_tensors
 from . import limits, sizes, ties
 from .explanation import Explanation
@@ -89,7 +90,7 @@ def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
         warnings.warn(f"the device map names what the model does not have: {unknown}", stacklevel=3)
     lost = [name for name in tensors if ties.device_of(name, device_map) is None]
     if lost:
-        raise ValueError(f"the device map says no device for: {', '.join(lost)}")
+        raise ValueError(f"the device map says no device for {listed(lost)}")
 
 
 class _Planner:

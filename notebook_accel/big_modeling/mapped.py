@@ -19,6 +19,7 @@ from ..errors import CheckpointError
 _ALIGNMENT: Final = 64
 # Kernels of matrix products start at such addresses and add up in another order elsewhere: the last bits of a result
 # would depend on where in its file a weight lies.
+_LARGE: Final = 1 << 20
 _NORESERVE: Final = 0x4000  # Linux's; Python knows it from 3.11 on
 _WILLNEED: Final = 3
 _POPULATE_READ: Final = 22  # from Linux 5.14 on (man 2 madvise)
@@ -63,12 +64,23 @@ def _read_file(path: Path, places: Mapping[str, Place]) -> dict[str, torch.Tenso
         if place.nbytes and place.offset % _ALIGNMENT == 0:
             mapped[name] = place
             continue
-        found[name] = torch.empty(place.shape, dtype=place.dtype, device="cpu")
+        found[name] = _room(place)
         copied.append((place.offset, found[name]))
     rawio.read_at(path, copied, cached=True)
     if mapped:
         found |= _map(path, mapped)
     return found
+
+
+def _room(place: Place) -> torch.Tensor:
+    """Return a tensor for these values whose memory goes back to the system with it.
+
+    That of malloc may not, of which each thread has a share of its own.
+    """
+    if place.nbytes < _LARGE or sys.platform == "win32":
+        return torch.empty(place.shape, dtype=place.dtype, device="cpu")
+    pages = mmap.mmap(-1, place.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(place.dtype).view(place.shape)
 
 
 def _map(path: Path, places: Mapping[str, Place]) -> dict[str, torch.Tensor]:

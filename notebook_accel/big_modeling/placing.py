@@ -77,7 +77,7 @@ class Loading:
     _places: dict[str, tuple[Source, str]] = field(default_factory=dict)
     _twins: dict[str, str] = field(default_factory=dict)
     _values: list[_Value] = field(default_factory=list)
-    _empty: list[Slot] = field(default_factory=list)
+    _empty: list[tuple[Slot, torch.dtype]] = field(default_factory=list)
     _index: dict[str, dict[str, Any]] = field(default_factory=dict)
     _written: list[tuple[list[Slot], Source, str, torch.dtype]] = field(default_factory=list)
 
@@ -127,11 +127,11 @@ class Loading:
             )
         if isinstance(device, torch.device):
             if device.type == "meta":
-                self._empty += slots
+                self._empty += [(slot, dtype) for slot in slots]
             else:
                 self._values.append(_Value(slots=slots, source=source, key=key, device=device, dtype=dtype))
             return
-        self._empty += slots
+        self._empty += [(slot, dtype) for slot in slots]
         if source.header is None:
             self._written.append((slots, source, key, dtype))
             return
@@ -186,9 +186,9 @@ class Loading:
             for slot in value.slots:
                 tensors.put(slot.owner, slot.key, made)
         empty: dict[int, torch.Tensor] = {}
-        for slot in self._empty:
-            if not slot.tensor.is_meta:
-                made = tensors.like_parameter(slot.tensor, slot.tensor.detach().to("meta"))
+        for slot, dtype in self._empty:
+            if not slot.tensor.is_meta or slot.tensor.dtype != dtype:
+                made = tensors.like_parameter(slot.tensor, slot.tensor.detach().to("meta", dtype))
                 tensors.put(slot.owner, slot.key, empty.setdefault(id(slot.tensor), made))
         return index
 

@@ -78,7 +78,7 @@ def compute_module_total_buffer_size(
 
 
 def get_max_layer_size(
-    modules: Sequence[tuple[str, nn.Module]],
+    modules: Sequence[Named],
     module_sizes: Mapping[str, int],
     no_split_module_classes: Sequence[str] | None,
 ) -> tuple[int, list[str]]:
@@ -111,7 +111,9 @@ def get_max_layer_size(
 def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]]]:
     """Return the bytes of the model, and those of its largest layer with the names of all that are as large."""
     sizes = compute_module_sizes(model)
-    layers = get_max_layer_size([("", model)], sizes, no_split_classes(model))
+    parts: list[Named] = [*model.named_parameters(recurse=False), *model.named_children()]
+    parts += model.named_buffers(recurse=False)
+    layers = get_max_layer_size(parts, sizes, no_split_classes(model))
     return sizes[""], layers
 
 

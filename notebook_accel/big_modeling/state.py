@@ -32,8 +32,9 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
             for key, tensor in now.items():
                 if tensor.is_meta:
                     continue
-                kept = known.setdefault(before[key], tensor.detach().to("cpu"))
-                found.setdefault(prefix + key, kept)
+                if before[key] not in known:  # a copy of what goes again, which may be pages of a file
+                    known[before[key]] = tensor.detach().to("cpu", copy=hook is not None)
+                found.setdefault(prefix + key, known[before[key]])
     if lost := [name for name in model.state_dict() if name not in found]:
         raise ValueError(f"{', '.join(map(repr, lost))} have no values: they are on the meta device")
     return {name: found[name] for name in model.state_dict()}

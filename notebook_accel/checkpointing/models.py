@@ -242,5 +242,6 @@ def _address(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def listed(found: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
     shown = ", ".join(repr(name) for name in found[:_SHOWN])
     return shown if len(found) <= _SHOWN else f"{shown} and {len(found) - _SHOWN} more"

@@ -162,11 +162,16 @@ def attach_align_device_hook_on_blocks(
                 add_hook_to_module(part, hook, append=True)
         else:
             is_placed = full in are_away  # of the root only the device may be known
-            hook = AlignDevicesHook(device, io_same_device=is_root, place_submodules=is_placed, **common)
+            hook = AlignDevicesHook(
+                device,
+                io_same_device=is_root,
+                offload_buffers=offload_buffers and is_placed,
+                place_submodules=is_placed,
+                **common,
+            )
             add_hook_to_module(part, hook, append=True)
             if not is_placed:
                 continue
         if device is not None:
-            attach_execution_device_hook(
-                part, device, preload_module_classes=preload_module_classes, **common
-            )
+            whole = preload_module_classes if are_away.get(full, False) else None
+            attach_execution_device_hook(part, device, preload_module_classes=whole, **common)

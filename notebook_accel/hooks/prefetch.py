@@ -103,13 +103,13 @@ class Prefetcher:
     """Knows in which order modules need their weights, and fetches ahead of them.
 
     What is fetched ahead is one need, or several that are no larger together than the largest. The order is that of
-    the last forward, before the first one that in which `expect` was called. No thread waits for work: one starts
-    where there is some, and ends with it.
+    the last forward of the whole model, before the first one that in which `expect` was called. No thread waits for
+    work: one starts where there is some, and ends with it.
     """
 
     def __init__(self) -> None:
         self._order: list[Need] = []
-        self._seen: list[Need] = []
+        self._seen: list[Need] | None = None  # while the whole model computes
         self._at = -1
         self._room = 0
         self._ahead: dict[Need, _Job] = {}
@@ -125,17 +125,20 @@ class Prefetcher:
     def begin(self) -> None:
         """Fetch what the first modules of a forward need."""
         self._forget()
+        self._seen = []
         self._fetch_ahead()
 
     def end(self) -> None:
         """Note the order of the forward that has ended, and keep nothing of it."""
         if self._seen:
-            self._order = self._seen
+            known = set(self._seen)
+            self._order = [*self._seen, *(need for need in self._order if need not in known)]
         self._forget()
 
     def take(self, need: Need) -> dict[str, torch.Tensor]:
         """Return the weights that a module needs now, and let the next ones be fetched."""
-        self._seen.append(need)
+        if self._seen is not None:
+            self._seen.append(need)
         self._at = self._find(need)
         job = self._ahead.pop(need, None)
         upcoming = set(self._upcoming())
@@ -149,7 +152,7 @@ class Prefetcher:
         return tensors
 
     def _forget(self) -> None:
-        self._seen = []
+        self._seen = None
         self._at = -1
         with self._lock:
             self._ahead = {}
@@ -157,11 +160,12 @@ class Prefetcher:
 
     def _find(self, need: Need) -> int:
         """Return where in the order this need is, looked for from the place after the last one."""
-        for places in (range(self._at + 1, len(self._order)), range(self._at + 1)):
-            for place in places:
-                if self._order[place] is need:
-                    return place
-        return len(self._order)  # unknown: nothing follows
+        count = len(self._order)
+        for step in range(count):
+            place = (self._at + 1 + step) % count
+            if self._order[place] is need:
+                return place
+        return count  # unknown: nothing follows
 
     def _upcoming(self) -> Sequence[Need]:
         chosen: list[Need] = []
