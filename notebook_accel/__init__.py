@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .accelerator import Accelerator
-    from .checkpointing.shards import load_checkpoint_in_model
+    from .big_modeling import (
+        cpu_offload,
+        cpu_offload_with_hook,
+        disk_offload,
+        dispatch_model,
+        infer_auto_device_map,
+        init_empty_weights,
+        init_on_device,
+        load_checkpoint_and_dispatch,
+        load_checkpoint_in_model,
+    )
     from .config.basic import write_basic_config
     from .config.schema import LaunchConfig
     from .data_loader import DataLoaderConfiguration, skip_first_batches
@@ -79,10 +89,18 @@ __all__ = [
     "WorkerError",
     "WorkerExitedError",
     "WorkerKilledError",
+    "cpu_offload",
+    "cpu_offload_with_hook",
     "current_session",
     "debug_launcher",
+    "disk_offload",
+    "dispatch_model",
     "find_executable_batch_size",
+    "infer_auto_device_map",
+    "init_empty_weights",
+    "init_on_device",
     "is_rich_available",
+    "load_checkpoint_and_dispatch",
     "load_checkpoint_in_model",
     "notebook_launcher",
     "prepare_pippy",
@@ -119,11 +137,19 @@ _HOMES: Final = {
     "WorkerError": "errors",
     "WorkerExitedError": "errors",
     "WorkerKilledError": "errors",
+    "cpu_offload": "big_modeling",
+    "cpu_offload_with_hook": "big_modeling",
     "current_session": "session",
     "debug_launcher": "launchers",
+    "disk_offload": "big_modeling",
+    "dispatch_model": "big_modeling",
     "find_executable_batch_size": "memory",
+    "infer_auto_device_map": "big_modeling",
+    "init_empty_weights": "big_modeling",
+    "init_on_device": "big_modeling",
     "is_rich_available": "probes",
-    "load_checkpoint_in_model": "checkpointing.shards",
+    "load_checkpoint_and_dispatch": "big_modeling",
+    "load_checkpoint_in_model": "big_modeling",
     "notebook_launcher": "launchers",
     "prepare_pippy": "inference",
     "print_metrics": "metrics",

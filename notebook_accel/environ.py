@@ -42,6 +42,7 @@ TABLE: Final[Mapping[str, str]] = {
     "ACCELERATE_USE_DEEPSPEED": "true: DeepSpeed trains",
     "ACCELERATE_USE_MEGATRON_LM": "true: Megatron-LM trains",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "true: several kinds of parallelism are combined",
+    "ACCELERATE_INIT_INCLUDE_BUFFERS": "true: empty models have their buffers without values too",
     "ACCELERATE_CPU_AFFINITY": "true: run each process on the cores near its GPU",
     "ACCELERATE_DOWNCAST_BF16": "true: with bf16 on XLA devices, float32 is stored as bfloat16, float64 as float32",
     "FORK_LAUNCHED": "true in a worker that a notebook launched",

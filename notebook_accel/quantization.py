@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from . import detect, probes
+from .big_modeling.load import load_checkpoint_in_model
 from .checkpointing.project import PathLike
-from .checkpointing.shards import load_checkpoint_in_model
 
 _DTYPES: Final = {
     name: dtype

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from ..big_modeling.state import get_state_dict_offloaded_model
 from ..checkpointing import agreement, folder, gather, names, plain, read, shards, write
 from ..checkpointing.background import Writer
 from ..checkpointing.project import PathLike, ProjectConfiguration
 from ..errors import CheckpointError
+from ..hooks import has_offloaded_params
 from ..strategies.base import unwrap
 from .base import Shared
 
@@ -326,10 +328,14 @@ class SavePart(Shared):
             safe_serialization: safetensors; False uses torch.save.
 
         Raises:
-            ValueError: `save_directory` is a file, a size is wrong, or weights are on the meta device.
+            ValueError: `save_directory` is a file, a size is wrong, or weights are on the meta device (those that hooks
+                bring for the forward alone are saved).
         """
         shards.parse_size(max_shard_size)
-        state = self._strategy.state_dict(model)
+        if any(map(has_offloaded_params, model.modules())):
+            state: dict[str, Any] = get_state_dict_offloaded_model(unwrap(model, keep_torch_compile=False))
+        else:
+            state = self._strategy.state_dict(model)
         topology = self._runtime.topology
         each_node = self.project_configuration.save_on_each_node
         if topology.is_local_main if each_node else topology.is_main:

@@ -57,7 +57,7 @@ class Source:
             target = targets.get(path[0])
             return target if target is not None and _fits(target, tensor.dtype) else None
 
-        for name, value in self.outline.fill(choose).items():
+        for name, value in self.outline.fill(choose, only=targets.keys()).items():
             target = targets.get(name)
             if target is not None and target is not value:
                 target.copy_(value)
@@ -125,7 +125,7 @@ def plan(
     if options or not _loads_plainly(model) or any(source.others for source in sources):
         return _plan_by_model(model, sources, strict=strict, **options)
     state: dict[str, torch.Tensor] = model.state_dict()
-    renamed = _strip({name for source in sources for name in source.shapes}, state.keys())
+    renamed = strip_prefixes({name for source in sources for name in source.shapes}, state.keys())
     places = {renamed(name): source for source in sources for name in source.shapes}
     originals = {renamed(name): name for source in sources for name in source.shapes}
     twins = {renamed(name): renamed(kept) for source in sources for name, kept in source.twins.items()}
@@ -139,9 +139,9 @@ def plan(
     used = {kept for kept in wanted.values() if kept in places}
     where = ", ".join(str(source.path) for source in sources)
     if strict and missing:
-        raise CheckpointError(f"{where} has no weights for {_some(missing)}")
+        raise CheckpointError(f"{where} has no weights for {listed(missing)}")
     if strict and (unknown := sorted(places.keys() - used)):
-        raise CheckpointError(f"{where} has weights that the model does not know: {_some(unknown)}")
+        raise CheckpointError(f"{where} has weights that the model does not know: {listed(unknown)}")
     for name, kept in wanted.items():
         if kept in places:
             shape = places[kept].shapes[originals[kept]]
@@ -173,7 +173,7 @@ def _plan_by_model(model: torch.nn.Module, sources: Sequence[Source], **options:
 
     def apply() -> None:
         content = {name: value for source in sources for name, value in source.read().items()}
-        renamed = _strip(set(content), model.state_dict().keys())
+        renamed = strip_prefixes(set(content), model.state_dict().keys())
         content = {renamed(name): value for name, value in content.items()}
         for source in sources:
             for name, kept in source.twins.items():
@@ -213,7 +213,7 @@ def _loads_plainly(model: torch.nn.Module) -> bool:
     )
 
 
-def _strip(names: set[str], known: Any) -> Callable[[str], str]:
+def strip_prefixes(names: set[str], known: Any) -> Callable[[str], str]:
     """Return what takes wrappers' prefixes off names, as many as give the most names that the model knows."""
     known = set(known)
     best, best_count = "", len(names & known)
@@ -241,6 +241,7 @@ def _address(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
-def _some(found: Sequence[str]) -> str:
+def listed(found: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
     shown = ", ".join(repr(name) for name in found[:_SHOWN])
     return shown if len(found) <= _SHOWN else f"{shown} and {len(found) - _SHOWN} more"

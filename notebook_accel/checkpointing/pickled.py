@@ -7,7 +7,7 @@ import pickle
 import sys
 import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,13 +84,23 @@ class Outline:
         if not self._lazy:
             self.content = read(path, **options)
 
-    def fill(self, choose: Callable[[tuple[Any, ...], torch.Tensor], torch.Tensor | None]) -> Any:
+    def fill(
+        self,
+        choose: Callable[[tuple[Any, ...], torch.Tensor], torch.Tensor | None],
+        only: Collection[Any] | None = None,
+    ) -> Any:
         """Return the object with values.
 
-        `choose(path, tensor)` may give a contiguous CPU tensor of the same shape and dtype to read into.
+        `choose(path, tensor)` may give a contiguous CPU tensor of the same shape and dtype to read into. `only` names
+        the entries of a dict that are read and returned.
         """
+        content = (
+            self.content
+            if only is None
+            else {name: item for name, item in self.content.items() if name in only}
+        )
         if not self._lazy:
-            return self.content
+            return content
         pieces: dict[int, rawio.Piece] = {}
         filled: dict[int, torch.Tensor] = {}
 
@@ -113,7 +123,7 @@ class Outline:
             return target
 
         wholes: dict[int, torch.Tensor] = {}
-        result = replace_tensors(self.content, place)
+        result = replace_tensors(content, place)
         rawio.read_at(self.path, list(pieces.values()))
         return result
 

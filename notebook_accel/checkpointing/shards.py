@@ -1,11 +1,10 @@
-"""A model's weights in a folder, in files of limited size with an index, and back into a model."""
+"""A model's weights in a folder, in files of limited size with an index."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from ..errors import CheckpointError
-from . import models, names, pickled, rawio, weights
+from . import names, pickled, rawio, weights
 from .project import PathLike
 
 _UNITS: Final = {
@@ -171,97 +170,3 @@ def find_files(checkpoint: PathLike) -> list[Path]:
         if not (path.parent / name).is_file():
             raise CheckpointError(f"{path.parent / name} is missing, though {path.name} lists it")
     return [path.parent / name for name in files]
-
-
-def load_checkpoint_in_model(
-    model: torch.nn.Module,
-    checkpoint: PathLike,
-    device_map: Any = None,
-    offload_folder: Any = None,
-    dtype: str | torch.dtype | None = None,
-    offload_state_dict: bool = False,
-    offload_buffers: bool = False,
-    keep_in_fp32_modules: list[str] | None = None,
-    offload_8bit_bnb: bool = False,
-    strict: bool = False,
-    full_state_dict: bool = True,
-    broadcast_from_rank0: bool = False,
-) -> None:
-    """Load the weights of a file, an index or a folder into a model; nothing changes where they do not fit.
-
-    Args:
-        model: not wrapped.
-        checkpoint: a safetensors file or one of torch.save, an index of several, or a folder with one of these.
-        device_map: not supported yet, as are the arguments about offloading and about broadcasting.
-        offload_folder: see `device_map`.
-        dtype: cast the model's floating point tensors to it first.
-        offload_state_dict: see `device_map`.
-        offload_buffers: see `device_map`.
-        keep_in_fp32_modules: with `dtype` float16, names of modules that get float32.
-        offload_8bit_bnb: see `device_map`.
-        strict: refuse names that are missing or unknown.
-        full_state_dict: False is not supported yet.
-        broadcast_from_rank0: see `device_map`.
-
-    Raises:
-        CheckpointError: the weights are damaged or do not fit; it names the file and the name.
-        NotImplementedError: an argument is not supported yet.
-    """
-    _refuse(
-        device_map=device_map,
-        offload_folder=offload_folder,
-        offload_state_dict=offload_state_dict or None,
-        offload_buffers=offload_buffers or None,
-        offload_8bit_bnb=offload_8bit_bnb or None,
-        full_state_dict=None if full_state_dict else False,
-        broadcast_from_rank0=broadcast_from_rank0 or None,
-    )
-    chosen = _dtype(dtype)
-    sources = [models.open_source(path) for path in find_files(checkpoint)]
-    apply = models.plan(model, sources, strict=strict)
-    if not strict:
-        known = set(model.state_dict())
-        if unknown := sorted({name for source in sources for name in source.shapes} - known):
-            warnings.warn(f"{checkpoint} has weights that the model does not use: {unknown}", stacklevel=2)
-    if chosen is not None:
-        _cast(model, chosen, keep_in_fp32_modules or [])
-        apply = models.plan(model, sources, strict=strict)
-    apply()
-
-
-def load_state_dict(checkpoint_file: PathLike, device_map: Any = None) -> dict[str, Any]:
-    """Return the weights in a file by name, on the CPU; CheckpointError if it is damaged.
-
-    A `device_map` is not supported yet.
-    """
-    _refuse(device_map=device_map)
-    path = Path(checkpoint_file).expanduser()
-    if path.suffix == ".safetensors":
-        return dict(weights.read(path))
-    content: dict[str, Any] = pickled.read(path)
-    return content
-
-
-def _refuse(**arguments: Any) -> None:
-    given = [name for name, value in arguments.items() if value is not None]
-    if given:
-        raise NotImplementedError(f"{', '.join(given)}: not supported yet, leave it out")
-
-
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    if dtype is None or isinstance(dtype, torch.dtype):
-        return dtype
-    found = getattr(torch, dtype.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(
-            f"dtype {dtype!r} is unknown, choose a dtype of torch such as 'float16' or 'bfloat16'"
-        )
-    return found
-
-
-def _cast(model: torch.nn.Module, dtype: torch.dtype, keep: list[str]) -> None:
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if not tensor.is_floating_point():
-            continue
-        kept = dtype == torch.float16 and any(name == part or f"{part}." in name for part in keep)
-        tensor.data = tensor.data.to(torch.float32 if kept else dtype)

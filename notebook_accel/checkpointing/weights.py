@@ -35,6 +35,7 @@ _CODES: Final = {
 }
 _DTYPES: Final = {code: dtype for dtype, code in _CODES.items()}
 _MAX_HEADER: Final = 100_000_000
+_ALIGNMENT: Final = 64  # so that most tensors can be used where they lie in a mapped file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +101,7 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, s
         head[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
         at += tensor.nbytes
     text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     with Output(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:

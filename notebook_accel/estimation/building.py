@@ -7,15 +7,14 @@ import difflib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.modules import module as registration
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import probes
+from ..big_modeling.init import registering
 
 Arguments = Sequence[Any] | Mapping[str, Any]
 """Positional arguments or keyword arguments."""
@@ -57,7 +56,7 @@ def _import(name: str) -> Any:
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
     try:
-        with _to_meta():  # models that a module makes when it is imported
+        with _without_values():  # models that a module makes when it is imported
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
@@ -90,38 +89,15 @@ def build(make: Callable[[], Any], what: str) -> Any:
             return make()
     except (Exception, SystemExit):  # such as of an .item(), which the meta device has no value for
         try:
-            with _to_meta():
+            with _without_values():
                 return make()
         except (Exception, SystemExit) as error:  # whatever the user's code raises
             raise ValueError(f"{what} cannot be built: {_sentence(error)}") from error
 
 
-@contextlib.contextmanager
-def _to_meta() -> Iterator[None]:
+def _without_values() -> contextlib.AbstractContextManager[None]:
     """Within the block, tensors that become part of a module lose their values and keep their shapes."""
-    known: Any = WeakTensorKeyDictionary()  # so that what was tied stays tied
-
-    def move(_module: torch.nn.Module, _name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        if tensor is None or tensor.device.type == "meta":
-            return None  # leaves it as it is
-        if tensor not in known:
-            twin: torch.Tensor = tensor.detach().to("meta")
-            if isinstance(tensor, torch.nn.Parameter):
-                twin = torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
-            known[tensor] = twin
-        found: torch.Tensor = known[tensor]
-        return found
-
-    hooks: Any = registration
-    handles = [
-        hooks.register_module_parameter_registration_hook(move),
-        hooks.register_module_buffer_registration_hook(move),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return registering(torch.device("meta"), include_buffers=True)
 
 
 def from_transformers(source: str, *, trust_remote_code: bool = False) -> torch.nn.Module:

@@ -9,6 +9,8 @@ from typing import Final
 import torch
 from torch.nn.parameter import is_lazy
 
+from ..big_modeling.sizes import no_split_classes
+
 BITS: Final = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}
 """Dtypes that can be estimated, with the bits of a weight."""
 
@@ -142,7 +144,7 @@ def of_model(model: torch.nn.Module, origin: str, notes: Sequence[str] = ()) -> 
     parts = [part(name, tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]]
     if not parts:
         raise ValueError(f"{origin} has no parameters and no buffers")
-    whole = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    whole = no_split_classes(model)
     blocks: list[Block] = []
 
     def walk(name: str, module: torch.nn.Module) -> None:

@@ -23,6 +23,7 @@ SAYS = {
     "03_images": ["before: accuracy", "with random filters"],
     "04_watch_a_run": ["stopped - saved in epoch", "going on in epoch"],
     "06_elastic": ["killed rank 1 in step", "restarted 1 time: going on in epoch", "undisturbed: "],
+    "10_big_inference": ["not on cpu: ", "stays whole", "the same output, bit for bit"],
 }
 pytestmark = [pytest.mark.notebook, pytest.mark.slow]
 

@@ -1,0 +1,214 @@
+"""Weights of a checkpoint into a model whose parts are on several devices; checked before anything changes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..checkpointing import models, pickled, shards, weights
+from ..checkpointing.models import Source
+from ..checkpointing.project import PathLike
+from ..hooks import tensors
+from . import offload, ties
+from .device_map import DeviceMap, check_device_map
+from .placing import Loading, Slot, slots_of
+
+
+def load_checkpoint_in_model(
+    model: nn.Module,
+    checkpoint: PathLike,
+    device_map: DeviceMap | None = None,
+    offload_folder: PathLike | None = None,
+    dtype: str | torch.dtype | None = None,
+    offload_state_dict: bool = False,
+    offload_buffers: bool = False,
+    keep_in_fp32_modules: list[str] | None = None,
+    offload_8bit_bnb: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+) -> None:
+    """Load the weights of a file, an index or a folder into a model; nothing changes where they do not fit.
+
+    Args:
+        model: not wrapped; tensors on the meta device get values too.
+        checkpoint: a safetensors file or one of torch.save, an index of several, or a folder with one of these.
+        device_map: a device for each part by name; weights of `disk` go to the meta device. Without it tensors stay
+            where they are, those on the meta device come to the CPU.
+        offload_folder: gets an index of the weights of `disk`, and files of those that are in no safetensors file.
+        dtype: floating point weights are cast to it; without `device_map`, all floating point tensors of the model.
+        offload_state_dict: accepted; no more memory is used than for the weights that stay in it.
+        offload_buffers: buffers of `disk` go there too.
+        keep_in_fp32_modules: with `dtype` float16, names of modules that get float32.
+        offload_8bit_bnb: True is not supported.
+        strict: refuse names that are missing or unknown; else the unknown ones are warned of.
+        full_state_dict: False where the checkpoint has this process's part of sharded weights only.
+        broadcast_from_rank0: read the checkpoint in rank 0 only, which sends it to the others.
+
+    Raises:
+        CheckpointError: the weights are damaged or do not fit; it names the file, the name and both shapes.
+        ValueError: the map leaves a tensor without a device, or an argument is missing or unknown.
+    """
+    if offload_8bit_bnb:
+        raise NotImplementedError(
+            "offload_8bit_bnb=True: 8-bit weights stay on one device, see load_and_quantize_model"
+        )
+    wanted = tensors.as_dtype(dtype)
+    if device_map is None and (broadcast_from_rank0 or not full_state_dict):
+        _load_sharded(model, checkpoint, wanted, strict, full_state_dict, broadcast_from_rank0)
+        return
+    has_empty = any(slot.tensor.is_meta for slot in slots_of(model))
+    if device_map is None and not has_empty:
+        _load_in_place(model, checkpoint, wanted, keep_in_fp32_modules or [], strict)
+        return
+    loading = plan(
+        model,
+        checkpoint,
+        device_map,
+        offload_folder=offload_folder,
+        dtype=wanted,
+        keep_in_fp32_modules=keep_in_fp32_modules or [],
+        offload_buffers=offload_buffers,
+        strict=strict,
+    )
+    if loading.on_disk and offload_folder is None:
+        raise ValueError(
+            f"{', '.join(loading.on_disk[:3])} of the device map are on disk: give an offload_folder, which gets an "
+            "index; load_checkpoint_and_dispatch needs none for safetensors files"
+        )
+    index = loading.run()
+    if offload_folder is not None:
+        offload.save_offload_index(index, offload_folder)
+
+
+def _load_in_place(
+    model: nn.Module, checkpoint: PathLike, dtype: torch.dtype | None, keep: list[str], strict: bool
+) -> None:
+    sources = [models.open_source(path) for path in shards.find_files(checkpoint)]
+    apply = models.plan(model, sources, strict=strict)
+    if not strict:
+        _warn_of_unknown(checkpoint, sources, set(model.state_dict()))
+    if dtype is not None:
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(_dtype_of(name, tensor, dtype, keep))
+        apply = models.plan(model, sources, strict=strict)
+    apply()
+
+
+def _warn_of_unknown(checkpoint: PathLike, sources: Sequence[Source], known: set[str]) -> None:
+    names = {name for source in sources for name in source.shapes}
+    renamed = models.strip_prefixes(names, known)
+    if unknown := sorted(name for name in names if renamed(name) not in known):
+        warnings.warn(f"{checkpoint} has weights that the model does not use: {unknown}", stacklevel=4)
+
+
+def _dtype_of(name: str, tensor: torch.Tensor, dtype: torch.dtype | None, keep: list[str]) -> torch.dtype:
+    if dtype is None or not tensor.is_floating_point():
+        return tensor.dtype
+    kept = dtype == torch.float16 and any(name == part or f"{part}." in name for part in keep)
+    return torch.float32 if kept else dtype
+
+
+def _load_sharded(
+    model: nn.Module,
+    checkpoint: PathLike,
+    dtype: torch.dtype | None,
+    strict: bool,
+    full_state_dict: bool,
+    broadcast_from_rank0: bool,
+) -> None:
+    """Let torch give each process its part."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    if broadcast_from_rank0 and not full_state_dict:
+        raise ValueError(
+            "broadcast_from_rank0=True sends whole weights: full_state_dict=False cannot go with it"
+        )
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if broadcast_from_rank0 and not distributed:
+        raise ValueError("broadcast_from_rank0=True needs a process group: launch several processes")
+    state: dict[str, Any] = {}
+    if not broadcast_from_rank0 or torch.distributed.get_rank() == 0:
+        for path in shards.find_files(checkpoint):
+            state |= load_state_dict(path)
+    if dtype is not None:
+        model.to(dtype)
+    options = StateDictOptions(
+        full_state_dict=full_state_dict, broadcast_from_rank0=broadcast_from_rank0, strict=strict
+    )
+    set_model_state_dict(model, state, options=options)
+
+
+def load_state_dict(checkpoint_file: PathLike, device_map: DeviceMap | None = None) -> dict[str, Any]:
+    """Return the weights in a file by name; CheckpointError if it is damaged.
+
+    A `device_map` says where each goes; those of `disk`, and all without a map, come to the CPU.
+    """
+    path = Path(checkpoint_file).expanduser()
+    content: dict[str, Any]
+    if path.suffix == ".safetensors":
+        content = dict(weights.read(path))
+    else:
+        content = pickled.read(path)
+    for name, value in content.items() if device_map is not None else ():
+        device = ties.device_of(name, device_map or {})
+        if isinstance(value, torch.Tensor) and device not in (None, "disk"):
+            content[name] = value.to(tensors.as_device(device))
+    return content
+
+
+def plan(
+    model: nn.Module,
+    checkpoint: PathLike,
+    device_map: DeviceMap | None,
+    *,
+    offload_folder: PathLike | None = None,
+    dtype: torch.dtype | None = None,
+    keep_in_fp32_modules: Sequence[str] = (),
+    offload_buffers: bool = False,
+    strict: bool = False,
+    whole: bool = False,
+) -> Loading:
+    """Check a checkpoint against a model and a device map, and return what loads it.
+
+    Besides the arguments of `load_checkpoint_in_model`: `whole` refuses a model that would keep a tensor without
+    values.
+    """
+    if device_map is not None:
+        check_device_map(model, device_map)
+    sources = [models.open_source(path) for path in shards.find_files(checkpoint)]
+    loading = Loading(model=model, sources=sources, folder=offload_folder)
+    groups: dict[int, list[Slot]] = {}
+    for slot in slots_of(model):
+        groups.setdefault(id(slot.tensor), []).append(slot)
+    loading.check_names(list(groups.values()), strict=strict, whole=whole)
+    if not strict:
+        _warn_of_unknown(checkpoint, sources, {slot.name for group in groups.values() for slot in group})
+    for group in groups.values():
+        found = loading.source_of(group)
+        if found is None:
+            continue
+        by_device: dict[Any, list[Slot]] = {}
+        for slot in group:
+            by_device.setdefault(_place(slot, device_map, offload_buffers), []).append(slot)
+        for device, slots in by_device.items():
+            target = _dtype_of(slots[0].name, slots[0].tensor, dtype, list(keep_in_fp32_modules))
+            loading.add(slots, *found, device=device, dtype=target)
+    loading.check_folder()
+    return loading
+
+
+def _place(slot: Slot, device_map: DeviceMap | None, offload_buffers: bool) -> str | torch.device:
+    if device_map is None:
+        return torch.device("cpu") if slot.tensor.is_meta else slot.tensor.device
+    device = ties.device_of(slot.name, device_map)
+    assert device is not None  # check_device_map found one for each
+    if device == "disk":
+        return torch.device("cpu") if slot.is_buffer and not offload_buffers else "disk"
+    return tensors.as_device(device)

@@ -1,0 +1,121 @@
+"""Tensors whose values are pages of a file, which the system reads when they are used and may drop again."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from ..checkpointing import rawio
+from ..errors import CheckpointError
+
+_ALIGNMENT: Final = 64
+# Kernels of matrix products start at such addresses and add up in another order elsewhere: the last bits of a result
+# would depend on where in its file a weight lies.
+_LARGE: Final = 1 << 20
+_NORESERVE: Final = 0x4000  # Linux's; Python knows it from 3.11 on
+_WILLNEED: Final = 3
+_POPULATE_READ: Final = 22  # from Linux 5.14 on (man 2 madvise)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where in a file the values of a tensor lie, one after the other."""
+
+    path: Path
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def read(places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
+    """Return tensors with the values at these places.
+
+    Where the address allows it a tensor is the file itself, mapped; what is written to it the file never sees. The
+    others are copies. A mapping ends with the last tensor of this call that is in it.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for path in dict.fromkeys(place.path for place in places.values()):
+        here = {name: place for name, place in places.items() if place.path == path}
+        try:
+            found |= _read_file(path, here)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read for {', '.join(here)}: {error}") from error
+    return found
+
+
+def _read_file(path: Path, places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    copied: list[rawio.Piece] = []
+    mapped: dict[str, Place] = {}
+    for name, place in places.items():
+        if place.nbytes and place.offset % _ALIGNMENT == 0:
+            mapped[name] = place
+            continue
+        found[name] = _room(place)
+        copied.append((place.offset, found[name]))
+    rawio.read_at(path, copied, cached=True)
+    if mapped:
+        found |= _map(path, mapped)
+    return found
+
+
+def _room(place: Place) -> torch.Tensor:
+    """Return a tensor for these values whose memory goes back to the system with it.
+
+    That of malloc may not, of which each thread has a share of its own.
+    """
+    if place.nbytes < _LARGE or sys.platform == "win32":
+        return torch.empty(place.shape, dtype=place.dtype, device="cpu")
+    pages = mmap.mmap(-1, place.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(place.dtype).view(place.shape)
+
+
+def _map(path: Path, places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
+    first = min(place.offset for place in places.values())
+    start = first // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    end = max(place.offset + place.nbytes for place in places.values())
+    with open(path, "rb") as file:
+        if file.seek(0, 2) < end:
+            raise OSError(f"it has {file.tell()} bytes, and values lie up to byte {end}")
+        if sys.platform == "win32":
+            pages = mmap.mmap(file.fileno(), end - start, access=mmap.ACCESS_COPY, offset=start)
+        else:
+            # such memory counts as used, and more than there is may not be asked for, unless it is told that little
+            # of it will be written
+            flags = mmap.MAP_PRIVATE | getattr(
+                mmap, "MAP_NORESERVE", _NORESERVE if sys.platform == "linux" else 0
+            )
+            pages = mmap.mmap(
+                file.fileno(), end - start, flags, mmap.PROT_READ | mmap.PROT_WRITE, offset=start
+            )
+    found: dict[str, torch.Tensor] = {}
+    for name, place in places.items():
+        values = torch.frombuffer(pages, dtype=torch.uint8, count=place.nbytes, offset=place.offset - start)
+        found[name] = values.view(place.dtype).view(place.shape)
+        _populate(values)
+    return found
+
+
+def _populate(values: torch.Tensor) -> None:
+    """Have the system read the pages now, while other threads run; where it does not know how, they come one by one."""
+    if sys.platform != "linux":
+        return
+    address = values.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    length = values.data_ptr() + values.nbytes - address
+    with contextlib.suppress(OSError, AttributeError):
+        advise = ctypes.CDLL(None).madvise
+        for advice in (_WILLNEED, _POPULATE_READ):
+            advise(ctypes.c_void_p(address), ctypes.c_size_t(length), ctypes.c_int(advice))

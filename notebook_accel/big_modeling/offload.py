@@ -1,0 +1,233 @@
+"""Weights that stay on the disk: where they lie, how they get there, and a mapping that reads them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from ..checkpointing import rawio, weights
+from ..checkpointing.project import PathLike
+from ..errors import CheckpointError
+from ..hooks.tensors import as_device, owner_of, set_module_tensor_to_device
+from ..hooks.weights import Weights
+from . import mapped
+from .mapped import Place
+
+Index = Mapping[str, Mapping[str, Any]]
+"""By name where a weight is: `safetensors_file`, `weight_name` and `dtype`, or `dtype` and `shape` of `<name>.dat`."""
+
+INDEX: Final = "index.json"
+
+
+def offload_weight(
+    weight: torch.Tensor,
+    weight_name: str,
+    offload_folder: PathLike,
+    index: MutableMapping[str, Any] | None = None,
+) -> MutableMapping[str, Any]:
+    """Write a weight to `<weight_name>.dat` in a folder, note it in the index, and return the index.
+
+    CheckpointError where the folder has no room for it; nothing is left of it then.
+    """
+    path = Path(offload_folder) / f"{weight_name}.dat"
+    values = weight.detach().to("cpu").contiguous()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(rawio.memory(values))
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        reason = "there is no room" if error.errno == errno.ENOSPC else error
+        raise CheckpointError(
+            f"{path} cannot be written, {weight_name!r} of shape {list(weight.shape)} needs {values.nbytes:,} "
+            f"bytes: {reason}"
+        ) from error
+    noted: MutableMapping[str, Any] = {} if index is None else index
+    noted[weight_name] = {"dtype": str(weight.dtype).removeprefix("torch."), "shape": list(weight.shape)}
+    return noted
+
+
+def load_offloaded_weight(weight_file: PathLike, weight_info: Mapping[str, Any]) -> torch.Tensor:
+    """Return a weight that `offload_weight` wrote.
+
+    Args:
+        weight_file: the file `<name>.dat`.
+        weight_info: its entry in the index, with `dtype` and `shape`.
+    """
+    place = _dat_place(Path(weight_file), weight_info)
+    return mapped.read({"weight": place})["weight"]
+
+
+def _dat_place(path: Path, info: Mapping[str, Any]) -> Place:
+    dtype = getattr(torch, str(info["dtype"]).removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise CheckpointError(f"{path}: dtype {info['dtype']!r} in the index is none of torch")
+    place = Place(path=path, offset=0, shape=tuple(info["shape"]), dtype=dtype)
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing, though the index lists it")
+    if path.stat().st_size != place.nbytes:
+        raise CheckpointError(
+            f"{path} has {path.stat().st_size} bytes, and {list(place.shape)} of {dtype} needs {place.nbytes}"
+        )
+    return place
+
+
+def save_offload_index(index: Index, offload_folder: PathLike) -> None:
+    """Write the index to a folder, along with what is in one there; nothing is written where there is nothing new."""
+    if not index:
+        return
+    path = Path(offload_folder) / INDEX
+    known = read_index(offload_folder) if path.is_file() else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**known, **index}, indent=2), encoding="utf-8")
+
+
+def read_index(folder: PathLike) -> dict[str, dict[str, Any]]:
+    """Return the index in a folder; CheckpointError if it is missing or damaged."""
+    path = Path(folder) / INDEX
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {str(name): dict(info) for name, info in content.items()}
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing: {folder} holds no offloaded weights") from None
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{path} is no index of offloaded weights: {error}") from error
+
+
+def offload_state_dict(save_dir: PathLike, state_dict: Mapping[str, torch.Tensor]) -> None:
+    """Write weights to a folder, a file each and an index.
+
+    CheckpointError where there is no room, before anything is written as far as the system says, or with what was
+    written removed again.
+    """
+    folder = Path(save_dir)
+    new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    needed = sum(tensor.nbytes for tensor in state_dict.values())
+    free = shutil.disk_usage(folder).free
+    written: dict[str, Any] = {}
+    try:
+        if needed > free:
+            largest = max(state_dict, key=lambda name: state_dict[name].nbytes)
+            raise CheckpointError(
+                f"{folder} has room for {free:,} bytes, and the weights need {needed:,}, most of them {largest!r} "
+                f"of shape {list(state_dict[largest].shape)}"
+            )
+        for name, tensor in state_dict.items():
+            offload_weight(tensor, name, folder, written)
+        save_offload_index(written, folder)
+    except BaseException:
+        for name in written:
+            (folder / f"{name}.dat").unlink(missing_ok=True)
+        if new:
+            shutil.rmtree(folder)
+        raise
+
+
+def load_offloaded_weights(model: nn.Module, index: Index, offload_folder: PathLike) -> None:
+    """Put weights of a folder into a model, each on the device and in the dtype that it has there.
+
+    Args:
+        model: gets them; tensors on the meta device come to the CPU.
+        index: of the weights in the folder.
+        offload_folder: of `offload_state_dict`.
+    """
+    loader = OffloadedWeightsLoader(save_folder=offload_folder, index=index)
+    for name in index:
+        owner, key = owner_of(model, name)
+        old: Any = owner._parameters.get(key) if key in owner._parameters else owner._buffers[key]
+        device = torch.device("cpu") if old.is_meta else old.device
+        value = loader[name].clone()  # not the pages of the file, which may go
+        set_module_tensor_to_device(model, name, device, value=value, fp16_statistics=None)
+
+
+class OffloadedWeightsLoader(Weights):
+    """Weights in memory and on the disk by name, read when they are asked for.
+
+    Args:
+        state_dict: those in memory.
+        save_folder: of `offload_state_dict`, with the index of those on the disk.
+        index: of weights on the disk, in place of the folder's.
+        device: where weights of safetensors files are returned, by default on the CPU.
+
+    Raises:
+        ValueError: none of the first three is given.
+        CheckpointError: a file is missing, damaged, or does not have what the index says.
+    """
+
+    def __init__(
+        self,
+        state_dict: Mapping[str, torch.Tensor] | None = None,
+        save_folder: PathLike | None = None,
+        index: Index | None = None,
+        device: int | str | torch.device | None = None,
+    ) -> None:
+        if state_dict is None and save_folder is None and index is None:
+            raise ValueError("OffloadedWeightsLoader needs a state_dict, a save_folder or an index")
+        self.state_dict = dict(state_dict or {})
+        self.save_folder = save_folder
+        self.index: dict[str, Mapping[str, Any]] = dict(index or {})
+        if index is None and save_folder is not None:
+            self.index = dict(read_index(save_folder))
+        self.device = device
+        self._places, self._dtypes = self._look_up()
+        self.all_keys = [*self.state_dict, *(name for name in self.index if name not in self.state_dict)]
+
+    def _look_up(self) -> tuple[dict[str, Place], dict[str, torch.dtype]]:
+        headers: dict[Path, weights.Header] = {}
+        places: dict[str, Place] = {}
+        dtypes: dict[str, torch.dtype] = {}
+        for name, info in self.index.items():
+            if name in self.state_dict:
+                continue
+            file = info.get("safetensors_file")
+            if file is None:
+                places[name] = _dat_place(Path(str(self.save_folder)) / f"{name}.dat", info)
+                continue
+            path = Path(file)
+            if path not in headers:
+                headers[path] = weights.read_header(path)
+            entry = headers[path].entries.get(key := info.get("weight_name", name))
+            if entry is None:
+                raise CheckpointError(f"{path} has no weights for {key!r}")
+            places[name] = Place(path=path, offset=entry.offset, shape=entry.shape, dtype=entry.dtype)
+            if "dtype" in info:
+                dtypes[name] = getattr(torch, str(info["dtype"]).removeprefix("torch."))
+        return places, dtypes
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return self.together([key])[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.all_keys)
+
+    def __len__(self) -> int:
+        return len(self.all_keys)
+
+    def together(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        found = mapped.read({name: self._places[name] for name in names if name not in self.state_dict})
+        for name, tensor in found.items():
+            made = tensor.to(self._dtypes[name]) if name in self._dtypes else tensor
+            found[name] = made if self.device is None else made.to(as_device(self.device))
+        return {name: self.state_dict[name] if name in self.state_dict else found[name] for name in names}
+
+
+def extract_submodules_state_dict(
+    state_dict: Mapping[str, torch.Tensor], submodule_names: Sequence[str]
+) -> dict[str, torch.Tensor]:
+    """Return the entries of these modules: with their own names, or with what is inside."""
+    found: dict[str, torch.Tensor] = {}
+    for module in submodule_names:
+        found |= {
+            name: tensor
+            for name, tensor in state_dict.items()
+            if name == module or name.startswith(f"{module}.")
+        }
+    return found

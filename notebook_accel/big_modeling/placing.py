@@ -1,0 +1,223 @@
+"""Values of a checkpoint for the tensors of a model: all read first, then put in their places."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..checkpointing import models
+from ..checkpointing.models import Source
+from ..checkpointing.project import PathLike
+from ..errors import CheckpointError
+from ..hooks import tensors
+from . import offload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slot:
+    """A name of a model's state dict: a parameter or a buffer of one of its modules."""
+
+    name: str
+    owner: nn.Module
+    key: str
+    tensor: torch.Tensor
+    is_buffer: bool
+
+
+def slots_of(model: nn.Module) -> Iterator[Slot]:
+    """Yield all names of the state dict, those too that mean the same tensor."""
+    for path, part in model.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for key, parameter in part._parameters.items():
+            if parameter is not None:
+                yield Slot(name=prefix + key, owner=part, key=key, tensor=parameter, is_buffer=False)
+        for key, buffer in part._buffers.items():
+            if buffer is not None and key not in part._non_persistent_buffers_set:
+                yield Slot(name=prefix + key, owner=part, key=key, tensor=buffer, is_buffer=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Value:
+    """What the file calls `key` goes to these slots, on one device."""
+
+    slots: list[Slot]
+    source: Source
+    key: str
+    device: torch.device
+    dtype: torch.dtype
+
+    def target(self) -> torch.Tensor:
+        """Return the tensor to read into: the model's own where it is the right one, else a new one."""
+        own = self.slots[0].tensor
+        same = tensors.same_device(own.device, self.device) and own.dtype == self.dtype
+        if same and not own.is_meta and own.is_contiguous():
+            return own.detach()
+        return torch.empty(own.shape, dtype=self.dtype, device=self.device)
+
+
+@dataclass(kw_only=True, slots=True)
+class Loading:
+    """Collects what a checkpoint has for a model; `run` loads it.
+
+    Attributes:
+        model: whose tensors.
+        sources: the files.
+        folder: for weights that stay on the disk and are in no safetensors file.
+    """
+
+    model: nn.Module
+    sources: Sequence[Source]
+    folder: PathLike | None
+    _places: dict[str, tuple[Source, str]] = field(default_factory=dict)
+    _twins: dict[str, str] = field(default_factory=dict)
+    _values: list[_Value] = field(default_factory=list)
+    _empty: list[tuple[Slot, torch.dtype]] = field(default_factory=list)
+    _index: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _written: list[tuple[list[Slot], Source, str, torch.dtype]] = field(default_factory=list)
+
+    @property
+    def on_disk(self) -> list[str]:
+        """Names of the weights that stay on the disk."""
+        return [*self._index, *(slot.name for slots, *_ in self._written for slot in slots)]
+
+    def check_names(self, groups: Sequence[Sequence[Slot]], *, strict: bool, whole: bool) -> None:
+        """Match the names of the files with the model's; CheckpointError as far as they have to be the same."""
+        known = {slot.name for group in groups for slot in group}
+        renamed = models.strip_prefixes({name for source in self.sources for name in source.shapes}, known)
+        for source in self.sources:
+            for key in source.shapes:
+                self._places[renamed(key)] = (source, key)
+            for name, kept in source.twins.items():
+                self._twins[renamed(name)] = renamed(kept)
+        where = ", ".join(str(source.path) for source in self.sources)
+        empty = [group[0].name for group in groups if self.source_of(group) is None]
+        if not strict:
+            metas = {slot.name for group in groups for slot in group if slot.tensor.is_meta}
+            empty = [name for name in empty if whole and name in metas]
+        if empty:
+            reason = "" if strict else ", which are on the meta device"
+            raise CheckpointError(f"{where} has no weights for {models.listed(empty)}{reason}")
+        if strict and (unknown := sorted(self._places.keys() - known)):
+            raise CheckpointError(
+                f"{where} has weights that the model does not know: {models.listed(unknown)}"
+            )
+
+    def source_of(self, group: Sequence[Slot]) -> tuple[Source, str] | None:
+        """Return the file with the values of a tensor of these names, and its name there."""
+        for slot in group:
+            for name in (slot.name, self._twins.get(slot.name)):
+                if name in self._places:
+                    return self._places[name]
+        return None
+
+    def add(
+        self, slots: list[Slot], source: Source, key: str, *, device: str | torch.device, dtype: torch.dtype
+    ) -> None:
+        """Load a value for these slots, or leave it on the disk; CheckpointError if it has another shape."""
+        shape = source.shapes[key]
+        if shape != tuple(slots[0].tensor.shape):
+            raise CheckpointError(
+                f"{source.path}: {key!r} has shape {list(shape)}, the model's {list(slots[0].tensor.shape)}"
+            )
+        if isinstance(device, torch.device):
+            if device.type == "meta":
+                self._empty += [(slot, dtype) for slot in slots]
+            else:
+                self._values.append(_Value(slots=slots, source=source, key=key, device=device, dtype=dtype))
+            return
+        self._empty += [(slot, dtype) for slot in slots]
+        if source.header is None:
+            self._written.append((slots, source, key, dtype))
+            return
+        name_of_dtype = str(dtype).removeprefix("torch.")
+        for slot in slots:
+            self._index[slot.name] = {
+                "safetensors_file": str(source.path.resolve()),
+                "weight_name": key,
+                "dtype": name_of_dtype,
+            }
+
+    def check_folder(self) -> None:
+        """Raise where weights have to be written and cannot be."""
+        if not self._written:
+            return
+        first, source, key, _ = self._written[0]
+        if self.folder is None:
+            raise ValueError(
+                f"{first[0].name!r} stays on the disk, and {source.path} is no safetensors file to read it from: "
+                "give an offload_folder"
+            )
+        needed = sum(slots[0].tensor.numel() * dtype.itemsize for slots, _, _, dtype in self._written)
+        folder = Path(self.folder)
+        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise ValueError(f"offload_folder {folder}: {there} is a file")
+        if needed > (free := shutil.disk_usage(there).free):
+            raise CheckpointError(
+                f"{folder} has room for {free:,} bytes, and weights of {source.path} need {needed:,} there, among them "
+                f"{key!r} of shape {list(source.shapes[key])}"
+            )
+
+    def run(self) -> dict[str, dict[str, Any]]:
+        """Load, and return the index of what stays on the disk."""
+        index = {**self._index, **self._write()}
+        # new tensors first: reading into the model's own is what cannot be undone
+        order = sorted(
+            ((value, value.target()) for value in self._values),
+            key=lambda pair: pair[1].data_ptr() == pair[0].slots[0].tensor.data_ptr(),
+        )
+        with torch.no_grad():
+            for source in self.sources:
+                waiting = [pair for pair in order if pair[0].source is source]
+                while waiting:  # one name may be wanted on several devices
+                    targets = {value.key: target for value, target in reversed(waiting)}
+                    _read(source, targets)
+                    waiting = [pair for pair in waiting if targets[pair[0].key] is not pair[1]]
+        for value, target in order:
+            made = tensors.like_parameter(value.slots[0].tensor, target)
+            if target.data_ptr() == value.slots[0].tensor.data_ptr() and not value.slots[0].tensor.is_meta:
+                made = value.slots[0].tensor
+            for slot in value.slots:
+                tensors.put(slot.owner, slot.key, made)
+        empty: dict[int, torch.Tensor] = {}
+        for slot, dtype in self._empty:
+            if not slot.tensor.is_meta or slot.tensor.dtype != dtype:
+                made = tensors.like_parameter(slot.tensor, slot.tensor.detach().to("meta", dtype))
+                tensors.put(slot.owner, slot.key, empty.setdefault(id(slot.tensor), made))
+        return index
+
+    def _write(self) -> dict[str, dict[str, Any]]:
+        """Write what is in no safetensors file to the folder, one weight after the other."""
+        index: dict[str, Any] = {}
+        if not self._written:
+            return index
+        folder = Path(str(self.folder))
+        new = not folder.exists()
+        try:
+            for slots, source, key, dtype in self._written:
+                value = torch.empty(source.shapes[key], dtype=dtype)
+                source.read_into({key: value})
+                for slot in slots:
+                    offload.offload_weight(value, slot.name, folder, index)
+        except BaseException:
+            for name in index:
+                (folder / f"{name}.dat").unlink(missing_ok=True)
+            if new:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return index
+
+
+def _read(source: Source, targets: dict[str, torch.Tensor]) -> None:
+    try:
+        source.read_into(targets)
+    except OSError as error:
+        raise CheckpointError(
+            f"{source.path} cannot be read for {models.listed(list(targets))}: {error}"
+        ) from error

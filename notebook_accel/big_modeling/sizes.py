@@ -1,0 +1,123 @@
+"""Bytes of a model's tensors, modules and layers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..hooks.tensors import as_dtype, named_module_tensors
+
+DtypeLike = str | torch.dtype
+Named = tuple[str, Any]
+"""A module, a parameter or a buffer with its full name."""
+
+
+def dtype_byte_size(dtype: torch.dtype) -> int:
+    """Return the bytes of a value."""
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype_byte_size takes a dtype of torch, not {dtype!r}")
+    return dtype.itemsize
+
+
+def is_within(name: str, module: str) -> bool:
+    """Return True if the name is the module's, or that of something inside; all is inside the model, named ``""``."""
+    return module == "" or name == module or name.startswith(f"{module}.")
+
+
+def no_split_classes(model: nn.Module, given: str | Sequence[str] | None = None) -> list[str]:
+    """Return the names of classes whose modules stay whole: those given, or those that the model's parts name."""
+    if given is not None:
+        return [given] if isinstance(given, str) else list(given)
+    names = {name for part in model.modules() for name in getattr(part, "_no_split_modules", None) or ()}
+    return sorted(names)
+
+
+def compute_module_sizes(
+    model: nn.Module,
+    dtype: DtypeLike | None = None,
+    special_dtypes: Mapping[str, DtypeLike] | None = None,
+    buffers_only: bool = False,
+) -> dict[str, int]:
+    """Return bytes by the name of each module and tensor; shared tensors count where they come first.
+
+    Args:
+        model: on any device.
+        dtype: that floating point tensors will have; those that are smaller already stay as they are.
+        special_dtypes: other dtypes by the full name of a tensor.
+        buffers_only: leave parameters out.
+    """
+    wanted = as_dtype(dtype)
+    special = {name: as_dtype(item) for name, item in (special_dtypes or {}).items()}
+    sizes: dict[str, int] = defaultdict(int)
+    tensors = model.named_buffers() if buffers_only else named_module_tensors(model, recurse=True)
+    for name, tensor in tensors:
+        width = tensor.dtype.itemsize
+        if (own := special.get(name)) is not None:
+            width = own.itemsize
+        elif wanted is not None and tensor.dtype.is_floating_point:
+            width = min(width, wanted.itemsize)
+        size = tensor.numel() * width
+        sizes[""] += size
+        parts = name.split(".")
+        for depth in range(1, len(parts) + 1):
+            sizes[".".join(parts[:depth])] += size
+    return sizes
+
+
+def compute_module_total_buffer_size(
+    model: nn.Module,
+    dtype: DtypeLike | None = None,
+    special_dtypes: Mapping[str, DtypeLike] | None = None,
+) -> int:
+    """Return bytes of all buffers; for the arguments see `compute_module_sizes`."""
+    return compute_module_sizes(model, dtype, special_dtypes, buffers_only=True).get("", 0)
+
+
+def get_max_layer_size(
+    modules: Sequence[Named],
+    module_sizes: Mapping[str, int],
+    no_split_module_classes: Sequence[str] | None,
+) -> tuple[int, list[str]]:
+    """Return the bytes of the largest layer, and the names of all that are as large.
+
+    A layer is a module without others inside, or one of a class that stays whole.
+
+    Args:
+        modules: with their names, looked through with all inside; tensors count too.
+        module_sizes: of `compute_module_sizes`.
+        no_split_module_classes: names of the classes that stay whole.
+    """
+    whole = set(no_split_module_classes or ())
+    largest, names = 0, list[str]()
+    waiting = list(reversed(modules))
+    while waiting:
+        name, module = waiting.pop()
+        children = [] if isinstance(module, torch.Tensor) else list(module.named_children())
+        if children and type(module).__name__ not in whole:
+            waiting += [(f"{name}.{key}" if name else key, child) for key, child in reversed(children)]
+            continue
+        size = module_sizes.get(name, 0)
+        if size > largest:
+            largest, names = size, [name]
+        elif size == largest:
+            names.append(name)
+    return largest, names
+
+
+def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]]]:
+    """Return the bytes of the model, and those of its largest layer with the names of all that are as large."""
+    sizes = compute_module_sizes(model)
+    parts: list[Named] = [*model.named_parameters(recurse=False), *model.named_children()]
+    parts += model.named_buffers(recurse=False)
+    layers = get_max_layer_size(parts, sizes, no_split_classes(model))
+    return sizes[""], layers
+
+
+def leaf_names(sizes: Mapping[str, int]) -> list[str]:
+    """Return the names that no other name of the sizes lies within."""
+    inner = {name.rpartition(".")[0] for name in sizes}
+    return [name for name in sizes if name and name not in inner]

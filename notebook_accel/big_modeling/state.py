@@ -1,0 +1,73 @@
+"""State dicts of models whose weights are elsewhere between forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..hooks.align import align_hook, align_module_device
+from ..hooks.tensors import Device, as_device
+
+
+def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return all weights of a model on the CPU, those too that its hooks bring for the forward alone.
+
+    Weights that are on the disk take memory in the result. ValueError names one that has no values anywhere.
+    """
+    found: dict[str, torch.Tensor] = {}
+    known: dict[int, torch.Tensor] = {}
+    for path, part in model.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        hook = align_hook(part)
+        # a hook of a module whose parts come with it brings theirs too
+        inside = (
+            part.state_dict(keep_vars=True) if hook is not None and hook.place_submodules else own_state(part)
+        )
+        before = {key: id(tensor) for key, tensor in inside.items()}
+        with align_module_device(part, "cpu"):
+            now = part.state_dict() if hook is not None and hook.place_submodules else own_state(part)
+            for key, tensor in now.items():
+                if tensor.is_meta:
+                    continue
+                if before[key] not in known:  # a copy of what goes again, which may be pages of a file
+                    known[before[key]] = tensor.detach().to("cpu", copy=hook is not None)
+                found.setdefault(prefix + key, known[before[key]])
+    if lost := [name for name in model.state_dict() if name not in found]:
+        raise ValueError(f"{', '.join(map(repr, lost))} have no values: they are on the meta device")
+    return {name: found[name] for name in model.state_dict()}
+
+
+def own_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and persistent buffers of the module alone."""
+    state = {name: item for name, item in module._parameters.items() if item is not None}
+    transient = module._non_persistent_buffers_set
+    return state | {
+        name: item for name, item in module._buffers.items() if item is not None and name not in transient
+    }
+
+
+def get_state_dict_from_offload(
+    module: nn.Module,
+    module_name: str,
+    state_dict: dict[str, str | torch.Tensor],
+    device_to_put_offload: Device = "cpu",
+) -> dict[str, str | torch.Tensor]:
+    """Put a module's own weights into a state dict that has other values for their names, and return it.
+
+    Args:
+        module: its weights may be elsewhere between forwards.
+        module_name: the full name of one of its tensors.
+        state_dict: gets values for names below the module's.
+        device_to_put_offload: where the values are put.
+    """
+    root = module_name.rpartition(".")[0]
+    prefix = f"{root}." if root else ""
+    with align_module_device(module, device_to_put_offload):
+        state: Mapping[str, Any] = own_state(module)
+        for name, tensor in state.items():
+            if prefix + name in state_dict:
+                state_dict[prefix + name] = tensor.detach().to(as_device(device_to_put_offload))
+    return state_dict

@@ -1,0 +1,84 @@
+"""Weights that several modules share: found, checked, and shared again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..hooks import tensors
+from .sizes import is_within
+
+Device = int | str | torch.device
+
+
+def find_tied_parameters(model: nn.Module, **kwargs: Any) -> list[list[str]]:
+    """Return the names of each parameter that has several, in order."""
+    if kwargs:
+        raise TypeError(f"find_tied_parameters takes a model alone, not {', '.join(kwargs)}")
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [sorted(group) for group in names.values() if len(group) > 1]
+
+
+def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> None:
+    """Make the names of each group one parameter again: the first that has values, or the first.
+
+    Args:
+        model: whose parameters.
+        tied_params: of `find_tied_parameters`.
+    """
+    for group in tied_params:
+        places = [tensors.owner_of(model, name) for name in group]
+        found = [owner._parameters[key] for owner, key in places]
+        kept = next((item for item in found if item is not None and not item.is_meta), found[0])
+        for owner, key in places:
+            owner._parameters[key] = kept
+
+
+def check_tied_parameters_in_config(model: nn.Module) -> bool:
+    """Return True if the config of a transformers model says that weights are to be shared."""
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(model, "get_output_embeddings"):
+        return False
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    words = bool(getattr(text, "tie_word_embeddings", False)) and model.get_output_embeddings() is not None  # type: ignore[operator]
+    return words or bool(getattr(config, "tie_encoder_decoder", False))
+
+
+def device_of(name: str, device_map: Mapping[str, Device]) -> Device | None:
+    """Return what the map says of the longest name that this one lies within, None if it says nothing."""
+    while name not in device_map:
+        if not name:
+            return None
+        name = name.rpartition(".")[0]
+    return device_map[name]
+
+
+def check_tied_parameters_on_same_device(
+    tied_params: Sequence[Sequence[str]], device_map: Mapping[str, Device]
+) -> None:
+    """Warn of shared weights that a map puts on several devices, where they are shared no more."""
+    for group in tied_params:
+        places = {name: device_of(name, device_map) for name in group}
+        if len(set(places.values())) > 1:
+            warnings.warn(
+                f"the device map puts one weight on several devices, each gets its own copy: {places}; "
+                "infer_auto_device_map keeps them together",
+                stacklevel=3,
+            )
+
+
+def tied_elsewhere(name: str, groups: Sequence[Sequence[str]]) -> list[str]:
+    """Return the names outside a module or tensor of weights that it has too."""
+    return [
+        other
+        for group in groups
+        if any(is_within(one, name) for one in group)
+        for other in group
+        if not is_within(other, name)
+    ]

@@ -1,0 +1,133 @@
+"""Models whose weights are all on the CPU or the disk until their forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from .. import devices
+from ..checkpointing.project import PathLike
+from ..hooks import (
+    AlignDevicesHook,
+    CpuOffload,
+    UserCpuOffloadHook,
+    add_hook_to_module,
+    attach_align_device_hook,
+    tensors,
+)
+from ..hooks.prefetch import Prefetcher
+from ..hooks.tensors import Device
+from . import offload
+from .offload import Index, OffloadedWeightsLoader
+
+
+def cpu_offload(
+    model: nn.Module,
+    execution_device: Device | None = None,
+    offload_buffers: bool = False,
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+    preload_module_classes: list[str] | None = None,
+) -> nn.Module:
+    """Keep a model's weights on the CPU, and bring those of each module to a device for its forward, in place.
+
+    Args:
+        model: to be offloaded.
+        execution_device: where it computes, by default where its first parameter is.
+        offload_buffers: take buffers away too.
+        state_dict: the weights, by default the model's own.
+        preload_module_classes: names of classes whose modules get all weights inside at once, because they use them
+            without calling the modules that have them.
+    """
+    device = _device_of(model) if execution_device is None else tensors.as_device(execution_device)
+    if state_dict is None:
+        state_dict = {name: tensor.to("cpu") for name, tensor in model.state_dict().items()}
+    return _offload(model, device, state_dict, offload_buffers, preload_module_classes)
+
+
+def disk_offload(
+    model: nn.Module,
+    offload_dir: PathLike,
+    execution_device: Device | None = None,
+    offload_buffers: bool = False,
+    preload_module_classes: list[str] | None = None,
+) -> nn.Module:
+    """Write a model's weights to a folder, and bring those of each module to a device for its forward, in place.
+
+    Args:
+        model: to be offloaded.
+        offload_dir: gets the weights; those of an earlier call are used where the index there has all.
+        execution_device: where it computes, by default where its first parameter is.
+        offload_buffers: take buffers away too.
+        preload_module_classes: see `cpu_offload`.
+    """
+    device = _device_of(model) if execution_device is None else tensors.as_device(execution_device)
+    state = model.state_dict()
+    if any(tensor.is_meta for tensor in state.values()):  # the values are in the folder, or nowhere
+        _check_indexed(state, offload.read_index(offload_dir), offload_dir)
+    else:
+        offload.offload_state_dict(offload_dir, state)
+    return _offload(
+        model,
+        device,
+        OffloadedWeightsLoader(save_folder=offload_dir),
+        offload_buffers,
+        preload_module_classes,
+    )
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    first = next(model.parameters(), None)
+    if first is None:
+        raise ValueError(f"{type(model).__name__} has no parameters: give an execution_device")
+    if first.is_meta:
+        return devices.device_for(devices.best(), 0)
+    return first.device
+
+
+def _check_indexed(state: Mapping[str, torch.Tensor], index: Index, where: PathLike) -> None:
+    if lost := [name for name, tensor in state.items() if tensor.is_meta and name not in index]:
+        raise ValueError(
+            f"tensors on the meta device have no values, and {where} has none: {', '.join(lost)}"
+        )
+
+
+def _offload(
+    model: nn.Module,
+    device: torch.device,
+    weights: Mapping[str, torch.Tensor],
+    offload_buffers: bool,
+    preload_module_classes: Sequence[str] | None,
+) -> nn.Module:
+    prefetcher = Prefetcher()
+    lead = AlignDevicesHook(io_same_device=True)
+    lead.leads = prefetcher
+    add_hook_to_module(model, lead, append=True)
+    attach_align_device_hook(
+        model,
+        execution_device=device,
+        offload=True,
+        weights_map=weights,
+        offload_buffers=offload_buffers,
+        preload_module_classes=preload_module_classes,
+        prefetcher=prefetcher,
+    )
+    return model
+
+
+def cpu_offload_with_hook(
+    model: nn.Module,
+    execution_device: Device | None = None,
+    prev_module_hook: UserCpuOffloadHook | None = None,
+) -> tuple[nn.Module, UserCpuOffloadHook]:
+    """Keep a model on the CPU until its forward, then on a device until its hook's `offload`; return both.
+
+    Args:
+        model: goes to the CPU.
+        execution_device: where it computes, by default the accelerator of this machine.
+        prev_module_hook: of the model before it in a pipeline, which leaves the device when this one comes.
+    """
+    hook = CpuOffload(execution_device=execution_device, prev_module_hook=prev_module_hook)
+    add_hook_to_module(model, hook, append=True)
+    return model, UserCpuOffloadHook(model, hook)

@@ -1,0 +1,280 @@
+"""The hook that brings a module's weights and its inputs to the device that computes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..nested import send_to_device
+from . import tensors
+from .base import ModelHook, SequentialHook, outside_graphs
+from .prefetch import Need, Prefetcher
+from .tensors import Device, TiedMap
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Slot:
+    """A place for a weight: `name` of the mapping goes to `key` of the owner, where `empty` is otherwise."""
+
+    owner: nn.Module
+    key: str
+    name: str
+    empty: torch.Tensor
+
+
+class AlignDevicesHook(ModelHook):
+    """Keeps a module on a device, or brings its weights there for each forward, and its inputs too.
+
+    Args:
+        execution_device: where the module computes; None leaves it and its inputs where they are.
+        offload: take the weights away after each forward; in between they are on the meta device.
+        io_same_device: bring the output to where the first input was.
+        weights_map: has the weights that are taken away, by the name they have in the module; without it they are
+            kept on the CPU.
+        offload_buffers: take buffers away too.
+        place_submodules: do this for the modules inside as well.
+        skip_keys: keys of keyword arguments and of outputs that stay where they are.
+        tied_params_map: copies of shared weights, by address and device.
+        prefetcher: fetches weights before they are needed, together with those of other modules.
+
+    Attributes:
+        leads: the prefetcher that is told where a forward begins and ends, in the hook of the whole model.
+    """
+
+    def __init__(
+        self,
+        execution_device: Device | None = None,
+        offload: bool = False,
+        io_same_device: bool = False,
+        weights_map: Mapping[str, torch.Tensor] | None = None,
+        offload_buffers: bool = False,
+        place_submodules: bool = False,
+        skip_keys: str | list[str] | None = None,
+        tied_params_map: TiedMap | None = None,
+        prefetcher: Prefetcher | None = None,
+    ) -> None:
+        self.execution_device = execution_device
+        self.offload = offload
+        self.io_same_device = io_same_device
+        self.weights_map = weights_map
+        self.offload_buffers = offload_buffers
+        self.place_submodules = place_submodules
+        self.skip_keys = skip_keys
+        self.tied_params_map = tied_params_map
+        self.prefetcher = prefetcher
+        self.leads: Prefetcher | None = None
+        self.input_device: torch.device | None = None
+        self.original_devices: dict[str, torch.device] = {}
+        self._slots: list[_Slot] = []
+        self._need: Need | None = None
+
+    def __repr__(self) -> str:
+        shown = ("execution_device", "offload", "io_same_device", "offload_buffers", "place_submodules")
+        texts = ", ".join(f"{name}={getattr(self, name)!r}" for name in (*shown, "skip_keys"))
+        return f"AlignDevicesHook({texts})"
+
+    def init_hook(self, module: nn.Module) -> nn.Module:
+        device = self.execution_device
+        if not self.offload:
+            if device is not None:
+                for name, _ in self._tensors(module, include_buffers=True):
+                    tensors.set_module_tensor_to_device(
+                        module, name, device, tied_params_map=self.tied_params_map
+                    )
+            return module
+        everything = dict(self._tensors(module, include_buffers=True))
+        self.original_devices = {name: tensor.device for name, tensor in everything.items()}
+        moved = dict(self._tensors(module, include_buffers=self.offload_buffers, in_state=True))
+        if self.weights_map is None:
+            self.weights_map = {name: tensor.detach().to("cpu") for name, tensor in moved.items()}
+        self._take_away(module)
+        if device is not None:
+            for name in everything.keys() - moved.keys():
+                if self._is_buffer(module, name) and not everything[name].is_meta:
+                    tensors.set_module_tensor_to_device(module, name, device)
+        if self._need is not None and self.prefetcher is not None:
+            self.prefetcher.expect(self._need)
+        return module
+
+    def _tensors(
+        self, module: nn.Module, *, include_buffers: bool, in_state: bool = False
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        return tensors.named_module_tensors(
+            module, include_buffers, recurse=self.place_submodules, remove_non_persistent=in_state
+        )
+
+    @staticmethod
+    def _is_buffer(module: nn.Module, name: str) -> bool:
+        owner, key = tensors.owner_of(module, name)
+        return key in owner._buffers
+
+    def _take_away(self, module: nn.Module) -> None:
+        """Put the weights on the meta device, and note where they go; a shared one is fetched once."""
+        names: dict[int, str] = {}
+        empty: dict[int, torch.Tensor] = {}
+        needed: dict[str, torch.Tensor] = {}
+        for path, part in module.named_modules() if self.place_submodules else [("", module)]:
+            tables: list[dict[str, Any]] = [part._parameters]
+            if self.offload_buffers:
+                transient = part._non_persistent_buffers_set
+                tables.append({key: item for key, item in part._buffers.items() if key not in transient})
+            for table in tables:
+                for key, tensor in table.items():
+                    if tensor is None:
+                        continue
+                    name = names.setdefault(id(tensor), f"{path}.{key}" if path else key)
+                    place = empty.setdefault(id(tensor), _emptied(tensor))
+                    needed[name] = place
+                    self._slots.append(_Slot(owner=part, key=key, name=name, empty=place))
+        for slot in self._slots:
+            tensors.put(slot.owner, slot.key, slot.empty)
+        if needed:
+            assert self.weights_map is not None
+            self._need = Need(
+                weights=self.weights_map,
+                names=tuple(needed),
+                dtypes=tuple(tensor.dtype for tensor in needed.values()),
+                device=self._device(),
+                nbytes=sum(tensor.nbytes for tensor in needed.values()),
+            )
+
+    def _device(self) -> torch.device:
+        return (
+            torch.device("cpu") if self.execution_device is None else tensors.as_device(self.execution_device)
+        )
+
+    @outside_graphs
+    def pre_forward(
+        self, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self.leads is not None:
+            self.leads.begin()
+        if self.io_same_device:
+            self.input_device = tensors.find_device([args, kwargs])
+        if self._need is not None:
+            self._bring(self._need)
+        if self.execution_device is None:
+            return args, kwargs
+        device = tensors.as_device(self.execution_device)
+        sent: tuple[Any, ...] = send_to_device(args, device)
+        return sent, send_to_device(kwargs, device, skip_keys=self.skip_keys)
+
+    def _bring(self, need: Need) -> None:
+        found = need.fetch() if self.prefetcher is None else self.prefetcher.take(need)
+        made: dict[str, torch.Tensor] = {}
+        for slot in self._slots:
+            if slot.name not in made:
+                if found[slot.name].shape != slot.empty.shape:
+                    raise ValueError(
+                        f"{slot.name!r} of {type(slot.owner).__name__} has shape {list(slot.empty.shape)}, "
+                        f"the value {list(found[slot.name].shape)}"
+                    )
+                made[slot.name] = tensors.like_parameter(slot.empty, found[slot.name])
+            tensors.put(slot.owner, slot.key, made[slot.name])
+
+    @outside_graphs
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        for slot in self._slots:
+            tensors.put(slot.owner, slot.key, slot.empty)
+        if self.leads is not None:
+            self.leads.end()
+        if self.io_same_device and self.input_device is not None:
+            output = send_to_device(output, self.input_device, skip_keys=self.skip_keys)
+        return output
+
+    def detach_hook(self, module: nn.Module) -> nn.Module:
+        if not self._slots:
+            return module
+        assert self.weights_map is not None
+        made: dict[str, torch.Tensor] = {}
+        for slot in self._slots:
+            device = self.original_devices.get(slot.name)
+            if device is None or device.type == "meta":
+                continue
+            if slot.name not in made:
+                value = self.weights_map[slot.name].to(device=device, dtype=slot.empty.dtype)
+                made[slot.name] = tensors.like_parameter(slot.empty, value)
+            tensors.put(slot.owner, slot.key, made[slot.name])
+        self._slots, self._need = [], None
+        return module
+
+    @contextlib.contextmanager
+    def here(self, module: nn.Module, device: Device | None = None) -> Iterator[None]:
+        """Within the block the module has its weights, on another device than it computes on if one is given."""
+        need = self._need
+        if need is None:
+            yield
+            return
+        if device is not None:
+            need = Need(
+                weights=need.weights,
+                names=need.names,
+                dtypes=need.dtypes,
+                device=tensors.as_device(device),
+                nbytes=need.nbytes,
+            )
+        found = need.fetch()
+        for slot in self._slots:
+            tensors.put(slot.owner, slot.key, tensors.like_parameter(slot.empty, found[slot.name]))
+        try:
+            yield
+        finally:
+            for slot in self._slots:
+                tensors.put(slot.owner, slot.key, slot.empty)
+
+
+def _emptied(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what is in a weight's place while it is away: of its class, shape and dtype."""
+    return tensor if tensor.is_meta else tensors.like_parameter(tensor, tensor.detach().to("meta"))
+
+
+def align_hooks(hook: ModelHook | None) -> Iterator[AlignDevicesHook]:
+    """Yield the hooks of this kind in a module's hook, which may be several as one."""
+    if isinstance(hook, SequentialHook):
+        for one in hook.hooks:
+            yield from align_hooks(one)
+    elif isinstance(hook, AlignDevicesHook):
+        yield hook
+
+
+def align_hook(module: nn.Module) -> AlignDevicesHook | None:
+    """Return the hook that takes the module's weights away, None where there is none."""
+    return next((hook for hook in align_hooks(vars(module).get("_hf_hook")) if hook.offload), None)
+
+
+def has_offloaded_params(module: nn.Module) -> bool:
+    """Return True if a hook takes the module's own weights away between forwards."""
+    return align_hook(module) is not None
+
+
+@contextlib.contextmanager
+def align_module_device(module: nn.Module, execution_device: Device | None = None) -> Iterator[None]:
+    """Within the block the module's own weights are on the device where it computes, or on another one.
+
+    Args:
+        module: its weights may be taken away between forwards; those of modules inside stay.
+        execution_device: by default where the module computes.
+    """
+    hook = align_hook(module)
+    if hook is not None:
+        with hook.here(module, execution_device):
+            yield
+        return
+    if execution_device is None:
+        yield
+        return
+    device = tensors.as_device(execution_device)
+    own = dict(module.named_parameters(recurse=False))
+    homes = {name: tensor.device for name, tensor in own.items()}
+    try:
+        for tensor in own.values():
+            tensor.data = tensor.data.to(device)
+        yield
+    finally:
+        for name, tensor in own.items():
+            tensor.data = tensor.data.to(homes[name])

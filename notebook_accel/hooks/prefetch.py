@@ -1,0 +1,207 @@
+"""Weights of the modules that compute next, fetched by a thread while one computes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from .weights import together
+
+_STREAMS: Final = ("cuda", "xpu")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Need:
+    """The weights that a module has to have before it computes.
+
+    Attributes:
+        weights: where they are.
+        names: theirs.
+        dtypes: what each is cast to.
+        device: where the module computes.
+        nbytes: of all of them, on the device.
+    """
+
+    weights: Mapping[str, torch.Tensor]
+    names: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...]
+    device: torch.device
+    nbytes: int
+
+    @torch.no_grad()
+    def fetch(self) -> dict[str, torch.Tensor]:
+        """Return the weights on the device, by name."""
+        found = together(self.weights, self.names)
+        return {
+            name: _cast(found[name], dtype).to(self.device)
+            for name, dtype in zip(self.names, self.dtypes, strict=True)
+        }
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the tensor in this dtype; whole numbers in place of floating point ones are quantized and stay."""
+    if tensor.dtype == dtype or (dtype.is_floating_point and not tensor.is_floating_point()):
+        return tensor
+    return tensor.to(dtype)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Job:
+    """One fetch, done by whoever comes first: the thread, or the module that needs it."""
+
+    need: Need
+    lock: Any = field(default_factory=threading.Lock)
+    is_done: bool = False
+    tensors: dict[str, torch.Tensor] | None = None
+    error: BaseException | None = None
+    event: Any = None
+
+    def run(self, *, beside: bool) -> None:
+        """Fetch unless that is done; `beside` what the device computes, where it can do two things at once."""
+        with self.lock:
+            if self.is_done:
+                return
+            try:
+                self._run(beside)
+            except BaseException as error:  # raised where the weights are needed
+                self.error = error
+            self.is_done = True
+
+    def _run(self, beside: bool) -> None:
+        device = self.need.device
+        if not beside or device.type not in _STREAMS:
+            self.tensors = self.need.fetch()
+            return
+        runtime: Any = getattr(torch, device.type)
+        with runtime.device(device), runtime.stream(runtime.Stream(device)) as _:
+            self.tensors = self.need.fetch()
+            self.event = runtime.current_stream().record_event()
+
+    def result(self) -> dict[str, torch.Tensor]:
+        """Return the weights, ready for what the caller's stream computes; raise what their fetch raised."""
+        self.run(beside=False)
+        if isinstance(self.error, (torch.OutOfMemoryError, MemoryError)):
+            return self.need.fetch()  # what computed meanwhile had the memory
+        if self.error is not None:
+            raise self.error
+        assert self.tensors is not None
+        if self.event is not None:
+            stream = getattr(torch, self.need.device.type).current_stream(self.need.device)
+            stream.wait_event(self.event)
+            for tensor in self.tensors.values():
+                tensor.record_stream(stream)
+        return self.tensors
+
+
+class Prefetcher:
+    """Knows in which order modules need their weights, and fetches ahead of them.
+
+    What is fetched ahead is one need, or several that are no larger together than the largest. The order is that of
+    the last forward of the whole model, before the first one that in which `expect` was called. No thread waits for
+    work: one starts where there is some, and ends with it.
+    """
+
+    def __init__(self) -> None:
+        self._order: list[Need] = []
+        self._seen: list[Need] | None = None  # while the whole model computes
+        self._at = -1
+        self._room = 0
+        self._ahead: dict[Need, _Job] = {}
+        self._queue: deque[_Job] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def expect(self, need: Need) -> None:
+        """Say that a module will need these weights, after those named before."""
+        self._order.append(need)
+        self._room = max(self._room, need.nbytes)
+
+    def begin(self) -> None:
+        """Fetch what the first modules of a forward need."""
+        self._forget()
+        self._seen = []
+        self._fetch_ahead()
+
+    def end(self) -> None:
+        """Note the order of the forward that has ended, and keep nothing of it."""
+        if self._seen:
+            known = set(self._seen)
+            self._order = [*self._seen, *(need for need in self._order if need not in known)]
+        self._forget()
+
+    def take(self, need: Need) -> dict[str, torch.Tensor]:
+        """Return the weights that a module needs now, and let the next ones be fetched."""
+        if self._seen is not None:
+            self._seen.append(need)
+        self._at = self._find(need)
+        job = self._ahead.pop(need, None)
+        upcoming = set(self._upcoming())
+        for other in self._ahead.keys() - upcoming:  # another way through the model than last time
+            del self._ahead[other]
+        if job is None:
+            self._fetch_ahead()
+            return need.fetch()
+        tensors = job.result()
+        self._fetch_ahead()
+        return tensors
+
+    def _forget(self) -> None:
+        self._seen = None
+        self._at = -1
+        with self._lock:
+            self._ahead = {}
+            self._queue.clear()
+
+    def _find(self, need: Need) -> int:
+        """Return where in the order this need is, looked for from the place after the last one."""
+        count = len(self._order)
+        for step in range(count):
+            place = (self._at + 1 + step) % count
+            if self._order[place] is need:
+                return place
+        return count  # unknown: nothing follows
+
+    def _upcoming(self) -> Sequence[Need]:
+        chosen: list[Need] = []
+        size = 0
+        for need in self._order[self._at + 1 :]:
+            if chosen and size + need.nbytes > self._room:
+                break
+            if need not in chosen:
+                chosen.append(need)
+                size += need.nbytes
+        return chosen
+
+    def _fetch_ahead(self) -> None:
+        with self._lock:
+            for need in self._upcoming():
+                if need not in self._ahead:
+                    self._ahead[need] = _Job(need=need)
+                    self._queue.append(self._ahead[need])
+            if self._queue and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(target=self._work, name="weights of the next module")
+                with contextlib.suppress(RuntimeError):  # while the interpreter ends there are no new ones
+                    self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._thread = None
+                    return
+                job = self._queue.popleft()
+            job.run(beside=True)
+            del job  # what it fetched belongs to the model
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"order": self._order, "room": self._room}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+        self._order, self._room = state["order"], state["room"]

@@ -1,0 +1,50 @@
+"""Weights that lie elsewhere while their module does not compute: mappings of names to tensors."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+
+class Weights(Mapping[str, torch.Tensor]):
+    """A mapping that is asked for all weights of a module at once, by a thread while another module computes."""
+
+    @abstractmethod
+    def together(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Return these weights, with their values in memory."""
+
+
+class PrefixedDataset(Weights):
+    """The entries of a mapping below a prefix, by what follows it.
+
+    Args:
+        dataset: the mapping.
+        prefix: put in front of each name that is asked for.
+    """
+
+    def __init__(self, dataset: Mapping[str, torch.Tensor], prefix: str) -> None:
+        self.dataset = dataset
+        self.prefix = prefix
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return self.dataset[f"{self.prefix}{key}"]
+
+    def __iter__(self) -> Iterator[str]:
+        size = len(self.prefix)
+        return (name[size:] for name in self.dataset if name.startswith(self.prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def together(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        found = together(self.dataset, [f"{self.prefix}{name}" for name in names])
+        return {name: found[f"{self.prefix}{name}"] for name in names}
+
+
+def together(weights: Mapping[str, torch.Tensor], names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Return these weights of any mapping; KeyError names one that is not there."""
+    if isinstance(weights, Weights):
+        return weights.together(names)
+    return {name: weights[name] for name in names}

@@ -1,0 +1,102 @@
+"""Compatibility shelf: the names that users import from `accelerate.utils.modeling`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import nn
+
+from .. import probes
+from ..big_modeling.device_map import check_device_map, clean_device_map, infer_auto_device_map
+from ..big_modeling.limits import convert_file_size_to_int, get_balanced_memory, get_max_memory
+from ..big_modeling.load import load_checkpoint_in_model, load_state_dict
+from ..big_modeling.offload import load_offloaded_weights
+from ..big_modeling.sizes import (
+    calculate_maximum_sizes,
+    compute_module_sizes,
+    compute_module_total_buffer_size,
+    dtype_byte_size,
+    get_max_layer_size,
+    leaf_names,
+)
+from ..big_modeling.state import get_state_dict_from_offload, get_state_dict_offloaded_model
+from ..big_modeling.ties import (
+    check_tied_parameters_in_config,
+    check_tied_parameters_on_same_device,
+    find_tied_parameters,
+    retie_parameters,
+)
+from ..hooks.align import align_module_device, has_offloaded_params
+from ..hooks.tensors import (
+    Device,
+    as_device,
+    named_module_tensors,
+    non_persistent_buffers,
+    same_device,
+    set_module_tensor_to_device,
+)
+
+__all__ = [
+    "align_module_device",
+    "calculate_maximum_sizes",
+    "check_device_map",
+    "check_device_same",
+    "check_tied_parameters_in_config",
+    "check_tied_parameters_on_same_device",
+    "clean_device_map",
+    "compute_module_sizes",
+    "compute_module_total_buffer_size",
+    "convert_file_size_to_int",
+    "dtype_byte_size",
+    "find_tied_parameters",
+    "get_balanced_memory",
+    "get_max_layer_size",
+    "get_max_memory",
+    "get_module_leaves",
+    "get_non_persistent_buffers",
+    "get_state_dict_from_offload",
+    "get_state_dict_offloaded_model",
+    "has_offloaded_params",
+    "id_tensor_storage",
+    "infer_auto_device_map",
+    "is_peft_model",
+    "load_checkpoint_in_model",
+    "load_offloaded_weights",
+    "load_state_dict",
+    "named_module_tensors",
+    "retie_parameters",
+    "set_module_tensor_to_device",
+]
+
+
+def check_device_same(first_device: Device, second_device: Device) -> bool:
+    """Return True for the same device; one without a number is the first of its kind."""
+    return same_device(as_device(first_device), as_device(second_device))
+
+
+def get_module_leaves(module_sizes: Mapping[str, int]) -> list[str]:
+    """Return the names that no other name lies within."""
+    return leaf_names(module_sizes)
+
+
+def get_non_persistent_buffers(module: nn.Module, recurse: bool = False, fqns: bool = False) -> set[str]:
+    """Return the names of buffers that are not in the state dict, full ones with `fqns`."""
+    names: Iterable[str] = non_persistent_buffers(module, recurse)
+    return set(names) if fqns else {name.rpartition(".")[2] for name in names}
+
+
+def id_tensor_storage(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
+    """Return what is the same for tensors of one memory: the device, the address and the bytes of it."""
+    storage = tensor.untyped_storage()
+    return tensor.device, storage.data_ptr(), storage.nbytes()
+
+
+def is_peft_model(model: nn.Module) -> bool:
+    """Return True for a model of PEFT, which need not be installed to ask."""
+    if not probes.is_available("peft"):
+        return False
+    from peft import PeftModel  # type: ignore[import-not-found,unused-ignore]
+
+    inner = getattr(model, "_orig_mod", model)
+    return isinstance(inner, PeftModel)

@@ -1,0 +1,21 @@
+"""Compatibility shelf: the names that users import from `accelerate.utils.offload`."""
+
+from ..big_modeling.offload import (
+    OffloadedWeightsLoader,
+    extract_submodules_state_dict,
+    load_offloaded_weight,
+    offload_state_dict,
+    offload_weight,
+    save_offload_index,
+)
+from ..hooks.weights import PrefixedDataset
+
+__all__ = [
+    "OffloadedWeightsLoader",
+    "PrefixedDataset",
+    "extract_submodules_state_dict",
+    "load_offloaded_weight",
+    "offload_state_dict",
+    "offload_weight",
+    "save_offload_index",
+]
