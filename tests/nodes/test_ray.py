@@ -47,7 +47,8 @@ spread = RayEngine(placement="SPREAD")
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    kernel = Kernel(tmp_path_factory.mktemp("ray"))
+    patience = {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "120"}  # of the head, on a busy machine
+    kernel = Kernel(tmp_path_factory.mktemp("ray"), **patience)
     try:
         kernel.run(CLUSTER, timeout=PATIENCE).ok()
         yield kernel

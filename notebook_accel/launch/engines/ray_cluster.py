@@ -16,6 +16,8 @@ PLACEMENTS: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _NAMESPACE: Final = "notebook_accel at "
 """What Ray calls connections of ours, before their address: it is how they are told from the user's own."""
 _LOCAL: Final = "local"
+_SLOW_SERVER: Final = "Proxy failed to Connect to backend"  # of Ray's client
+_TRACEBACK: Final = "Traceback (most recent call last)"
 _SHOWN_NODES: Final = 6
 _MANY: Final = 1 << 20
 
@@ -48,7 +50,7 @@ def connect(address: str | None) -> None:
     try:
         _init(asked)
     except Exception as error:  # each way of connecting has its own kinds
-        why = _first_line(error)
+        why = telling_line(str(error)) or type(error).__name__
         if asked == _LOCAL:
             raise LaunchError(f"Ray cannot be started on this machine ({why})") from error
         raise LaunchError(
@@ -58,7 +60,10 @@ def connect(address: str | None) -> None:
 
 
 def _init(address: str, tries: int = 2) -> None:
-    """Connect; a Ray that starts here may take more than the half minute that it gives itself on a busy machine."""
+    """Connect, a second time where Ray was only too slow to start, as on a busy machine.
+
+    It gives itself half a minute, here as well as for the process that serves a client.
+    """
     import ray
 
     options: dict[str, Any] = {"include_dashboard": False} if address == _LOCAL else {}
@@ -72,7 +77,8 @@ def _init(address: str, tries: int = 2) -> None:
         )
     except Exception as error:
         ray.shutdown()
-        if address != _LOCAL or tries < 2 or "timed out" not in str(error):
+        was_slow = _SLOW_SERVER in str(error) or (address == _LOCAL and "timed out" in str(error))
+        if not was_slow or tries < 2:
             raise
         _init(address, tries - 1)
 
@@ -188,6 +194,7 @@ def available() -> str:
     return spoken({name: free.get(name, 0) for name in ("CPU", "GPU") if name == "CPU" or name in free})
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__
+def telling_line(text: str) -> str:
+    """Return the line of an error's text that says most: the first, or the last where it is a traceback."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1 if _TRACEBACK in text else 0][:300] if lines else ""

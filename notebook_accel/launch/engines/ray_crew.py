@@ -17,6 +17,7 @@ from ...stream.record import RunRecord
 from .. import addresses, signals
 from ..agreement import Agreement
 from ..control import Control
+from ..delivery import Delivery
 from ..hanging import HangWatch
 from ..job import Job
 from . import ray_cluster
@@ -91,7 +92,7 @@ class RayCrew:
         self._job = job
         self._plan = plan
         self._record = record
-        self._deliver = deliver
+        self._deliver = Delivery(deliver, record)
         self._control = control
         self._attempt = attempt
         self._inbox = Inbox()
@@ -101,8 +102,6 @@ class RayCrew:
         self._members: list[_Member] = []
         self._machine = machine()
         self._next_ask = 0.0
-        self._stopping = False
-        self._was_asked = False
         self._hang_watch = HangWatch(job.hang_timeout, self._inbox.tell, deliver, self._send)
         self.hang = ""
         self._all_but_first_left = False
@@ -306,8 +305,7 @@ class RayCrew:
 
     def stop(self, grace: float, signum: int = signal.SIGINT) -> None:
         """End every rank and all that it started; `grace` seconds after `signum` by SIGKILL."""
-        self._stopping = True
-        self._was_asked = self._was_asked or not self._record.failures
+        self._deliver.begin_to_stop()
         self.stopped_ranks.update(member.rank for member in self._running())
         for number, seconds in ((signum, grace), (signals.KILL, _KILL_SECONDS)):
             running = self._running() if seconds > 0 else []
@@ -337,7 +335,7 @@ class RayCrew:
     def _poll(self, timeout: float) -> None:
         events = self._inbox.poll(timeout)
         self._hang_watch.take(events)
-        self._hand_over([self._seen(event) for event in events if not isinstance(event, Ended)])
+        self._deliver([self._seen(event) for event in events if not isinstance(event, Ended)])
         for event in events:
             if isinstance(event, Ended):
                 self._end(event)
@@ -357,24 +355,18 @@ class RayCrew:
         """Note that a process has ended, and where it did so without a word."""
         member = self._members[event.rank]
         member.ended = True
-        if not self._spoke(event.rank) and event.rank not in self.stopped_ranks:
-            self._hand_over(
-                [Failure(rank=event.rank, time=event.time, pid=event.pid, exitcode=event.exitcode)]
-            )
-
-    def _spoke(self, rank: int) -> bool:
-        record = self._record
-        return rank in record.results or any(failure.rank == rank for failure in record.failures)
+        if not self._deliver.has_ended(event.rank) and event.rank not in self.stopped_ranks:
+            self._deliver([Failure(rank=event.rank, time=event.time, pid=event.pid, exitcode=event.exitcode)])
 
     def _lose(self, member: _Member) -> None:
         """Take note of a rank whose connection ended without a word of how its process did, and find out why."""
         now = time.time()
         member.ended = True
-        if self._stopping or self._spoke(member.rank):
+        if self._deliver.is_stopping or self._deliver.has_ended(member.rank):
             return
         self.stop(_LAST_WORDS, signal.SIGTERM)  # the others wait for it in vain
         lost = self._verdict(member)
-        self._deliver([Failure(rank=member.rank, time=now, pid=member.pid, lost=lost)])
+        self._deliver.tell(Failure(rank=member.rank, time=now, pid=member.pid, lost=lost))
 
     def _verdict(self, member: _Member) -> str:
         """Return what Ray knows of a lost actor; it may have to miss a node for a while first."""
@@ -398,7 +390,7 @@ class RayCrew:
                 except ray.exceptions.RayError as error:
                     if member.place.node in {node.name for node in ray_cluster.nodes()}:
                         return f"its actor {where} was ended, by Ray or from outside ({_cause(str(error))})"
-            self._hand_over([])
+            self._deliver([])
         return f"the connection to its actor {where} ended, and Ray does not say why"
 
     def _ask_ray(self) -> None:
@@ -414,19 +406,6 @@ class RayCrew:
             for work in ray.wait(list(running), num_returns=len(running), timeout=0)[0]:
                 if not running[work].ended:
                     self._lose(running[work])
-
-    def _hand_over(self, events: Sequence[Event]) -> None:
-        """Deliver events; while ranks are being stopped an output that cannot be shown stops nothing.
-
-        Where none had failed before that, what they raise then is no failure: a peer that has gone, or the interrupt.
-        """
-        if self._was_asked:
-            events = [event for event in events if not isinstance(event, Failure)]
-        try:
-            self._deliver(events)
-        except Exception:
-            if not self._stopping:
-                raise
 
     def _say(self, name: Literal["starting", "restarting"], text: str) -> None:
         self._deliver([Phase(rank=-1, time=time.time(), name=name, detail=text)])
