@@ -20,6 +20,7 @@ from ..job import Job, StartMethod
 from ..surroundings import Surroundings
 from . import ray_cluster
 from .base import Deliver, Engine, Outcome
+from .ray_actor import Outset
 from .ray_child import Notes
 from .ray_crew import Plan, RayCrew
 
@@ -109,7 +110,6 @@ class RayEngine(Engine):
         notes = Notes(
             random_states=around.random_states,
             sources=around.sources,
-            with_ipython="IPython" in sys.modules,
             child_start_method=crew.child_start_method(),
             in_background=job.background,
         )
@@ -122,7 +122,15 @@ class RayEngine(Engine):
             endpoint=self._endpoint,
             parts=ray.put([pickle.PickleBuffer(parcel.pickled), *parcel.buffers]),
             notes=pickle.dumps(notes),
-            directory=around.directory or os.getcwd(),
+            outset=Outset(
+                variables={
+                    **({} if resources.get("GPU") else {"ACCELERATE_USE_CPU": "true"}),
+                    **job.environment,
+                },
+                directory=around.directory or os.getcwd(),
+                path=tuple(sys.path),
+                with_ipython="IPython" in sys.modules,
+            ),
         )
         count = job.local_world_size
         what = f"{count} Ray {'actor' if count == 1 else 'actors'} ({ray_cluster.spoken(resources)} each)"

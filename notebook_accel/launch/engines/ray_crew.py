@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from ..hanging import HangWatch
 from ..job import Job
 from . import ray_cluster
 from .base import Deliver
-from .ray_actor import Assignment, Place, RankActor, machine, version
+from .ray_actor import Assignment, Outset, Place, RankActor, machine, version
 
 State = Literal["done", "failed", "stopped", "hung"]
 
@@ -50,7 +49,7 @@ class Plan:
         endpoint: host, and port or 0, at which the nodes reach this process; None finds it out.
         parts: the reference of the job's parcel in Ray's store.
         notes: pickled, for each process.
-        directory: this process's.
+        outset: of each process.
     """
 
     resources: Mapping[str, float]
@@ -60,7 +59,7 @@ class Plan:
     endpoint: tuple[str, int] | None
     parts: Any
     notes: bytes
-    directory: str
+    outset: Outset
 
 
 @dataclass(kw_only=True)
@@ -130,7 +129,7 @@ class RayCrew:
         kind = ray.remote(RankActor)
         for bundle in range(count):
             strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
-            self._actors.append(kind.options(scheduling_strategy=strategy, **options).remote())
+            self._actors.append(kind.options(scheduling_strategy=strategy, **options).remote(plan.outset))
         self._members = _ranked(self._actors, self._places())
         now = time.time()
         self._deliver([Phase(rank=member.rank, time=now, name="starting") for member in self._members])
@@ -252,16 +251,13 @@ class RayCrew:
             "TORCHELASTIC_RUN_ID": job.rendezvous.run_id,
             "FORK_LAUNCHED": 1,
         }
-        on_cpu = {} if self._plan.resources.get("GPU") else {"ACCELERATE_USE_CPU": "true"}
         return Assignment(
             rank=rank,
             endpoint=endpoint,
             token=token,
-            variables={**on_cpu, **job.environment, **{name: str(value) for name, value in values.items()}},
+            variables={name: str(value) for name, value in values.items()},
             alone=len(nodes) == 1,
             sends_value=job.returns == "all" or (job.returns == "first" and rank == 0),
-            directory=self._plan.directory,
-            path=tuple(sys.path),
             notes=self._plan.notes,
         )
 
