@@ -80,6 +80,13 @@ def test_more_than_the_cluster_has_is_told_with_the_numbers(kernel: Kernel) -> N
     assert cell.error is not None and cell.error[0] == "ValueError"
     assert "num_processes=4: each needs 1 CPU, and Ray has room for 3" in cell.error[1]
     assert "has 2 CPU" in cell.error[1] and "has 1 CPU" in cell.error[1]
+    cell = kernel.run("notebook_launcher(f, num_processes=3, engine=RayEngine(placement='STRICT_SPREAD'))")
+    assert cell.error is not None and "RayEngine(placement='SPREAD')" in cell.error[1]
+    cell = kernel.run(
+        "notebook_launcher(f, num_processes=1, engine=RayEngine(runtime_env={'working_dir': '.'}))"
+    )
+    assert cell.error is not None and cell.error[0] == "ValueError" and not cell.stdout
+    assert "RayEngine(runtime_env=...): . is not a valid" in cell.error[1]
     assert (
         kernel.run("RayEngine().count(__import__('notebook_accel').launch.job.Job(function=f))").value == "3"
     )

@@ -103,5 +103,27 @@ def test_a_server_that_was_too_slow_is_asked_again(monkeypatch: pytest.MonkeyPat
     ):
         ray_cluster.connect("ray://far:10001")
     answers[:] = [ConnectionError("ray client connection timeout")]
-    with pytest.raises(LaunchError, match="ray client connection timeout"):
-        ray_cluster.connect("ray://nowhere:10001")
+    monkeypatch.setenv("RAY_ADDRESS", "ray://nowhere:10001")
+    with pytest.raises(
+        LaunchError, match=r"^RAY_ADDRESS='ray://nowhere:10001': .*ray client connection timeout"
+    ):
+        ray_cluster.connect(None)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_a_cluster_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_CLIENT_MODE", "0")
+    import ray
+
+    def nodes() -> None:
+        raise ConnectionError("Failed to reconnect within the reconnection grace period")
+
+    monkeypatch.setattr(ray, "nodes", nodes)
+    with pytest.raises(LaunchError, match=r"Ray does not answer any more \(Failed to reconnect"):
+        ray_cluster.nodes()
+    steps: list[str] = []
+    monkeypatch.setattr(ray.util.client, "num_connected_contexts", lambda: 1)
+    monkeypatch.setattr(ray.util.client.ray, "disconnect", lambda: steps.append("disconnect"), raising=False)
+    monkeypatch.setattr(ray, "init", lambda **more: steps.append("init"))
+    ray_cluster.connect("ray://far:10001")
+    assert steps == ["disconnect", "init"], "Ray connects to nothing else before that"

@@ -46,6 +46,8 @@ def connect(address: str | None) -> None:
         if address is None or _is_there(address):
             return
         ray.shutdown()
+    elif ray.util.client.num_connected_contexts():
+        ray.util.client.ray.disconnect()  # from a cluster that is gone
     asked = address or environ.get("RAY_ADDRESS") or _LOCAL
     try:
         _init(asked)
@@ -53,8 +55,9 @@ def connect(address: str | None) -> None:
         why = telling_line(str(error)) or type(error).__name__
         if asked == _LOCAL:
             raise LaunchError(f"Ray cannot be started on this machine ({why})") from error
+        name = "address" if address else "RAY_ADDRESS"
         raise LaunchError(
-            f"address={asked!r}: no Ray cluster answers there ({why}); 'auto' is the cluster that this machine belongs "
+            f"{name}={asked!r}: no Ray cluster answers there ({why}); 'auto' is the cluster that this machine belongs "
             "to, 'ray://host:10001' one elsewhere, and without address= Ray starts on this machine"
         ) from error
 
@@ -138,12 +141,16 @@ def own_address() -> str:
 
 
 def nodes() -> list[Node]:
-    """Return the living nodes."""
+    """Return the living nodes; LaunchError where the cluster is gone."""
     import ray
 
+    try:
+        entries = ray.nodes()
+    except ConnectionError as error:
+        raise LaunchError(f"Ray does not answer any more ({telling_line(str(error))})") from error
     return [
         Node(name=entry["NodeID"], address=entry["NodeManagerAddress"], resources=entry["Resources"])
-        for entry in ray.nodes()
+        for entry in entries
         if entry["Alive"]
     ]
 

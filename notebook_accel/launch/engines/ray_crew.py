@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -188,7 +189,7 @@ class RayCrew:
             if "notebook_accel" in text and ("ModuleNotFoundError" in text or "No module named" in text):
                 raise LaunchError(
                     f"a node of the cluster does not have this notebook_accel ({_last_line(text)}): install the same "
-                    "version on all nodes, or give RayEngine(runtime_env={'py_modules': [...]})"
+                    "version on all nodes, or call ray.init(runtime_env={'py_modules': [notebook_accel]}) before"
                 ) from None
             raise LaunchError(f"a Ray actor could not start: {_last_line(text)}") from None
 
@@ -316,11 +317,12 @@ class RayCrew:
         import ray
 
         self._inbox.close()
-        if ray_cluster.is_up():
-            for actor in self._actors:
-                ray.kill(actor)
-            if self._group is not None:
-                ray.util.remove_placement_group(self._group)
+        with contextlib.suppress(ConnectionError):  # Ray is gone, and all that it had placed
+            if ray_cluster.is_up():
+                for actor in self._actors:
+                    ray.kill(actor)
+                if self._group is not None:
+                    ray.util.remove_placement_group(self._group)
         self._actors.clear()
         self._members.clear()
         self._group = None
@@ -361,7 +363,10 @@ class RayCrew:
         if self._deliver.is_stopping or self._deliver.has_ended(member.rank):
             return
         self.stop(_LAST_WORDS, signal.SIGTERM)  # the others wait for it in vain
-        lost = self._verdict(member)
+        try:
+            lost = self._verdict(member)
+        except (ConnectionError, LaunchError) as error:
+            lost = f"Ray does not answer any more ({ray_cluster.telling_line(str(error))})"
         self._deliver.tell(Failure(rank=member.rank, time=now, pid=member.pid, lost=lost))
 
     def _verdict(self, member: _Member) -> str:
@@ -387,7 +392,8 @@ class RayCrew:
                     if member.place.node in {node.name for node in ray_cluster.nodes()}:
                         return f"its actor {where} was ended, by Ray or from outside ({_cause(str(error))})"
             self._deliver([])
-        return f"the connection to its actor {where} ended, and Ray does not say why"
+        why = "Ray does not say why" if ray_cluster.is_up() else "the one of this process to Ray as well"
+        return f"the connection to its actor {where} ended, and {why}"
 
     def _ask_ray(self) -> None:
         """Look now and then whether Ray has lost an actor whose connection says nothing: its node may be gone."""
@@ -398,7 +404,9 @@ class RayCrew:
             return
         self._next_ask = now + _ASK_SECONDS
         running = {member.work: member for member in self._running()}
-        if running and ray_cluster.is_up():
+        if not running or not ray_cluster.is_up():
+            return
+        with contextlib.suppress(ConnectionError):  # Ray is gone: the ranks' own connections tell the rest
             for work in ray.wait(list(running), num_returns=len(running), timeout=0)[0]:
                 if not running[work].ended:
                     self._lose(running[work])
@@ -433,4 +441,4 @@ def _cause(text: str) -> str:
     """Return the sentence of Ray's long account that says why an actor died."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "because" in line or "exit" in line.lower() or "OOM" in line]
-    return (telling or lines or ["Ray does not say why"])[-1][:300]
+    return (telling or lines or ["Ray does not say why"])[-1].partition(" Some common causes")[0][:300]
