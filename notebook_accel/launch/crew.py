@@ -22,6 +22,7 @@ from ..stream.wire import GO, PipeEnd
 from . import chips, compiler, registry, signals
 from .agreement import Agreement
 from .control import Control
+from .delivery import Delivery
 from .hanging import HangWatch
 from .job import Job
 from .surroundings import Surroundings
@@ -73,14 +74,12 @@ class Crew:
         self._job = job
         self._payload = payload
         self._record = record
-        self._deliver = deliver
+        self._deliver = Delivery(deliver, record)
         self._inbox = Inbox()
         self._members: list[_Member] = []
         self._context = multiprocessing.get_context(job.start_method)
         self.stopped_ranks: set[int] = set()
-        self._stopping = False
         self._prepare = prepare
-        self._was_asked = False
         self._agreement = Agreement(self._inbox, record, control)
         self.hang_watch = HangWatch(job.hang_timeout, self.tell, deliver, self._send)
         self.hang = ""
@@ -235,8 +234,7 @@ class Crew:
         Args:
             grace: seconds that workers have to end after `signum`, before they are killed.
         """
-        self._stopping = True
-        self._was_asked = self._was_asked or not self._record.failures
+        self._deliver.begin_to_stop()
         running = self._running()
         pids = [member.process.pid for member in running if member.process.pid]
         below = signals.descendants(pids)
@@ -267,7 +265,7 @@ class Crew:
     def _poll(self, timeout: float) -> None:
         events = self._inbox.poll(timeout)
         self.hang_watch.take(events)
-        self._hand_over(events)
+        self._deliver(events)
         for member in self._running():
             if member.process.exitcode is not None:
                 self._end(member)
@@ -278,29 +276,14 @@ class Crew:
         member.ended = True
         if sys.platform != "win32":
             self._inbox.unwatch(member.process.sentinel)
-        self._hand_over(self._inbox.finish(member.rank))
-        record = self._record
-        spoke = member.rank in record.results or any(f.rank == member.rank for f in record.failures)
-        if not spoke and member.rank not in self.stopped_ranks:
+        self._deliver(self._inbox.finish(member.rank))
+        if not self._deliver.has_ended(member.rank) and member.rank not in self.stopped_ranks:
             failure = Failure(
                 rank=member.rank, time=now, pid=member.process.pid or 0, exitcode=member.process.exitcode
             )
-            self._hand_over([failure])
-        if member.rank not in record.results and member.process.pid:
+            self._deliver([failure])
+        if member.rank not in self._record.results and member.process.pid:
             signals.kill_group(member.process.pid)  # what it started would outlive it
-
-    def _hand_over(self, events: Sequence[Event]) -> None:
-        """Deliver events; while workers are being stopped an output that cannot be shown stops nothing.
-
-        Where none had failed before that, what they raise then is no failure: a peer that has gone, or the interrupt.
-        """
-        if self._was_asked:
-            events = [event for event in events if not isinstance(event, Failure)]
-        try:
-            self._deliver(events)
-        except Exception:
-            if not self._stopping:
-                raise
 
 
 def child_start_method() -> str | None:

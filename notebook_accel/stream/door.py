@@ -94,7 +94,7 @@ class Door:
             if time.monotonic() > deadline:
                 self._drop(connection)
             return None
-        except ConnectionError:
+        except OSError:  # reset, or its machine is gone
             data = b""
         hello += data
         if not data:

@@ -42,12 +42,16 @@ cluster = Cluster(initialize_head=True, head_node_args=head)
 second = cluster.add_node(num_cpus=1)
 cluster.wait_for_nodes()
 spread = RayEngine(placement="SPREAD")
+
+def f():
+    return os.environ["RANK"]
 """
 
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    kernel = Kernel(tmp_path_factory.mktemp("ray"))
+    patience = {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "120"}  # of the head, on a busy machine
+    kernel = Kernel(tmp_path_factory.mktemp("ray"), **patience)
     try:
         kernel.run(CLUSTER, timeout=PATIENCE).ok()
         yield kernel
@@ -59,15 +63,15 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 def test_ranks_are_spread_over_the_nodes(kernel: Kernel) -> None:
     cell = kernel.run(
         """
-        def f():
+        def seen():
             from notebook_accel.utils import gather
             state = PartialState()
-            seen = gather(torch.tensor([state.process_index])).tolist()
+            ranks = gather(torch.tensor([state.process_index])).tolist()
             names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "WORLD_SIZE")
-            return seen, [int(os.environ[name]) for name in names]
+            return ranks, [int(os.environ[name]) for name in names]
 
         import torch
-        notebook_launcher(f, num_processes=2, engine=spread, address=cluster.address, returns="all")
+        notebook_launcher(seen, num_processes=2, engine=spread, address=cluster.address, returns="all")
         """,
         timeout=PATIENCE,
     ).ok()
@@ -79,6 +83,13 @@ def test_more_than_the_cluster_has_is_told_with_the_numbers(kernel: Kernel) -> N
     assert cell.error is not None and cell.error[0] == "ValueError"
     assert "num_processes=4: each needs 1 CPU, and Ray has room for 3" in cell.error[1]
     assert "has 2 CPU" in cell.error[1] and "has 1 CPU" in cell.error[1]
+    cell = kernel.run("notebook_launcher(f, num_processes=3, engine=RayEngine(placement='STRICT_SPREAD'))")
+    assert cell.error is not None and "RayEngine(placement='SPREAD')" in cell.error[1]
+    cell = kernel.run(
+        "notebook_launcher(f, num_processes=1, engine=RayEngine(runtime_env={'working_dir': '.'}))"
+    )
+    assert cell.error is not None and cell.error[0] == "ValueError" and not cell.stdout
+    assert "RayEngine(runtime_env=...): . is not a valid" in cell.error[1]
     assert (
         kernel.run("RayEngine().count(__import__('notebook_accel').launch.job.Job(function=f))").value == "3"
     )

@@ -87,3 +87,18 @@ def test_a_closed_door_drops_who_waits() -> None:
         assert is_dropped(silent)
         with pytest.raises(OSError):
             socket.create_connection(where, timeout=5)
+
+
+def test_a_stranger_whose_machine_is_gone_stops_nobody() -> None:
+    """The system then says that the connection timed out, which takes minutes to bring about."""
+
+    class Gone(socket.socket):
+        def recv(self, *_: object) -> bytes:
+            raise TimeoutError(110, "Connection timed out")
+
+    with opened(1) as (door, where), knock(where, door.token, 0, 5):
+        gone = Gone()
+        door._waiting[gone] = (bytearray(), time.monotonic() + 10)
+        ((rank, connection),) = admitted(door)
+        assert rank == 0 and gone.fileno() == -1
+        connection.close()

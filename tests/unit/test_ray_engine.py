@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import pytest
 
 from notebook_accel import probes
+from notebook_accel.errors import LaunchError
 from notebook_accel.events import Failure
 from notebook_accel.launch import failures
-from notebook_accel.launch.engines import table
+from notebook_accel.launch.engines import ray_cluster, table
 from notebook_accel.launch.engines.ray import RayEngine
 from notebook_accel.launch.engines.ray_cluster import Node, capacity, wanted
 from notebook_accel.launch.job import Job
@@ -69,3 +71,59 @@ def test_wrong_arguments_are_named(
 def test_a_lost_rank_says_what_became_of_it() -> None:
     error = failures.silent_end(Failure(rank=3, time=0.0, pid=77, lost="its node 10.0.0.2 died"))
     assert str(error) == "rank 3 (process 77) is lost: its node 10.0.0.2 died"
+
+
+SLOW = """Initialization failure from server:
+Traceback (most recent call last):
+  File "ray/util/client/server/proxier.py", line 780, in Datapath
+    raise RuntimeError(
+RuntimeError: Proxy failed to Connect to backend! Check the logs.
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_a_server_that_was_too_slow_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_CLIENT_MODE", "0")  # importing Ray sets it
+    import ray
+
+    answers: list[Exception | None] = [ConnectionAbortedError(SLOW), None]
+    asked = []
+
+    def init(address: str, **more: object) -> None:
+        asked.append(address)
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    monkeypatch.setattr(ray, "init", init)
+    ray_cluster.connect("ray://far:10001")
+    assert asked == ["ray://far:10001"] * 2
+    answers[:] = [ConnectionAbortedError(SLOW)] * 2
+    with pytest.raises(
+        LaunchError, match=r"answers there \(RuntimeError: Proxy failed to Connect to backend! Check"
+    ):
+        ray_cluster.connect("ray://far:10001")
+    answers[:] = [ConnectionError("ray client connection timeout")]
+    monkeypatch.setenv("RAY_ADDRESS", "ray://nowhere:10001")
+    with pytest.raises(
+        LaunchError, match=r"^RAY_ADDRESS='ray://nowhere:10001': .*ray client connection timeout"
+    ):
+        ray_cluster.connect(None)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_a_cluster_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_CLIENT_MODE", "0")
+    import ray
+
+    def nodes() -> None:
+        raise ConnectionError("Failed to reconnect within the reconnection grace period")
+
+    monkeypatch.setattr(ray, "nodes", nodes)
+    with pytest.raises(LaunchError, match=r"Ray does not answer any more \(Failed to reconnect"):
+        ray_cluster.nodes()
+    steps: list[str] = []
+    monkeypatch.setattr(ray.util.client, "num_connected_contexts", lambda: 1)
+    monkeypatch.setattr(ray.util.client.ray, "disconnect", lambda: steps.append("disconnect"), raising=False)
+    monkeypatch.setattr(ray, "init", lambda **more: steps.append("init"))
+    ray_cluster.connect("ray://far:10001")
+    assert steps == ["disconnect", "init"], "Ray connects to nothing else before that"

@@ -20,11 +20,16 @@ from ..job import Job, StartMethod
 from ..surroundings import Surroundings
 from . import ray_cluster
 from .base import Deliver, Engine, Outcome
+from .ray_actor import Outset, RankActor
 from .ray_child import Notes
 from .ray_crew import Plan, RayCrew
 
 _INTERRUPT_GRACE: Final = 1.5
 _STOP_GRACE: Final = 0.5
+_LOOSER: Final = {
+    "STRICT_SPREAD": "let nodes have several: engine=RayEngine(placement='SPREAD')",
+    "STRICT_PACK": "let them be on several nodes: engine=RayEngine(placement='PACK')",
+}
 
 
 class RayEngine(Engine):
@@ -76,7 +81,7 @@ class RayEngine(Engine):
         self._resources = asked
         self._timeout = float(timeout)
         self._autoscales = autoscales
-        self._runtime_env = runtime_env
+        self._runtime_env = None if runtime_env is None else dict(runtime_env)
         self._endpoint = _endpoint(notebook_address)
 
     def count(self, job: Job) -> int:
@@ -93,6 +98,8 @@ class RayEngine(Engine):
             ray_cluster.connect(job.address)
         except LaunchError as error:
             return [str(error)]
+        if wrong := self._wrong_runtime_env():
+            return [wrong]
         nodes = ray_cluster.nodes()
         resources = self._wanted(job, nodes)
         room = ray_cluster.capacity(nodes, resources, self._placement)
@@ -109,7 +116,6 @@ class RayEngine(Engine):
         notes = Notes(
             random_states=around.random_states,
             sources=around.sources,
-            with_ipython="IPython" in sys.modules,
             child_start_method=crew.child_start_method(),
             in_background=job.background,
         )
@@ -122,13 +128,34 @@ class RayEngine(Engine):
             endpoint=self._endpoint,
             parts=ray.put([pickle.PickleBuffer(parcel.pickled), *parcel.buffers]),
             notes=pickle.dumps(notes),
-            directory=around.directory or os.getcwd(),
+            outset=Outset(
+                variables={
+                    **({} if resources.get("GPU") else {"ACCELERATE_USE_CPU": "true"}),
+                    **job.environment,
+                },
+                directory=around.directory or os.getcwd(),
+                path=tuple(sys.path),
+                with_ipython="IPython" in sys.modules,
+            ),
         )
         count = job.local_world_size
         what = f"{count} Ray {'actor' if count == 1 else 'actors'} ({ray_cluster.spoken(resources)} each)"
         text = "" if job.quiet else f"Launching {job.name} on {what}."
         deliver([Phase(rank=-1, time=time.time(), name="starting", detail=text)])
         return _attempts(job, plan, record, deliver, control, self._autoscales)
+
+    def _wrong_runtime_env(self) -> str:
+        import ray
+
+        try:
+            ray.remote(RankActor).options(runtime_env=self._runtime_env)
+        except (TypeError, ValueError) as error:
+            why = ray_cluster.telling_line(str(error)).rstrip(".")
+            return (
+                f"RayEngine(runtime_env=...): {why}; folders of this machine go to ray.init(runtime_env=...), before "
+                "the launch"
+            )
+        return ""
 
     def _wanted(self, job: Job, nodes: Sequence[ray_cluster.Node]) -> dict[str, float]:
         said = environ.flag_in(job.environment, "ACCELERATE_USE_CPU")
@@ -180,7 +207,10 @@ def _attempts(
 
 def _shortage(job: Job, plan: Plan) -> str | None:
     """Return that the nodes which are left do not suffice, None where they do."""
-    nodes = ray_cluster.nodes()
+    try:
+        nodes = ray_cluster.nodes()
+    except LaunchError as error:
+        return str(error)
     room = ray_cluster.capacity(nodes, plan.resources, plan.placement)
     if job.local_world_size <= room:
         return None
@@ -190,10 +220,12 @@ def _shortage(job: Job, plan: Plan) -> str | None:
 def _too_many(
     job: Job, nodes: Sequence[ray_cluster.Node], resources: Mapping[str, float], placement: str, room: int
 ) -> str:
+    less = "give each less: engine=RayEngine(resources_per_worker={'CPU': 0.5})"
+    more = _LOOSER.get(placement) or less
     return (
         f"num_processes={job.local_world_size}: each needs {ray_cluster.spoken(resources)}, and Ray has room for "
-        f"{room} ({placement}; {ray_cluster.spoken_nodes(nodes, resources)}); use fewer, or give each less: "
-        "engine=RayEngine(resources_per_worker={'CPU': 0.5}), or say RayEngine(autoscales=True) of a cluster that grows"
+        f"{room} ({placement}; {ray_cluster.spoken_nodes(nodes, resources)}); use fewer, {more}, or say "
+        "RayEngine(autoscales=True) of a cluster that grows"
     )
 
 

@@ -2,7 +2,8 @@
 
 The function runs in a process of its own below the actor's: then its exit code or signal and its last words are known,
 an interrupt reaches a main thread without Ray's handlers, and its end takes everything with it that it started.
-Nothing here imports torch, so that it is imported once for each rank.
+Nothing here imports torch, so that it is imported once for each rank; the process begins with that while the actors
+are still being joined.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ from ...stream.wire import GO, FrameReader
 from .. import addresses, signals
 from ..parcel import Parcel
 from ..segment import Segment
-from .ray_child import Handover
+from .ray_child import Ends, Handover
 
 _KNOCK_SECONDS: Final = 10.0
 _LAST_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 1.0
 _BYTES: Final = 1 << 16
-_START: Final = "import sys; sys.path[:] = {path!r}; from {module} import main; main()"
+_START: Final = (
+    "import sys; sys.path[:] = {path!r}; from {module} import main; main({events}, {with_ipython})"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,11 +64,27 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Assignment:
-    """What an actor has to do: the rank, the notebook's address and token, and what its process finds.
+class Outset:
+    """What every rank's process finds as it starts.
 
-    `variables` are set in the process; `alone` says that all ranks are on one node. `directory` and `path` are the
-    notebook's, for nodes that have them.
+    Attributes:
+        variables: that it has from the first on, so that libraries see them when they are imported.
+        directory: the notebook's, for nodes that have it.
+        path: likewise, where the notebook finds modules.
+        with_ipython: whether it imports IPython, as the notebook has.
+    """
+
+    variables: Mapping[str, str]
+    directory: str
+    path: Sequence[str]
+    with_ipython: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    """What an actor has to do: the rank, and the notebook's address and token.
+
+    `variables` are set in the process besides those of its outset; `alone` says that all ranks are on one node.
     """
 
     rank: int
@@ -74,8 +93,6 @@ class Assignment:
     variables: Mapping[str, str]
     alone: bool
     sends_value: bool
-    directory: str
-    path: Sequence[str]
     notes: bytes
 
 
@@ -96,12 +113,17 @@ def version() -> str:
 class RankActor:
     """Holds the process of one rank."""
 
-    def where(self) -> Place:
-        """Say where it is."""
+    def __init__(self, outset: Outset) -> None:
         import ray
 
         self._address = ray.util.get_node_ip_address()
         self._listening = addresses.listen(self._address, 0)
+        self._process = _Process(outset, self._listening)
+
+    def where(self) -> Place:
+        """Say where it is."""
+        import ray
+
         return Place(
             node=ray.get_runtime_context().get_node_id(),
             address=self._address,
@@ -112,54 +134,68 @@ class RankActor:
 
     def work(self, assignment: Assignment, parts: Sequence[Buffer]) -> str:
         """Run the rank to its end; return why it could not begin, empty where it did."""
+        self._listening.close()
         try:
             connection = knock(assignment.endpoint, assignment.token, assignment.rank, _KNOCK_SECONDS)
         except OSError as error:
             return error.strerror or str(error)
-        store = self._listening if assignment.variables["RANK"] == "0" else None
-        if store is None:
-            self._listening.close()
         with connection:
-            process = _Process(
-                assignment, self._address, store, Parcel(pickled=bytes(parts[0]), buffers=[*parts[1:]])
-            )
-            _Relay(assignment.rank, process, connection).run()
+            parcel = Parcel(pickled=bytes(parts[0]), buffers=[*parts[1:]])
+            self._process.begin(assignment, self._address, parcel)
+            _Relay(assignment.rank, self._process, connection).run()
         return ""
 
 
 class _Process:
-    """The process of a rank, and our ends of what joins us with it."""
+    """The process of a rank, and our ends of what joins us with it.
 
-    def __init__(
-        self, assignment: Assignment, address: str, store: socket.socket | None, parcel: Parcel
-    ) -> None:
+    Args:
+        outset: what it finds.
+        store: listens for the store of the run, should this become rank 0's.
+    """
+
+    def __init__(self, outset: Outset, store: socket.socket) -> None:
+        self._outset = outset
         self.events, their_events = socket.socketpair()
         self.stdout, their_stdout = Pipe(duplex=False)
         self.stderr, their_stderr = Pipe(duplex=False)
         their_lifeline, self._lifeline = Pipe(duplex=False)
-        payload = Segment(parcel)
-        handover = Handover(
-            rank=assignment.rank,
-            environment=_environment(assignment, address),
+        given: list[Any] = [their_events, their_stdout, their_stderr, their_lifeline]
+        self._ends = Ends(
             events=their_events.fileno(),
             stdout=their_stdout.fileno(),
             stderr=their_stderr.fileno(),
             lifeline=their_lifeline.fileno(),
-            payload=payload.fileno(),
-            places=payload.places,
-            store=None if store is None else store.fileno(),
-            address=address,
-            sends_value=assignment.sends_value,
-            directory=assignment.directory if os.path.isdir(assignment.directory) else os.getcwd(),
-            notes=assignment.notes,
+            store=store.fileno(),
         )
-        given: list[Any] = [their_events, their_stdout, their_stderr, their_lifeline, payload]
-        given += [] if store is None else [store]
         try:
-            self.popen = _started(handover, assignment.path, [end.fileno() for end in given])
+            self.popen = _started(outset, self._ends)
         finally:
             for end in given:
                 end.close()
+
+    def begin(self, assignment: Assignment, address: str, parcel: Parcel) -> None:
+        """Tell the process its rank and the function; it waits for the notebook's word to call that."""
+        payload = Segment(parcel)
+        handover = Handover(
+            rank=assignment.rank,
+            environment=_environment(self._outset, assignment, address),
+            ends=self._ends,
+            places=payload.places,
+            address=address,
+            sends_value=assignment.sends_value,
+            directory=_directory(self._outset),
+            notes=assignment.notes,
+        )
+        stdin = self.popen.stdin
+        assert stdin is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):  # how it ended is told in any case
+                socket.send_fds(self.events, [b"x"], [payload.fileno()])
+                with stdin:
+                    pickle.dump(handover, stdin)
+        finally:
+            payload.close()
 
     def send(self, signum: int) -> None:
         """Send a signal to it; SIGKILL goes to all that it started."""
@@ -175,28 +211,31 @@ class _Process:
         self._lifeline.close()
 
 
-def _started(handover: Handover, path: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    code = _START.format(path=_path(path, handover.directory), module=Handover.__module__)
-    process = subprocess.Popen(
+def _started(outset: Outset, ends: Ends) -> subprocess.Popen[bytes]:
+    path = _path(outset.path, _directory(outset))
+    code = _START.format(
+        path=path, module=Handover.__module__, events=ends.events, with_ipython=outset.with_ipython
+    )
+    return subprocess.Popen(
         [sys.executable, "-c", code],
-        env=dict(handover.environment),
-        cwd=handover.directory,
+        env={**environ.snapshot(), **outset.variables},
+        cwd=_directory(outset),
         stdin=subprocess.PIPE,
-        stdout=handover.stdout,
-        stderr=handover.stderr,
-        pass_fds=fds,
+        stdout=ends.stdout,
+        stderr=ends.stderr,
+        pass_fds=[ends.events, ends.stdout, ends.stderr, ends.lifeline, ends.store],
         start_new_session=True,
     )
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # how it ended is told in any case
-        pickle.dump(handover, stdin)
-    return process
 
 
-def _environment(assignment: Assignment, address: str) -> dict[str, str]:
+def _directory(outset: Outset) -> str:
+    return outset.directory if os.path.isdir(outset.directory) else os.getcwd()
+
+
+def _environment(outset: Outset, assignment: Assignment, address: str) -> dict[str, str]:
     interface = addresses.loopback_interface() if assignment.alone else _interface(address)
     fallbacks = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
-    return {**fallbacks, **environ.snapshot(), **assignment.variables}
+    return {**fallbacks, **environ.snapshot(), **outset.variables, **assignment.variables}
 
 
 def _interface(address: str) -> str | None:

@@ -16,6 +16,8 @@ PLACEMENTS: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _NAMESPACE: Final = "notebook_accel at "
 """What Ray calls connections of ours, before their address: it is how they are told from the user's own."""
 _LOCAL: Final = "local"
+_SLOW_SERVER: Final = "Proxy failed to Connect to backend"  # of Ray's client
+_TRACEBACK: Final = "Traceback (most recent call last)"
 _SHOWN_NODES: Final = 6
 _MANY: Final = 1 << 20
 
@@ -44,21 +46,27 @@ def connect(address: str | None) -> None:
         if address is None or _is_there(address):
             return
         ray.shutdown()
+    elif ray.util.client.num_connected_contexts():
+        ray.util.client.ray.disconnect()  # from a cluster that is gone
     asked = address or environ.get("RAY_ADDRESS") or _LOCAL
     try:
         _init(asked)
     except Exception as error:  # each way of connecting has its own kinds
-        why = _first_line(error)
+        why = telling_line(str(error)) or type(error).__name__
         if asked == _LOCAL:
             raise LaunchError(f"Ray cannot be started on this machine ({why})") from error
+        name = "address" if address else "RAY_ADDRESS"
         raise LaunchError(
-            f"address={asked!r}: no Ray cluster answers there ({why}); 'auto' is the cluster that this machine belongs "
+            f"{name}={asked!r}: no Ray cluster answers there ({why}); 'auto' is the cluster that this machine belongs "
             "to, 'ray://host:10001' one elsewhere, and without address= Ray starts on this machine"
         ) from error
 
 
 def _init(address: str, tries: int = 2) -> None:
-    """Connect; a Ray that starts here may take more than the half minute that it gives itself on a busy machine."""
+    """Connect, a second time where Ray was only too slow to start, as on a busy machine.
+
+    It gives itself half a minute, here as well as for the process that serves a client.
+    """
     import ray
 
     options: dict[str, Any] = {"include_dashboard": False} if address == _LOCAL else {}
@@ -72,7 +80,8 @@ def _init(address: str, tries: int = 2) -> None:
         )
     except Exception as error:
         ray.shutdown()
-        if address != _LOCAL or tries < 2 or "timed out" not in str(error):
+        was_slow = _SLOW_SERVER in str(error) or (address == _LOCAL and "timed out" in str(error))
+        if not was_slow or tries < 2:
             raise
         _init(address, tries - 1)
 
@@ -132,12 +141,16 @@ def own_address() -> str:
 
 
 def nodes() -> list[Node]:
-    """Return the living nodes."""
+    """Return the living nodes; LaunchError where the cluster is gone."""
     import ray
 
+    try:
+        entries = ray.nodes()
+    except ConnectionError as error:
+        raise LaunchError(f"Ray does not answer any more ({telling_line(str(error))})") from error
     return [
         Node(name=entry["NodeID"], address=entry["NodeManagerAddress"], resources=entry["Resources"])
-        for entry in ray.nodes()
+        for entry in entries
         if entry["Alive"]
     ]
 
@@ -188,6 +201,7 @@ def available() -> str:
     return spoken({name: free.get(name, 0) for name in ("CPU", "GPU") if name == "CPU" or name in free})
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__
+def telling_line(text: str) -> str:
+    """Return the line of an error's text that says most: the first, or the last where it is a traceback."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1 if _TRACEBACK in text else 0][:300] if lines else ""

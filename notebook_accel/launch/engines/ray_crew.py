@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +17,12 @@ from ...stream.record import RunRecord
 from .. import addresses, signals
 from ..agreement import Agreement
 from ..control import Control
+from ..delivery import Delivery
 from ..hanging import HangWatch
 from ..job import Job
 from . import ray_cluster
 from .base import Deliver
-from .ray_actor import Assignment, Place, RankActor, machine, version
+from .ray_actor import Assignment, Outset, Place, RankActor, machine, version
 
 State = Literal["done", "failed", "stopped", "hung"]
 
@@ -49,7 +50,7 @@ class Plan:
         endpoint: host, and port or 0, at which the nodes reach this process; None finds it out.
         parts: the reference of the job's parcel in Ray's store.
         notes: pickled, for each process.
-        directory: this process's.
+        outset: of each process.
     """
 
     resources: Mapping[str, float]
@@ -59,7 +60,7 @@ class Plan:
     endpoint: tuple[str, int] | None
     parts: Any
     notes: bytes
-    directory: str
+    outset: Outset
 
 
 @dataclass(kw_only=True)
@@ -91,7 +92,7 @@ class RayCrew:
         self._job = job
         self._plan = plan
         self._record = record
-        self._deliver = deliver
+        self._deliver = Delivery(deliver, record)
         self._control = control
         self._attempt = attempt
         self._inbox = Inbox()
@@ -101,8 +102,6 @@ class RayCrew:
         self._members: list[_Member] = []
         self._machine = machine()
         self._next_ask = 0.0
-        self._stopping = False
-        self._was_asked = False
         self._hang_watch = HangWatch(job.hang_timeout, self._inbox.tell, deliver, self._send)
         self.hang = ""
         self._all_but_first_left = False
@@ -131,7 +130,7 @@ class RayCrew:
         kind = ray.remote(RankActor)
         for bundle in range(count):
             strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
-            self._actors.append(kind.options(scheduling_strategy=strategy, **options).remote())
+            self._actors.append(kind.options(scheduling_strategy=strategy, **options).remote(plan.outset))
         self._members = _ranked(self._actors, self._places())
         now = time.time()
         self._deliver([Phase(rank=member.rank, time=now, name="starting") for member in self._members])
@@ -190,7 +189,7 @@ class RayCrew:
             if "notebook_accel" in text and ("ModuleNotFoundError" in text or "No module named" in text):
                 raise LaunchError(
                     f"a node of the cluster does not have this notebook_accel ({_last_line(text)}): install the same "
-                    "version on all nodes, or give RayEngine(runtime_env={'py_modules': [...]})"
+                    "version on all nodes, or call ray.init(runtime_env={'py_modules': [notebook_accel]}) before"
                 ) from None
             raise LaunchError(f"a Ray actor could not start: {_last_line(text)}") from None
 
@@ -253,16 +252,13 @@ class RayCrew:
             "TORCHELASTIC_RUN_ID": job.rendezvous.run_id,
             "FORK_LAUNCHED": 1,
         }
-        on_cpu = {} if self._plan.resources.get("GPU") else {"ACCELERATE_USE_CPU": "true"}
         return Assignment(
             rank=rank,
             endpoint=endpoint,
             token=token,
-            variables={**on_cpu, **job.environment, **{name: str(value) for name, value in values.items()}},
+            variables={name: str(value) for name, value in values.items()},
             alone=len(nodes) == 1,
             sends_value=job.returns == "all" or (job.returns == "first" and rank == 0),
-            directory=self._plan.directory,
-            path=tuple(sys.path),
             notes=self._plan.notes,
         )
 
@@ -306,8 +302,7 @@ class RayCrew:
 
     def stop(self, grace: float, signum: int = signal.SIGINT) -> None:
         """End every rank and all that it started; `grace` seconds after `signum` by SIGKILL."""
-        self._stopping = True
-        self._was_asked = self._was_asked or not self._record.failures
+        self._deliver.begin_to_stop()
         self.stopped_ranks.update(member.rank for member in self._running())
         for number, seconds in ((signum, grace), (signals.KILL, _KILL_SECONDS)):
             running = self._running() if seconds > 0 else []
@@ -322,11 +317,12 @@ class RayCrew:
         import ray
 
         self._inbox.close()
-        if ray_cluster.is_up():
-            for actor in self._actors:
-                ray.kill(actor)
-            if self._group is not None:
-                ray.util.remove_placement_group(self._group)
+        with contextlib.suppress(ConnectionError):  # Ray is gone, and all that it had placed
+            if ray_cluster.is_up():
+                for actor in self._actors:
+                    ray.kill(actor)
+                if self._group is not None:
+                    ray.util.remove_placement_group(self._group)
         self._actors.clear()
         self._members.clear()
         self._group = None
@@ -337,7 +333,7 @@ class RayCrew:
     def _poll(self, timeout: float) -> None:
         events = self._inbox.poll(timeout)
         self._hang_watch.take(events)
-        self._hand_over([self._seen(event) for event in events if not isinstance(event, Ended)])
+        self._deliver([self._seen(event) for event in events if not isinstance(event, Ended)])
         for event in events:
             if isinstance(event, Ended):
                 self._end(event)
@@ -357,24 +353,21 @@ class RayCrew:
         """Note that a process has ended, and where it did so without a word."""
         member = self._members[event.rank]
         member.ended = True
-        if not self._spoke(event.rank) and event.rank not in self.stopped_ranks:
-            self._hand_over(
-                [Failure(rank=event.rank, time=event.time, pid=event.pid, exitcode=event.exitcode)]
-            )
-
-    def _spoke(self, rank: int) -> bool:
-        record = self._record
-        return rank in record.results or any(failure.rank == rank for failure in record.failures)
+        if not self._deliver.has_ended(event.rank) and event.rank not in self.stopped_ranks:
+            self._deliver([Failure(rank=event.rank, time=event.time, pid=event.pid, exitcode=event.exitcode)])
 
     def _lose(self, member: _Member) -> None:
         """Take note of a rank whose connection ended without a word of how its process did, and find out why."""
         now = time.time()
         member.ended = True
-        if self._stopping or self._spoke(member.rank):
+        if self._deliver.is_stopping or self._deliver.has_ended(member.rank):
             return
         self.stop(_LAST_WORDS, signal.SIGTERM)  # the others wait for it in vain
-        lost = self._verdict(member)
-        self._deliver([Failure(rank=member.rank, time=now, pid=member.pid, lost=lost)])
+        try:
+            lost = self._verdict(member)
+        except (ConnectionError, LaunchError) as error:
+            lost = f"Ray does not answer any more ({ray_cluster.telling_line(str(error))})"
+        self._deliver.tell(Failure(rank=member.rank, time=now, pid=member.pid, lost=lost))
 
     def _verdict(self, member: _Member) -> str:
         """Return what Ray knows of a lost actor; it may have to miss a node for a while first."""
@@ -398,8 +391,9 @@ class RayCrew:
                 except ray.exceptions.RayError as error:
                     if member.place.node in {node.name for node in ray_cluster.nodes()}:
                         return f"its actor {where} was ended, by Ray or from outside ({_cause(str(error))})"
-            self._hand_over([])
-        return f"the connection to its actor {where} ended, and Ray does not say why"
+            self._deliver([])
+        why = "Ray does not say why" if ray_cluster.is_up() else "the one of this process to Ray as well"
+        return f"the connection to its actor {where} ended, and {why}"
 
     def _ask_ray(self) -> None:
         """Look now and then whether Ray has lost an actor whose connection says nothing: its node may be gone."""
@@ -410,23 +404,12 @@ class RayCrew:
             return
         self._next_ask = now + _ASK_SECONDS
         running = {member.work: member for member in self._running()}
-        if running and ray_cluster.is_up():
+        if not running or not ray_cluster.is_up():
+            return
+        with contextlib.suppress(ConnectionError):  # Ray is gone: the ranks' own connections tell the rest
             for work in ray.wait(list(running), num_returns=len(running), timeout=0)[0]:
                 if not running[work].ended:
                     self._lose(running[work])
-
-    def _hand_over(self, events: Sequence[Event]) -> None:
-        """Deliver events; while ranks are being stopped an output that cannot be shown stops nothing.
-
-        Where none had failed before that, what they raise then is no failure: a peer that has gone, or the interrupt.
-        """
-        if self._was_asked:
-            events = [event for event in events if not isinstance(event, Failure)]
-        try:
-            self._deliver(events)
-        except Exception:
-            if not self._stopping:
-                raise
 
     def _say(self, name: Literal["starting", "restarting"], text: str) -> None:
         self._deliver([Phase(rank=-1, time=time.time(), name=name, detail=text)])
@@ -458,4 +441,4 @@ def _cause(text: str) -> str:
     """Return the sentence of Ray's long account that says why an actor died."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "because" in line or "exit" in line.lower() or "OOM" in line]
-    return (telling or lines or ["Ray does not say why"])[-1][:300]
+    return (telling or lines or ["Ray does not say why"])[-1].partition(" Some common causes")[0][:300]
