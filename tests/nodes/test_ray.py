@@ -31,12 +31,12 @@ from notebook_accel.launch.engines.ray import RayEngine
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     client_port = probe.getsockname()[1]
-health = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+health = {"health_check_period_ms": 1000, "health_check_failure_threshold": 5}
 head = {
     "num_cpus": 2,
     "include_dashboard": False,
     "ray_client_server_port": client_port,
-    "_system_config": health,  # a dead node is missed after 2 s instead of 15
+    "_system_config": health,  # a dead node is missed after 5 s instead of 15
 }
 cluster = Cluster(initialize_head=True, head_node_args=head)
 second = cluster.add_node(num_cpus=1)
