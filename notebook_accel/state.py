@@ -37,7 +37,9 @@ class DistributedType(Choice):
 
 
 def distributed_type(of: Runtime) -> DistributedType:
-    """Return the type of a run: XLA on such a device, else NO for one process, else by the kind of its devices."""
+    """Return the type of a run: that of its strategy, else by the kind of its devices; NO for one process."""
+    if of.settings.distributed_type is not None:
+        return DistributedType(of.settings.distributed_type)
     if of.device.type == "xla":
         return DistributedType.XLA
     if of.topology.world_size == 1:
@@ -290,7 +292,17 @@ class AcceleratorState(PartialState):
     @property
     def is_fsdp2(self) -> bool:
         """True if weights are sharded by fully_shard."""
-        return False
+        return self._runtime.settings.shards_weights
+
+    @property
+    def fsdp_plugin(self) -> Any:
+        """How FSDP shards models, None where it does not."""
+        return self._runtime.settings.fsdp_plugin
+
+    @property
+    def parallelism_config(self) -> Any:
+        """The sizes of each kind of parallelism, None where they are not combined."""
+        return self._runtime.settings.parallelism_config
 
     @property
     def deepspeed_plugin(self) -> None:

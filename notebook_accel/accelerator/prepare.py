@@ -16,7 +16,7 @@ from ..data_loader.prepare import prepare_data_loader
 from ..data_loader.skip import skip_first_batches
 from ..optimizer import AcceleratedOptimizer
 from ..scheduler import AcceleratedScheduler
-from ..strategies.base import Bundle, unwrap
+from ..strategies.base import Bundle
 from .base import Shared
 
 _MARK = "_is_accelerate_prepared"
@@ -105,6 +105,7 @@ class PreparePart(Shared):
             data_seed=config.data_seed,
             non_blocking=config.non_blocking,
             use_stateful_dataloader=config.use_stateful_dataloader,
+            torch_device_mesh=self._strategy.mesh,
             runtime=self._runtime,
         )
         setattr(prepared, _MARK, True)
@@ -123,6 +124,7 @@ class PreparePart(Shared):
             own or self._optimizers,
             step_with_optimizer=self.step_scheduler_with_optimizer,
             split_batches=self.dataloader_config.split_batches,
+            num_shares=self._strategy.num_shares,
             runtime=self._runtime,
         )
         self._schedulers.append(prepared)
@@ -136,7 +138,7 @@ class PreparePart(Shared):
         `keep_fp32_wrapper=False` gives it its own forward back; `keep_torch_compile=False` gives the model that was
         compiled. The prepared model stays as it is.
         """
-        return unwrap(model, keep_fp32_wrapper, keep_torch_compile)
+        return self._strategy.unwrap(model, keep_fp32_wrapper, keep_torch_compile)
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Return the whole state of a prepared model, under the user's names unless `unwrap` is False."""
@@ -188,6 +190,8 @@ class PreparePart(Shared):
                     places[index] and not self.verify_device_map(results[index]) for index in models
                 ),
                 optimizers=tuple(results[index] for index in optimizers),
+                schedulers=tuple(item for item in results if isinstance(item, LRScheduler)),
+                loaders=tuple(item for item in results if isinstance(item, DataLoader)),
                 evaluation=evaluation,
             )
         )
