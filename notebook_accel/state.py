@@ -15,6 +15,7 @@ from .choices import Choice
 from .comm import torch_dist
 from .nested import honor_type, send_to_device
 from .runtime import GradientFlags, Runtime
+from .zero.chosen import select
 
 
 class DistributedType(Choice):
@@ -305,17 +306,35 @@ class AcceleratorState(PartialState):
         return self._runtime.settings.parallelism_config
 
     @property
-    def deepspeed_plugin(self) -> None:
-        """None: DeepSpeed is not in use."""
-        return None
+    def deepspeed_plugin(self) -> Any:
+        """The selected plugin of DeepSpeed, None where that does not train."""
+        plugins = self._runtime.settings.deepspeed_plugins
+        return plugins and next(plugin for plugin in plugins.values() if plugin.selected)
 
     def get_deepspeed_plugin(self, name: str) -> Any:
-        """Raise ValueError: DeepSpeed is not in use."""
-        raise ValueError(f"there is no DeepSpeed plugin {name!r}: DeepSpeed is not in use")
+        """Return the plugin of this name; ValueError without one."""
+        plugins = self._deepspeed_plugins(name)
+        if name not in plugins:
+            raise ValueError(f"there is no DeepSpeed plugin {name!r}, only {', '.join(map(repr, plugins))}")
+        return plugins[name]
 
     def select_deepspeed_plugin(self, name: str | None = None) -> None:
-        """Raise ValueError: DeepSpeed is not in use."""
-        raise ValueError(f"there is no DeepSpeed plugin {name!r}: DeepSpeed is not in use")
+        """Let models that are made and prepared from now on use the plugin of this name; None is the first."""
+        select(self._deepspeed_plugins(name), name)
+
+    def _deepspeed_plugins(self, name: str | None) -> dict[str, Any]:
+        plugins: dict[str, Any] | None = self._runtime.settings.deepspeed_plugins
+        if plugins is None:
+            raise ValueError(f"there is no DeepSpeed plugin {name!r}: DeepSpeed is not in use")
+        return plugins
+
+
+def get_active_deepspeed_plugin(state: Any) -> Any:
+    """Return the selected plugin of an `AcceleratorState`; ValueError where DeepSpeed does not train."""
+    plugin = state.deepspeed_plugin
+    if plugin is None:
+        raise ValueError("there is no DeepSpeed plugin: give Accelerator a deepspeed_plugin")
+    return plugin
 
 
 class GradientState:

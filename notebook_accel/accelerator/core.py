@@ -29,6 +29,7 @@ from ..runtime import Runtime, Settings
 from ..seeding import RNGType
 from ..state import AcceleratorState, GradientState
 from ..strategies import table
+from ..zero import chosen as deepspeed
 from .collect import CollectPart
 from .prepare import PreparePart
 from .process import ProcessPart
@@ -69,6 +70,9 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         project_config: that folder and more about checkpoints.
         gradient_accumulation_plugin: more about accumulation, instead of `gradient_accumulation_steps`.
         step_scheduler_with_optimizer: step schedulers only when their optimizers step.
+        deepspeed_plugin: how DeepSpeed trains; a dict of such by name for several models, of which
+            `AcceleratorState().select_deepspeed_plugin` chooses. By default what the environment says.
+        deepspeed_plugins: the same.
         kwargs_handlers: at most one each of `AORecipeKwargs`, `AutocastKwargs`, `DistributedDataParallelKwargs`,
             `GradScalerKwargs`, `InitProcessGroupKwargs` and `ProfileKwargs`.
         dynamo_backend: compile prepared models with this backend of `torch.compile`.
@@ -122,6 +126,9 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         self._choose_trackers(log_with)
         handlers = _sort_handlers(kwargs_handlers or ())
         accumulation = _accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
+        if plugins.deepspeed is not None:
+            accumulation = deepspeed.settle_accumulation(plugins.deepspeed, accumulation)
+            mixed_precision = deepspeed.settle_precision(plugins.deepspeed, mixed_precision)
         group: Any = handlers.get(InitProcessGroupKwargs)
         dynamo = (
             compilation.choose(dynamo_backend, dynamo_plugin) if dynamo_backend or dynamo_plugin else None
@@ -146,6 +153,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
             autocast=handlers.get(AutocastKwargs),
             scaling=handlers.get(GradScalerKwargs),
             recipe=recipe,
+            is_library_s=plugins.deepspeed is not None,
         )
         self._strategy, kind = table.choose(
             self._runtime, self._precision, plugins, handlers.get(DistributedDataParallelKwargs)
@@ -158,6 +166,10 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
             deepspeed_plugins=plugins.deepspeed,
             parallelism_config=plugins.parallelism,
         )
+        if plugins.deepspeed is not None and self._dynamo.backend != compilation.DynamoBackend.NO:
+            raise ValueError(
+                f"dynamo_backend {self._dynamo.backend} does not go with DeepSpeed: use compile() of the prepared model"
+            )
         self.step = 0
         self._models, self._optimizers, self._schedulers, self._dataloaders = [], [], [], []
         self._trigger = None
@@ -243,9 +255,9 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         return self._strategy.mesh
 
     @property
-    def deepspeed_plugin(self) -> None:
-        """None: DeepSpeed is not in use."""
-        return None
+    def deepspeed_plugin(self) -> Any:
+        """The selected plugin of DeepSpeed, None where that does not train."""
+        return self.state.deepspeed_plugin
 
     @property
     def should_save_model(self) -> bool:
@@ -309,8 +321,9 @@ def _accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -> Grad
             "gradient_accumulation_steps and gradient_accumulation_plugin were both given: set num_steps in the latter"
         )
     if plugin is None:
+        name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # "auto" is for DeepSpeed: what is said here
         plugin = GradientAccumulationPlugin(
-            num_steps=environ.integer("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps)
+            num_steps=steps if environ.get(name) == "auto" else environ.integer(name, steps)
         )
     if plugin.num_steps is not None and plugin.num_steps < 1:
         raise ValueError(f"gradient_accumulation_steps {plugin.num_steps} < 1")

@@ -17,6 +17,7 @@ from ..data_loader.skip import skip_first_batches
 from ..optimizer import AcceleratedOptimizer
 from ..scheduler import AcceleratedScheduler
 from ..strategies.base import Bundle
+from ..zero.dummies import DummyOptim, DummyScheduler
 from .base import Shared
 
 _MARK = "_is_accelerate_prepared"
@@ -118,7 +119,11 @@ class PreparePart(Shared):
             _remember(self._schedulers, scheduler)
             return scheduler
         raw = getattr(scheduler, "optimizer", None)
-        own = [optimizer for optimizer in self._optimizers if raw is optimizer or raw is optimizer.optimizer]
+        own = [
+            optimizer
+            for optimizer in self._optimizers
+            if raw is optimizer or raw is optimizer.optimizer or (raw is not None and raw is optimizer.raw)
+        ]
         prepared = AcceleratedScheduler(
             scheduler,
             own or self._optimizers,
@@ -181,8 +186,12 @@ class PreparePart(Shared):
                 else:
                     self._refuse_spread(item)
                     models.append(index)
-            elif isinstance(item, torch.optim.Optimizer):
+            elif isinstance(item, (torch.optim.Optimizer, DummyOptim)):
                 optimizers.append(index)
+        schedulers = [
+            index for index, item in enumerate(results) if isinstance(item, (LRScheduler, DummyScheduler))
+        ]
+        self._refuse_dummies(results)
         bundle = self._strategy.prepare(
             Bundle(
                 models=tuple(results[index] for index in models),
@@ -190,9 +199,11 @@ class PreparePart(Shared):
                     places[index] and not self.verify_device_map(results[index]) for index in models
                 ),
                 optimizers=tuple(results[index] for index in optimizers),
-                schedulers=tuple(item for item in results if isinstance(item, LRScheduler)),
-                loaders=tuple(item for item in results if isinstance(item, DataLoader)),
+                schedulers=tuple(results[index] for index in schedulers),
+                loaders=tuple(item for item in results if isinstance(item, DataLoader))
+                or tuple(self._dataloaders),
                 evaluation=evaluation,
+                split_batches=self.dataloader_config.split_batches,
             )
         )
         for index, strategic in zip(models, bundle.models, strict=True):
@@ -202,6 +213,18 @@ class PreparePart(Shared):
             results[index] = model
         for index, optimizer in zip(optimizers, bundle.optimizers, strict=True):
             results[index] = self.prepare_optimizer(optimizer, device_placement=places[index])
+        for index, scheduler in zip(schedulers, bundle.schedulers, strict=True):
+            if isinstance(scheduler, AcceleratedScheduler):
+                _remember(self._schedulers, scheduler)
+                results[index] = scheduler
+
+    def _refuse_dummies(self, items: Sequence[Any]) -> None:
+        dummies = [type(item).__name__ for item in items if isinstance(item, (DummyOptim, DummyScheduler))]
+        if dummies and not self._strategy.fills_dummies:
+            raise ValueError(
+                f"{' and '.join(dummies)} stands for what DeepSpeed's config has, and that does not train here: give "
+                "Accelerator a deepspeed_plugin, or prepare an optimizer of torch"
+            )
 
     def _refuse_spread(self, model: torch.nn.Module) -> None:
         if self._runtime.topology.world_size > 1 and self.verify_device_map(model):
@@ -211,6 +234,10 @@ class PreparePart(Shared):
             )
 
 
+def _is_known(known: list[Any], item: Any) -> bool:
+    return any(other is item for other in known)
+
+
 def _remember(known: list[Any], item: Any) -> None:
-    if not any(other is item for other in known):
+    if not _is_known(known, item):
         known.append(item)

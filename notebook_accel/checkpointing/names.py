@@ -16,7 +16,7 @@ MODEL: Final = "pytorch_model.bin"
 
 _OURS: Final = re.compile(
     r"(model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin|(optimizer|scheduler|sampler)(_\d+)?\.bin|scaler\.pt"
-    r"|(pytorch_model_fsdp|optimizer)_\d+"  # folders
+    r"|(pytorch_model_fsdp|optimizer)_\d+|pytorch_model(_\d+)?"  # folders
     r"|(random_states|loader_states|custom_checkpoint)_\d+\.pkl|notebook_accel\.json)"
 )
 _NUMBERED: Final = re.compile(r"checkpoint_(\d+)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -45,6 +46,7 @@ class Bundle:
         schedulers: raw ones; for strategies that step them.
         loaders: not prepared yet; for strategies that must know their batches.
         evaluation: True if the models are not to be trained.
+        split_batches: True if loaders split each batch over the processes.
     """
 
     models: tuple[torch.nn.Module, ...] = ()
@@ -53,6 +55,7 @@ class Bundle:
     schedulers: tuple[Any, ...] = ()
     loaders: tuple[Any, ...] = ()
     evaluation: bool = False
+    split_batches: bool = False
 
 
 class Strategy(ABC):
@@ -71,6 +74,8 @@ class Strategy(ABC):
     """A process holds only a part of each weight."""
     places_batches: ClassVar[bool] = True
     """Loaders move batches to the device."""
+    fills_dummies: ClassVar[bool] = False
+    """Stand-ins for optimizers and schedulers of the library's own config are prepared."""
     wraps_steps: ClassVar[bool] = False
     """The strategy has something to do before and after each optimizer step."""
 
@@ -209,7 +214,7 @@ def unwrap(
     if recursive:
         for parent in list(inner.modules()):
             for name, child in list(parent.named_children()):
-                if isinstance(child, _WRAPPERS):
+                if _is_wrapper(child):
                     setattr(parent, name, child.module)
     if not keep_fp32_wrapper:
         restore_forward(inner)
@@ -227,9 +232,16 @@ _WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataPara
 
 
 def _without_wrappers(model: Any) -> Any:
-    while isinstance(model, _WRAPPERS):
+    while _is_wrapper(model):
         model = model.module
     return model
+
+
+def _is_wrapper(model: Any) -> bool:
+    """Return True for what holds the user's model as `module`; without importing the libraries that make such."""
+    deepspeed = sys.modules.get("deepspeed")
+    engine = getattr(deepspeed, "DeepSpeedEngine", ())
+    return isinstance(model, (*_WRAPPERS, engine) if engine else _WRAPPERS)
 
 
 def _peel(model: Any) -> tuple[Any, Any]:
@@ -240,7 +252,7 @@ def _peel(model: Any) -> tuple[Any, Any]:
         if source is not None:
             compiled = model if compiled is None else compiled
             model = source
-        elif isinstance(model, _WRAPPERS):
+        elif _is_wrapper(model):
             model = model.module
         else:
             return compiled, model

@@ -11,11 +11,11 @@ from .. import environ
 from ..handlers import DistributedDataParallelKwargs
 from ..precision import Precision
 from ..runtime import Runtime, Settings
+from ..zero import chosen
 from .base import Plugins, Strategy
 
 _LIBRARIES: Final = {
     "ACCELERATE_USE_FSDP": "FSDP",
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "several kinds of parallelism",
 }
@@ -37,6 +37,11 @@ class Row:
 
 
 ROWS: Final = (
+    Row(
+        home="deepspeed:DeepSpeed",
+        suits=lambda runtime, plugins: plugins.deepspeed is not None,
+        distributed_type="DEEPSPEED",
+    ),
     Row(home="xla:XlaDevice", suits=lambda runtime, plugins: runtime.device.type == "xla"),
     Row(home="ddp:DataParallel", suits=lambda runtime, plugins: runtime.topology.world_size > 1),
     Row(home="single:SingleDevice", suits=lambda runtime, plugins: True),
@@ -54,7 +59,14 @@ def plugins_of(arguments: dict[str, Any], settings: Settings | None) -> Plugins:
     Raises:
         NotImplementedError: something that is wanted cannot be had.
     """
-    given = [name for name, value in arguments.items() if value is not None]
+    deepspeed = chosen.plugins(
+        arguments["deepspeed_plugin"],
+        arguments["deepspeed_plugins"],
+        None if settings is None else settings.deepspeed_plugins,
+    )
+    given = [
+        name for name, value in arguments.items() if value is not None and not name.startswith("deepspeed_")
+    ]
     if given:
         raise NotImplementedError(f"Accelerator does not support {', '.join(given)} yet: leave it out")
     wanted = [library for name, library in _LIBRARIES.items() if environ.flag(name)]
@@ -63,7 +75,7 @@ def plugins_of(arguments: dict[str, Any], settings: Settings | None) -> Plugins:
             f"this run is configured for {' and '.join(wanted)}, which Accelerator does not support yet: choose "
             "another distributed_type"
         )
-    return Plugins()
+    return Plugins(deepspeed=deepspeed)
 
 
 def choose(

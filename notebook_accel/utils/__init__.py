@@ -47,9 +47,17 @@ from ..precision import PrecisionType, convert_outputs_to_fp32
 from ..probes import is_rich_available
 from ..quantization import BnbQuantizationConfig, load_and_quantize_model
 from ..seeding import RNGType, set_seed, synchronize_rng_state, synchronize_rng_states
-from ..state import DistributedType
+from ..state import DistributedType, get_active_deepspeed_plugin
 from ..strategies.base import unwrap as extract_model_from_parallel
+from ..strategies.deepspeed_parts import (
+    DeepSpeedEngineWrapper,
+    DeepSpeedOptimizerWrapper,
+    DeepSpeedSchedulerWrapper,
+)
 from ..tracking import LoggerType
+from ..zero.config import HfDeepSpeedConfig
+from ..zero.dummies import DummyOptim, DummyScheduler
+from ..zero.plugin import DeepSpeedPlugin
 from .amp import get_grad_scaler, get_mixed_precision_context_manager
 from .availability import (
     compare_versions,
@@ -115,15 +123,22 @@ __all__ = [
     "ComputeEnvironment",
     "DDPCommunicationHookType",
     "DataLoaderConfiguration",
+    "DeepSpeedEngineWrapper",
+    "DeepSpeedOptimizerWrapper",
+    "DeepSpeedPlugin",
+    "DeepSpeedSchedulerWrapper",
     "DistributedDataParallelKwargs",
     "DistributedOperationException",
     "DistributedType",
+    "DummyOptim",
+    "DummyScheduler",
     "DynamoBackend",
     "FP8BackendType",
     "FP8RecipeKwargs",
     "GPTTrainStep",
     "GradScalerKwargs",
     "GradientAccumulationPlugin",
+    "HfDeepSpeedConfig",
     "InitProcessGroupKwargs",
     "KwargsHandler",
     "LoggerType",
@@ -156,6 +171,7 @@ __all__ = [
     "find_executable_batch_size",
     "gather",
     "gather_object",
+    "get_active_deepspeed_plugin",
     "get_grad_scaler",
     "get_mixed_precision_context_manager",
     "get_module_children_bottom_up",

@@ -12,7 +12,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "environ", "probes", "registry", "choices"),
     ("tpu",),
     ("topology", "nested", "devices", "handlers", "stopping"),
-    ("comm", "stream", "affinity", "compilation", "fp8", "config"),
+    ("comm", "stream", "affinity", "compilation", "fp8", "config", "zero"),
     ("runtime",),
     ("detect",),
     ("state",),

@@ -1,0 +1,99 @@
+"""Which plugins an accelerator has, and what they say of its other arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
+
+from .. import environ
+from ..handlers import GradientAccumulationPlugin
+from .config import AUTO
+from .plugin import DeepSpeedPlugin
+
+_ONLY: Final = "default"
+
+
+def plugins(one: Any, several: Any, before: Any) -> dict[str, DeepSpeedPlugin] | None:
+    """Return an accelerator's plugins by name, with one of them selected; None where DeepSpeed is not meant.
+
+    Args:
+        one: what was given as `deepspeed_plugin`.
+        several: what was given as `deepspeed_plugins`.
+        before: the plugins of an earlier accelerator.
+
+    Raises:
+        TypeError: it is neither a plugin nor a dict of them.
+        ValueError: both were given, or others than before.
+    """
+    if one is not None and several is not None:
+        raise ValueError("deepspeed_plugin and deepspeed_plugins are the same: leave one out")
+    given = several if one is None else one
+    if given is None and before is not None:
+        return dict(before)
+    if given is None and not environ.flag("ACCELERATE_USE_DEEPSPEED"):
+        return None
+    if given is None:
+        given = DeepSpeedPlugin()
+    named = dict(given) if isinstance(given, Mapping) else {_ONLY: given}
+    wrong = [
+        f"{name}: {plugin!r}" for name, plugin in named.items() if not isinstance(plugin, DeepSpeedPlugin)
+    ]
+    if wrong or not named:
+        raise TypeError(
+            f"deepspeed_plugin is a DeepSpeedPlugin or a dict of them, not {', '.join(wrong) or 'an empty dict'}"
+        )
+    if before is not None:
+        if dict(before) != named:
+            raise ValueError(
+                "deepspeed_plugin comes too late: the first Accelerator has another. Give it all plugins as a dict, "
+                "and choose by AcceleratorState().select_deepspeed_plugin(name)"
+            )
+        return dict(before)
+    for plugin in named.values():
+        plugin._unselect()
+    return named
+
+
+def select(named: Mapping[str, DeepSpeedPlugin], name: str | None = None) -> None:
+    """Let `prepare` use the plugin of this name; ValueError with the names for another."""
+    found = next(iter(named)) if name is None else name
+    if found not in named:
+        raise ValueError(f"there is no DeepSpeed plugin {name!r}, only {', '.join(map(repr, named))}")
+    for plugin in named.values():
+        plugin._unselect()
+    named[found].select(_from_accelerator_state=True)
+
+
+def settle_precision(named: Mapping[str, DeepSpeedPlugin], asked: str | None) -> str:
+    """Return the precision that the argument or the plugins say, and let all of these say it.
+
+    Raises:
+        ValueError: they contradict each other.
+    """
+    wanted = asked
+    if wanted is None:
+        said = environ.get("ACCELERATE_MIXED_PRECISION") or "no"
+        own = [plugin.mixed_precision() for plugin in named.values()]
+        wanted = next((found for found in own if found is not None), said) if said == "no" else said
+    wanted = str(wanted).lower()
+    for plugin in named.values():
+        plugin.set_mixed_precision(wanted)
+    return wanted
+
+
+def settle_accumulation(
+    named: Mapping[str, DeepSpeedPlugin], asked: GradientAccumulationPlugin
+) -> GradientAccumulationPlugin:
+    """Return the accumulation with the steps that the plugins say; ValueError where it says others."""
+    for name, plugin in named.items():
+        own = plugin.get_value("gradient_accumulation_steps")
+        if own in (None, AUTO):
+            continue
+        if asked.num_steps not in (None, 1, own):
+            raise ValueError(
+                f"gradient_accumulation_steps {asked.num_steps} of the Accelerator != {own} of DeepSpeed's "
+                f'{"config" if name == _ONLY else f"config {name!r}"}: leave one out, or let that be "auto"'
+            )
+        asked = dataclasses.replace(asked, num_steps=own)
+    return asked
