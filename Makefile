@@ -35,8 +35,9 @@ $(VENV)/tutorial.stamp: $(VENV)/torch.stamp $(SPEC)
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/torch.stamp $(SPEC)
-	@echo "== installing notebook_accel and the tools of its tests"
+	@echo "== installing notebook_accel and the tools of its tests, then DeepSpeed, whose build asks for torch"
 	$(PIP) --editable '.[dev,browser-test]'
+	DS_BUILD_OPS=0 $(PIP) --no-build-isolation 'deepspeed>=0.19'
 	touch $@ $(VENV)/tutorial.stamp $(VENV)/bench.stamp
 
 $(VENV)/bench.stamp: $(VENV)/torch.stamp $(SPEC)

@@ -15,7 +15,7 @@ from .choices import Choice
 from .comm import torch_dist
 from .nested import honor_type, send_to_device
 from .runtime import GradientFlags, Runtime
-from .zero.chosen import select
+from .zero import chosen
 
 
 class DistributedType(Choice):
@@ -308,33 +308,15 @@ class AcceleratorState(PartialState):
     @property
     def deepspeed_plugin(self) -> Any:
         """The selected plugin of DeepSpeed, None where that does not train."""
-        plugins = self._runtime.settings.deepspeed_plugins
-        return plugins and next(plugin for plugin in plugins.values() if plugin.selected)
+        return chosen.selected(self._runtime.settings.deepspeed_plugins)
 
     def get_deepspeed_plugin(self, name: str) -> Any:
         """Return the plugin of this name; ValueError without one."""
-        plugins = self._deepspeed_plugins(name)
-        if name not in plugins:
-            raise ValueError(f"there is no DeepSpeed plugin {name!r}, only {', '.join(map(repr, plugins))}")
-        return plugins[name]
+        return chosen.named(self._runtime.settings.deepspeed_plugins, name)
 
     def select_deepspeed_plugin(self, name: str | None = None) -> None:
         """Let models that are made and prepared from now on use the plugin of this name; None is the first."""
-        select(self._deepspeed_plugins(name), name)
-
-    def _deepspeed_plugins(self, name: str | None) -> dict[str, Any]:
-        plugins: dict[str, Any] | None = self._runtime.settings.deepspeed_plugins
-        if plugins is None:
-            raise ValueError(f"there is no DeepSpeed plugin {name!r}: DeepSpeed is not in use")
-        return plugins
-
-
-def get_active_deepspeed_plugin(state: Any) -> Any:
-    """Return the selected plugin of an `AcceleratorState`; ValueError where DeepSpeed does not train."""
-    plugin = state.deepspeed_plugin
-    if plugin is None:
-        raise ValueError("there is no DeepSpeed plugin: give Accelerator a deepspeed_plugin")
-    return plugin
+        chosen.select(self._runtime.settings.deepspeed_plugins, name)
 
 
 class GradientState:

@@ -29,7 +29,6 @@ from ..runtime import Runtime, Settings
 from ..seeding import RNGType
 from ..state import AcceleratorState, GradientState
 from ..strategies import table
-from ..zero import chosen as deepspeed
 from .collect import CollectPart
 from .prepare import PreparePart
 from .process import ProcessPart
@@ -126,9 +125,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         self._choose_trackers(log_with)
         handlers = _sort_handlers(kwargs_handlers or ())
         accumulation = _accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
-        if plugins.deepspeed is not None:
-            accumulation = deepspeed.settle_accumulation(plugins.deepspeed, accumulation)
-            mixed_precision = deepspeed.settle_precision(plugins.deepspeed, mixed_precision)
+        accumulation, mixed_precision = table.settle(plugins, accumulation, mixed_precision)
         group: Any = handlers.get(InitProcessGroupKwargs)
         dynamo = (
             compilation.choose(dynamo_backend, dynamo_plugin) if dynamo_backend or dynamo_plugin else None
@@ -166,10 +163,6 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
             deepspeed_plugins=plugins.deepspeed,
             parallelism_config=plugins.parallelism,
         )
-        if plugins.deepspeed is not None and self._dynamo.backend != compilation.DynamoBackend.NO:
-            raise ValueError(
-                f"dynamo_backend {self._dynamo.backend} does not go with DeepSpeed: use compile() of the prepared model"
-            )
         self.step = 0
         self._models, self._optimizers, self._schedulers, self._dataloaders = [], [], [], []
         self._trigger = None

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from .. import devices
-from ..compilation import compile_model
+from ..compilation import DynamoBackend, compile_model
 from ..data_loader.prepare import prepare_data_loader
 from ..data_loader.skip import skip_first_batches
 from ..optimizer import AcceleratedOptimizer
@@ -191,7 +191,7 @@ class PreparePart(Shared):
         schedulers = [
             index for index, item in enumerate(results) if isinstance(item, (LRScheduler, DummyScheduler))
         ]
-        self._refuse_dummies(results)
+        self._refuse_strangers(results)
         bundle = self._strategy.prepare(
             Bundle(
                 models=tuple(results[index] for index in models),
@@ -218,7 +218,12 @@ class PreparePart(Shared):
                 _remember(self._schedulers, scheduler)
                 results[index] = scheduler
 
-    def _refuse_dummies(self, items: Sequence[Any]) -> None:
+    def _refuse_strangers(self, items: Sequence[Any]) -> None:
+        """Refuse what goes with DeepSpeed only, or does not go with it."""
+        if self._strategy.fills_dummies and self._dynamo.backend != DynamoBackend.NO:
+            raise ValueError(
+                f"dynamo_backend {self._dynamo.backend} does not go with DeepSpeed: use compile() of the prepared model"
+            )
         dummies = [type(item).__name__ for item in items if isinstance(item, (DummyOptim, DummyScheduler))]
         if dummies and not self._strategy.fills_dummies:
             raise ValueError(

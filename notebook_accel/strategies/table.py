@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .. import environ
-from ..handlers import DistributedDataParallelKwargs
+from ..handlers import DistributedDataParallelKwargs, GradientAccumulationPlugin
 from ..precision import Precision
 from ..runtime import Runtime, Settings
 from ..zero import chosen
@@ -76,6 +76,18 @@ def plugins_of(arguments: dict[str, Any], settings: Settings | None) -> Plugins:
             "another distributed_type"
         )
     return Plugins(deepspeed=deepspeed)
+
+
+def settle(
+    plugins: Plugins, accumulation: GradientAccumulationPlugin, mixed_precision: str | None
+) -> tuple[GradientAccumulationPlugin, str | None]:
+    """Return accumulation and precision as asked for or as the plugins say; ValueError if these contradict it."""
+    if plugins.deepspeed is None:
+        return accumulation, mixed_precision
+    return (
+        chosen.settle_accumulation(plugins.deepspeed, accumulation),
+        chosen.settle_precision(plugins.deepspeed, mixed_precision),
+    )
 
 
 def choose(

@@ -47,7 +47,7 @@ from ..precision import PrecisionType, convert_outputs_to_fp32
 from ..probes import is_rich_available
 from ..quantization import BnbQuantizationConfig, load_and_quantize_model
 from ..seeding import RNGType, set_seed, synchronize_rng_state, synchronize_rng_states
-from ..state import DistributedType, get_active_deepspeed_plugin
+from ..state import DistributedType
 from ..strategies.base import unwrap as extract_model_from_parallel
 from ..strategies.deepspeed_parts import (
     DeepSpeedEngineWrapper,
@@ -55,6 +55,7 @@ from ..strategies.deepspeed_parts import (
     DeepSpeedSchedulerWrapper,
 )
 from ..tracking import LoggerType
+from ..zero.chosen import get_active_deepspeed_plugin
 from ..zero.config import HfDeepSpeedConfig
 from ..zero.dummies import DummyOptim, DummyScheduler
 from ..zero.plugin import DeepSpeedPlugin

@@ -1,11 +1,11 @@
 """Names that users import from `accelerate.utils.deepspeed`."""
 
-from ..state import get_active_deepspeed_plugin
 from ..strategies.deepspeed_parts import (
     DeepSpeedEngineWrapper,
     DeepSpeedOptimizerWrapper,
     DeepSpeedSchedulerWrapper,
 )
+from ..zero.chosen import get_active_deepspeed_plugin
 from ..zero.config import HfDeepSpeedConfig
 from ..zero.dummies import DummyOptim, DummyScheduler
 

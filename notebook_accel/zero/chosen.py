@@ -35,37 +35,56 @@ def plugins(one: Any, several: Any, before: Any) -> dict[str, DeepSpeedPlugin] |
         return None
     if given is None:
         given = DeepSpeedPlugin()
-    named = dict(given) if isinstance(given, Mapping) else {_ONLY: given}
+    found = dict(given) if isinstance(given, Mapping) else {_ONLY: given}
     wrong = [
-        f"{name}: {plugin!r}" for name, plugin in named.items() if not isinstance(plugin, DeepSpeedPlugin)
+        f"{name}: {plugin!r}" for name, plugin in found.items() if not isinstance(plugin, DeepSpeedPlugin)
     ]
-    if wrong or not named:
+    if wrong or not found:
         raise TypeError(
             f"deepspeed_plugin is a DeepSpeedPlugin or a dict of them, not {', '.join(wrong) or 'an empty dict'}"
         )
     if before is not None:
-        if dict(before) != named:
+        if dict(before) != found:
             raise ValueError(
                 "deepspeed_plugin comes too late: the first Accelerator has another. Give it all plugins as a dict, "
                 "and choose by AcceleratorState().select_deepspeed_plugin(name)"
             )
         return dict(before)
-    for plugin in named.values():
+    for plugin in found.values():
         plugin._unselect()
-    return named
+    return found
 
 
-def select(named: Mapping[str, DeepSpeedPlugin], name: str | None = None) -> None:
-    """Let `prepare` use the plugin of this name; ValueError with the names for another."""
-    found = next(iter(named)) if name is None else name
-    if found not in named:
-        raise ValueError(f"there is no DeepSpeed plugin {name!r}, only {', '.join(map(repr, named))}")
-    for plugin in named.values():
+def selected(plugins: Mapping[str, DeepSpeedPlugin] | None) -> DeepSpeedPlugin | None:
+    """Return the plugin that `prepare` uses, None where DeepSpeed does not train."""
+    return next((plugin for plugin in (plugins or {}).values() if plugin.selected), None)
+
+
+def named(plugins: Mapping[str, DeepSpeedPlugin] | None, name: str) -> DeepSpeedPlugin:
+    """Return the plugin of this name; ValueError with the names there are for another."""
+    if plugins is None:
+        raise ValueError(f"there is no DeepSpeed plugin {name!r}: DeepSpeed is not in use")
+    if name not in plugins:
+        raise ValueError(f"there is no DeepSpeed plugin {name!r}, only {', '.join(map(repr, plugins))}")
+    return plugins[name]
+
+
+def select(plugins: Mapping[str, DeepSpeedPlugin] | None, name: str | None = None) -> None:
+    """Let `prepare` use the plugin of this name, by default the first; ValueError as `named`."""
+    found = named(plugins, next(iter(plugins or {}), "") if name is None else name)
+    for plugin in (plugins or {}).values():
         plugin._unselect()
-    named[found].select(_from_accelerator_state=True)
+    found.select(_from_accelerator_state=True)
 
 
-def settle_precision(named: Mapping[str, DeepSpeedPlugin], asked: str | None) -> str:
+def get_active_deepspeed_plugin(state: Any) -> Any:
+    """Return the selected plugin of an `AcceleratorState`; ValueError where DeepSpeed does not train."""
+    if state.deepspeed_plugin is None:
+        raise ValueError("there is no DeepSpeed plugin: give Accelerator a deepspeed_plugin")
+    return state.deepspeed_plugin
+
+
+def settle_precision(plugins: Mapping[str, DeepSpeedPlugin], asked: str | None) -> str:
     """Return the precision that the argument or the plugins say, and let all of these say it.
 
     Raises:
@@ -74,19 +93,19 @@ def settle_precision(named: Mapping[str, DeepSpeedPlugin], asked: str | None) ->
     wanted = asked
     if wanted is None:
         said = environ.get("ACCELERATE_MIXED_PRECISION") or "no"
-        own = [plugin.mixed_precision() for plugin in named.values()]
+        own = [plugin.mixed_precision() for plugin in plugins.values()]
         wanted = next((found for found in own if found is not None), said) if said == "no" else said
     wanted = str(wanted).lower()
-    for plugin in named.values():
+    for plugin in plugins.values():
         plugin.set_mixed_precision(wanted)
     return wanted
 
 
 def settle_accumulation(
-    named: Mapping[str, DeepSpeedPlugin], asked: GradientAccumulationPlugin
+    plugins: Mapping[str, DeepSpeedPlugin], asked: GradientAccumulationPlugin
 ) -> GradientAccumulationPlugin:
     """Return the accumulation with the steps that the plugins say; ValueError where it says others."""
-    for name, plugin in named.items():
+    for name, plugin in plugins.items():
         own = plugin.get_value("gradient_accumulation_steps")
         if own in (None, AUTO):
             continue
