@@ -43,6 +43,8 @@ class DeepSpeed(Strategy):
         self._has_own_group = not torch.distributed.is_initialized()
         self._has_own_rank = library.give_rank()
         self.library = library.load(runtime.device)
+        for plugin in plugins.values():
+            plugin._device = runtime.device
         if not any(plugin.selected for plugin in plugins.values()):
             chosen.select(plugins)
         self._engines: list[DeepSpeedEngineWrapper] = []
@@ -190,10 +192,11 @@ class DeepSpeed(Strategy):
                 f"with {len(self._engines)} models DeepSpeed cannot tell which one a loss belongs to where losses are "
                 "scaled (mixed_precision='fp16') or zero_stage is 0: use bf16 or no, and zero_stage 1, 2 or 3"
             )
-        for engine in self._engines:  # each notices by itself that the loss is its own
-            engine.engine.set_gradient_accumulation_boundary(follows)
-            engine.engine._scale_wrt_gas = False
-        loss.backward(**kwargs)
+        with contextlib.ExitStack() as stack:
+            for engine in self._engines:  # each notices by itself that the loss is its own
+                engine.engine._scale_wrt_gas = False
+                stack.enter_context(engine.adding(follows))
+            loss.backward(**kwargs)
 
     @contextlib.contextmanager
     def _silent(self) -> Iterator[None]:

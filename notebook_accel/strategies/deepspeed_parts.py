@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,8 +31,24 @@ class DeepSpeedEngineWrapper:
             sync_gradients: whether a step follows.
             kwargs: `retain_graph`.
         """
+        with self.adding(sync_gradients):
+            self.engine.backward(loss, scale_wrt_gas=False, **kwargs)
+
+    @contextmanager
+    def adding(self, sync_gradients: bool) -> Iterator[None]:
+        """Let a backward pass of the block add to gradients that wait for a step.
+
+        ZeRO 1 and 2 would forget them where the pass before was told, too, that a step follows.
+        """
         self.engine.set_gradient_accumulation_boundary(sync_gradients)
-        self.engine.backward(loss, scale_wrt_gas=False, **kwargs)
+        waiting = dict(getattr(self.engine.optimizer, "averaged_gradients", {}))
+        yield
+        if not waiting or not hasattr(self.engine.optimizer, "scaled_global_norm"):
+            return
+        for group, before in waiting.items():
+            now = self.engine.optimizer.averaged_gradients[group]
+            if before is not None and now is not None and now is not before:
+                torch._foreach_add_(now, before)
 
     def get_global_grad_norm(self) -> float | None:
         """Return the norm of all gradients in the last step, None before the first."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -189,7 +188,8 @@ class DeepSpeedPlugin:
     def zero3_init_context_manager(self, enable: bool = False) -> Iterator[None]:
         """Make all models of the block, also plain modules, sharded from the start, or with False none.
 
-        ValueError if the ZeRO stage is not 3.
+        Each layer is shared out when it is made: what a model's constructor does to the weights of its layers
+        afterwards has to be within `deepspeed.zero.GatheredParameters`. ValueError if the ZeRO stage is not 3.
         """
         if enable and not self.hf_ds_config.is_zero3():
             raise ValueError(
@@ -213,11 +213,11 @@ class DeepSpeedPlugin:
             yield
 
     def _for_init(self) -> dict[str, Any]:
-        """Return DeepSpeed's config for where no batches are known; it checks that they fit together."""
-        config = copy.deepcopy(self.deepspeed_config)
-        for key in _BATCHES:
-            config.pop(key, None)
-        return {**config, "train_micro_batch_size_per_gpu": 1}
+        """Return DeepSpeed's config for where neither batches nor what replaces "auto" are known."""
+        config = HfDeepSpeedConfig(self.deepspeed_config)
+        for key in [*_BATCHES, *(key for key, value in leaves(config.config) if value == AUTO)]:
+            config.del_config_sub_tree(key)
+        return {**config.config, "train_micro_batch_size_per_gpu": 1}
 
     def set_moe_leaf_modules(self, model: torch.nn.Module) -> None:
         """Let ZeRO 3 take the layers of `transformer_moe_cls_names` as a whole; ValueError names missing ones."""
@@ -258,7 +258,7 @@ class DeepSpeedPlugin:
 def _filled(own: HfDeepSpeedConfig | None, said: Mapping[str, Any]) -> HfDeepSpeedConfig:
     """Return the config with what was said in its place; all of it where there is no config."""
     if own is None:
-        own = HfDeepSpeedConfig({"train_micro_batch_size_per_gpu": AUTO})
+        own = HfDeepSpeedConfig({})
         said = {name: AUTO if name.startswith("gradient_") else DEFAULTS[name] for name in KEYS} | dict(said)
         said = {name: value for name, value in said.items() if value not in (None, "none")}
     for name, value in said.items():
