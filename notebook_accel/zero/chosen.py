@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
-from .. import environ
+from .. import environ, probes
 from ..handlers import GradientAccumulationPlugin
 from .config import AUTO
+from .library import NOT_INSTALLED
 from .plugin import DeepSpeedPlugin
 
 _ONLY: Final = "default"
@@ -53,6 +54,23 @@ def plugins(one: Any, several: Any, before: Any) -> dict[str, DeepSpeedPlugin] |
     for plugin in found.values():
         plugin._unselect()
     return found
+
+
+def wrong_in(environment: Mapping[str, str], mixed_precision: str, *, here: bool) -> list[str]:
+    """Return what is wrong for processes with these variables; `here` where this machine's libraries are theirs."""
+    if not environ.flag_in(environment, "ACCELERATE_USE_DEEPSPEED"):
+        return []
+    if here and not probes.is_available("deepspeed"):
+        return [NOT_INSTALLED]
+    own = {name: text for name, text in environment.items() if name.startswith("ACCELERATE_")}
+    try:
+        with environ.patch_environment(**own):
+            plugin = DeepSpeedPlugin()
+            if mixed_precision != "no":  # which is also what nobody asked for
+                plugin.set_mixed_precision(mixed_precision)
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def selected(plugins: Mapping[str, DeepSpeedPlugin] | None) -> DeepSpeedPlugin | None:

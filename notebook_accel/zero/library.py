@@ -11,6 +11,11 @@ from .. import environ, probes
 
 _OUTDATED: Final = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
 
+NOT_INSTALLED: Final = (
+    "DeepSpeed is not installed: with torch there, pip install 'setuptools>=77', then pip install "
+    "--no-build-isolation 'notebook-accel[deepspeed]'"
+)
+
 
 def load(device: torch.device) -> Any:
     """Return the module deepspeed, ready to train on the device in the process group of this process.
@@ -21,10 +26,7 @@ def load(device: torch.device) -> Any:
         ImportError: it is not installed.
     """
     if not probes.is_available("deepspeed"):
-        raise ImportError(
-            "DeepSpeed is not installed: pip install setuptools wheel, then DS_BUILD_OPS=0 pip install "
-            "--no-build-isolation 'notebook-accel[deepspeed]', after torch"
-        )
+        raise ImportError(NOT_INSTALLED)
     # rather than a GPU of this machine that was not asked for
     kind = "cpu" if device.type == "cpu" and environ.get("DS_ACCELERATOR") is None else None
     with environ.patch_environment(ds_accelerator=kind):

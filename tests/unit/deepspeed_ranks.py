@@ -230,6 +230,7 @@ def transformers(folder: str) -> dict[str, Any]:
             optimizer.zero_grad()
             losses.append(float(run.reduce(loss.detach(), "mean")))
     state = run.get_state_dict(model)
+    names = sorted(state)
     run.unwrap_model(model).save_pretrained(folder, state_dict=state, is_main_process=run.is_main_process)
     run.wait_for_everyone()
     again = AutoModelForCausalLM.from_pretrained(folder)  # sharded, too
@@ -249,7 +250,7 @@ def transformers(folder: str) -> dict[str, Any]:
         "losses": losses,
         "differ": differ,
         "layer": layer.weight.numel(),
-        "names": sorted(state),
+        "names": names,
         "stranger": stranger,
     }
 

@@ -142,7 +142,7 @@ def test_auto_is_filled(found: list[dict[str, Any]]) -> None:
         assert result["losses"] == pytest.approx(losses, abs=WITHIN)
         assert result["config"] == {"train_batch_size": 2 * 2 * BATCH, "gradient_accumulation_steps": 2}
         assert result["optimizer"] == "AdamW", "torch's own, which needs no compiler"
-        assert result["group"] == {"weight_decay": 0.1, "betas": [0.8, 0.9]}
+        assert result["group"] == {"weight_decay": 0.1, "betas": (0.8, 0.9)}
         assert result["kept"], "the plugin serves the next model, too"
 
 
