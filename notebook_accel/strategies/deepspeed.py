@@ -218,25 +218,24 @@ class DeepSpeed(Strategy):
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float
     ) -> torch.Tensor:
+        """Let the next step clip; while gradients accumulate nothing is clipped, and the last step's norm returned."""
         if norm_type != 2:
             raise ValueError(f"norm_type {norm_type}: DeepSpeed clips by the 2-norm only")
         wanted = {id(item) for item in ([parameters] if isinstance(parameters, torch.Tensor) else parameters)}
-        meant = []
-        for engine in self._engines:
-            own = {id(item) for item in engine.engine.module.parameters() if item.requires_grad}
-            if own & wanted and not own <= wanted:
-                raise ValueError(
-                    f"DeepSpeed clips all parameters of a model together: {len(own & wanted)} of {len(own)} were given"
-                )
-            meant += [engine] if own & wanted else []
+        meant = [optimizer for optimizer in self._optimizers if _is_meant(optimizer, wanted)]
         if not meant:
             raise ValueError(
                 "none of the parameters to clip belongs to a model that was prepared with an optimizer"
             )
-        norms = [engine.gradient_norm().to(self.runtime.device) for engine in meant]
-        total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
-        for engine, norm in zip(meant, norms, strict=True):
-            share = 1.0 if len(meant) == 1 else float(norm / total) if total else 1.0
+        if self._quiet or not self.runtime.gradient.sync_gradients:
+            norms = [optimizer.engine.get_global_grad_norm() or 0.0 for optimizer in meant]
+            last: torch.Tensor = torch.linalg.vector_norm(torch.tensor(norms))
+            return last
+        engines = [optimizer.engine for optimizer in meant if optimizer.has_gradients]
+        measured = [engine.gradient_norm().to(self.runtime.device) for engine in engines]
+        total: torch.Tensor = torch.linalg.vector_norm(torch.stack(measured or [torch.zeros(())]))
+        for engine, norm in zip(engines, measured, strict=True):
+            share = float(norm / total) if len(engines) > 1 and total else 1.0
             engine.clip(max_norm * share, norm)
         return total
 
@@ -272,6 +271,17 @@ class DeepSpeed(Strategy):
 
 def _needs_own_backward(engine: Any) -> bool:
     return not engine._support_torch_style_backward or engine.optimizer.needs_scaler()
+
+
+def _is_meant(optimizer: DeepSpeedOptimizerWrapper, wanted: set[int]) -> bool:
+    """Return whether the parameters of an engine are to be clipped; ValueError where only some of them are."""
+    model = optimizer.engine.engine.module
+    own = {id(item) for item in model.parameters() if item.requires_grad}
+    if own & wanted and not own <= wanted:
+        raise ValueError(
+            f"DeepSpeed clips all parameters of a model together: {len(own & wanted)} of {len(own)} were given"
+        )
+    return bool(own & wanted)
 
 
 def _is_float(value: Any) -> bool:

@@ -101,6 +101,9 @@ class DeepSpeedEngineWrapper:
 class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
     """The optimizer of an engine; `step` and `zero_grad` follow gradient accumulation, as those of others.
 
+    Attributes:
+        has_gradients: whether there are gradients since the last step.
+
     Args:
         optimizer: as DeepSpeed makes it.
         engine: that steps with it.
@@ -117,9 +120,9 @@ class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
         runtime: Runtime | None = None,
     ) -> None:
         super().__init__(optimizer, device_placement=False, scaler=None, runtime=runtime)
-        self.engine = engine
+        self.engine: Any = engine
         self.raw = raw
-        self._has_gradients = False
+        self.has_gradients = False
 
     def __repr__(self) -> str:
         return f"DeepSpeedOptimizerWrapper({type(self.optimizer).__name__})"
@@ -131,15 +134,15 @@ class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
 
     def note_backward(self) -> None:
         """Note that there are gradients."""
-        self._has_gradients = True
+        self.has_gradients = True
 
     def forget(self) -> None:
         """Note that there are no gradients any more."""
-        self._has_gradients = False
+        self.has_gradients = False
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Discard the gradients, unless they are being accumulated; a step has done so already."""
-        if self._is_due() and self._has_gradients and self.engine is not None:
+        if self._is_due() and self.has_gradients and self.engine is not None:
             self.engine.discard()
             self.forget()
 
@@ -151,7 +154,7 @@ class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
             return
         if self._runtime is not None:
             self._runtime.gradient.steps += 1
-        if self._has_gradients:
+        if self.has_gradients:
             self.engine.step()
             self.forget()
 

@@ -29,7 +29,8 @@ def train(plugin=None):
         with accelerator.accumulate(model):
             loss = torch.nn.functional.mse_loss(model(x), y)
             accelerator.backward(loss)
-            accelerator.clip_grad_norm_(model.parameters(), 0.5)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             optimizer.zero_grad()
         losses.append(accelerator.reduce(loss.detach(), "mean").item())
@@ -70,7 +71,7 @@ def test_one_argument_makes_a_cell_one_of_deepspeed(kernel: Kernel) -> None:
     )
     name, stage, losses = result(cell)
     assert (name, stage) == ("DeepSpeedEngine", 2) and losses == pytest.approx(expected, abs=1e-5)
-    assert not [line for line in cell.lines if "DeepSpeed" in line] and "deprecated" not in cell.stderr
+    assert not [line for line in cell.lines if "DeepSpeed" in line] and "torch.distributed" not in cell.stderr
     cell = kernel.run("notebook_launcher(train, config='zero3.yaml', start_method='forkserver')", 110)
     name, stage, losses = result(cell)
     assert (name, stage) == ("DeepSpeedEngine", 3) and losses == pytest.approx(expected, abs=1e-5)

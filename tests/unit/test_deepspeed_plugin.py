@@ -147,7 +147,7 @@ def test_an_accelerator_refuses_before_anything_starts(clean_runtime: None) -> N
         Accelerator(cpu=True, deepspeed_plugin={"first": plugin}, gradient_accumulation_steps=2)
     with pytest.raises(ValueError, match="are the same: leave one out"):
         Accelerator(cpu=True, deepspeed_plugin=plugin, deepspeed_plugins={"a": other})
-    with pytest.raises(TypeError, match="a DeepSpeedPlugin or a dict of them, not default: 'zero.json'"):
+    with pytest.raises(TypeError, match=r"a DeepSpeedPlugin or a dict of them, not default: 'zero\.json'"):
         Accelerator(cpu=True, deepspeed_plugin="zero.json")
     with pytest.raises(ValueError, match="by AcceleratorState"):
         plugin.select()
@@ -252,9 +252,10 @@ def test_config_and_code_contradict_each_other() -> None:
     with pytest.raises(ValueError) as raised:
         fill.complete(DeepSpeedPlugin(own), facts(optimizer=torch.optim.SGD(model.parameters())))
     assert str(raised.value).splitlines()[1:] == [
-        "- the config has an optimizer, AdamW, and SGD was prepared: prepare a DummyOptim, or remove it from the config",
-        "- the config has a scheduler, WarmupLR, and no DummyScheduler was prepared: prepare one, or remove it from the "
-        "config",
+        "- the config has an optimizer, AdamW, and SGD was prepared: "
+        "prepare a DummyOptim, or remove it from the config",
+        "- the config has a scheduler, WarmupLR, and no DummyScheduler was prepared: "
+        "prepare one, or remove it from the config",
         "- train_batch_size 30 != train_micro_batch_size_per_gpu 2 x gradient_accumulation_steps 2 x processes 4",
     ]
     optimizer = DummyOptim(model.parameters())
