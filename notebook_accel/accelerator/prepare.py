@@ -164,6 +164,7 @@ class PreparePart(Shared):
         """
         for kept in (self._models, self._optimizers, self._schedulers, self._dataloaders):
             kept.clear()
+        self._strategy.release()
         self.step = 0
         released: list[None] = [None for _ in objects]
         del objects

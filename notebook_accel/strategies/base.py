@@ -184,6 +184,10 @@ class Strategy(ABC):
         state: dict[str, Any] = optimizer.state_dict()
         return state
 
+    def release(self) -> None:
+        """Forget what was prepared."""
+        return None
+
     def close(self) -> None:
         """Give back what the strategy opened, at the end of training."""
         return None

@@ -76,11 +76,13 @@ class DeepSpeed(Strategy):
         """The selected plugin."""
         return next(plugin for plugin in self.plugins.values() if plugin.selected)
 
-    def close(self) -> None:
+    def release(self) -> None:
         for engine in self._engines:
-            engine.engine.destroy()
+            engine.engine.destroy()  # its hooks on the model
         self._engines.clear()
         self._optimizers.clear()
+
+    def close(self) -> None:
         if self._has_own_group and torch.distributed.is_initialized():
             self.library.comm.destroy_process_group()
             self._has_own_group = False
@@ -245,7 +247,7 @@ class DeepSpeed(Strategy):
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return the whole state of the user's model, on the main process of each node; others get {}."""
         inner = unwrap(model, keep_torch_compile=False)
-        if not any(hasattr(item, "ds_id") for item in inner.parameters()):
+        if not files.is_sharded(inner):
             return super().state_dict(model)
         return files.gathered(self.library, inner, keep=self.runtime.topology.is_local_main)
 
@@ -261,7 +263,7 @@ class DeepSpeed(Strategy):
         engines: Sequence[Any] = [self._engine_of(model) for model in parts.models]
         if not any(map(files.is_engine, engines)):
             return None
-        steps = files.plan(folder, engines, self.runtime.topology)
+        steps = files.plan(folder, engines, self.runtime.topology, self.library)
         return [*steps, *(optimizer.forget for optimizer in self._optimizers)]
 
     def _engine_of(self, model: Any) -> Any:

@@ -56,7 +56,9 @@ class EngineFiles(Together):
         )
 
 
-def plan(folder: Path, prepared: Sequence[Any], topology: Topology) -> list[Callable[[], None]]:
+def plan(
+    folder: Path, prepared: Sequence[Any], topology: Topology, deepspeed: Any
+) -> list[Callable[[], None]]:
     """Check the files of all models, and return what loads them.
 
     Raises:
@@ -74,8 +76,12 @@ def plan(folder: Path, prepared: Sequence[Any], topology: Topology) -> list[Call
         if is_engine(model):
             _check(where, model, topology)
             steps.append(functools.partial(_load, model, folder, folder_name(index)))
+            continue
+        source = models.open_source(where / names.SAFE_MODEL)
+        if is_sharded(model):
+            _check_shards(source, model)
+            steps.append(functools.partial(_load_shards, source, model, deepspeed, topology.is_main))
         else:
-            source = models.open_source(where / names.SAFE_MODEL)
             steps.append(models.plan(model, [source]))
     return steps
 
@@ -116,6 +122,34 @@ def _load(engine: Any, folder: Path, tag: str) -> None:
     path, _ = engine.load_checkpoint(str(folder), tag=tag)
     if path is None:
         raise CheckpointError(f"DeepSpeed could not load {folder / tag}")
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Return True for the user's model where ZeRO 3 shares out its weights."""
+    return any(hasattr(item, "ds_id") for item in model.parameters())
+
+
+def _check_shards(source: models.Source, model: Any) -> None:
+    for name, item in model.named_parameters():
+        stored = source.shapes.get(source.twins.get(name, name))
+        if stored is None:
+            raise CheckpointError(f"{source.path} has no key {name!r}")
+        if stored != tuple(getattr(item, "ds_shape", item.shape)):
+            raise CheckpointError(
+                f"{source.path}: {name!r} has shape {list(stored)}, the model's {list(item.ds_shape)}"
+            )
+
+
+def _load_shards(source: models.Source, model: torch.nn.Module, deepspeed: Any, is_main: bool) -> None:
+    """Give a sharded model without an optimizer its weights; rank 0 says them."""
+    values = source.read()
+    for name, item in model.named_parameters():
+        with deepspeed.zero.GatheredParameters([item], modifier_rank=0):
+            if is_main:
+                item.data.copy_(values[source.twins.get(name, name)])
+    for name, buffer in model.named_buffers():
+        if name in values:
+            buffer.copy_(values[name])
 
 
 def gathered(deepspeed: Any, model: torch.nn.Module, *, keep: bool) -> dict[str, Any]:

@@ -208,6 +208,7 @@ def autos(folder: str) -> dict[str, Any]:
 
 def transformers(folder: str) -> dict[str, Any]:
     """Make, train, save and load a model of Transformers that is sharded from the start."""
+    import deepspeed
     from transformers import AutoModelForCausalLM, GPT2Config
     from transformers.integrations import is_deepspeed_zero3_enabled
 
@@ -239,6 +240,13 @@ def transformers(folder: str) -> dict[str, Any]:
     model.eval()
     with torch.no_grad():
         differ = float((teacher(batch).logits - model(batch).logits).abs().max())
+    before = {name: value.clone() for name, value in run.get_state_dict(teacher).items()}
+    run.save_state(f"{folder}-state")
+    with deepspeed.zero.GatheredParameters([again.lm_head.weight], modifier_rank=0):
+        again.lm_head.weight.data.zero_()
+    spoilt = run.get_state_dict(teacher)
+    run.load_state(f"{folder}-state")
+    after = run.get_state_dict(teacher)
     with run.deepspeed_plugin.zero3_init_context_manager(enable=True):
         layer = torch.nn.Linear(64, 64)
     AcceleratorState().select_deepspeed_plugin("whole")
@@ -249,6 +257,8 @@ def transformers(folder: str) -> dict[str, Any]:
         "held": held,
         "losses": losses,
         "differ": differ,
+        "spoilt": [name for name, value in before.items() if not torch.equal(spoilt[name], value)],
+        "restored": all(torch.equal(after[name], value) for name, value in before.items()),
         "layer": layer.weight.numel(),
         "names": names,
         "stranger": stranger,
