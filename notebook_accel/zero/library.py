@@ -6,6 +6,7 @@ import warnings
 from typing import Any, Final
 
 import torch
+from torch.distributed import distributed_c10d
 
 from .. import environ, probes
 
@@ -38,6 +39,7 @@ def load(device: torch.device) -> Any:
         warnings.filterwarnings("ignore", message=_OUTDATED, category=FutureWarning)
         if not torch.distributed.is_initialized():
             _open_group_of_one(device)
+        _forget_closed_groups(deepspeed)
         if not comm.is_initialized():
             comm.init_distributed(
                 dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False
@@ -62,6 +64,13 @@ def _without_shared_memory(deepspeed: Any, device: torch.device) -> None:
     """Leave out an operator for inference on CPUs that deepspeed would compile before it trains."""
     if device.type == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def _forget_closed_groups(deepspeed: Any) -> None:
+    """Let deepspeed make its copy of the process group anew where the one it keeps was of an earlier group."""
+    groups = deepspeed.utils.groups
+    if groups._WORLD_GROUP is not None and groups._WORLD_GROUP not in distributed_c10d._world.pg_map:
+        groups._WORLD_GROUP = None
 
 
 def _open_group_of_one(device: torch.device) -> None:

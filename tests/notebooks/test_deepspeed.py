@@ -34,6 +34,7 @@ def train(plugin=None):
             optimizer.step()
             optimizer.zero_grad()
         losses.append(accelerator.reduce(loss.detach(), "mean").item())
+    accelerator.end_training()
     stage = accelerator.deepspeed_plugin and accelerator.deepspeed_plugin.zero_stage
     return type(model).__name__, stage, losses
 """
@@ -87,3 +88,15 @@ def test_a_contradiction_stops_before_anything_starts(kernel: Kernel) -> None:
         "notebook_launcher(train, config='zero3.yaml', environment={'ACCELERATE_DEEPSPEED_ZERO_STAGE': '1'})"
     )
     assert cell.error is not None and "zero_stage=1 != 3" in cell.error[1] and "Launching" not in cell.stdout
+
+
+def test_one_process_is_the_notebooks_own(kernel: Kernel) -> None:
+    """Its process group is closed in the end, so that the next cell may have another."""
+    _, _, expected = result(kernel.run("notebook_launcher(train, num_processes=1)"))
+    for stage in (3, 2):
+        cell = kernel.run(
+            f"notebook_launcher(train, (DeepSpeedPlugin(zero_stage={stage}),), num_processes=1)", 110
+        )
+        assert result(cell) == ("DeepSpeedEngine", stage, pytest.approx(expected, abs=1e-5))
+    left = kernel.run("torch.distributed.is_initialized(), os.environ.get('LOCAL_RANK')")
+    assert left.value == "(False, None)"
