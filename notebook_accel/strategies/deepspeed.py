@@ -252,7 +252,7 @@ class DeepSpeed(Strategy):
         return files.gathered(self.library, inner, keep=self.runtime.topology.is_local_main)
 
     def weights(self, model: torch.nn.Module) -> dict[str, Any]:
-        return {} if files.is_engine(model) else super().state_dict(model)
+        return {} if files.is_engine(model) else self.state_dict(model)
 
     def together(self, parts: Parts, weights: list[dict[str, Any]]) -> list[Together]:
         if not parts.models:

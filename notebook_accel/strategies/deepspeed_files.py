@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
@@ -105,17 +105,24 @@ def _check(where: Path, engine: Any, topology: Topology) -> None:
     if not path.is_file():
         kind = "zero_stage 3" if "zero_pp" in path.name else "a zero_stage below 3"
         raise CheckpointError(f"{path} is missing: the checkpoint is not of {kind}, as this run is")
-    own = engine.module_state_dict()
-    saved = torch.load(path, map_location="meta", weights_only=False, mmap=True)["module"]
-    for name in own.keys() - saved.keys():
-        raise CheckpointError(f"{path} has no key {name!r}")
-    for name, value in saved.items():
-        if name not in own:
-            raise CheckpointError(f"{path} has the key {name!r}, which the model has not")
-        if isinstance(value, torch.Tensor) and value.shape != own[name].shape:
+    saved = torch.load(path, map_location="meta", weights_only=False, mmap=True)
+    _check_names(path, engine.module_state_dict().keys(), saved["module"].keys())
+    stored = {name: tuple(value.shape) for name, value in saved["module"].items() if hasattr(value, "shape")}
+    if shards:  # where the tensors themselves may be parts
+        stored = {name: tuple(size) for group in saved["param_shapes"] for name, size in group.items()}
+    for name, item in engine.module.named_parameters():
+        size = tuple(getattr(item, "ds_shape", item.shape))
+        if stored.get(name, size) != size:
             raise CheckpointError(
-                f"{path}: {name!r} has shape {list(value.shape)}, the model's {list(own[name].shape)}"
+                f"{path}: {name!r} has shape {list(stored[name])}, the model's {list(size)}"
             )
+
+
+def _check_names(path: Path, own: Set[str], stored: Set[str]) -> None:
+    for name in own - stored:
+        raise CheckpointError(f"{path} has no key {name!r}")
+    for name in stored - own:
+        raise CheckpointError(f"{path} has the key {name!r}, which the model has not")
 
 
 def _load(engine: Any, folder: Path, tag: str) -> None:

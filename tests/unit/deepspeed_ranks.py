@@ -80,15 +80,17 @@ def train(
 
 
 def zero(stage: int, folder: str) -> dict[str, Any]:
-    """Train half, save, spoil everything, load into other objects, and train the other half."""
+    """Train half, with gradients in between that are discarded, save, load into other objects, and train the rest."""
     warnings.simplefilter("error", FutureWarning)
     run = accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=stage), gradient_accumulation_steps=2)
     model, optimizer, scheduler, loader = run.prepare(*parts())
     first = {name: value.clone() for name, value in run.get_state_dict(model).items()}
     batches = iter(loader)
-    losses, norms = train(run, model, optimizer, scheduler, batches, STEPS)
-    run.backward(model(next(iter(loader))) * 1000)  # gradients that nobody wants
+    losses, norms = train(run, model, optimizer, scheduler, batches, STEPS // 2 + 1)
+    run.backward(model(torch.arange(48).view(2, 24)) * 1000)  # gradients that nobody wants
     optimizer.zero_grad()
+    more = train(run, model, optimizer, scheduler, batches, STEPS // 2 - 1)
+    losses, norms = losses + more[0], norms + more[1]
     run.save_state(folder)
     run.free_memory()
 
@@ -136,10 +138,14 @@ def refusals(run: Accelerator, model: Any, optimizer: Any, folder: str) -> dict[
     run.wait_for_everyone()
     if run.is_main_process:
         missing.rmdir()
-        for path in Path(folder, "pytorch_model").glob("*zero_pp_rank_1_*optim_states.pt"):
-            path.rename(Path(folder, "gone"))
+        (path,) = Path(folder, "pytorch_model").glob("*zero_pp_rank_1_*optim_states.pt")
+        path.rename(Path(folder, "gone"))
     run.wait_for_everyone()
     found["shard"] = said(lambda: run.load_state(folder))
+    run.wait_for_everyone()
+    if run.is_main_process:
+        Path(folder, "gone").rename(path)
+    run.wait_for_everyone()
     return found
 
 
@@ -294,6 +300,20 @@ def adversaries(run: Accelerator | None) -> list[float]:
     return losses
 
 
+def misfit(folder: str) -> list[str]:
+    """Return how a checkpoint is refused that is of a model of another width, and of another ZeRO stage."""
+    said_by_stage = []
+    for stage in (2, 3):
+        run = accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=stage), gradient_accumulation_steps=2)
+        model = SmallGPT(width=16)
+        optimizer = torch.optim.AdamW(model.parameters())
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+        run.prepare(model, optimizer, scheduler, parts()[3])
+        for saved in (2, 3):
+            said_by_stage.append(said(lambda: run.load_state(f"{folder}/{saved}")))  # noqa: B023 - called at once
+    return said_by_stage
+
+
 def several() -> list[float]:
     return adversaries(accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=2)))
 
@@ -319,6 +339,7 @@ def everything(folder: str) -> dict[str, Any]:
         f"zero {stage}": lambda stage=stage: zero(stage, f"{folder}/{stage}") for stage in (1, 2, 3)
     }
     todo |= {f"loops {stage}": lambda stage=stage: loops(stage) for stage in (0, 1, 2, 3)}
+    todo |= {"misfit": lambda: misfit(folder)}
     todo |= {"autos": lambda: autos(folder), "several": several, "bf16": bf16}
     todo |= {"transformers": lambda: transformers(f"{folder}/gpt2")}
     found: dict[str, Any] = {}
