@@ -75,4 +75,5 @@ def _forget_closed_groups(deepspeed: Any) -> None:
 
 def _open_group_of_one(device: torch.device) -> None:
     backend = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
-    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    distributed: Any = torch.distributed  # whose types lack a part on other systems
+    distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
