@@ -35,8 +35,9 @@ $(VENV)/tutorial.stamp: $(VENV)/torch.stamp $(SPEC)
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/torch.stamp $(SPEC)
-	@echo "== installing notebook_accel and the tools of its tests"
+	@echo "== installing notebook_accel and the tools of its tests, then DeepSpeed, whose build asks for torch"
 	$(PIP) --editable '.[dev,browser-test]'
+	DS_BUILD_OPS=0 $(PIP) --no-build-isolation 'deepspeed>=0.19'
 	touch $@ $(VENV)/tutorial.stamp $(VENV)/bench.stamp
 
 $(VENV)/bench.stamp: $(VENV)/torch.stamp $(SPEC)
@@ -130,7 +131,7 @@ test-notebooks: $(VENV)/dev.stamp $(VENV)/kernels/stamp $(VENV)/chromium.stamp $
 	$(PY) -m pytest tests --ignore=tests/benchmarks --ignore=tests/gpu $(UNIT:%=--ignore=%) --durations=10
 
 # What the notebook packages have no part in is tested once, by test-notebooks.
-NO_PART := config hanging tracking trainer without_pipes
+NO_PART := config deepspeed hanging tracking trainer without_pipes
 test-colab: $(COLAB)/stamp
 	$(if $(CAN_BE_APART),$(APART)) $(COLAB)/bin/python -m pytest tests/notebooks $(NO_PART:%=--ignore=tests/notebooks/test_%.py) \
 		--deselect tests/notebooks/test_background.py::test_two_hundred_runs_leave_nothing --durations=10

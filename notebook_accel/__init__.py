@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from .seeding import synchronize_rng_states
     from .session import Session, current_session
     from .state import DistributedType, PartialState
+    from .zero.plugin import DeepSpeedPlugin
 
 if not (Path(__file__).parent / "widgets").is_dir():  # in the source tree, where it lies beside this folder
     __path__.append(str(Path(__file__).parents[1]))
@@ -71,6 +72,7 @@ __all__ = [
     "ConfigError",
     "DDPCommunicationHookType",
     "DataLoaderConfiguration",
+    "DeepSpeedPlugin",
     "DeviceGuardError",
     "DistributedDataParallelKwargs",
     "DistributedType",
@@ -119,6 +121,7 @@ _HOMES: Final = {
     "ConfigError": "errors",
     "DDPCommunicationHookType": "handlers",
     "DataLoaderConfiguration": "data_loader",
+    "DeepSpeedPlugin": "zero.plugin",
     "DeviceGuardError": "errors",
     "DistributedDataParallelKwargs": "handlers",
     "DistributedType": "state",

@@ -51,6 +51,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.device_placement = device_placement
         self._runtime = runtime if runtime is not None else process.current()
         self._hooks = hooks
+        self.raw: Any = None  # the user's, where the wrapped one is a library's around it
         self._was_skipped = False
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
         # by name: importing lomo_optim imports transformers

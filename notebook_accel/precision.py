@@ -137,6 +137,7 @@ class Precision:
         autocast: arguments for `torch.autocast`.
         scaling: arguments for the scaler that `fp16` makes.
         recipe: how `fp8` converts layers.
+        is_library_s: a library that trains converts models and scales losses itself.
     """
 
     def __init__(
@@ -147,14 +148,15 @@ class Precision:
         autocast: AutocastKwargs | None = None,
         scaling: GradScalerKwargs | None = None,
         recipe: fp8.AORecipeKwargs | None = None,
+        is_library_s: bool = False,
     ) -> None:
         self.mode = mode
-        self.is_mixed = mode in _DTYPES
+        self.is_mixed = mode in _DTYPES and not is_library_s
         self.scaler: torch.amp.GradScaler | None = None
         self.recipe = recipe
         self._device = device
         self._autocast = autocast
-        if mode == "fp16":
+        if mode == "fp16" and not is_library_s:
             self.scaler = LossScaler(device.type, **({} if scaling is None else scaling.to_kwargs()))
         if mode == "fp8" and recipe is None:
             self.recipe = fp8.AORecipeKwargs()

@@ -119,6 +119,11 @@ class Settings:
         backend: of the process group, None in a single process.
         group_options: what the process group was opened with.
         dynamo_plugin: what the first accelerator compiles with.
+        distributed_type: what the last accelerator's way to train is called, None for what devices make of it.
+        shards_weights: a process holds only a part of each weight.
+        fsdp_plugin: the last accelerator's.
+        deepspeed_plugins: the last accelerator's, by name.
+        parallelism_config: the last accelerator's.
     """
 
     mixed_precision: str = "no"
@@ -127,6 +132,11 @@ class Settings:
     backend: str | None = None
     group_options: Mapping[str, Any] = field(default_factory=dict)
     dynamo_plugin: Any = None
+    distributed_type: str | None = None
+    shards_weights: bool = False
+    fsdp_plugin: Any = None
+    deepspeed_plugins: Any = None
+    parallelism_config: Any = None
 
 
 class Feed(Protocol):

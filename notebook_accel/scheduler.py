@@ -12,7 +12,7 @@ from .runtime import Runtime
 
 
 class AcceleratedScheduler:
-    """A wrapper that steps when all optimizers did, once for each process.
+    """A wrapper that steps when all optimizers did, once for each process that sees other batches.
 
     A schedule is written for the batches that one process would see. N processes get through N of them in a step,
     so each call steps N times; with `split_batches` a step is one batch, and each call steps once.
@@ -22,6 +22,7 @@ class AcceleratedScheduler:
         optimizers: one optimizer, or all that it follows, as `AcceleratedOptimizer`.
         step_with_optimizer: False steps once at every call, whatever the optimizers do.
         split_batches: True if the data loaders split batches over the processes.
+        num_shares: processes that see different batches; by default all of the run.
         runtime: whose gradient flags decide; by default the runtime of the process.
     """
 
@@ -32,6 +33,7 @@ class AcceleratedScheduler:
         step_with_optimizer: bool = True,
         split_batches: bool = False,
         *,
+        num_shares: int | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         self.scheduler = scheduler
@@ -40,6 +42,7 @@ class AcceleratedScheduler:
         )
         self.step_with_optimizer = step_with_optimizer
         self.split_batches = split_batches
+        self._num_shares = num_shares
         self._runtime = runtime if runtime is not None else process.current()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -61,7 +64,8 @@ class AcceleratedScheduler:
         if self.split_batches:
             self.scheduler.step(*args, **kwargs)
             return
-        for _ in range(1 if runtime is None else runtime.topology.world_size):
+        shares = 1 if runtime is None else runtime.topology.world_size
+        for _ in range(shares if self._num_shares is None else self._num_shares):
             # OneCycleLR raises beyond its total steps; rounding up to full rounds may ask for more.
             total = getattr(self.scheduler, "total_steps", None)
             if total is None or self.scheduler._step_count <= total:

@@ -15,6 +15,7 @@ from .choices import Choice
 from .comm import torch_dist
 from .nested import honor_type, send_to_device
 from .runtime import GradientFlags, Runtime
+from .zero import chosen
 
 
 class DistributedType(Choice):
@@ -37,7 +38,9 @@ class DistributedType(Choice):
 
 
 def distributed_type(of: Runtime) -> DistributedType:
-    """Return the type of a run: XLA on such a device, else NO for one process, else by the kind of its devices."""
+    """Return the type of a run: that of its strategy, else by the kind of its devices; NO for one process."""
+    if of.settings.distributed_type is not None:
+        return DistributedType(of.settings.distributed_type)
     if of.device.type == "xla":
         return DistributedType.XLA
     if of.topology.world_size == 1:
@@ -290,20 +293,30 @@ class AcceleratorState(PartialState):
     @property
     def is_fsdp2(self) -> bool:
         """True if weights are sharded by fully_shard."""
-        return False
+        return self._runtime.settings.shards_weights
 
     @property
-    def deepspeed_plugin(self) -> None:
-        """None: DeepSpeed is not in use."""
-        return None
+    def fsdp_plugin(self) -> Any:
+        """How FSDP shards models, None where it does not."""
+        return self._runtime.settings.fsdp_plugin
+
+    @property
+    def parallelism_config(self) -> Any:
+        """The sizes of each kind of parallelism, None where they are not combined."""
+        return self._runtime.settings.parallelism_config
+
+    @property
+    def deepspeed_plugin(self) -> Any:
+        """The selected plugin of DeepSpeed, None where that does not train."""
+        return chosen.selected(self._runtime.settings.deepspeed_plugins)
 
     def get_deepspeed_plugin(self, name: str) -> Any:
-        """Raise ValueError: DeepSpeed is not in use."""
-        raise ValueError(f"there is no DeepSpeed plugin {name!r}: DeepSpeed is not in use")
+        """Return the plugin of this name; ValueError without one."""
+        return chosen.named(self._runtime.settings.deepspeed_plugins, name)
 
     def select_deepspeed_plugin(self, name: str | None = None) -> None:
-        """Raise ValueError: DeepSpeed is not in use."""
-        raise ValueError(f"there is no DeepSpeed plugin {name!r}: DeepSpeed is not in use")
+        """Let models that are made and prepared from now on use the plugin of this name; None is the first."""
+        chosen.select(self._runtime.settings.deepspeed_plugins, name)
 
 
 class GradientState:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from .. import compilation, detect, environ, precision
+from .. import compilation, detect, environ, precision, runtime
 from ..checkpointing.project import ProjectConfiguration
 from ..compilation import TorchDynamoPlugin
 from ..data_loader.config import DataLoaderConfiguration
@@ -25,13 +25,10 @@ from ..handlers import (
     ProfileKwargs,
 )
 from ..precision import Precision
-from ..runtime import Runtime
+from ..runtime import Runtime, Settings
 from ..seeding import RNGType
 from ..state import AcceleratorState, GradientState
-from ..strategies.base import Strategy
-from ..strategies.ddp import DataParallel
-from ..strategies.single import SingleDevice
-from ..strategies.xla import XlaDevice
+from ..strategies import table
 from .collect import CollectPart
 from .prepare import PreparePart
 from .process import ProcessPart
@@ -49,14 +46,6 @@ _HANDLERS: Final = (
     InitProcessGroupKwargs,
     ProfileKwargs,
 )
-
-
-_LIBRARIES: Final = {
-    "ACCELERATE_USE_FSDP": "FSDP",
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-    "ACCELERATE_USE_PARALLELISM_CONFIG": "several kinds of parallelism",
-}
 
 
 class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, ProcessPart, ProfilePart):
@@ -80,6 +69,9 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         project_config: that folder and more about checkpoints.
         gradient_accumulation_plugin: more about accumulation, instead of `gradient_accumulation_steps`.
         step_scheduler_with_optimizer: step schedulers only when their optimizers step.
+        deepspeed_plugin: how DeepSpeed trains; a dict of such by name for several models, of which
+            `AcceleratorState().select_deepspeed_plugin` chooses. By default what the environment says.
+        deepspeed_plugins: the same.
         kwargs_handlers: at most one each of `AORecipeKwargs`, `AutocastKwargs`, `DistributedDataParallelKwargs`,
             `GradScalerKwargs`, `InitProcessGroupKwargs` and `ProfileKwargs`.
         dynamo_backend: compile prepared models with this backend of `torch.compile`.
@@ -116,13 +108,16 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         deepspeed_plugins: Any = None,
         parallelism_config: Any = None,
     ) -> None:
-        _refuse_unsupported(
-            deepspeed_plugin=deepspeed_plugin,
-            fsdp_plugin=fsdp_plugin,
-            torch_tp_plugin=torch_tp_plugin,
-            megatron_lm_plugin=megatron_lm_plugin,
-            deepspeed_plugins=deepspeed_plugins,
-            parallelism_config=parallelism_config,
+        plugins = table.plugins_of(
+            {
+                "deepspeed_plugin": deepspeed_plugin,
+                "fsdp_plugin": fsdp_plugin,
+                "torch_tp_plugin": torch_tp_plugin,
+                "megatron_lm_plugin": megatron_lm_plugin,
+                "deepspeed_plugins": deepspeed_plugins,
+                "parallelism_config": parallelism_config,
+            },
+            _settings(),
         )
         self.dataloader_config = _loader_config(dataloader_config, split_batches)
         self.rng_types = _rng_types(rng_types)
@@ -130,6 +125,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         self._choose_trackers(log_with)
         handlers = _sort_handlers(kwargs_handlers or ())
         accumulation = _accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
+        accumulation, mixed_precision = table.settle(plugins, accumulation, mixed_precision)
         group: Any = handlers.get(InitProcessGroupKwargs)
         dynamo = (
             compilation.choose(dynamo_backend, dynamo_plugin) if dynamo_backend or dynamo_plugin else None
@@ -154,9 +150,18 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
             autocast=handlers.get(AutocastKwargs),
             scaling=handlers.get(GradScalerKwargs),
             recipe=recipe,
+            is_library_s=plugins.deepspeed is not None,
         )
-        self._strategy = _choose_strategy(
-            self._runtime, self._precision, handlers.get(DistributedDataParallelKwargs)
+        self._strategy, kind = table.choose(
+            self._runtime, self._precision, plugins, handlers.get(DistributedDataParallelKwargs)
+        )
+        self._runtime.settings = dataclasses.replace(
+            self._runtime.settings,
+            distributed_type=kind,
+            shards_weights=self._strategy.shards_weights,
+            fsdp_plugin=plugins.fsdp,
+            deepspeed_plugins=plugins.deepspeed,
+            parallelism_config=plugins.parallelism,
         )
         self.step = 0
         self._models, self._optimizers, self._schedulers, self._dataloaders = [], [], [], []
@@ -230,22 +235,22 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
     @property
     def is_composable_parallelism_enabled(self) -> bool:
         """True if several kinds of parallelism are combined."""
-        return False
+        return self._runtime.settings.parallelism_config is not None
 
     @property
-    def parallelism_config(self) -> None:
-        """None: kinds of parallelism are not combined."""
-        return None
+    def parallelism_config(self) -> Any:
+        """The sizes of each kind of parallelism, None where they are not combined."""
+        return self._runtime.settings.parallelism_config
 
     @property
-    def torch_device_mesh(self) -> None:
-        """None: kinds of parallelism are not combined."""
-        return None
+    def torch_device_mesh(self) -> Any:
+        """The device mesh of a run with several kinds of parallelism, None otherwise."""
+        return self._strategy.mesh
 
     @property
-    def deepspeed_plugin(self) -> None:
-        """None: DeepSpeed is not in use."""
-        return None
+    def deepspeed_plugin(self) -> Any:
+        """The selected plugin of DeepSpeed, None where that does not train."""
+        return self.state.deepspeed_plugin
 
     @property
     def should_save_model(self) -> bool:
@@ -260,20 +265,15 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         with contextlib.ExitStack() as stack:
             if not self.state.fork_launched:
                 stack.callback(self._runtime.comm.close)
+            stack.callback(self._strategy.close)
             stack.callback(self._finish_trackers)
             self._writer.wait()
 
 
-def _refuse_unsupported(**arguments: Any) -> None:
-    given = [name for name, value in arguments.items() if value is not None]
-    if given:
-        raise NotImplementedError(f"Accelerator does not support {', '.join(given)} yet: leave it out")
-    wanted = [library for name, library in _LIBRARIES.items() if environ.flag(name)]
-    if wanted:  # rather than to train each with a whole copy
-        raise NotImplementedError(
-            f"this run is configured for {' and '.join(wanted)}, which Accelerator does not support yet: choose "
-            "another distributed_type"
-        )
+def _settings() -> Settings | None:
+    """Return what the first accelerator settled, None before it."""
+    installed = runtime.current()
+    return installed.settings if installed is not None and installed.accelerated else None
 
 
 def _loader_config(config: DataLoaderConfiguration | None, split_batches: Any) -> DataLoaderConfiguration:
@@ -314,8 +314,9 @@ def _accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -> Grad
             "gradient_accumulation_steps and gradient_accumulation_plugin were both given: set num_steps in the latter"
         )
     if plugin is None:
+        name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # "auto" is for DeepSpeed: what is said here
         plugin = GradientAccumulationPlugin(
-            num_steps=environ.integer("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps)
+            num_steps=steps if environ.get(name) == "auto" else environ.integer(name, steps)
         )
     if plugin.num_steps is not None and plugin.num_steps < 1:
         raise ValueError(f"gradient_accumulation_steps {plugin.num_steps} < 1")
@@ -332,13 +333,3 @@ def _runtime_for(mixed_precision: str | None, cpu: bool, group: dict[str, Any]) 
     elif mixed_precision is not None:
         AcceleratorState(mixed_precision=str(mixed_precision))
     return installed
-
-
-def _choose_strategy(
-    runtime: Runtime, mode: Precision, ddp: DistributedDataParallelKwargs | None
-) -> Strategy:
-    if runtime.device.type == "xla":
-        return XlaDevice(runtime, mode)
-    if runtime.topology.world_size > 1:
-        return DataParallel(runtime, mode, ddp)
-    return SingleDevice(runtime, mode)

@@ -11,12 +11,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from .. import devices
-from ..compilation import compile_model
+from ..compilation import DynamoBackend, compile_model
 from ..data_loader.prepare import prepare_data_loader
 from ..data_loader.skip import skip_first_batches
 from ..optimizer import AcceleratedOptimizer
 from ..scheduler import AcceleratedScheduler
-from ..strategies.base import Bundle, unwrap
+from ..strategies.base import Bundle
+from ..zero.dummies import DummyOptim, DummyScheduler
 from .base import Shared
 
 _MARK = "_is_accelerate_prepared"
@@ -105,6 +106,7 @@ class PreparePart(Shared):
             data_seed=config.data_seed,
             non_blocking=config.non_blocking,
             use_stateful_dataloader=config.use_stateful_dataloader,
+            torch_device_mesh=self._strategy.mesh,
             runtime=self._runtime,
         )
         setattr(prepared, _MARK, True)
@@ -117,12 +119,17 @@ class PreparePart(Shared):
             _remember(self._schedulers, scheduler)
             return scheduler
         raw = getattr(scheduler, "optimizer", None)
-        own = [optimizer for optimizer in self._optimizers if raw is optimizer or raw is optimizer.optimizer]
+        own = [
+            optimizer
+            for optimizer in self._optimizers
+            if raw is optimizer or raw is optimizer.optimizer or (raw is not None and raw is optimizer.raw)
+        ]
         prepared = AcceleratedScheduler(
             scheduler,
             own or self._optimizers,
             step_with_optimizer=self.step_scheduler_with_optimizer,
             split_batches=self.dataloader_config.split_batches,
+            num_shares=self._strategy.num_shares,
             runtime=self._runtime,
         )
         self._schedulers.append(prepared)
@@ -136,7 +143,7 @@ class PreparePart(Shared):
         `keep_fp32_wrapper=False` gives it its own forward back; `keep_torch_compile=False` gives the model that was
         compiled. The prepared model stays as it is.
         """
-        return unwrap(model, keep_fp32_wrapper, keep_torch_compile)
+        return self._strategy.unwrap(model, keep_fp32_wrapper, keep_torch_compile)
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Return the whole state of a prepared model, under the user's names unless `unwrap` is False."""
@@ -157,6 +164,7 @@ class PreparePart(Shared):
         """
         for kept in (self._models, self._optimizers, self._schedulers, self._dataloaders):
             kept.clear()
+        self._strategy.release()
         self.step = 0
         released: list[None] = [None for _ in objects]
         del objects
@@ -179,8 +187,12 @@ class PreparePart(Shared):
                 else:
                     self._refuse_spread(item)
                     models.append(index)
-            elif isinstance(item, torch.optim.Optimizer):
+            elif isinstance(item, (torch.optim.Optimizer, DummyOptim)):
                 optimizers.append(index)
+        schedulers = [
+            index for index, item in enumerate(results) if isinstance(item, (LRScheduler, DummyScheduler))
+        ]
+        self._refuse_strangers(results)
         bundle = self._strategy.prepare(
             Bundle(
                 models=tuple(results[index] for index in models),
@@ -188,7 +200,11 @@ class PreparePart(Shared):
                     places[index] and not self.verify_device_map(results[index]) for index in models
                 ),
                 optimizers=tuple(results[index] for index in optimizers),
+                schedulers=tuple(results[index] for index in schedulers),
+                loaders=tuple(item for item in results if isinstance(item, DataLoader))
+                or tuple(self._dataloaders),
                 evaluation=evaluation,
+                split_batches=self.dataloader_config.split_batches,
             )
         )
         for index, strategic in zip(models, bundle.models, strict=True):
@@ -198,6 +214,23 @@ class PreparePart(Shared):
             results[index] = model
         for index, optimizer in zip(optimizers, bundle.optimizers, strict=True):
             results[index] = self.prepare_optimizer(optimizer, device_placement=places[index])
+        for index, scheduler in zip(schedulers, bundle.schedulers, strict=True):
+            if isinstance(scheduler, AcceleratedScheduler):
+                _remember(self._schedulers, scheduler)
+                results[index] = scheduler
+
+    def _refuse_strangers(self, items: Sequence[Any]) -> None:
+        """Refuse what goes with DeepSpeed only, or does not go with it."""
+        if self._strategy.fills_dummies and self._dynamo.backend != DynamoBackend.NO:
+            raise ValueError(
+                f"dynamo_backend {self._dynamo.backend} does not go with DeepSpeed: use compile() of the prepared model"
+            )
+        dummies = [type(item).__name__ for item in items if isinstance(item, (DummyOptim, DummyScheduler))]
+        if dummies and not self._strategy.fills_dummies:
+            raise ValueError(
+                f"{' and '.join(dummies)} stands for what DeepSpeed's config has, and that does not train here: give "
+                "Accelerator a deepspeed_plugin, or prepare an optimizer of torch"
+            )
 
     def _refuse_spread(self, model: torch.nn.Module) -> None:
         if self._runtime.topology.world_size > 1 and self.verify_device_map(model):
@@ -207,6 +240,10 @@ class PreparePart(Shared):
             )
 
 
+def _is_known(known: list[Any], item: Any) -> bool:
+    return any(other is item for other in known)
+
+
 def _remember(known: list[Any], item: Any) -> None:
-    if not any(other is item for other in known):
+    if not _is_known(known, item):
         known.append(item)

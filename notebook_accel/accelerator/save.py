@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import uuid
 from collections import OrderedDict
@@ -13,12 +14,11 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from ..big_modeling.state import get_state_dict_offloaded_model
-from ..checkpointing import agreement, folder, gather, names, plain, read, shards, write
+from ..checkpointing import agreement, folder, gather, names, plain, read, shards, together, write
 from ..checkpointing.background import Writer
 from ..checkpointing.project import PathLike, ProjectConfiguration
 from ..errors import CheckpointError
 from ..hooks import has_offloaded_params
-from ..strategies.base import unwrap
 from .base import Shared
 
 
@@ -124,16 +124,19 @@ class SavePart(Shared):
         write.start(target, topology, meet)
         error = None
         files: list[write.File] = []
+        shared: list[together.Together] = []
         try:
-            files = self._files_to_save(folder.saving(target), safe_serialization)
+            files, shared = self._files_to_save(folder.saving(target), safe_serialization)
             if async_save:
                 files = write.snapshot(files, self._writer.copies)
+                shared = [part.snapshot(self._writer.copies) for part in shared]
         except Exception as found:  # the other ranks wait to hear of it
             error = found
         self._require_all(error, target)
         plan = write.Plan(
             target=target,
             files=files,
+            together=functools.partial(together.write_all, shared),
             topology=topology,
             facts={"world_size": topology.world_size, "step": self.step},
             keep=keep,
@@ -200,19 +203,24 @@ class SavePart(Shared):
             custom=self._custom_objects,
         )
 
-    def _files_to_save(self, where: Path, safe_serialization: bool) -> list[write.File]:
-        models = [unwrap(model) for model in self._models]
-        weights = [self._strategy.state_dict(model) for model in self._models]
+    def _files_to_save(
+        self, where: Path, safe_serialization: bool
+    ) -> tuple[list[write.File], list[together.Together]]:
+        models = [self._strategy.unwrap(model) for model in self._models]
+        weights = [self._strategy.weights(model) for model in self._models]
         for hook in list(self._save_hooks.values()):
             hook(models, weights, str(where))
         topology = self._runtime.topology
         parts = self._parts(self._models)
         files = gather.own_files(parts, topology.rank, self.step)
+        shared = self._strategy.together(parts, weights)
+        states = [] if shared else [self._strategy.optimizer_state(item) for item in self._optimizers]
         each_node = self.project_configuration.save_on_each_node
         if topology.is_local_main if each_node else topology.is_main:
-            files += gather.model_files(weights, safe_serialization)
+            files += [] if shared else gather.model_files(weights, safe_serialization)
+            files += gather.optimizer_files(states)
             files += gather.shared_files(parts)
-        return files
+        return files, shared
 
     def load_state(
         self,
@@ -254,7 +262,7 @@ class SavePart(Shared):
             return False
         target, number = source
         options = {key: value for key, value in load_model_func_kwargs.items() if key != "map_location"}
-        models = [unwrap(model) for model in self._models]
+        models = [self._strategy.unwrap(model) for model in self._models]
         error: Exception | None = None
         loading = read.Loading()
         try:
@@ -262,12 +270,13 @@ class SavePart(Shared):
                 hook(models, str(target))
             loading = read.plan(
                 target,
-                self._parts([unwrap(model, keep_torch_compile=False) for model in models]),
+                self._parts([self._strategy.unwrap(model, keep_torch_compile=False) for model in models]),
                 self._runtime.topology.rank,
                 self._runtime.topology.world_size,
                 count_models=not self._load_hooks,
                 options=load_kwargs or {},
                 model_options=options,
+                load_together=self._strategy.load_together,
             )
         except Exception as found:  # the other ranks wait to hear of it
             error = found
@@ -333,7 +342,7 @@ class SavePart(Shared):
         """
         shards.parse_size(max_shard_size)
         if any(map(has_offloaded_params, model.modules())):
-            state: dict[str, Any] = get_state_dict_offloaded_model(unwrap(model, keep_torch_compile=False))
+            state: dict[str, Any] = get_state_dict_offloaded_model(self._strategy.unwrap(model, keep_torch_compile=False))
         else:
             state = self._strategy.state_dict(model)
         topology = self._runtime.topology

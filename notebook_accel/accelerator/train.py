@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -116,8 +116,18 @@ class TrainPart(Shared):
         buffer_seq_dims: list[int] | None = None,
         no_restore_buffers: set[torch.Tensor] | None = None,
     ) -> AbstractContextManager[None]:
-        """Return a context that splits sequences over the processes of a context parallel run: here, none does."""
-        return nullcontext()
+        """Return a context in which the processes of a context parallel run have a part of each sequence.
+
+        Elsewhere it does nothing.
+
+        Args:
+            buffers: tensors with a dimension of sequences, such as inputs and labels: in place, each keeps its part.
+            buffer_seq_dims: that dimension of each.
+            no_restore_buffers: those of `buffers` that need not be whole again afterwards.
+        """
+        return self._strategy.context_parallel(
+            buffers or [], buffer_seq_dims or [], no_restore_buffers or set()
+        )
 
     @contextmanager
     def join_uneven_inputs(self, joinables: list[Any], even_batches: bool | None = None) -> Iterator[None]:

@@ -26,14 +26,21 @@ def model_files(states: list[dict[str, Any]], safe_serialization: bool) -> list[
     return files
 
 
+def optimizer_files(states: list[dict[str, Any]]) -> list[File]:
+    """Return a file for each optimizer's state."""
+    # what only a resume reads does not push other files out of the system's cache
+    return [
+        File(name=names.numbered(names.OPTIMIZER, index), content=to_cpu(state), cached=False)
+        for index, state in enumerate(states)
+    ]
+
+
 def shared_files(parts: Parts) -> list[File]:
-    """Return the files of everything but the models that all processes have alike."""
+    """Return the files of everything but models and optimizers that all processes have alike."""
     files = []
-    for name, objects in ((names.OPTIMIZER, parts.optimizers), (names.SCHEDULER, parts.schedulers)):
-        for index, item in enumerate(objects):
-            file = names.numbered(name, index)
-            # what only a resume reads does not push other files out of the system's cache
-            files.append(File(name=file, content=to_cpu(item.state_dict()), cached=False))
+    for index, item in enumerate(parts.schedulers):
+        file = names.numbered(names.SCHEDULER, index)
+        files.append(File(name=file, content=to_cpu(item.state_dict()), cached=False))
     for index, loader in enumerate(parts.loaders):
         files.append(File(name=names.numbered(names.SAMPLER, index), content=loader_state(loader)))
     if parts.scaler is not None:

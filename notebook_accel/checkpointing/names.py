@@ -16,6 +16,7 @@ MODEL: Final = "pytorch_model.bin"
 
 _OURS: Final = re.compile(
     r"(model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin|(optimizer|scheduler|sampler)(_\d+)?\.bin|scaler\.pt"
+    r"|(pytorch_model_fsdp|optimizer)_\d+|pytorch_model(_\d+)?"  # folders
     r"|(random_states|loader_states|custom_checkpoint)_\d+\.pkl|notebook_accel\.json)"
 )
 _NUMBERED: Final = re.compile(r"checkpoint_(\d+)")
@@ -37,13 +38,23 @@ def loader_states(rank: int) -> str:
     return f"loader_states_{rank}.pkl"
 
 
+def sharded_model(index: int) -> str:
+    """Return the name of the folder with the shards of a model."""
+    return f"pytorch_model_fsdp_{index}"
+
+
+def sharded_optimizer(index: int) -> str:
+    """Return the name of the folder with the shards of an optimizer's state."""
+    return f"optimizer_{index}"
+
+
 def custom(index: int) -> str:
     """Return the name of the file of a registered object."""
     return f"custom_checkpoint_{index}.pkl"
 
 
 def is_ours(name: str) -> bool:
-    """Return True for the name of a file that a checkpoint is made of."""
+    """Return True for the name of a file or folder that a checkpoint is made of."""
     return _OURS.fullmatch(name) is not None
 
 

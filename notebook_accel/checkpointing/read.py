@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -83,6 +83,7 @@ def plan(
     count_models: bool,
     options: dict[str, Any],
     model_options: dict[str, Any],
+    load_together: Callable[[Path, Parts], list[Apply] | None] = lambda folder, parts: None,
 ) -> Loading:
     """Check a checkpoint against the objects it is to be loaded into.
 
@@ -95,17 +96,20 @@ def plan(
         count_models: False if hooks load some models by themselves.
         options: arguments of `torch.load` for optimizers and schedulers.
         model_options: arguments of the models' `load_state_dict`.
+        load_together: checks what all ranks wrote together, and returns what loads models and optimizers; None where
+            they have files of their own.
 
     Raises:
         CheckpointError: names the file, and the key, that is missing, damaged or does not fit.
     """
     manifest = _check_manifest(folder)
-    _check_counts(folder, parts, count_models)
-    steps: list[Apply] = []
-    for index, model in enumerate(parts.models):
+    together = load_together(folder, parts)
+    _check_counts(folder, parts, count_models, together is not None)
+    steps: list[Apply] = together or []
+    for index, model in enumerate(parts.models if together is None else ()):
         source = models.open_source(_model_file(folder, index))
         steps.append(models.plan(model, [source], **model_options))
-    for index, optimizer in enumerate(parts.optimizers):
+    for index, optimizer in enumerate(parts.optimizers if together is None else ()):
         path = folder / names.numbered(names.OPTIMIZER, index)
         steps.append(_plan_optimizer(optimizer, Outline(path, **options)))
     for index, scheduler in enumerate(parts.schedulers):
@@ -145,16 +149,17 @@ def _check_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def _check_counts(folder: Path, parts: Parts, count_models: bool) -> None:
+def _check_counts(folder: Path, parts: Parts, count_models: bool, is_together: bool) -> None:
     found = {
-        "optimizers": (names.count(folder, names.OPTIMIZER), len(parts.optimizers)),
         "schedulers": (names.count(folder, names.SCHEDULER), len(parts.schedulers)),
         "objects registered for checkpointing": (
             sum((folder / path.name).match("custom_checkpoint_*.pkl") for path in folder.iterdir()),
             len(parts.custom),
         ),
     }
-    if count_models:
+    if not is_together:
+        found = {"optimizers": (names.count(folder, names.OPTIMIZER), len(parts.optimizers)), **found}
+    if count_models and not is_together:
         stored = max(names.count(folder, names.SAFE_MODEL), names.count(folder, names.MODEL))
         found = {"models": (stored, len(parts.models)), **found}
     for what, (stored, prepared) in found.items():

@@ -53,6 +53,7 @@ class Plan:
     Attributes:
         target: the checkpoint's folder.
         files: those of this rank.
+        together: writes into the checkpoint's folder what all ranks write together; each does so once.
         topology: the place of this rank.
         facts: what the manifest says besides the sizes of files.
         keep: how many automatically named checkpoints stay; None for all.
@@ -60,6 +61,7 @@ class Plan:
 
     target: Path
     files: list[File]
+    together: Callable[[Path], None] = lambda where: None
     topology: Topology
     facts: dict[str, Any]
     keep: int | None = None
@@ -89,7 +91,8 @@ def finish(plan: Plan, agree: Agreement) -> None:
 def _finish(plan: Plan, agree: Agreement) -> None:
     where = folder.saving(plan.target)
     what = f"checkpoint {plan.target} was not written, what was there before is untouched"
-    error = _attempt(lambda: _write_all(plan.files, where))
+    error = _attempt(lambda: plan.together(where))
+    error = error or _attempt(lambda: _write_all(plan.files, where))
     failed = [text is not None for text in agree.exchange("written", error)]
     if any(failed):
         if plan.topology.is_local_main:
@@ -110,9 +113,9 @@ def _write_all(files: list[File], where: Path) -> None:
 def _commit(plan: Plan) -> None:
     where = folder.saving(plan.target)
     sizes = {
-        path.name: path.stat().st_size
-        for path in sorted(where.iterdir())
-        if path.is_file() and names.is_ours(path.name)
+        path.relative_to(where).as_posix(): path.stat().st_size
+        for path in sorted(where.rglob("*"))
+        if path.is_file() and names.is_ours(path.relative_to(where).parts[0])
     }
     text = json.dumps({"version": 1, **plan.facts, "files": sizes}, indent=1)
     (where / names.MANIFEST).write_text(text, encoding="utf-8")

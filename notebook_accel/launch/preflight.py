@@ -50,6 +50,7 @@ def checked(job: Job, caller: str) -> Job:
     nodes.check(problems, job.rendezvous)
     _check_restarts(problems, job.max_restarts, job.monitor_interval)
     _check_choices(problems, job)
+    _check_deepspeed(problems, job, here=named is None or named.on_this_node)
     _check_prefix(problems, job.prefix)
     _check_log_dir(problems, job.log_dir)
     _check_address(problems, job.address)
@@ -131,6 +132,16 @@ def _check_environment(problems: Problems, environment: Any) -> bool:
         if not name or "=" in name or "\0" in name + value:
             problems.value(f"environment={{{name!r}: {value!r}}}: no system takes such a variable")
     return True
+
+
+def _check_deepspeed(problems: Problems, job: Job, *, here: bool) -> None:
+    """Note what would stop every worker of a launch that is configured for DeepSpeed."""
+    if "ACCELERATE_USE_DEEPSPEED" not in job.environment:
+        return
+    from ..zero import chosen
+
+    for text in chosen.wrong_in(job.environment, str(job.mixed_precision).lower(), here=here):
+        problems.value(text)
 
 
 def _check_function(

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import torch
 
+from ..checkpointing.read import Parts
+from ..checkpointing.together import Together
 from ..compilation import is_compiled_module, original, recompiled
+from ..handlers import DistributedDataParallelKwargs
 from ..precision import Precision, restore_forward
 from ..runtime import Runtime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plugins:
+    """What says how a model is spread over the processes; None where nobody said anything.
+
+    Attributes:
+        fsdp: how FSDP shards it.
+        deepspeed: plugins of DeepSpeed by name.
+        parallelism: the sizes of each kind of parallelism.
+    """
+
+    fsdp: Any = None
+    deepspeed: Any = None
+    parallelism: Any = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,13 +43,19 @@ class Bundle:
         models: not prepared yet.
         placements: for each model, whether to move it to the device.
         optimizers: raw ones, over parameters of the models.
+        schedulers: raw ones; for strategies that step them.
+        loaders: not prepared yet; for strategies that must know their batches.
         evaluation: True if the models are not to be trained.
+        split_batches: True if loaders split each batch over the processes.
     """
 
     models: tuple[torch.nn.Module, ...] = ()
     placements: tuple[bool, ...] = ()
     optimizers: tuple[torch.optim.Optimizer, ...] = ()
+    schedulers: tuple[Any, ...] = ()
+    loaders: tuple[Any, ...] = ()
     evaluation: bool = False
+    split_batches: bool = False
 
 
 class Strategy(ABC):
@@ -48,12 +74,35 @@ class Strategy(ABC):
     """A process holds only a part of each weight."""
     places_batches: ClassVar[bool] = True
     """Loaders move batches to the device."""
+    fills_dummies: ClassVar[bool] = False
+    """Stand-ins for optimizers and schedulers of the library's own config are prepared."""
     wraps_steps: ClassVar[bool] = False
     """The strategy has something to do before and after each optimizer step."""
 
     def __init__(self, runtime: Runtime, precision: Precision) -> None:
         self.runtime = runtime
         self.precision = precision
+
+    @classmethod
+    def made_for(
+        cls,
+        runtime: Runtime,
+        precision: Precision,
+        plugins: Plugins,
+        ddp: DistributedDataParallelKwargs | None = None,
+    ) -> Strategy:
+        """Return the strategy as the plugins want it; ValueError if they contradict each other or the run."""
+        return cls(runtime, precision)
+
+    @property
+    def mesh(self) -> Any:
+        """The device mesh of a run with several kinds of parallelism, None otherwise."""
+        return None
+
+    @property
+    def num_shares(self) -> int:
+        """Processes that see different batches."""
+        return self.runtime.topology.world_size
 
     @abstractmethod
     def prepare(self, bundle: Bundle) -> Bundle:
@@ -99,8 +148,52 @@ class Strategy(ABC):
         """Clip every element of the gradients."""
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
+    def unwrap(
+        self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> Any:
+        """Return the user's model out of what preparation put around it."""
+        return unwrap(model, keep_fp32_wrapper, keep_torch_compile)
+
+    def context_parallel(
+        self, buffers: list[torch.Tensor], dims: list[int], no_restore: set[torch.Tensor]
+    ) -> AbstractContextManager[None]:
+        """Return a context that splits sequences over processes, where the strategy does so."""
+        return nullcontext()
+
+    def together(self, parts: Parts, weights: list[dict[str, Any]]) -> list[Together]:
+        """Return what all ranks write together of the prepared models and optimizers.
+
+        Where there is something, rank 0 writes no files of its own of models and optimizers.
+        """
+        return []
+
+    def load_together(self, folder: Path, parts: Parts) -> list[Callable[[], None]] | None:
+        """Check what `together` wrote, and return what loads it; None where the folder has ordinary files.
+
+        Raises:
+            CheckpointError: names the file, and the key, that is missing, damaged or does not fit.
+        """
+        return None
+
+    def weights(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Return the state of the user's model as it goes into a checkpoint, on all ranks."""
+        return self.state_dict(model)
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """Return the whole state of a prepared optimizer, on all ranks that write it."""
+        state: dict[str, Any] = optimizer.state_dict()
+        return state
+
+    def release(self) -> None:
+        """Forget what was prepared."""
+        return None
+
+    def close(self) -> None:
+        """Give back what the strategy opened, at the end of training."""
+        return None
+
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return the whole state of the user's model, under its own names."""
+        """Return the whole state of the user's model, under its own names, on all ranks that write it."""
         state: dict[str, Any] = unwrap(model, keep_torch_compile=False).state_dict()
         for name in [name for name in state if "_orig_mod." in name]:  # of parts that the user compiled
             state[name.replace("_orig_mod.", "")] = state.pop(name)
@@ -125,7 +218,7 @@ def unwrap(
     if recursive:
         for parent in list(inner.modules()):
             for name, child in list(parent.named_children()):
-                if isinstance(child, _WRAPPERS):
+                if _is_wrapper(child):
                     setattr(parent, name, child.module)
     if not keep_fp32_wrapper:
         restore_forward(inner)
@@ -143,9 +236,16 @@ _WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataPara
 
 
 def _without_wrappers(model: Any) -> Any:
-    while isinstance(model, _WRAPPERS):
+    while _is_wrapper(model):
         model = model.module
     return model
+
+
+def _is_wrapper(model: Any) -> bool:
+    """Return True for what holds the user's model as `module`; without importing the libraries that make such."""
+    deepspeed = sys.modules.get("deepspeed")
+    engine = getattr(deepspeed, "DeepSpeedEngine", ())
+    return isinstance(model, (*_WRAPPERS, engine) if engine else _WRAPPERS)
 
 
 def _peel(model: Any) -> tuple[Any, Any]:
@@ -156,7 +256,7 @@ def _peel(model: Any) -> tuple[Any, Any]:
         if source is not None:
             compiled = model if compiled is None else compiled
             model = source
-        elif isinstance(model, _WRAPPERS):
+        elif _is_wrapper(model):
             model = model.module
         else:
             return compiled, model

@@ -14,7 +14,7 @@ from ..compilation import is_compiled_module, original
 from ..handlers import DistributedDataParallelKwargs
 from ..precision import Precision
 from ..runtime import Runtime
-from .base import Bundle
+from .base import Bundle, Plugins, Strategy
 from .single import SingleDevice
 
 
@@ -26,6 +26,16 @@ class DataParallel(SingleDevice):
     ) -> None:
         super().__init__(runtime, precision)
         self.options = options
+
+    @classmethod
+    def made_for(
+        cls,
+        runtime: Runtime,
+        precision: Precision,
+        plugins: Plugins,
+        ddp: DistributedDataParallelKwargs | None = None,
+    ) -> Strategy:
+        return cls(runtime, precision, ddp)
 
     def prepare(self, bundle: Bundle) -> Bundle:
         bundle = super().prepare(bundle)

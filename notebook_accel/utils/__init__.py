@@ -48,7 +48,16 @@ from ..quantization import BnbQuantizationConfig, load_and_quantize_model
 from ..seeding import RNGType, set_seed, synchronize_rng_state, synchronize_rng_states
 from ..state import DistributedType
 from ..strategies.base import unwrap as extract_model_from_parallel
+from ..strategies.deepspeed_parts import (
+    DeepSpeedEngineWrapper,
+    DeepSpeedOptimizerWrapper,
+    DeepSpeedSchedulerWrapper,
+)
 from ..tracking import LoggerType
+from ..zero.chosen import get_active_deepspeed_plugin
+from ..zero.config import HfDeepSpeedConfig
+from ..zero.dummies import DummyOptim, DummyScheduler
+from ..zero.plugin import DeepSpeedPlugin
 from .amp import get_grad_scaler, get_mixed_precision_context_manager
 from .availability import (
     compare_versions,
@@ -147,15 +156,22 @@ __all__ = [
     "ComputeEnvironment",
     "DDPCommunicationHookType",
     "DataLoaderConfiguration",
+    "DeepSpeedEngineWrapper",
+    "DeepSpeedOptimizerWrapper",
+    "DeepSpeedPlugin",
+    "DeepSpeedSchedulerWrapper",
     "DistributedDataParallelKwargs",
     "DistributedOperationException",
     "DistributedType",
+    "DummyOptim",
+    "DummyScheduler",
     "DynamoBackend",
     "FP8BackendType",
     "FP8RecipeKwargs",
     "GPTTrainStep",
     "GradScalerKwargs",
     "GradientAccumulationPlugin",
+    "HfDeepSpeedConfig",
     "InitProcessGroupKwargs",
     "KwargsHandler",
     "LoggerType",
@@ -200,6 +216,7 @@ __all__ = [
     "find_tied_parameters",
     "gather",
     "gather_object",
+    "get_active_deepspeed_plugin",
     "get_balanced_memory",
     "get_grad_scaler",
     "get_max_layer_size",

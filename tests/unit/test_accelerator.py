@@ -236,7 +236,7 @@ def test_a_second_accelerator(clean_runtime: None) -> None:
 
 
 def test_what_is_not_supported_is_refused(clean_runtime: None) -> None:
-    for name in ("fsdp_plugin", "parallelism_config", "deepspeed_plugin"):
+    for name in ("fsdp_plugin", "parallelism_config"):
         unsupported: dict[str, Any] = {name: "x"}
         with pytest.raises(NotImplementedError, match=name):
             Accelerator(cpu=True, **unsupported)
