@@ -342,7 +342,8 @@ class SavePart(Shared):
         """
         shards.parse_size(max_shard_size)
         if any(map(has_offloaded_params, model.modules())):
-            state: dict[str, Any] = get_state_dict_offloaded_model(self._strategy.unwrap(model, keep_torch_compile=False))
+            original = self._strategy.unwrap(model, keep_torch_compile=False)
+            state: dict[str, Any] = get_state_dict_offloaded_model(original)
         else:
             state = self._strategy.state_dict(model)
         topology = self._runtime.topology
