@@ -16,7 +16,7 @@ from ..checkpointing.models import Source
 from ..checkpointing.project import PathLike
 from ..errors import CheckpointError
 from ..hooks import tensors
-from . import mapped, offload
+from . import offload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,10 +58,7 @@ class _Value:
         same = tensors.same_device(own.device, self.device) and own.dtype == self.dtype
         if same and not own.is_meta and own.is_contiguous():
             return own.detach()
-        made = torch.empty(own.shape, dtype=self.dtype, device=self.device)
-        if self.device.type == "cpu":
-            mapped.ask_for_large_pages(made)
-        return made
+        return torch.empty(own.shape, dtype=self.dtype, device=self.device)
 
 
 @dataclass(kw_only=True, slots=True)
