@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..checkpointing.models import listed
-from ..hooks.tensors import named_module_tensors
+from ..hooks.tensors import as_device, named_module_tensors
 from . import limits, sizes, ties
 from .explanation import Explanation
 from .sizes import DtypeLike, Named, is_within
@@ -82,7 +82,8 @@ def clean_device_map(device_map: dict[str, Any], module_name: str = "") -> dict[
 
 
 def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
-    """Raise ValueError if the map names what the model does not have, or leaves a tensor without a device."""
+    """Raise ValueError if the map leaves a tensor without a device; warn of names that the model does not have."""
+    check_devices(device_map)
     tensors = list(model.state_dict(keep_vars=True))
     known = {name for name, _ in model.named_modules()} | set(tensors)
     known |= {name for name, _ in named_module_tensors(model, recurse=True)}
@@ -91,6 +92,22 @@ def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
     lost = [name for name in tensors if ties.device_of(name, device_map) is None]
     if lost:
         raise ValueError(f"the device map says no device for {listed(lost)}")
+
+
+def check_devices(device_map: DeviceMap) -> None:
+    """Raise ValueError if this is no map, or names a device that cannot be."""
+    if not isinstance(device_map, Mapping):
+        raise ValueError(f"a device map says a device for each part by name, {device_map!r} is none")
+    for name, device in device_map.items():
+        try:
+            legal = device == "disk" or as_device(device) is not None
+        except (RuntimeError, TypeError):
+            legal = False
+        if not legal:
+            raise ValueError(
+                f"the device map puts {name!r} on {device!r}: choose a number of a GPU, a device of torch, 'cpu' or "
+                "'disk'"
+            )
 
 
 class _Planner:

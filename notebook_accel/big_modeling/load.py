@@ -15,7 +15,7 @@ from ..checkpointing.models import Source
 from ..checkpointing.project import PathLike
 from ..hooks import tensors
 from . import offload, ties
-from .device_map import DeviceMap, check_device_map
+from .device_map import DeviceMap, check_device_map, check_devices
 from .placing import Loading, Slot, slots_of
 
 
@@ -150,6 +150,8 @@ def load_state_dict(checkpoint_file: PathLike, device_map: DeviceMap | None = No
 
     A `device_map` says where each goes; those of `disk`, and all without a map, come to the CPU.
     """
+    if device_map is not None:
+        check_devices(device_map)
     path = Path(checkpoint_file).expanduser()
     content: dict[str, Any]
     if path.suffix == ".safetensors":

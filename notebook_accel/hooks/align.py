@@ -269,7 +269,8 @@ def align_module_device(module: nn.Module, execution_device: Device | None = Non
         yield
         return
     device = tensors.as_device(execution_device)
-    own = dict(module.named_parameters(recurse=False))
+    # those on the meta device come with a module around this one
+    own = {name: tensor for name, tensor in module.named_parameters(recurse=False) if not tensor.is_meta}
     homes = {name: tensor.device for name, tensor in own.items()}
     try:
         for tensor in own.values():

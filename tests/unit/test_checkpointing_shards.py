@@ -103,8 +103,14 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         load_checkpoint_in_model(model(), index)
     with pytest.raises(ValueError, match="is neither a file of weights"):
         load_checkpoint_in_model(model(), tmp_path / "none")
-    with pytest.raises(NotImplementedError, match="device_map, offload_folder: not supported yet"):
-        load_checkpoint_in_model(model(), tmp_path, device_map="auto", offload_folder="x")
+    for device_map, error in (
+        ("auto", "'auto' is none"),
+        ({"": "gpu:x"}, "puts '' on 'gpu:x': choose a number"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            load_checkpoint_in_model(model(), tmp_path, device_map=device_map, offload_folder="x")
+        with pytest.raises(ValueError, match=error):
+            load_state_dict(tmp_path / "m" / first, device_map=device_map)
 
 
 @pytest.mark.parametrize("size", ["", "10", "x GB", 0, -1, "0MB", True])
