@@ -27,7 +27,8 @@ class PrecisionType(Choice):
 
 
 # fp8 is for matrix products within linear layers; all around them runs in bfloat16
-_DTYPES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+PRECISIONS: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+"""What operations compute in."""
 
 
 def settle(mixed_precision: str | None, device: torch.device) -> str:
@@ -149,7 +150,7 @@ class Precision:
         recipe: fp8.AORecipeKwargs | None = None,
     ) -> None:
         self.mode = mode
-        self.is_mixed = mode in _DTYPES
+        self.is_mixed = mode in PRECISIONS
         self.scaler: torch.amp.GradScaler | None = None
         self.recipe = recipe
         self._device = device
@@ -168,10 +169,10 @@ class Precision:
         mode: str, device: torch.device, handler: AutocastKwargs | None = None
     ) -> AbstractContextManager[Any]:
         """Return a context in which operations on the device run in the precision of this name."""
-        if mode not in _DTYPES:
+        if mode not in PRECISIONS:
             return nullcontext()
         return torch.autocast(
-            device.type, dtype=_DTYPES[mode], **({} if handler is None else handler.to_kwargs())
+            device.type, dtype=PRECISIONS[mode], **({} if handler is None else handler.to_kwargs())
         )
 
     def apply(self, model: torch.nn.Module) -> None:

@@ -20,6 +20,11 @@ from ..data_loader.config import DataLoaderConfiguration
 from ..environ import clear_environment, patch_environment, purge_accelerate_environment
 from ..errors import CollectiveError as DistributedOperationException
 from ..fp8 import AORecipeKwargs, FP8BackendType
+from ..fsdp import (
+    FullyShardedDataParallelPlugin,
+    disable_fsdp_ram_efficient_loading,
+    enable_fsdp_ram_efficient_loading,
+)
 from ..handlers import (
     AutocastKwargs,
     DDPCommunicationHookType,
@@ -43,6 +48,12 @@ from ..nested import (
     slice_tensors,
 )
 from ..nested import is_tensor as is_torch_tensor
+from ..parallelism import (
+    ParallelismConfig,
+    TorchContextParallelConfig,
+    TorchTensorParallelConfig,
+    TorchTensorParallelPlugin,
+)
 from ..precision import PrecisionType, convert_outputs_to_fp32
 from ..probes import is_rich_available
 from ..quantization import BnbQuantizationConfig, load_and_quantize_model
@@ -76,6 +87,7 @@ from .availability import (
     is_wandb_available,
     is_xpu_available,
 )
+from .fsdp import fsdp2_load_full_state_dict, fsdp2_prepare_model, fsdp2_switch_optimizer_parameters
 from .modules import get_module_children_bottom_up, has_transformer_engine_layers
 from .operations import (
     broadcast,
@@ -121,6 +133,7 @@ __all__ = [
     "DynamoBackend",
     "FP8BackendType",
     "FP8RecipeKwargs",
+    "FullyShardedDataParallelPlugin",
     "GPTTrainStep",
     "GradScalerKwargs",
     "GradientAccumulationPlugin",
@@ -131,6 +144,7 @@ __all__ = [
     "MegatronLMDummyDataLoader",
     "MegatronLMDummyScheduler",
     "MegatronLMPlugin",
+    "ParallelismConfig",
     "PrecisionType",
     "ProfileKwargs",
     "ProjectConfiguration",
@@ -138,7 +152,10 @@ __all__ = [
     "SageMakerDistributedType",
     "T5TrainStep",
     "TERecipeKwargs",
+    "TorchContextParallelConfig",
     "TorchDynamoPlugin",
+    "TorchTensorParallelConfig",
+    "TorchTensorParallelPlugin",
     "apply_fp8_autowrap",
     "avg_losses_across_data_parallel_group",
     "broadcast",
@@ -151,9 +168,14 @@ __all__ = [
     "convert_model",
     "convert_outputs_to_fp32",
     "convert_to_fp32",
+    "disable_fsdp_ram_efficient_loading",
+    "enable_fsdp_ram_efficient_loading",
     "extract_model_from_parallel",
     "find_batch_size",
     "find_executable_batch_size",
+    "fsdp2_load_full_state_dict",
+    "fsdp2_prepare_model",
+    "fsdp2_switch_optimizer_parameters",
     "gather",
     "gather_object",
     "get_grad_scaler",
