@@ -27,8 +27,9 @@ class TorchTensorParallelConfig:
     Attributes:
         enable_async_tp: not supported.
         plan: for each pattern of module names (`*` stands for a part between dots, as in `layers.*.up`), a
-            `ParallelStyle` of `torch.distributed.tensor.parallel` or one of `colwise`, `colwise_rep`, `rowwise`,
-            `rowwise_rep`, `sequence_parallel`; by default the model's own `tp_plan`.
+            `ParallelStyle` of `torch.distributed.tensor.parallel` or one of `colwise`, `colwise_rep` (or
+            `colwise_gather_output`), `rowwise`, `rowwise_rep`, `embedding_rowwise`, `sequence_parallel`; by default the
+            model's own `tp_plan`.
 
     Raises:
         ValueError: `enable_async_tp` is True.

@@ -15,7 +15,7 @@ from ..checkpointing.together import Together
 from ..comm import torch_dist
 from ..compilation import TorchDynamoPlugin, compile_model
 from ..dtensors import is_sharded, sharded_like, whole
-from ..fsdp import FullyShardedDataParallelPlugin
+from ..fsdp import FullyShardedDataParallelPlugin, enable_fsdp_ram_efficient_loading
 from ..handlers import DistributedDataParallelKwargs
 from ..parallelism import ParallelismConfig
 from ..precision import Precision
@@ -63,6 +63,13 @@ class FullySharded(SingleDevice):
         ddp: DistributedDataParallelKwargs | None = None,
     ) -> Strategy:
         plugin = plugins.fsdp or FullyShardedDataParallelPlugin(fsdp_version=2)
+        if plugin.cpu_ram_efficient_loading and runtime.topology.world_size > 1:
+            enable_fsdp_ram_efficient_loading()  # transformers looks at the environment
+        config = plugins.parallelism
+        if config is not None and config.cp_enabled and runtime.device.type == "cpu":
+            raise NotImplementedError(
+                f"{config.equation()}: torch's context parallel has no attention for CPUs, run it on GPUs"
+            )
         return cls(runtime, precision, plugin, plugins.parallelism)
 
     @property
@@ -236,6 +243,9 @@ class FullySharded(SingleDevice):
         self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float
     ) -> torch.Tensor:
         return clipping.clip_grad_norm(parameters, max_norm, norm_type)
+
+    def clip_grad_value(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:
+        clipping.clip_grad_value(parameters, clip_value)
 
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return the whole state on the first process of each node, and nothing on the others."""

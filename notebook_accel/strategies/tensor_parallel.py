@@ -7,7 +7,15 @@ from typing import Any, Final
 
 import torch
 
-_WORDS: Final = ("colwise", "colwise_rep", "rowwise", "rowwise_rep", "sequence_parallel")
+_WORDS: Final = (
+    "colwise",
+    "colwise_rep",
+    "colwise_gather_output",
+    "rowwise",
+    "rowwise_rep",
+    "embedding_rowwise",
+    "sequence_parallel",
+)
 
 
 def split(model: torch.nn.Module, mesh: Any, plan: dict[str, Any] | None) -> None:
@@ -36,7 +44,33 @@ def split(model: torch.nn.Module, mesh: Any, plan: dict[str, Any] | None) -> Non
             f"the tensor parallel plan names {', '.join(styles)}, and {type(model).__name__} has no such module"
         )
     _check_divisible(model, styles, mesh.size())
+    tied = _tied(model)
     parallelize_module(model, mesh, styles)
+    for first, *others in tied:
+        _tie(model, first, others)
+
+
+def _tied(model: torch.nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several."""
+    found: dict[torch.nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found.setdefault(parameter, []).append(name)
+    return [names for names in found.values() if len(names) > 1]
+
+
+def _tie(model: torch.nn.Module, first: str, others: list[str]) -> None:
+    """Let layers that shared a parameter share what it was split into."""
+    parameter = model.get_parameter(first)
+    for name in others:
+        other = model.get_parameter(name)
+        one, two = (getattr(item, "placements", None) for item in (parameter, other))
+        if one != two:
+            raise ValueError(
+                f"{first!r} and {name!r} are one weight, and the tensor parallel plan splits it in two ways, {one} and "
+                f"{two}: give both layers a style that splits alike, or neither"
+            )
+        owner, _, own_name = name.rpartition(".")
+        setattr(model.get_submodule(owner), own_name, parameter)
 
 
 def _as_torch_has_it(pattern: str, names: set[str]) -> str:
@@ -65,8 +99,10 @@ def _style(pattern: str, word: Any) -> Any:
     made: dict[str, Callable[[], Any]] = {
         "colwise": parallel.ColwiseParallel,
         "colwise_rep": lambda: parallel.ColwiseParallel(output_layouts=Replicate()),
+        "colwise_gather_output": lambda: parallel.ColwiseParallel(output_layouts=Replicate()),
         "rowwise": parallel.RowwiseParallel,
         "rowwise_rep": lambda: parallel.RowwiseParallel(input_layouts=Replicate()),
+        "embedding_rowwise": lambda: parallel.RowwiseParallel(input_layouts=Replicate()),
         "sequence_parallel": parallel.SequenceParallel,
     }
     if word not in made:
@@ -82,7 +118,8 @@ def _check_divisible(model: torch.nn.Module, styles: dict[str, Any], size: int) 
     for pattern, style in styles.items():
         dimension = {"ColwiseParallel": 0, "RowwiseParallel": 1}.get(type(style).__name__)
         for name in _matches(pattern, names):
-            weight = getattr(model.get_submodule(name), "weight", None)
+            layer = model.get_submodule(name)
+            weight = getattr(layer, "weight", None) if isinstance(layer, torch.nn.Linear) else None
             if dimension is not None and isinstance(weight, torch.Tensor) and weight.shape[dimension] % size:
                 raise ValueError(
                     f"{name!r} has a weight of shape {list(weight.shape)}, whose dimension {dimension} cannot be "
