@@ -123,8 +123,6 @@ class FullyShardedDataParallelPlugin:
         self.validate_mixed_precision_policy()
 
     def _settle_strategy(self) -> None:
-        from torch.distributed.fsdp import ShardingStrategy
-
         if self.sharding_strategy is None and self.reshard_after_forward is None:
             if self.fsdp_version == 1:
                 self.sharding_strategy = environ.get("FSDP_SHARDING_STRATEGY") or "FULL_SHARD"
@@ -149,11 +147,9 @@ class FullyShardedDataParallelPlugin:
                 )
         self._strategy = own or named or "FULL_SHARD"
         if own is not None:
-            self.sharding_strategy = ShardingStrategy[own]
+            self.sharding_strategy = _strategies()[own]
         if reshard is not None:
-            self.reshard_after_forward = (
-                reshard if isinstance(reshard, bool) else ShardingStrategy[str(named)]
-            )
+            self.reshard_after_forward = reshard if isinstance(reshard, bool) else _strategies()[str(named)]
 
     @property
     def strategy(self) -> str:
@@ -351,12 +347,19 @@ def spelled(what: str, value: Any, legal: tuple[str, ...], *others: str) -> str 
     """
     if value is None:
         return None
-    word = str(getattr(value, "name", value)).upper()
+    word = str(getattr(value, "name", value)).upper().lstrip("_")
     if word.isdigit() and 1 <= int(word) <= len(legal):
         return legal[int(word) - 1]
     if word not in legal:
         raise ValueError(f"{what} {value!r} is unknown, choose among {', '.join((*legal, *others))}")
     return word
+
+
+def _strategies() -> dict[str, Any]:
+    """Return torch's own by their names."""
+    from torch.distributed.fsdp import ShardingStrategy
+
+    return {item.name.lstrip("_"): item for item in ShardingStrategy}
 
 
 def _dtype(value: Any) -> torch.dtype | None:

@@ -36,8 +36,9 @@ def chosen(
         wanted = policy._run_policy(model, ignored_modules=set(), root_kwargs={})
         found = [part for part in _bottom_up(model) if part in wanted and part is not model]
     else:
-        found = []
-        _collect(model, _asked(policy), ignored, found)
+        taken: dict[torch.nn.Module, None] = {}
+        _collect(model, _asked(policy), ignored, taken)
+        found = list(taken)
     shared = _owners(model)
     kept = [part for part in found if _is_apart(part, shared) and not _is_container(part)]
     if not kept:
@@ -66,7 +67,7 @@ def _collect(
     module: torch.nn.Module,
     policy: Callable[..., bool],
     ignored: set[torch.nn.Parameter],
-    found: list[torch.nn.Module],
+    found: dict[torch.nn.Module, None],
     is_root: bool = True,
 ) -> int:
     """Add the modules that the policy wants, inner ones first; return how many parameters they hold."""
@@ -78,7 +79,7 @@ def _collect(
     inside = sum(_collect(child, policy, ignored, found, False) for child in module.children())
     if is_root or not policy(module=module, recurse=False, nonwrapped_numel=size - inside):
         return inside
-    found.append(module)
+    found[module] = None
     return size
 
 
