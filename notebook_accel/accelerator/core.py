@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from .. import compilation, detect, environ, precision, runtime
+from .. import compilation, detect, devices, environ, precision, runtime
 from ..checkpointing.project import ProjectConfiguration
 from ..compilation import TorchDynamoPlugin
 from ..data_loader.config import DataLoaderConfiguration
@@ -130,7 +130,10 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         dynamo = (
             compilation.choose(dynamo_backend, dynamo_plugin) if dynamo_backend or dynamo_plugin else None
         )
-        self._runtime = _runtime_for(mixed_precision, cpu, {} if group is None else group.to_kwargs())
+        options = {} if group is None else group.to_kwargs()
+        if plugins.fsdp is not None and plugins.fsdp.offloads:  # gradients on the CPU are added up there
+            options = devices.with_cpu_collectives(options, cpu or None)
+        self._runtime = _runtime_for(mixed_precision, cpu, options)
         self._dynamo = dynamo or compilation.choose(None, None, self._runtime.settings.dynamo_plugin)
         if self._runtime.settings.dynamo_plugin is None:
             self._runtime.settings = dataclasses.replace(self._runtime.settings, dynamo_plugin=self._dynamo)
