@@ -37,7 +37,7 @@ def chosen(
         found = [part for part in _bottom_up(model) if part in wanted and part is not model]
     else:
         taken: dict[torch.nn.Module, None] = {}
-        _collect(model, _asked(policy), ignored, taken)
+        _collect(model, _asked(policy), _sizes(model, ignored), taken)
         found = list(taken)
     shared = _owners(model)
     kept = [part for part in found if _is_apart(part, shared) and not _is_container(part)]
@@ -66,21 +66,35 @@ def _asked(policy: Callable[..., Any]) -> Callable[..., bool]:
 def _collect(
     module: torch.nn.Module,
     policy: Callable[..., bool],
-    ignored: set[torch.nn.Parameter],
+    sizes: dict[torch.nn.Module, int],
     found: dict[torch.nn.Module, None],
     is_root: bool = True,
 ) -> int:
     """Add the modules that the policy wants, inner ones first; return how many parameters they hold."""
     if module in found:
         return 0
-    size = sum(parameter.numel() for parameter in module.parameters() if parameter not in ignored)
+    size = sizes[module]
     if size == 0 or not policy(module=module, recurse=True, nonwrapped_numel=size):
         return 0
-    inside = sum(_collect(child, policy, ignored, found, False) for child in module.children())
+    inside = sum(_collect(child, policy, sizes, found, False) for child in module.children())
     if is_root or not policy(module=module, recurse=False, nonwrapped_numel=size - inside):
         return inside
     found[module] = None
     return size
+
+
+def _sizes(model: torch.nn.Module, ignored: set[torch.nn.Parameter]) -> dict[torch.nn.Module, int]:
+    """Return how many parameters each module holds, with those inside it."""
+    sizes: dict[torch.nn.Module, int] = {}
+
+    def measure(module: torch.nn.Module) -> int:
+        if module not in sizes:
+            own = [item for item in module._parameters.values() if item is not None and item not in ignored]
+            sizes[module] = sum(map(torch.Tensor.numel, own)) + sum(map(measure, module.children()))
+        return sizes[module]
+
+    measure(model)
+    return sizes
 
 
 def _bottom_up(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -45,11 +45,12 @@ def agree(model: torch.nn.Module, comm: Comm, *, from_first: bool) -> bool:
     """
     told = hashlib.sha256()
     empty: list[str] = []
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in tensors:
         told.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         if tensor.device == _META:
             empty.append(name)
-    total = len(list(model.parameters())) + len(list(model.buffers()))
+    total = len(tensors)
     found = comm.all_gather_object((told.hexdigest(), len(empty), empty[:3]))
     if different := [rank for rank, item in enumerate(found) if item[0] != found[0][0]]:
         raise ValueError(
