@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         WorkerExitedError,
         WorkerKilledError,
     )
+    from .fsdp import FullyShardedDataParallelPlugin
     from .handlers import (
         AutocastKwargs,
         DDPCommunicationHookType,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from .launchers import debug_launcher, notebook_launcher, runs
     from .memory import find_executable_batch_size
     from .metrics import print_metrics
+    from .parallelism import ParallelismConfig
     from .probes import is_rich_available
     from .seeding import synchronize_rng_states
     from .session import Session, current_session
@@ -76,12 +78,14 @@ __all__ = [
     "DeviceGuardError",
     "DistributedDataParallelKwargs",
     "DistributedType",
+    "FullyShardedDataParallelPlugin",
     "GradScalerKwargs",
     "HangError",
     "InitProcessGroupKwargs",
     "LaunchConfig",
     "LaunchError",
     "NotebookAccelError",
+    "ParallelismConfig",
     "PartialState",
     "ProfileKwargs",
     "RunStoppedError",
@@ -125,12 +129,14 @@ _HOMES: Final = {
     "DeviceGuardError": "errors",
     "DistributedDataParallelKwargs": "handlers",
     "DistributedType": "state",
+    "FullyShardedDataParallelPlugin": "fsdp",
     "GradScalerKwargs": "handlers",
     "InitProcessGroupKwargs": "handlers",
     "HangError": "errors",
     "LaunchConfig": "config.schema",
     "LaunchError": "errors",
     "NotebookAccelError": "errors",
+    "ParallelismConfig": "parallelism",
     "PartialState": "state",
     "ProfileKwargs": "handlers",
     "RunStoppedError": "errors",

@@ -153,6 +153,14 @@ def best(use_cpu: bool | None = None) -> DeviceKind:
     return next(kind for kind in KINDS if kind.counter() > 0)
 
 
+def with_cpu_collectives(options: dict[str, Any], use_cpu: bool | None = None) -> dict[str, Any]:
+    """Return options of a process group that has collectives of CPU tensors besides those of the device to use."""
+    kind = best(use_cpu)
+    if "backend" in options or kind.backend in (None, CPU.backend):
+        return options
+    return {**options, "backend": f"cpu:{CPU.backend},{kind.name}:{kind.backend}"}
+
+
 def count(kind: DeviceKind | str) -> int:
     """Return how many devices of the kind this machine has, without initialising them; 1 for the CPU."""
     return (kind_of(kind) if isinstance(kind, str) else kind).counter()

@@ -27,7 +27,8 @@ class PrecisionType(Choice):
 
 
 # fp8 is for matrix products within linear layers; all around them runs in bfloat16
-_DTYPES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+PRECISIONS: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+"""What operations compute in."""
 
 
 def settle(mixed_precision: str | None, device: torch.device) -> str:
@@ -151,7 +152,7 @@ class Precision:
         is_library_s: bool = False,
     ) -> None:
         self.mode = mode
-        self.is_mixed = mode in _DTYPES and not is_library_s
+        self.is_mixed = mode in PRECISIONS and not is_library_s
         self.scaler: torch.amp.GradScaler | None = None
         self.recipe = recipe
         self._device = device
@@ -170,10 +171,10 @@ class Precision:
         mode: str, device: torch.device, handler: AutocastKwargs | None = None
     ) -> AbstractContextManager[Any]:
         """Return a context in which operations on the device run in the precision of this name."""
-        if mode not in _DTYPES:
+        if mode not in PRECISIONS:
             return nullcontext()
         return torch.autocast(
-            device.type, dtype=_DTYPES[mode], **({} if handler is None else handler.to_kwargs())
+            device.type, dtype=PRECISIONS[mode], **({} if handler is None else handler.to_kwargs())
         )
 
     def apply(self, model: torch.nn.Module) -> None:

@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import torch
 
-from .. import compilation, detect, environ, precision, runtime
+from .. import compilation, detect, devices, environ, precision, runtime
 from ..checkpointing.project import ProjectConfiguration
 from ..compilation import TorchDynamoPlugin
 from ..data_loader.config import DataLoaderConfiguration
 from ..fp8 import AORecipeKwargs, FP8BackendType
+from ..fsdp import FullyShardedDataParallelPlugin
 from ..handlers import (
     AutocastKwargs,
     DistributedDataParallelKwargs,
@@ -24,6 +25,7 @@ from ..handlers import (
     KwargsHandler,
     ProfileKwargs,
 )
+from ..parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from ..precision import Precision
 from ..runtime import Runtime, Settings
 from ..seeding import RNGType
@@ -62,6 +64,8 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         gradient_accumulation_steps: batches per optimizer step; ACCELERATE_GRADIENT_ACCUMULATION_STEPS overrides it.
         cpu: use no accelerator device.
         dataloader_config: how data loaders are prepared.
+        fsdp_plugin: shard models by FSDP; by default where ACCELERATE_USE_FSDP, or an earlier accelerator, says so.
+        torch_tp_plugin: what `ParallelismConfig(tp_size=...)` is, in older code.
         rng_types: generators (`torch`, `cuda`, `generator`) that every epoch starts with as rank 0 has them; by
             default `generator`, that of the loader's sampler.
         log_with: trackers: names, `all`, `LoggerType` members, instances of `GeneralTracker`, or a list of them.
@@ -76,10 +80,12 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
             `GradScalerKwargs`, `InitProcessGroupKwargs` and `ProfileKwargs`.
         dynamo_backend: compile prepared models with this backend of `torch.compile`.
         dynamo_plugin: more about compiling, instead of `dynamo_backend`; by default that of the first accelerator.
+        parallelism_config: several kinds of parallelism together; by default as for `fsdp_plugin`, by
+            ACCELERATE_USE_PARALLELISM_CONFIG.
 
     Raises:
         ValueError: arguments contradict each other, the device, or an earlier Accelerator or PartialState; a
-            tracker is unknown.
+            tracker is unknown; the sizes of `parallelism_config` are not those of the run.
         ImportError: a tracker's library is not installed.
         NotImplementedError: an argument is not supported: any of the names not listed above.
     """
@@ -93,8 +99,8 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         cpu: bool = False,
         dataloader_config: DataLoaderConfiguration | None = None,
         deepspeed_plugin: Any = None,
-        fsdp_plugin: Any = None,
-        torch_tp_plugin: Any = None,
+        fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
+        torch_tp_plugin: TorchTensorParallelPlugin | None = None,
         megatron_lm_plugin: Any = None,
         rng_types: Sequence[str | RNGType] | None = None,
         log_with: Any = None,
@@ -106,18 +112,16 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         dynamo_backend: Any = None,
         dynamo_plugin: TorchDynamoPlugin | None = None,
         deepspeed_plugins: Any = None,
-        parallelism_config: Any = None,
+        parallelism_config: ParallelismConfig | None = None,
     ) -> None:
         plugins = table.plugins_of(
-            {
-                "deepspeed_plugin": deepspeed_plugin,
-                "fsdp_plugin": fsdp_plugin,
-                "torch_tp_plugin": torch_tp_plugin,
-                "megatron_lm_plugin": megatron_lm_plugin,
-                "deepspeed_plugins": deepspeed_plugins,
-                "parallelism_config": parallelism_config,
-            },
-            _settings(),
+            settings=_settings(),
+            fsdp_plugin=fsdp_plugin,
+            torch_tp_plugin=torch_tp_plugin,
+            megatron_lm_plugin=megatron_lm_plugin,
+            parallelism_config=parallelism_config,
+            deepspeed_plugin=deepspeed_plugin,
+            deepspeed_plugins=deepspeed_plugins,
         )
         self.dataloader_config = _loader_config(dataloader_config, split_batches)
         self.rng_types = _rng_types(rng_types)
@@ -130,7 +134,10 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         dynamo = (
             compilation.choose(dynamo_backend, dynamo_plugin) if dynamo_backend or dynamo_plugin else None
         )
-        self._runtime = _runtime_for(mixed_precision, cpu, {} if group is None else group.to_kwargs())
+        options = {} if group is None else group.to_kwargs()
+        if plugins.fsdp is not None and plugins.fsdp.offloads:  # gradients on the CPU are added up there
+            options = devices.with_cpu_collectives(options, cpu or None)
+        self._runtime = _runtime_for(mixed_precision, cpu, options)
         self._dynamo = dynamo or compilation.choose(None, None, self._runtime.settings.dynamo_plugin)
         if self._runtime.settings.dynamo_plugin is None:
             self._runtime.settings = dataclasses.replace(self._runtime.settings, dynamo_plugin=self._dynamo)

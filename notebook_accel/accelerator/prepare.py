@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from .. import devices
-from ..compilation import DynamoBackend, compile_model
+from ..compilation import DynamoBackend
 from ..data_loader.prepare import prepare_data_loader
 from ..data_loader.skip import skip_first_batches
 from ..optimizer import AcceleratedOptimizer
@@ -208,7 +208,7 @@ class PreparePart(Shared):
             )
         )
         for index, strategic in zip(models, bundle.models, strict=True):
-            model = compile_model(strategic, self._dynamo)
+            model = self._strategy.compiled(strategic, self._dynamo)
             setattr(model, _MARK, True)
             _remember(self._models, model)
             results[index] = model

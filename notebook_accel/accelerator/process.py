@@ -57,18 +57,18 @@ class ProcessPart(Shared):
 
     @property
     def data_parallel_rank(self) -> int:
-        """Rank among the copies of the model, which see different batches: every process has one."""
-        return self._runtime.topology.rank
+        """Rank among the copies of the model: every process has one, unless a mesh says otherwise."""
+        return self._runtime.topology.rank if self._strategy.mesh is None else self._place("dp_replicate")
 
     @property
     def data_parallel_shard_rank(self) -> int:
-        """Rank among the processes that share one copy of the model: 0, since each has all of it."""
-        return 0
+        """Rank among the processes over which a mesh shards one copy of the model; 0 without a mesh."""
+        return self._place("dp_shard")
 
     @property
     def tensor_parallel_rank(self) -> int:
-        """Rank among the processes that share each layer: 0, since layers are not split."""
-        return 0
+        """Rank among the processes that share each layer; 0 where layers are not split."""
+        return self._place("tp")
 
     @property
     def pipeline_parallel_rank(self) -> int:
@@ -77,8 +77,12 @@ class ProcessPart(Shared):
 
     @property
     def context_parallel_rank(self) -> int:
-        """Rank among the processes that share each sequence: 0, since sequences are not split."""
-        return 0
+        """Rank among the processes that share each sequence; 0 where sequences are not split."""
+        return self._place("cp")
+
+    def _place(self, dimension: str) -> int:
+        mesh = self._strategy.mesh
+        return int(mesh.get_local_rank(dimension)) if dimension in getattr(mesh, "mesh_dim_names", ()) else 0
 
     @property
     def use_distributed(self) -> bool:

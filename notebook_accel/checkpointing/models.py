@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 
 from ..comm import xla
+from ..dtensors import is_sharded, own_part, sharded_like
 from ..errors import CheckpointError
 from . import rawio, weights
 from .pickled import Outline
@@ -60,7 +61,7 @@ class Source:
         for name, value in self.outline.fill(choose, only=targets.keys()).items():
             target = targets.get(name)
             if target is not None and target is not value:
-                target.copy_(value)
+                target.copy_(sharded_like(value, target))
 
     def _read_safe(self, header: weights.Header, targets: Mapping[str, torch.Tensor]) -> None:
         direct: list[rawio.Piece] = []
@@ -71,7 +72,7 @@ class Source:
                 continue
             value = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
             rawio.read_at(self.path, [(entry.offset, value)])
-            target.copy_(value)
+            target.copy_(sharded_like(value, target))
         rawio.read_at(self.path, direct)
 
 
@@ -204,13 +205,20 @@ def _loads_plainly(model: torch.nn.Module) -> bool:
             return False
         if kind.set_extra_state is not torch.nn.Module.set_extra_state:
             return False
-        hooks = ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_state_dict_hooks")
-        if any(getattr(part, name, None) for name in hooks):
+        kinds = ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_state_dict_hooks")
+        hooks = [hook for name in kinds for hook in (getattr(part, name, None) or {}).values()]
+        if any(not _only_shards(hook) for hook in hooks):
             return False
     return all(
         tensor.device.type != "meta" and tensor.layout is torch.strided
         for tensor in model.state_dict().values()
     )
+
+
+def _only_shards(hook: Any) -> bool:
+    """Return True for a hook of fully_shard, which has the weights sharded while they are looked at."""
+    module: str = getattr(getattr(hook, "hook", hook), "__module__", "")
+    return module.startswith("torch.distributed.fsdp.")
 
 
 def strip_prefixes(names: set[str], known: Any) -> Callable[[str], str]:
@@ -236,6 +244,8 @@ def strip_prefixes(names: set[str], known: Any) -> Callable[[str], str]:
 
 
 def _address(tensor: torch.Tensor) -> tuple[Any, ...]:
+    if is_sharded(tensor):
+        tensor = own_part(tensor)
     if tensor.device.type == "xla":
         return tensor.device, xla.tensor_id(tensor)
     return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from ..data_loader.base import PreparedLoader
+from ..dtensors import is_sharded, sharded_like
 from ..errors import CheckpointError
 from . import models, names, pickled, randomness
 from .models import Apply
@@ -214,7 +215,18 @@ def _plan_optimizer(optimizer: Any, outline: Outline) -> Apply:
             return None
         return own if own.shape == tensor.shape and own.dtype == tensor.dtype else None
 
-    return lambda: optimizer.load_state_dict(outline.fill(choose))
+    def apply() -> None:
+        filled = outline.fill(choose)
+        for number, values in filled["state"].items():
+            like = by_number.get(number)
+            if like is None or not is_sharded(like):
+                continue
+            for key, value in values.items():
+                if isinstance(value, torch.Tensor) and value.shape == like.shape:
+                    values[key] = sharded_like(value, like)
+        optimizer.load_state_dict(filled)
+
+    return apply
 
 
 def _check_state(path: Path, number: Any, values: Any, parameter: torch.Tensor, own: Any) -> None:

@@ -138,6 +138,20 @@ def open_group(
         atexit.register(time.sleep, _LAST_WORK_S)
 
 
+def open_group_of_one(device: torch.device) -> None:
+    """Open the default process group of a run of one process, for what works on groups only."""
+    if not dist.is_available():
+        raise ValueError("sharded models need torch.distributed, which this torch was built without")
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **options)
+
+
+def second_group(backend: str) -> Any:
+    """Return a new group of all processes, which all of them call for; the default group's end is its end."""
+    return dist.new_group(backend=backend)
+
+
 def positions() -> dict[str, int] | None:
     """Return how many collectives each group of this process has begun, None where there is no default group."""
     if not group_exists():

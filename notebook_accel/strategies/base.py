@@ -12,9 +12,10 @@ from typing import Any, ClassVar, Final
 
 import torch
 
+from ..checkpointing import sharded
 from ..checkpointing.read import Parts
 from ..checkpointing.together import Together
-from ..compilation import is_compiled_module, original, recompiled
+from ..compilation import TorchDynamoPlugin, compile_model, is_compiled_module, original, recompiled
 from ..handlers import DistributedDataParallelKwargs
 from ..precision import Precision, restore_forward
 from ..runtime import Runtime
@@ -148,6 +149,10 @@ class Strategy(ABC):
         """Clip every element of the gradients."""
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
+    def compiled(self, model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Module:
+        """Return a prepared model compiled as the plugin says."""
+        return compile_model(model, plugin)
+
     def unwrap(
         self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
     ) -> Any:
@@ -168,12 +173,14 @@ class Strategy(ABC):
         return []
 
     def load_together(self, folder: Path, parts: Parts) -> list[Callable[[], None]] | None:
-        """Check what `together` wrote, and return what loads it; None where the folder has ordinary files.
+        """Check what was written together, and return what loads it; None where the folder has ordinary files.
+
+        By default that is what `FullySharded` writes, which loads into whole models too.
 
         Raises:
             CheckpointError: names the file, and the key, that is missing, damaged or does not fit.
         """
-        return None
+        return sharded.plan(folder, parts)
 
     def weights(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return the state of the user's model as it goes into a checkpoint, on all ranks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -29,7 +30,17 @@ class SingleDevice(Strategy):
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         self._followers.add(optimizer)
+        self._switch(optimizer)
+
+    def _switch(self, optimizer: torch.optim.Optimizer) -> None:
         _switch_parameters(optimizer, self._renewed)
+
+    def _renew(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Note which parameters others took the places of, and tell the optimizers."""
+        if pairs:
+            self._renewed.update(pairs)
+            for optimizer in self._followers:
+                self._switch(optimizer)
 
     def _place(self, model: torch.nn.Module, move: bool) -> None:
         before = list(model.parameters())
@@ -37,11 +48,7 @@ class SingleDevice(Strategy):
             _move(model, self.runtime.device)
         self.precision.apply(model)
         # torch moves parameters in place, except to XLA devices or when told to make new ones
-        renewed = [pair for pair in zip(before, model.parameters(), strict=True) if pair[0] is not pair[1]]
-        if renewed:
-            self._renewed.update(renewed)
-            for optimizer in self._followers:
-                _switch_parameters(optimizer, self._renewed)
+        self._renew([pair for pair in zip(before, model.parameters(), strict=True) if pair[0] is not pair[1]])
 
 
 def _move(model: torch.nn.Module, device: torch.device) -> None:

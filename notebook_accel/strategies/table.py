@@ -8,17 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .. import environ
+from ..fsdp import FullyShardedDataParallelPlugin
 from ..handlers import DistributedDataParallelKwargs, GradientAccumulationPlugin
+from ..parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from ..precision import Precision
 from ..runtime import Runtime, Settings
 from ..zero import chosen
 from .base import Plugins, Strategy
-
-_LIBRARIES: Final = {
-    "ACCELERATE_USE_FSDP": "FSDP",
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-    "ACCELERATE_USE_PARALLELISM_CONFIG": "several kinds of parallelism",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +32,12 @@ class Row:
     distributed_type: str | None = None
 
 
+def _is_sharded(runtime: Runtime, plugins: Plugins) -> bool:
+    config = plugins.parallelism
+    several = config is not None and (config.dp_shard_enabled or config.tp_enabled or config.cp_enabled)
+    return several or (plugins.fsdp is not None and plugins.fsdp.strategy != "NO_SHARD")
+
+
 ROWS: Final = (
     Row(
         home="deepspeed:DeepSpeed",
@@ -43,39 +45,93 @@ ROWS: Final = (
         distributed_type="DEEPSPEED",
     ),
     Row(home="xla:XlaDevice", suits=lambda runtime, plugins: runtime.device.type == "xla"),
+    Row(home="fsdp2:FullySharded", suits=_is_sharded, distributed_type="FSDP"),
     Row(home="ddp:DataParallel", suits=lambda runtime, plugins: runtime.topology.world_size > 1),
     Row(home="single:SingleDevice", suits=lambda runtime, plugins: True),
 )
 """In the order in which they are asked."""
 
 
-def plugins_of(arguments: dict[str, Any], settings: Settings | None) -> Plugins:
-    """Return the plugins of an accelerator.
+def plugins_of(
+    *,
+    settings: Settings | None,
+    fsdp_plugin: Any,
+    torch_tp_plugin: Any,
+    megatron_lm_plugin: Any,
+    parallelism_config: Any,
+    deepspeed_plugin: Any,
+    deepspeed_plugins: Any,
+) -> Plugins:
+    """Return the plugins of an accelerator: the arguments, else those of an earlier one, else the environment's.
 
     Args:
-        arguments: of the accelerator; those that are None count as not given.
-        settings: of a runtime whose plugins a later accelerator takes over where it is given none.
+        settings: of the runtime of an earlier accelerator, None without.
+        fsdp_plugin: as the accelerator got it, like the arguments after it; None where it was not given.
+        torch_tp_plugin: see `fsdp_plugin`.
+        megatron_lm_plugin: see `fsdp_plugin`.
+        parallelism_config: see `fsdp_plugin`.
+        deepspeed_plugin: see `fsdp_plugin`.
+        deepspeed_plugins: see `fsdp_plugin`.
 
     Raises:
+        TypeError: a plugin is of another class.
+        ValueError: plugins contradict each other.
         NotImplementedError: something that is wanted cannot be had.
     """
-    deepspeed = chosen.plugins(
-        arguments["deepspeed_plugin"],
-        arguments["deepspeed_plugins"],
-        None if settings is None else settings.deepspeed_plugins,
-    )
-    given = [
-        name for name, value in arguments.items() if value is not None and not name.startswith("deepspeed_")
-    ]
-    if given:
-        raise NotImplementedError(f"Accelerator does not support {', '.join(given)} yet: leave it out")
-    wanted = [library for name, library in _LIBRARIES.items() if environ.flag(name)]
-    if wanted:  # rather than to train each with a whole copy
+    if megatron_lm_plugin is not None or environ.flag("ACCELERATE_USE_MEGATRON_LM"):
         raise NotImplementedError(
-            f"this run is configured for {' and '.join(wanted)}, which Accelerator does not support yet: choose "
-            "another distributed_type"
+            "Megatron-LM is not supported: train with FullyShardedDataParallelPlugin and "
+            "ParallelismConfig(tp_size=...), or choose another distributed_type"
         )
-    return Plugins(deepspeed=deepspeed)
+    _check_kind("fsdp_plugin", fsdp_plugin, FullyShardedDataParallelPlugin)
+    _check_kind("parallelism_config", parallelism_config, ParallelismConfig)
+    _check_kind("torch_tp_plugin", torch_tp_plugin, TorchTensorParallelPlugin)
+    if torch_tp_plugin is not None:
+        if parallelism_config is not None:
+            raise ValueError(
+                "torch_tp_plugin and parallelism_config were both given: set tp_size in the latter"
+            )
+        parallelism_config = ParallelismConfig(tp_size=torch_tp_plugin.tp_size)
+        parallelism_config.device_mesh = torch_tp_plugin.torch_device_mesh
+    if settings is not None:
+        fsdp_plugin = fsdp_plugin or settings.fsdp_plugin
+        parallelism_config = parallelism_config or settings.parallelism_config
+    if fsdp_plugin is None and environ.flag("ACCELERATE_USE_FSDP"):
+        fsdp_plugin = FullyShardedDataParallelPlugin()
+    if parallelism_config is None and environ.flag("ACCELERATE_USE_PARALLELISM_CONFIG"):
+        parallelism_config = ParallelismConfig()
+    deepspeed = chosen.plugins(
+        deepspeed_plugin, deepspeed_plugins, None if settings is None else settings.deepspeed_plugins
+    )
+    plugins = Plugins(fsdp=fsdp_plugin, deepspeed=deepspeed, parallelism=parallelism_config)
+    _check_together(plugins)
+    return plugins
+
+
+def _check_kind(name: str, value: Any, kind: type) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, not {value!r}")
+
+
+def _check_together(plugins: Plugins) -> None:
+    plugin, config = plugins.fsdp, plugins.parallelism
+    if plugins.deepspeed is not None and (plugin is not None or config is not None):
+        other = "FSDP" if plugin is not None else "ParallelismConfig"
+        raise ValueError(
+            f"DeepSpeed and {other} each spread a model over the processes: leave one of them out"
+        )
+    if plugin is not None and plugin.strategy == "NO_SHARD":
+        if plugin.offloads or plugin.mixed_precision_policy is not None:
+            what = "cpu_offload" if plugin.offloads else "mixed_precision_policy"
+            raise ValueError(
+                f"NO_SHARD is DistributedDataParallel, which has no {what}: leave it out, or choose FULL_SHARD"
+            )
+        if config is not None and config.dp_shard_enabled:
+            raise ValueError(f"{config.equation()} shards, and NO_SHARD does not: choose FULL_SHARD")
+    if config is not None and config.sp_enabled:
+        raise NotImplementedError(
+            f"sp_size {config.sp_size}: DeepSpeed's sequence parallel is not supported, set sp_size to 1"
+        )
 
 
 def settle(
@@ -93,7 +149,15 @@ def settle(
 def choose(
     runtime: Runtime, precision: Precision, plugins: Plugins, ddp: DistributedDataParallelKwargs | None
 ) -> tuple[Strategy, str | None]:
-    """Return the strategy of the first row that suits, and what the state calls such a run."""
+    """Return the strategy of the first row that suits, and what the state calls such a run.
+
+    ValueError if the plugins do not suit the run.
+    """
+    spread = plugins.fsdp is not None or plugins.parallelism is not None
+    if spread and runtime.device.type == "xla":
+        raise ValueError("FSDP and ParallelismConfig do not work on XLA devices: leave them out")
+    if plugins.parallelism is not None:
+        plugins.parallelism.check(runtime.topology.world_size)
     row = next(row for row in ROWS if row.suits(runtime, plugins))
     module, _, name = row.home.partition(":")
     kind: type[Strategy] = getattr(importlib.import_module(f".{module}", __package__), name)

@@ -19,6 +19,11 @@ from ..data_loader.config import DataLoaderConfiguration
 from ..environ import clear_environment, patch_environment, purge_accelerate_environment
 from ..errors import CollectiveError as DistributedOperationException
 from ..fp8 import AORecipeKwargs, FP8BackendType
+from ..fsdp import (
+    FullyShardedDataParallelPlugin,
+    disable_fsdp_ram_efficient_loading,
+    enable_fsdp_ram_efficient_loading,
+)
 from ..handlers import (
     AutocastKwargs,
     DDPCommunicationHookType,
@@ -42,6 +47,12 @@ from ..nested import (
     slice_tensors,
 )
 from ..nested import is_tensor as is_torch_tensor
+from ..parallelism import (
+    ParallelismConfig,
+    TorchContextParallelConfig,
+    TorchTensorParallelConfig,
+    TorchTensorParallelPlugin,
+)
 from ..precision import PrecisionType, convert_outputs_to_fp32
 from ..probes import is_rich_available
 from ..quantization import BnbQuantizationConfig, load_and_quantize_model
@@ -84,6 +95,7 @@ from .availability import (
     is_wandb_available,
     is_xpu_available,
 )
+from .fsdp import fsdp2_load_full_state_dict, fsdp2_prepare_model, fsdp2_switch_optimizer_parameters
 from .modeling import (
     align_module_device,
     calculate_maximum_sizes,
@@ -168,6 +180,7 @@ __all__ = [
     "DynamoBackend",
     "FP8BackendType",
     "FP8RecipeKwargs",
+    "FullyShardedDataParallelPlugin",
     "GPTTrainStep",
     "GradScalerKwargs",
     "GradientAccumulationPlugin",
@@ -180,6 +193,7 @@ __all__ = [
     "MegatronLMDummyScheduler",
     "MegatronLMPlugin",
     "OffloadedWeightsLoader",
+    "ParallelismConfig",
     "PrecisionType",
     "PrefixedDataset",
     "ProfileKwargs",
@@ -188,7 +202,10 @@ __all__ = [
     "SageMakerDistributedType",
     "T5TrainStep",
     "TERecipeKwargs",
+    "TorchContextParallelConfig",
     "TorchDynamoPlugin",
+    "TorchTensorParallelConfig",
+    "TorchTensorParallelPlugin",
     "align_module_device",
     "apply_fp8_autowrap",
     "avg_losses_across_data_parallel_group",
@@ -208,12 +225,17 @@ __all__ = [
     "convert_model",
     "convert_outputs_to_fp32",
     "convert_to_fp32",
+    "disable_fsdp_ram_efficient_loading",
     "dtype_byte_size",
+    "enable_fsdp_ram_efficient_loading",
     "extract_model_from_parallel",
     "extract_submodules_state_dict",
     "find_batch_size",
     "find_executable_batch_size",
     "find_tied_parameters",
+    "fsdp2_load_full_state_dict",
+    "fsdp2_prepare_model",
+    "fsdp2_switch_optimizer_parameters",
     "gather",
     "gather_object",
     "get_active_deepspeed_plugin",

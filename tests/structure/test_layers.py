@@ -11,7 +11,7 @@ from tests.structure.source import ROOT, modules, resolve
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "environ", "probes", "registry", "choices"),
     ("tpu",),
-    ("topology", "nested", "devices", "handlers", "stopping"),
+    ("topology", "nested", "devices", "handlers", "stopping", "fsdp", "parallelism", "dtensors"),
     ("comm", "stream", "affinity", "compilation", "fp8", "config", "zero"),
     ("runtime",),
     ("detect",),

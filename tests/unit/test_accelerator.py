@@ -236,9 +236,11 @@ def test_a_second_accelerator(clean_runtime: None) -> None:
 
 
 def test_what_is_not_supported_is_refused(clean_runtime: None) -> None:
-    for name in ("fsdp_plugin", "parallelism_config"):
+    with pytest.raises(NotImplementedError, match=r"Megatron-LM is not supported: train with"):
+        Accelerator(cpu=True, megatron_lm_plugin="x")
+    for name in ("fsdp_plugin", "parallelism_config", "torch_tp_plugin"):
         unsupported: dict[str, Any] = {name: "x"}
-        with pytest.raises(NotImplementedError, match=name):
+        with pytest.raises(TypeError, match=f"{name} must be a "):
             Accelerator(cpu=True, **unsupported)
     with pytest.raises(ValueError, match="rng_types"):
         Accelerator(cpu=True, rng_types=["dice"])

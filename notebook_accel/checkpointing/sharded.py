@@ -1,0 +1,281 @@
+"""Shards of models and optimizers in a checkpoint, by torch.distributed.checkpoint: each rank writes its part.
+
+The folders and the names in them are Accelerate's. A run of any number of processes reads them, sharded or not.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from ..dtensors import is_sharded, own_part, with_part
+from ..errors import CheckpointError
+from . import names
+from .models import Apply
+from .read import Parts
+from .together import Together
+from .write import Copies
+
+_METADATA: Final = ".metadata"
+_SHOWN: Final = 3
+
+
+class Shards(Together):
+    """A folder that all ranks write.
+
+    Args:
+        name: of the folder.
+        state: nested dicts of tensors, each rank its part, and of plain values.
+        background: returns the process group of threads; all ranks call it.
+    """
+
+    def __init__(
+        self, name: str, state: dict[str, Any], background: Callable[[], Any], group: Any = None
+    ) -> None:
+        self._name = name
+        self._state = state
+        self._background = background
+        self._group = group
+
+    def write(self, where: Path) -> None:
+        from torch.distributed import checkpoint as dcp
+
+        writer = dcp.FileSystemWriter(where / self._name)
+        try:
+            dcp.save(self._state, storage_writer=writer, process_group=self._group)
+        except dcp.CheckpointException as error:  # is no Exception
+            found = "; ".join(f"rank {rank}: {failure[0]!r}" for rank, failure in error.failures.items())
+            raise CheckpointError(f"{where / self._name} was not written: {found}") from error
+
+    def snapshot(self, copies: Copies) -> Shards:
+        return Shards(self._name, _copied(self._state, copies), self._background, self._background())
+
+
+def _copied(tree: Any, copies: Copies) -> Any:
+    if isinstance(tree, dict):
+        return {key: _copied(value, copies) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_copied(value, copies) for value in tree]
+    if is_sharded(tree):
+        return with_part(tree, copies.of(own_part(tree)))
+    return copies.of(tree)
+
+
+def model_folders(weights: Sequence[dict[str, Any]], background: Callable[[], Any]) -> list[Together]:
+    """Return a folder for the sharded state of each model."""
+    return [
+        Shards(names.sharded_model(index), {"model": state}, background)
+        for index, state in enumerate(weights)
+    ]
+
+
+def optimizer_folders(
+    models: Sequence[torch.nn.Module], optimizers: Sequence[Any], background: Callable[[], Any]
+) -> list[Together]:
+    """Return a folder for the sharded state of each optimizer, with the names that models give its parameters."""
+    known = parameter_names(models)
+    folders: list[Together] = []
+    for index, optimizer in enumerate(optimizers):
+        raw = getattr(optimizer, "optimizer", optimizer)
+        state = {
+            _name_of(parameter, known): dict(values) for parameter, values in raw.state.items() if values
+        }
+        groups = [
+            {**group, "params": [_name_of(parameter, known) for parameter in group["params"]]}
+            for group in raw.param_groups
+        ]
+        content = {"optimizer": {"state": state, "param_groups": groups}}
+        folders.append(Shards(names.sharded_optimizer(index), content, background))
+    return folders
+
+
+def parameter_names(models: Sequence[torch.nn.Module]) -> dict[int, str]:
+    """Return the names of all models' parameters by their ids, those of later models with its number in front."""
+    known: dict[int, str] = {}
+    for index, model in enumerate(models):
+        prefix = f"{index}." if index else ""
+        for name, parameter in model.named_parameters():
+            known.setdefault(id(parameter), prefix + name.replace("_orig_mod.", ""))
+    return known
+
+
+def _name_of(parameter: torch.Tensor, known: dict[int, str]) -> str:
+    name = known.get(id(parameter))
+    if name is None:
+        raise ValueError(
+            f"an optimizer has a parameter of shape {list(parameter.shape)} that no prepared model has: prepare its "
+            "model too, or choose FULL_STATE_DICT"
+        )
+    return name
+
+
+def plan(folder: Path, parts: Parts) -> list[Apply] | None:
+    """Check sharded models and optimizers against those they are to be loaded into, and return what loads them.
+
+    Returns:
+        None where the folder has no shards.
+
+    Raises:
+        CheckpointError: names the folder, and the key, that is missing, damaged or does not fit.
+    """
+    if not (folder / names.sharded_model(0)).is_dir():
+        return None
+    for name_of, objects, what in (
+        (names.sharded_model, parts.models, "models"),
+        (names.sharded_optimizer, parts.optimizers, "optimizers"),
+    ):
+        stored = 0
+        while (folder / name_of(stored)).is_dir():
+            stored += 1
+        if stored != len(objects):
+            raise CheckpointError(f"{folder} holds {stored} {what}, and this accelerator has {len(objects)}")
+    steps = [
+        _plan_model(folder / names.sharded_model(index), model) for index, model in enumerate(parts.models)
+    ]
+    known = parameter_names(parts.models)
+    for index, optimizer in enumerate(parts.optimizers):
+        steps.append(_plan_optimizer(folder / names.sharded_optimizer(index), optimizer, known))
+    return steps
+
+
+def _entries(folder: Path, top: str) -> dict[tuple[str, ...], tuple[str, Any]]:
+    """Return key and metadata of all entries below `top`, by their path there."""
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    try:
+        metadata = dcp.FileSystemReader(folder).read_metadata()
+        if not isinstance(metadata, Metadata):
+            raise TypeError(f"it holds a {type(metadata).__name__}")
+    except Exception as error:  # unpickling raises anything
+        raise CheckpointError(f"{folder / _METADATA} is missing or damaged: {error!r}") from error
+    paths: Any = metadata.planner_data or {}
+    found: dict[tuple[str, ...], tuple[str, Any]] = {}
+    for key, entry in metadata.state_dict_metadata.items():
+        path = tuple(map(str, paths.get(key) or (key,)))
+        if path[0] != top:
+            raise CheckpointError(f"{folder} holds {key!r}, which is no part of a {top}")
+        found[path[1:]] = (key, entry)
+    for place in (metadata.storage_data or {}).values():
+        if not (folder / place.relative_path).is_file():
+            raise CheckpointError(f"{folder / place.relative_path} is missing, though {_METADATA} lists it")
+    return found
+
+
+def _plan_model(folder: Path, model: torch.nn.Module) -> Apply:
+    entries = {".".join(path): item for path, item in _entries(folder, "model").items()}
+    state: dict[str, Any] = {
+        name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items()
+    }
+    _compare(folder, set(state), set(entries), "the model")
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            _check_shape(folder, name, entries[name][1], value)
+    others = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
+
+    def apply() -> None:
+        target = {entries[name][0]: value for name, value in state.items()}
+        with torch.no_grad():
+            _read(folder, target)
+        if others:  # a module's own extra state
+            model.load_state_dict({name: target[entries[name][0]] for name in others}, strict=False)
+
+    return apply
+
+
+def _plan_optimizer(folder: Path, optimizer: Any, known: dict[int, str]) -> Apply:
+    raw = getattr(optimizer, "optimizer", optimizer)
+    entries = _entries(folder, "optimizer")
+    by_name = {
+        _name_of(parameter, known): parameter for group in raw.param_groups for parameter in group["params"]
+    }
+    stored = {path[1]: None for path in entries if path[0] == "state"}
+    if unknown := sorted(set(stored) - set(by_name)):
+        raise CheckpointError(f"{folder} has state for {_some(unknown)}, which the optimizer does not train")
+    numbers = {
+        name: number
+        for number, name in enumerate(
+            known[id(parameter)] for group in raw.param_groups for parameter in group["params"]
+        )
+    }
+    for path, (_, entry) in entries.items():
+        own = raw.state.get(by_name[path[1]], {}).get(path[2]) if path[0] == "state" else None
+        if isinstance(own, torch.Tensor):
+            _check_shape(folder, ".".join(path), entry, own)
+
+    def apply() -> None:
+        target: dict[str, Any] = {}
+        for path, (key, entry) in entries.items():
+            parameter = by_name[path[1]] if path[0] == "state" else None
+            target[key] = _room_for(entry, parameter)
+        _read(folder, target)
+        state: dict[int, dict[str, Any]] = {}
+        rest: dict[tuple[str, ...], Any] = {}
+        for path, (key, _) in entries.items():
+            if path[0] == "state":
+                state.setdefault(numbers[path[1]], {})[path[2]] = target[key]
+            else:
+                rest[path[1:]] = target[key]
+        optimizer.load_state_dict({"state": state, "param_groups": _groups(rest, raw, numbers, folder)})
+
+    return apply
+
+
+def _groups(rest: dict[tuple[str, ...], Any], raw: Any, numbers: dict[str, int], folder: Path) -> list[Any]:
+    """Return the groups as the optimizer takes them, parameters by number in its own order."""
+    groups: list[dict[str, Any]] = rest[()] if () in rest else [{} for _ in raw.param_groups]
+    for path, value in rest.items():
+        if path:
+            groups[int(path[0])][path[1]] = value
+    made: list[dict[str, Any]] = []
+    for own, group in zip(raw.param_groups, groups, strict=True):
+        first = len(made) and made[-1]["params"][-1] + 1
+        made.append({**group, "params": list(range(first, first + len(own["params"])))})
+    return made
+
+
+def _room_for(entry: Any, parameter: torch.Tensor | None) -> Any:
+    """Return memory for an entry: sharded as its parameter is where it has that one's shape."""
+    if not hasattr(entry, "size"):
+        return None  # any object
+    dtype = entry.properties.dtype
+    if parameter is not None and is_sharded(parameter) and entry.size == parameter.shape:
+        return with_part(parameter, torch.empty_like(own_part(parameter), dtype=dtype))
+    device = parameter.device if parameter is not None and entry.size == parameter.shape else "cpu"
+    return torch.empty(entry.size, dtype=dtype, device=device)
+
+
+def _read(folder: Path, target: dict[str, Any]) -> None:
+    """Fill the tensors, each process those parts that it holds, and put objects in their places."""
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that it loads in one process, as it is told to
+            dcp.load(target, storage_reader=dcp.FileSystemReader(folder), planner=planner, no_dist=True)
+    except dcp.CheckpointException as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+
+
+def _compare(folder: Path, wanted: set[str], stored: set[str], whose: str) -> None:
+    if missing := sorted(wanted - stored):
+        raise CheckpointError(f"{folder} has nothing for {_some(missing)}")
+    if unknown := sorted(stored - wanted):
+        raise CheckpointError(f"{folder} has what {whose} does not know: {_some(unknown)}")
+
+
+def _check_shape(folder: Path, name: str, entry: Any, own: torch.Tensor) -> None:
+    shape = list(getattr(entry, "size", ()))
+    if not hasattr(entry, "size") or shape != list(own.shape):
+        raise CheckpointError(f"{folder}: {name!r} has shape {shape}, here it is {list(own.shape)}")
+
+
+def _some(found: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in found[:_SHOWN])
+    return shown if len(found) <= _SHOWN else f"{shown} and {len(found) - _SHOWN} more"

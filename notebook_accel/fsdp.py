@@ -1,0 +1,386 @@
+"""FullyShardedDataParallelPlugin: how FSDP shards a model, in the words of its version 1 or 2."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from . import environ
+
+STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+"""In the order of their numbers, from 1 on."""
+_PREFETCHES: Final = ("BACKWARD_PRE", "BACKWARD_POST")
+_STATE_DICTS: Final = ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT")
+_POLICIES: Final = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
+_DTYPES: Final = {
+    "fp8": torch.bfloat16,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+}
+
+
+@dataclass
+class FullyShardedDataParallelPlugin:
+    """How FSDP shards models. What is None comes from FSDP_* variables, which a config writes.
+
+    Both versions' spellings mean the same, and torch's `fully_shard` does it: `sharding_strategy` of version 1,
+    `reshard_after_forward` of version 2.
+
+    Attributes:
+        fsdp_version: 1 or 2, which decides types and defaults of the fields; 1 by default.
+        sharding_strategy: FULL_SHARD, SHARD_GRAD_OP (weights stay whole after forward), HYBRID_SHARD and
+            HYBRID_SHARD_ZERO2 (sharded within a node, or over `dp_shard_size`), or NO_SHARD, which is
+            DistributedDataParallel; a name, number or torch's `ShardingStrategy`.
+        reshard_after_forward: True for FULL_SHARD, False for SHARD_GRAD_OP; or a strategy's name.
+        backward_prefetch: BACKWARD_PRE gathers the next weights before a block's backward, which is the default;
+            BACKWARD_POST and NO_PREFETCH gather them afterwards.
+        mixed_precision_policy: torch's `MixedPrecisionPolicy` or `MixedPrecision`, a dict of its arguments, or
+            fp16, bf16, fp32 for all of them; by default what the accelerator's `mixed_precision` says.
+        auto_wrap_policy: which modules are sharded each on their own: transformer_based_wrap, size_based_wrap,
+            no_wrap (the default), a policy of `torch.distributed.fsdp.wrap`, or a function of a module.
+        cpu_offload: keep weights, gradients and optimizer state in the CPU's memory; True or torch's policy.
+        ignored_modules: modules left whole, whose gradients are not reduced; or a pattern of their full names.
+        state_dict_type: FULL_STATE_DICT saves one whole file, SHARDED_STATE_DICT each rank its part.
+        state_dict_config: torch's; only its type is looked at.
+        optim_state_dict_config: torch's; only its type is looked at.
+        limit_all_gathers: accepted: `fully_shard` limits them by itself.
+        use_orig_params: accepted: `fully_shard` always does.
+        param_init_fn: called with each module of a model that is on the meta device in all ranks, once its parameters
+            have memory.
+        sync_module_states: False lets each rank start with its own weights; by default all start with rank 0's.
+        forward_prefetch: gather the next block's weights during a block's forward.
+        activation_checkpointing: compute a block's activations again in backward.
+        activation_checkpointing_offload: keep the blocks' inputs in the CPU's memory.
+        cpu_ram_efficient_loading: transformers loads pretrained weights in rank 0 only; by default False. A model
+            on the meta device in the other ranks gets rank 0's weights in any case.
+        transformer_cls_names_to_wrap: class names for transformer_based_wrap; by default the model's
+            `_no_split_modules`.
+        min_num_params: for size_based_wrap.
+
+    Raises:
+        ValueError: a value is unknown, or two contradict each other.
+    """
+
+    fsdp_version: int | None = None
+    sharding_strategy: Any = None
+    reshard_after_forward: Any = None
+    backward_prefetch: Any = None
+    mixed_precision_policy: Any = None
+    auto_wrap_policy: Any = None
+    cpu_offload: Any = None
+    ignored_modules: Iterable[torch.nn.Module] | str | None = None
+    state_dict_type: Any = None
+    state_dict_config: Any = None
+    optim_state_dict_config: Any = None
+    limit_all_gathers: bool = True
+    use_orig_params: bool | None = None
+    param_init_fn: Callable[[torch.nn.Module], None] | None = None
+    sync_module_states: bool | None = None
+    forward_prefetch: bool | None = None
+    activation_checkpointing: bool | None = None
+    activation_checkpointing_offload: bool | None = None
+    cpu_ram_efficient_loading: bool | None = None
+    transformer_cls_names_to_wrap: list[str] | str | None = None
+    min_num_params: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.fsdp_version is None:
+            self.fsdp_version = environ.integer("FSDP_VERSION", 1)
+        if self.fsdp_version not in (1, 2):
+            raise ValueError(f"fsdp_version {self.fsdp_version!r} is unknown, choose 1 or 2")
+        self._settle_strategy()
+        self._settle_prefetch()
+        self.set_cpu_offload()
+        self.set_state_dict_type()
+        self._settle_policy()
+        for name in (
+            "forward_prefetch",
+            "activation_checkpointing",
+            "activation_checkpointing_offload",
+            "cpu_ram_efficient_loading",
+        ):
+            if getattr(self, name) is None:
+                setattr(self, name, environ.flag(f"FSDP_{name.upper()}"))
+        for name in ("sync_module_states", "use_orig_params"):
+            if getattr(self, name) is None and environ.get(f"FSDP_{name.upper()}"):
+                setattr(self, name, environ.flag(f"FSDP_{name.upper()}"))
+        if self.ignored_modules is None:
+            self.ignored_modules = environ.get("FSDP_IGNORED_MODULES") or None
+        if self.activation_checkpointing_offload and not self.activation_checkpointing:
+            raise ValueError("activation_checkpointing_offload=True needs activation_checkpointing=True")
+        if self.cpu_ram_efficient_loading and self.sync_module_states is False:
+            raise ValueError(
+                "cpu_ram_efficient_loading=True leaves the weights to rank 0, sync_module_states=False keeps them "
+                "there: leave one of them out"
+            )
+        if isinstance(self.mixed_precision_policy, (str, dict)):
+            self.set_mixed_precision(self.mixed_precision_policy, override=True)
+        self.validate_mixed_precision_policy()
+
+    def _settle_strategy(self) -> None:
+        if self.sharding_strategy is None and self.reshard_after_forward is None:
+            if self.fsdp_version == 1:
+                self.sharding_strategy = environ.get("FSDP_SHARDING_STRATEGY") or "FULL_SHARD"
+            else:
+                self.reshard_after_forward = environ.get("FSDP_RESHARD_AFTER_FORWARD") or "true"
+        own = spelled("sharding_strategy", self.sharding_strategy, STRATEGIES)
+        reshard = self.reshard_after_forward
+        if isinstance(reshard, str) and reshard.lower() in ("true", "false"):
+            reshard = reshard.lower() == "true"
+        if isinstance(reshard, bool):
+            named: str | None = "FULL_SHARD" if reshard else "SHARD_GRAD_OP"
+            keeps = own is not None and own in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2", "NO_SHARD")
+            if own is not None and reshard is keeps:
+                raise ValueError(
+                    f"sharding_strategy={own} and reshard_after_forward={reshard} contradict each other: give one"
+                )
+        else:
+            named = spelled("reshard_after_forward", reshard, STRATEGIES)
+            if own is not None and named is not None and own != named:
+                raise ValueError(
+                    f"sharding_strategy={own} and reshard_after_forward={named} contradict each other: give one"
+                )
+        self._strategy = own or named or "FULL_SHARD"
+        if own is not None:
+            self.sharding_strategy = _strategies()[own]
+        if reshard is not None:
+            self.reshard_after_forward = reshard if isinstance(reshard, bool) else _strategies()[str(named)]
+
+    @property
+    def strategy(self) -> str:
+        """The sharding strategy's name, in whichever way it was spelled."""
+        return self._strategy
+
+    def _settle_prefetch(self) -> None:
+        from torch.distributed.fsdp import BackwardPrefetch
+
+        word = self.backward_prefetch or environ.get("FSDP_BACKWARD_PREFETCH")
+        self.prefetches_backward = True
+        if isinstance(word, str) and word.upper() == "NO_PREFETCH":
+            self.backward_prefetch, self.prefetches_backward = None, False
+            return
+        name = spelled("backward_prefetch", word, _PREFETCHES, "NO_PREFETCH")
+        self.prefetches_backward = name != "BACKWARD_POST"
+        self.backward_prefetch = None if name is None else BackwardPrefetch[name]
+
+    def _settle_policy(self) -> None:
+        from torch.distributed.fsdp import wrap
+
+        policy = self.auto_wrap_policy
+        if policy is None:
+            policy = environ.get("FSDP_AUTO_WRAP_POLICY") or "NO_WRAP"
+        if isinstance(policy, str):
+            name = spelled("auto_wrap_policy", policy, _POLICIES)
+            policy = {
+                "TRANSFORMER_BASED_WRAP": wrap.transformer_auto_wrap_policy,
+                "SIZE_BASED_WRAP": wrap.size_based_auto_wrap_policy,
+                "NO_WRAP": None,
+            }[str(name)]
+        elif not callable(policy):
+            raise ValueError(
+                f"auto_wrap_policy {policy!r} is neither a function nor one of {', '.join(_POLICIES)}"
+            )
+        self.auto_wrap_policy = policy
+        names = self.transformer_cls_names_to_wrap
+        if names is None and policy is wrap.transformer_auto_wrap_policy:
+            names = environ.get("FSDP_TRANSFORMER_CLS_TO_WRAP") or None
+        if isinstance(names, str):
+            names = [name.strip() for name in names.split(",") if name.strip()]
+        self.transformer_cls_names_to_wrap = names
+        if self.min_num_params is None and policy is wrap.size_based_auto_wrap_policy:
+            self.min_num_params = environ.integer("FSDP_MIN_NUM_PARAMS", 100_000_000)
+        if self.min_num_params is not None and not isinstance(self.min_num_params, int):
+            raise ValueError(f"min_num_params {self.min_num_params!r} is no whole number")
+
+    def set_state_dict_type(self, state_dict_type: Any = None) -> None:
+        """Settle how checkpoints are written, by the argument where there is one; ValueError if it is unknown."""
+        from torch.distributed import fsdp
+
+        if state_dict_type is not None:
+            self.state_dict_type = state_dict_type
+            self.state_dict_config = self.optim_state_dict_config = None
+        default = "FULL_STATE_DICT" if self.fsdp_version == 1 else "SHARDED_STATE_DICT"
+        word = self.state_dict_type or environ.get("FSDP_STATE_DICT_TYPE") or default
+        name = str(spelled("state_dict_type", word, _STATE_DICTS))
+        if name == "LOCAL_STATE_DICT":
+            raise ValueError(
+                "state_dict_type LOCAL_STATE_DICT cannot be loaded by another number of processes and is not "
+                "supported: choose SHARDED_STATE_DICT or FULL_STATE_DICT"
+            )
+        self.state_dict_type = fsdp.StateDictType[name]
+        if name == "FULL_STATE_DICT":
+            kinds: Any = fsdp.FullStateDictConfig, fsdp.FullOptimStateDictConfig
+            options = {"offload_to_cpu": True, "rank0_only": True}
+        else:
+            kinds = fsdp.ShardedStateDictConfig, fsdp.ShardedOptimStateDictConfig
+            options = {"offload_to_cpu": True}
+        self.state_dict_config = self.state_dict_config or kinds[0](**options)
+        self.optim_state_dict_config = self.optim_state_dict_config or kinds[1](**options)
+
+    @property
+    def saves_shards(self) -> bool:
+        """True if each rank writes its part of a checkpoint."""
+        return bool(self.state_dict_type.name == "SHARDED_STATE_DICT")
+
+    def wrap_policy(self, model: torch.nn.Module) -> Any:
+        """Return the policy with the classes that the model has, or their number of parameters; None wraps nothing.
+
+        ValueError names a class that no module has.
+        """
+        from torch.distributed.fsdp import wrap
+
+        if self.auto_wrap_policy is wrap.size_based_auto_wrap_policy:
+            if not self.min_num_params:
+                return None
+            return functools.partial(self.auto_wrap_policy, min_num_params=self.min_num_params)
+        if self.auto_wrap_policy is not wrap.transformer_auto_wrap_policy:
+            return self.auto_wrap_policy
+        wanted = self.transformer_cls_names_to_wrap
+        if wanted is None:
+            wanted = list(getattr(model, "_no_split_modules", None) or ())
+        kinds = {type(part).__name__: type(part) for part in model.modules()}
+        if missing := [name for name in wanted if name not in kinds]:
+            raise ValueError(
+                f"{type(model).__name__} has no module of class {', '.join(missing)} to shard on its own: it has "
+                f"{', '.join(sorted(kinds))}"
+            )
+        return functools.partial(
+            self.auto_wrap_policy, transformer_layer_cls={kinds[name] for name in wanted}
+        )
+
+    def set_auto_wrap_policy(self, model: torch.nn.Module) -> None:
+        """Make `auto_wrap_policy` that of this model, see `wrap_policy`."""
+        self.auto_wrap_policy = self.wrap_policy(model)
+
+    def set_mixed_precision(
+        self, mixed_precision: Any, buffer_autocast: bool = False, override: bool = False
+    ) -> None:
+        """Make `mixed_precision_policy` one of this precision, unless there is one and `override` is False.
+
+        Args:
+            mixed_precision: fp16, bf16, fp8 (its sums in bfloat16), fp32, a dtype, or a dict of the policy's dtypes.
+            buffer_autocast: with version 1, leave buffers in float32.
+            override: replace a policy that was given.
+
+        Raises:
+            ValueError: the precision is unknown.
+        """
+        from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
+
+        if isinstance(self.mixed_precision_policy, dict):
+            mixed_precision, override = self.mixed_precision_policy, True
+        if self.mixed_precision_policy is not None and not override:
+            return
+        first = self.fsdp_version == 1
+        last = "buffer_dtype" if first else "output_dtype"
+        if isinstance(mixed_precision, dict):
+            known = {"param_dtype", "reduce_dtype", last, "cast_forward_inputs"}
+            if unknown := sorted(mixed_precision.keys() - known):
+                raise ValueError(
+                    f"mixed_precision_policy has {', '.join(unknown)}, with fsdp_version {self.fsdp_version} it knows "
+                    f"{', '.join(sorted(known))}"
+                )
+            options = {
+                key: value if isinstance(value, bool) else _dtype(value)
+                for key, value in mixed_precision.items()
+            }
+        else:
+            dtype = _dtype(mixed_precision)
+            options = {"param_dtype": dtype, "reduce_dtype": dtype, last: dtype}
+            if first and buffer_autocast:
+                options[last] = torch.float32
+        kind: Any = MixedPrecision if first else MixedPrecisionPolicy
+        self.mixed_precision_policy = kind(**options)
+
+    def validate_mixed_precision_policy(self) -> None:
+        """Raise ValueError unless the policy is one of torch's, or there is none."""
+        from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
+
+        policy = self.mixed_precision_policy
+        if policy is not None and not isinstance(policy, (MixedPrecision, MixedPrecisionPolicy)):
+            raise ValueError(
+                f"mixed_precision_policy {policy!r} is neither a MixedPrecisionPolicy, a dict of its arguments, nor "
+                f"one of {', '.join(_DTYPES)}"
+            )
+
+    def set_cpu_offload(self) -> None:
+        """Make `cpu_offload` what torch has for it in this version; by default what FSDP_OFFLOAD_PARAMS says."""
+        from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, OffloadPolicy
+
+        if self.cpu_offload is None:
+            self.cpu_offload = environ.flag("FSDP_OFFLOAD_PARAMS")
+        if isinstance(self.cpu_offload, bool):
+            if self.fsdp_version == 1:
+                self.cpu_offload = CPUOffload(offload_params=self.cpu_offload)
+            else:
+                self.cpu_offload = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()
+        self.validate_cpu_offload()
+
+    def validate_cpu_offload(self) -> None:
+        """Raise ValueError unless `cpu_offload` is one of torch's."""
+        from torch.distributed.fsdp import CPUOffload, OffloadPolicy
+
+        if not isinstance(self.cpu_offload, (CPUOffload, OffloadPolicy)):
+            raise ValueError(
+                f"cpu_offload {self.cpu_offload!r} is neither True, False nor one of torch's policies"
+            )
+
+    @property
+    def offloads(self) -> bool:
+        """True if weights are kept in the CPU's memory."""
+        from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy
+
+        if isinstance(self.cpu_offload, CPUOffload):
+            return bool(self.cpu_offload.offload_params)
+        return isinstance(self.cpu_offload, CPUOffloadPolicy)
+
+
+def spelled(what: str, value: Any, legal: tuple[str, ...], *others: str) -> str | None:
+    """Return the name among `legal` that a name in any case, a number from 1 on, or a member of an enum stands for.
+
+    None stays None. ValueError names the legal values, and those in `others`, for anything else.
+    """
+    if value is None:
+        return None
+    word = str(getattr(value, "name", value)).upper().lstrip("_")
+    if word.isdigit() and 1 <= int(word) <= len(legal):
+        return legal[int(word) - 1]
+    if word not in legal:
+        raise ValueError(f"{what} {value!r} is unknown, choose among {', '.join((*legal, *others))}")
+    return word
+
+
+def _strategies() -> dict[str, Any]:
+    """Return torch's own by their names."""
+    from torch.distributed.fsdp import ShardingStrategy
+
+    return {item.name.lstrip("_"): item for item in ShardingStrategy}
+
+
+def _dtype(value: Any) -> torch.dtype | None:
+    if value is None or value in _DTYPES.values():
+        found: torch.dtype | None = value
+        return found
+    word = str(value).removeprefix("torch.")
+    found = _DTYPES.get(word) or getattr(torch, word, None)
+    if found not in _DTYPES.values():
+        raise ValueError(f"mixed precision {value!r} is unknown, choose among {', '.join(_DTYPES)}")
+    return found
+
+
+def enable_fsdp_ram_efficient_loading() -> None:
+    """Let transformers load pretrained weights in rank 0 only, where this process is one of several."""
+    variables = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
+    if environ.get("ACCELERATE_USE_FSDP") is None:
+        variables["ACCELERATE_USE_FSDP"] = "true"
+    environ.put(variables)
+
+
+def disable_fsdp_ram_efficient_loading() -> None:
+    """Let transformers load pretrained weights in every process."""
+    environ.put({"FSDP_CPU_RAM_EFFICIENT_LOADING": "false"})

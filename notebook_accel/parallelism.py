@@ -1,0 +1,288 @@
+"""Several kinds of parallelism over one mesh of processes: how many processes each has, and the mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final
+
+from . import environ
+from .choices import Choice
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+_ORDER: Final = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
+"""Of the dimensions, outermost first."""
+
+
+class _Exchange(Choice):
+    ALLGATHER = "allgather"
+    ALLTOALL = "alltoall"
+
+
+@dataclass
+class TorchTensorParallelConfig:
+    """How layers are split by torch.
+
+    Attributes:
+        enable_async_tp: not supported.
+        plan: for each pattern of module names (`*` stands for a part between dots, as in `layers.*.up`), a
+            `ParallelStyle` of `torch.distributed.tensor.parallel` or one of `colwise`, `colwise_rep` (or
+            `colwise_gather_output`), `rowwise`, `rowwise_rep`, `embedding_rowwise`, `sequence_parallel`; by default the
+            model's own `tp_plan`.
+
+    Raises:
+        ValueError: `enable_async_tp` is True.
+    """
+
+    enable_async_tp: bool = False
+    plan: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.enable_async_tp:
+            raise ValueError("enable_async_tp=True is not supported by torch's tensor parallel: leave it out")
+
+
+@dataclass
+class TorchTensorParallelPlugin:
+    """Tensor parallel over `tp_size` processes, as older code spells it; `ParallelismConfig(tp_size=...)` does it too.
+
+    Attributes:
+        tp_size: processes that share each layer.
+        torch_device_mesh: a mesh with a dimension `tp` of this size; by default one is made.
+    """
+
+    tp_size: int = 1
+    torch_device_mesh: DeviceMesh | None = None
+
+
+@dataclass
+class TorchContextParallelConfig:
+    """How processes that share sequences exchange keys and values.
+
+    Attributes:
+        cp_comm_strategy: `allgather` or `alltoall`; by default that of PARALLELISM_CONFIG_CP_COMM_STRATEGY.
+    """
+
+    cp_comm_strategy: str | None = None
+
+    def __post_init__(self) -> None:
+        word = self.cp_comm_strategy or environ.get("PARALLELISM_CONFIG_CP_COMM_STRATEGY") or "allgather"
+        if word not in _Exchange:
+            raise ValueError(f"cp_comm_strategy {word!r} is unknown, choose {' or '.join(_Exchange.list())}")
+        self.cp_comm_strategy = word
+
+
+@dataclass(repr=False)
+class ParallelismConfig:
+    """How many processes each kind of parallelism has; their product is the number of processes of the run.
+
+    What is None comes from PARALLELISM_CONFIG_* variables, else 1. Ranks that differ in `tp` or `cp` only see the same
+    batches.
+
+    Attributes:
+        dp_replicate_size: copies of the model, which see different batches.
+        dp_shard_size: processes over which FSDP shards a copy; they see different batches too.
+        tp_size: processes that share each layer.
+        cp_size: processes that share each sequence.
+        cp_backend: `torch`.
+        sp_size: processes that share each sequence by DeepSpeed; not supported.
+        sp_backend: `deepspeed`.
+        tp_handler: more about `tp`.
+        cp_handler: more about `cp`.
+        sp_handler: more about `sp`.
+        device_mesh: made by the first `get_device_mesh` with a device.
+
+    Raises:
+        ValueError: a size is less than 1, a backend is unknown, or sizes exclude each other.
+    """
+
+    dp_replicate_size: int | None = None
+    dp_shard_size: int | None = None
+    tp_size: int | None = None
+    cp_size: int | None = None
+    cp_backend: str | None = None
+    sp_size: int | None = None
+    sp_backend: str | None = None
+    tp_handler: TorchTensorParallelConfig | None = None
+    cp_handler: TorchContextParallelConfig | None = None
+    sp_handler: Any = None
+    device_mesh: Any = field(default=None, init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in _ORDER:
+            size = getattr(self, f"{name}_size")
+            if size is None:
+                size = environ.integer(f"PARALLELISM_CONFIG_{name.upper()}_SIZE", 1)
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"{name}_size {size!r} is no whole number from 1 on")
+            setattr(self, f"{name}_size", size)
+        for name, legal in (("cp_backend", "torch"), ("sp_backend", "deepspeed")):
+            word = getattr(self, name) or environ.get(f"PARALLELISM_CONFIG_{name.upper()}") or legal
+            if word != legal:
+                raise ValueError(f"{name} {word!r} is unknown, the only one is {legal!r}")
+            setattr(self, name, word)
+        self._check_combination()
+        if self.tp_enabled and self.tp_handler is None:
+            self.tp_handler = TorchTensorParallelConfig()
+        if self.cp_enabled and self.cp_handler is None:
+            self.cp_handler = TorchContextParallelConfig()
+        for name, kind in (("tp", TorchTensorParallelConfig), ("cp", TorchContextParallelConfig)):
+            handler = getattr(self, f"{name}_handler")
+            if handler is not None and not isinstance(handler, kind):
+                raise TypeError(f"{name}_handler must be a {kind.__name__}, not {handler!r}")
+            if handler is not None and self.sizes[name] == 1:
+                raise ValueError(
+                    f"{name}_handler is given and {name}_size is 1: set {name}_size, or leave it out"
+                )
+
+    def _check_combination(self) -> None:
+        if self.cp_enabled and self.sp_enabled:
+            raise ValueError(
+                f"cp_size {self.cp_size} and sp_size {self.sp_size} exclude each other: set one of them to 1"
+            )
+        if (self.tp_enabled or self.cp_enabled) and self.dp_replicate_enabled and not self.dp_shard_enabled:
+            raise ValueError(
+                f"{self.equation()}: copies with tensor or context parallel need sharding too: set dp_shard_size "
+                "above 1, or dp_replicate_size to 1"
+            )
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}_size={size}" for name, size in self.sizes.items())
+        return f"ParallelismConfig({sizes})"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each kind, in the order of the mesh."""
+        return {name: int(getattr(self, f"{name}_size")) for name in _ORDER}
+
+    def equation(self) -> str:
+        """Return the product as text, `dp_shard 2 x tp 2`."""
+        parts = [f"{name} {size}" for name, size in self.sizes.items() if size > 1]
+        return " x ".join(parts) or "dp_shard 1"
+
+    def check(self, world_size: int) -> None:
+        """Raise ValueError with the equation unless the product is the number of processes."""
+        if self.total_size != world_size:
+            raise ValueError(
+                f"{self.equation()} != world {world_size}: the sizes of ParallelismConfig must have the number of "
+                "processes as their product"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields but the mesh, handlers as dicts."""
+        return {
+            item.name: vars(value).copy() if hasattr(value := getattr(self, item.name), "__dict__") else value
+            for item in fields(self)
+            if item.name != "device_mesh"
+        }
+
+    @property
+    def total_size(self) -> int:
+        """The product of all sizes."""
+        return self.data_parallel_size * self.non_data_parallel_size
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Processes that see different batches."""
+        return self.sizes["dp_replicate"] * self.sizes["dp_shard"]
+
+    @property
+    def non_data_parallel_size(self) -> int:
+        """Processes that see the same batch."""
+        return self.sizes["tp"] * self.sizes["cp"] * self.sizes["sp"]
+
+    def _names(self, *names: str) -> list[str]:
+        return [name for name in names if self.sizes[name] > 1]
+
+    @property
+    def dp_dim_names(self) -> list[str]:
+        """Dimensions whose ranks see different batches."""
+        return self._names("dp_replicate", "dp_shard")
+
+    @property
+    def non_dp_dim_names(self) -> list[str]:
+        """Dimensions whose ranks see the same batch."""
+        return self._names("tp", "cp", "sp")
+
+    @property
+    def dp_shard_cp_dim_names(self) -> list[str]:
+        """Dimensions over which FSDP shards, `dp_shard_cp` together."""
+        return self._names("dp_shard", "cp")
+
+    @property
+    def dp_cp_dim_names(self) -> list[str]:
+        """Dimensions over which losses are averaged."""
+        return self._names("dp_replicate", "dp_shard", "cp")
+
+    @property
+    def fsdp_dim_names(self) -> list[str]:
+        """Dimensions of the mesh that FSDP works on."""
+        return [*self._names("dp_replicate"), "dp_shard_cp"]
+
+    @property
+    def active_mesh_dims(self) -> list[str]:
+        """All dimensions of more than one process."""
+        return self.dp_dim_names + self.non_dp_dim_names
+
+    @property
+    def dp_replicate_enabled(self) -> bool:
+        """True if there are copies of the model."""
+        return self.sizes["dp_replicate"] > 1
+
+    @property
+    def dp_shard_enabled(self) -> bool:
+        """True if copies are sharded."""
+        return self.sizes["dp_shard"] > 1
+
+    @property
+    def tp_enabled(self) -> bool:
+        """True if layers are split."""
+        return self.sizes["tp"] > 1
+
+    @property
+    def cp_enabled(self) -> bool:
+        """True if sequences are split by torch."""
+        return self.sizes["cp"] > 1
+
+    @property
+    def sp_enabled(self) -> bool:
+        """True if sequences are split by DeepSpeed."""
+        return self.sizes["sp"] > 1
+
+    def build_device_mesh(self, device_type: str) -> Any:
+        """Return a new mesh of the active dimensions, joint ones (`dp`, `dp_shard_cp`, `dp_cp`) added; None without.
+
+        All processes of the run call it.
+        """
+        names = [name for name in _ORDER if self.sizes[name] > 1]
+        if not names or self.sp_enabled:
+            return None
+        from torch.distributed.device_mesh import init_device_mesh  # half a second, for this alone
+
+        shape = tuple(self.sizes[name] for name in names)
+        mesh: Any = init_device_mesh(device_type, shape, mesh_dim_names=tuple(names))
+        joint = {
+            "dp": self.dp_dim_names,
+            "dp_shard_cp": self.dp_shard_cp_dim_names,
+            "dp_cp": self.dp_cp_dim_names,
+        }
+        for name, parts in joint.items():
+            if parts:
+                mesh[tuple(parts)]._flatten(name)
+        return mesh
+
+    def get_device_mesh(self, device_type: str | None = None) -> Any:
+        """Return the mesh, made by the first call; ValueError if that names no device, or a later one another."""
+        if self.device_mesh is None:
+            if device_type is None:
+                raise ValueError(
+                    "there is no mesh yet: name the kind of device to make it of, such as 'cuda'"
+                )
+            self.device_mesh = self.build_device_mesh(device_type)
+        elif device_type is not None and self.device_mesh.device_type != device_type:
+            raise ValueError(
+                f"the mesh is of {self.device_mesh.device_type!r} and not of {device_type!r}: "
+                "make a new ParallelismConfig"
+            )
+        return self.device_mesh

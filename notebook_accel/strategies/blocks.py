@@ -1,0 +1,162 @@
+"""The blocks of a model: which modules are sharded each on their own, and what happens around each."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from types import MethodType
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from ..fsdp import FullyShardedDataParallelPlugin
+
+
+def chosen(
+    model: torch.nn.Module, plugin: FullyShardedDataParallelPlugin, ignored: set[torch.nn.Parameter]
+) -> list[torch.nn.Module]:
+    """Return the modules to shard each on its own, inner ones first, without the model itself.
+
+    A module that shares parameters with one outside is left to the module around both.
+
+    Args:
+        model: the user's.
+        plugin: whose policy chooses.
+        ignored: parameters that are not sharded.
+    """
+    policy = plugin.wrap_policy(model)
+    if policy is None:
+        return []
+    if hasattr(policy, "_run_policy"):  # ModuleWrapPolicy, CustomPolicy and LambdaPolicy of torch
+        wanted = policy._run_policy(model, ignored_modules=set(), root_kwargs={})
+        found = [part for part in _bottom_up(model) if part in wanted and part is not model]
+    else:
+        taken: dict[torch.nn.Module, None] = {}
+        _collect(model, _asked(policy), _sizes(model, ignored), taken)
+        found = list(taken)
+    shared = _owners(model)
+    kept = [part for part in found if _is_apart(part, shared) and not _is_container(part)]
+    if not kept:
+        warnings.warn(
+            f"no block of {type(model).__name__} is sharded on its own, so that all weights are gathered at once: name "
+            "classes in transformer_cls_names_to_wrap (fsdp_transformer_layer_cls_to_wrap), or a smaller "
+            "min_num_params",
+            stacklevel=2,
+        )
+    return kept
+
+
+def _asked(policy: Callable[..., Any]) -> Callable[..., bool]:
+    """Return the policy as torch calls one; a function of a module alone says nothing about its parts."""
+    names = inspect.signature(policy).parameters
+    if "recurse" in names or any(item.kind is item.VAR_KEYWORD for item in names.values()):
+        return policy
+
+    def ask(*, module: torch.nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
+        return recurse or bool(policy(module))
+
+    return ask
+
+
+def _collect(
+    module: torch.nn.Module,
+    policy: Callable[..., bool],
+    sizes: dict[torch.nn.Module, int],
+    found: dict[torch.nn.Module, None],
+    is_root: bool = True,
+) -> int:
+    """Add the modules that the policy wants, inner ones first; return how many parameters they hold."""
+    if module in found:
+        return 0
+    size = sizes[module]
+    if size == 0 or not policy(module=module, recurse=True, nonwrapped_numel=size):
+        return 0
+    inside = sum(_collect(child, policy, sizes, found, False) for child in module.children())
+    if is_root or not policy(module=module, recurse=False, nonwrapped_numel=size - inside):
+        return inside
+    found[module] = None
+    return size
+
+
+def _sizes(model: torch.nn.Module, ignored: set[torch.nn.Parameter]) -> dict[torch.nn.Module, int]:
+    """Return how many parameters each module holds, with those inside it."""
+    sizes: dict[torch.nn.Module, int] = {}
+
+    def measure(module: torch.nn.Module) -> int:
+        if module not in sizes:
+            own = [item for item in module._parameters.values() if item is not None and item not in ignored]
+            sizes[module] = sum(map(torch.Tensor.numel, own)) + sum(map(measure, module.children()))
+        return sizes[module]
+
+    measure(model)
+    return sizes
+
+
+def _bottom_up(model: torch.nn.Module) -> list[torch.nn.Module]:
+    return list(model.modules())[::-1]
+
+
+def _owners(model: torch.nn.Module) -> dict[torch.nn.Parameter, list[torch.nn.Module]]:
+    """Return the modules of each parameter that has several."""
+    owners: dict[torch.nn.Parameter, list[torch.nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners.setdefault(parameter, []).append(module)
+    return {parameter: modules for parameter, modules in owners.items() if len(modules) > 1}
+
+
+def _is_apart(module: torch.nn.Module, shared: dict[torch.nn.Parameter, list[torch.nn.Module]]) -> bool:
+    if not shared:
+        return True
+    inside = set(module.modules())
+    return all(
+        inside.issuperset(shared[parameter]) for parameter in module.parameters() if parameter in shared
+    )
+
+
+def _is_container(module: torch.nn.Module) -> bool:
+    return type(module).forward in (torch.nn.Module.forward, torch.nn.ModuleList.forward)
+
+
+def recompute(blocks: Sequence[torch.nn.Module], *, offload: bool) -> None:
+    """Let the blocks compute their activations again in backward; with `offload` their inputs wait on the CPU."""
+    for block in blocks:
+        vars(block)["forward"] = RecomputedForward(block.forward, offload)
+
+
+class RecomputedForward:
+    """A forward that keeps its inputs alone for backward; its signature is that of the module's own."""
+
+    def __init__(self, forward: Callable[..., Any], offload: bool) -> None:
+        functools.update_wrapper(self, forward)
+        self._forward = forward
+        self._offload = offload
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self._forward(*args, **kwargs)
+        pinned = torch.cuda.is_available()
+        with torch.autograd.graph.save_on_cpu(pin_memory=pinned) if self._offload else nullcontext():
+            return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
+
+    def rebound(self, old: torch.nn.Module, new: torch.nn.Module) -> RecomputedForward:
+        """Return the same for a copy of the module, whose own forward it then calls."""
+        if getattr(self._forward, "__self__", None) is not old:
+            return self
+        return RecomputedForward(MethodType(self._forward.__func__, new), self._offload)  # type: ignore[attr-defined]
+
+
+def set_prefetching(blocks: Sequence[Any], plugin: FullyShardedDataParallelPlugin) -> None:
+    """Say when blocks gather the weights of the next, in the order in which the model holds them."""
+    if plugin.forward_prefetch:
+        for block, after in itertools.pairwise(blocks):
+            block.set_modules_to_forward_prefetch([after])
+    if not plugin.prefetches_backward:
+        for block in blocks:
+            block.set_modules_to_backward_prefetch([block])  # its own, which are there, in place of the next

@@ -1,0 +1,49 @@
+"""Clipping gradients of which each process holds a part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
+
+from ..dtensors import whole
+
+
+def clip_grad_norm(
+    parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float
+) -> torch.Tensor:
+    """Clip the gradients to a total norm over all processes, and return the norm that they had.
+
+    Parameters may be sharded over different meshes, and some not at all: torch cannot mix these.
+    """
+    groups = _by_mesh(parameters)
+    if not groups:
+        return torch.tensor(0.0)
+    norms = [
+        whole(get_total_norm([item.grad for item in group if item.grad is not None], norm_type))
+        for group in groups
+    ]
+    device = norms[0].device
+    total: torch.Tensor = torch.linalg.vector_norm(
+        torch.stack([norm.to(device) for norm in norms]), norm_type
+    )
+    for group in groups:
+        clip_grads_with_norm_(group, max_norm, total)
+    return total
+
+
+def clip_grad_value(parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
+    """Clip every element of the gradients."""
+    for group in _by_mesh(parameters):
+        clip_grad_value_(group, clip_value)
+
+
+def _by_mesh(parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[list[torch.Tensor]]:
+    """Return the parameters that have gradients, those of each mesh together."""
+    groups: dict[object, list[torch.Tensor]] = {}
+    for parameter in [parameters] if isinstance(parameters, torch.Tensor) else parameters:
+        if parameter.grad is not None:
+            mesh = getattr(parameter, "device_mesh", None)  # of a sharded one
+            groups.setdefault(mesh, []).append(parameter)
+    return list(groups.values())

@@ -1,0 +1,324 @@
+"""Training with weights, gradients and optimizer state sharded over the processes by torch's fully_shard."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar
+
+import torch
+
+from ..checkpointing import sharded
+from ..checkpointing.read import Parts
+from ..checkpointing.together import Together
+from ..comm import torch_dist
+from ..compilation import TorchDynamoPlugin, compile_model
+from ..dtensors import is_sharded, sharded_like, whole
+from ..fsdp import FullyShardedDataParallelPlugin, enable_fsdp_ram_efficient_loading
+from ..handlers import DistributedDataParallelKwargs
+from ..parallelism import ParallelismConfig
+from ..precision import Precision
+from ..runtime import Runtime
+from . import blocks, clipping, filling, meshes, tensor_parallel
+from .base import Bundle, Plugins, Strategy, unwrap
+from .single import SingleDevice
+
+
+class FullySharded(SingleDevice):
+    """Shards each block of a model, and what is left of it, over the processes; the model stays the user's object.
+
+    All processes start with rank 0's weights. Layers are split too where there is tensor parallel.
+    """
+
+    shards_weights: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        precision: Precision,
+        plugin: FullyShardedDataParallelPlugin,
+        parallelism: ParallelismConfig | None = None,
+    ) -> None:
+        super().__init__(runtime, precision)
+        self.plugin = plugin
+        self.parallelism = parallelism
+        self._owns_group = meshes.ensure_group(runtime)
+        device = runtime.device.type
+        self._mesh: Any = parallelism.get_device_mesh(device) if parallelism is not None else None
+        self._shards = meshes.for_sharding(runtime, plugin.strategy, parallelism, self._mesh)
+        self._splits: Any = None
+        if self._mesh is not None and parallelism is not None and parallelism.tp_enabled:
+            self._splits = self._mesh["tp"]
+        self._units: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]] = weakref.WeakKeyDictionary()
+        self._quiet: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._background: Any = None
+
+    @classmethod
+    def made_for(
+        cls,
+        runtime: Runtime,
+        precision: Precision,
+        plugins: Plugins,
+        ddp: DistributedDataParallelKwargs | None = None,
+    ) -> Strategy:
+        plugin = plugins.fsdp or FullyShardedDataParallelPlugin(fsdp_version=2)
+        if plugin.cpu_ram_efficient_loading and runtime.topology.world_size > 1:
+            enable_fsdp_ram_efficient_loading()  # transformers looks at the environment
+        config = plugins.parallelism
+        if config is not None and config.cp_enabled and runtime.device.type == "cpu":
+            raise NotImplementedError(
+                f"{config.equation()}: torch's context parallel has no attention for CPUs, run it on GPUs"
+            )
+        return cls(runtime, precision, plugin, plugins.parallelism)
+
+    @property
+    def mesh(self) -> Any:
+        return self._mesh
+
+    @property
+    def num_shares(self) -> int:
+        if self.parallelism is None:
+            return self.runtime.topology.world_size
+        return self.parallelism.data_parallel_size
+
+    def prepare(self, bundle: Bundle) -> Bundle:
+        with _garbage_waits():
+            for model in bundle.models:
+                self._shard(model)
+        for optimizer in bundle.optimizers:
+            self.follow(optimizer)
+        return bundle
+
+    def _switch(self, optimizer: torch.optim.Optimizer) -> None:
+        super()._switch(optimizer)
+        for parameter, state in optimizer.state.items():  # of steps before it was prepared
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                    state[key] = sharded_like(value, parameter)
+
+    def _shard(self, model: torch.nn.Module) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
+        if isinstance(model, FSDPModule):  # by the user
+            self.precision.apply(model)
+            return
+        self._widen(model)
+        ignored = self._ignored(model)
+        units = blocks.chosen(model, self.plugin, ignored)
+        if self.plugin.activation_checkpointing:
+            blocks.recompute(units, offload=bool(self.plugin.activation_checkpointing_offload))
+        before = dict(model.named_parameters())
+        from_first = self.plugin.sync_module_states is not False
+        if self._splits is not None:
+            self._split(model)
+        if filling.is_plain(model) and not ignored:
+            has_values = filling.agree(model, self.runtime.comm, from_first=from_first)
+            originals = filling.empty_out(model) if has_values else None
+            self._fully_shard(model, units, ignored)
+            if originals is not None:
+                filling.fill(model, originals, self.runtime.comm, self._place_of, from_first=from_first)
+            elif self.plugin.param_init_fn is not None:
+                filling.materialize(model, self._place_of)
+                for module in model.modules():
+                    self.plugin.param_init_fn(module)
+        else:
+            model.to(self.runtime.device)
+            if from_first and self._splits is None:
+                filling.copy_first(model, self.runtime.comm)
+            self._fully_shard(model, units, ignored)
+        self._cast_buffers(model)
+        self.precision.apply(model)
+        self._units[model] = [] if self._shards is None else [*units, model]
+        after = dict(model.named_parameters())
+        self._renew([(before[name], after[name]) for name in before if before[name] is not after[name]])
+
+    def _fully_shard(
+        self, model: torch.nn.Module, units: list[torch.nn.Module], ignored: set[torch.nn.Parameter]
+    ) -> None:
+        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
+        if self._shards is None:  # layers are split, and nothing else
+            model.to(self.runtime.device)
+            return
+        on_gpu = self.runtime.device.type != "cpu"
+        offloads = self.plugin.offloads and on_gpu
+        pins = getattr(self.plugin.cpu_offload, "pin_memory", True)
+        options: dict[str, Any] = {
+            "mesh": self._shards,
+            "mp_policy": meshes.precision_policy(self.plugin, self.precision.mode),
+            "offload_policy": CPUOffloadPolicy(pin_memory=pins) if offloads else OffloadPolicy(),
+            "ignored_params": ignored or None,
+        }
+        reshards = self.plugin.strategy in ("FULL_SHARD", "HYBRID_SHARD")
+        for unit in units:
+            fully_shard(unit, reshard_after_forward=reshards, **options)
+        fully_shard(model, **options)  # whose own weights torch keeps from forward to backward
+        order = {id(part): place for place, part in enumerate(model.modules())}
+        blocks.set_prefetching(sorted(units, key=lambda unit: order[id(unit)]), self.plugin)
+
+    def _split(self, model: torch.nn.Module) -> None:
+        """Split layers over the processes of `tp`, with rank 0's weights in all copies."""
+        assert self.parallelism is not None and self.parallelism.tp_handler is not None
+        comm = self.runtime.comm
+        if not filling.agree(model, comm, from_first=False):
+            raise ValueError(
+                "tensor parallel splits weights that each process has, and this model is on the meta device: build it "
+                "on the CPU"
+            )
+        model.to(self.runtime.device)
+        filling.copy_first(model, comm)
+        tensor_parallel.split(model, self._splits, self.parallelism.tp_handler.plan)
+
+    def _widen(self, model: torch.nn.Module) -> None:
+        """Make trainable weights float32 where layers compute in less, since gradients are added up in these."""
+        if not self.precision.is_mixed:
+            return
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.is_floating_point():
+                parameter.data = parameter.data.to(torch.float32)
+
+    def _cast_buffers(self, model: torch.nn.Module) -> None:
+        dtype = getattr(self.plugin.mixed_precision_policy, "buffer_dtype", None)
+        for buffer in model.buffers() if dtype is not None else ():
+            if buffer.is_floating_point():
+                buffer.data = buffer.data.to(dtype)
+
+    def _place_of(self, tensor: torch.Tensor) -> torch.device:
+        """Return where a parameter or buffer lives between computations."""
+        stays = self.plugin.offloads and is_sharded(tensor)
+        return torch.device("cpu") if stays else self.runtime.device
+
+    def _ignored(self, model: torch.nn.Module) -> set[torch.nn.Parameter]:
+        return {
+            parameter
+            for module in meshes.ignored_modules(self.plugin, model)
+            for parameter in module.parameters()
+        }
+
+    def compiled(self, model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Module:
+        if not (plugin.is_active and plugin.use_regional_compilation):
+            return compile_model(model, plugin)
+        units = self._modules(model)
+        for unit in units[:-1] or units:  # in place: a copy would not be sharded
+            unit.compile(**plugin.to_kwargs())
+        return model
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        return self._syncing(model, False)
+
+    def sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        return self._syncing(model, True)
+
+    @contextmanager
+    def _syncing(self, model: torch.nn.Module, wanted: bool) -> Iterator[None]:
+        """Let backward reduce gradients over the processes, or not; afterwards as before."""
+        inner = unwrap(model, keep_torch_compile=False)
+        before = inner not in self._quiet
+        self._set_sync(inner, wanted)
+        try:
+            yield
+        finally:
+            self._set_sync(inner, before)
+
+    def _set_sync(self, inner: torch.nn.Module, wanted: bool) -> None:
+        for module in self._modules(inner):
+            module.set_requires_gradient_sync(wanted, recurse=False)
+        (self._quiet.discard if wanted else self._quiet.add)(inner)
+
+    def _modules(self, inner: torch.nn.Module) -> list[Any]:
+        """Return the sharded modules of a model."""
+        from torch.distributed.fsdp import FSDPModule
+
+        if inner not in self._units:  # by the user
+            self._units[inner] = [part for part in inner.modules() if isinstance(part, FSDPModule)]
+        return self._units[inner]
+
+    def joinable(self, model: Any) -> Any:
+        raise ValueError(
+            "processes that share weights cannot go on with fewer of them: leave join_uneven_inputs out, and "
+            "even_batches as it is"
+        )
+
+    def clip_grad_norm(
+        self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float
+    ) -> torch.Tensor:
+        return clipping.clip_grad_norm(parameters, max_norm, norm_type)
+
+    def clip_grad_value(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:
+        clipping.clip_grad_value(parameters, clip_value)
+
+    def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Return the whole state on the first process of each node, and nothing on the others."""
+        inner = unwrap(model, keep_torch_compile=False)
+        keeps = self.runtime.topology.is_local_main
+        return _whole(inner.state_dict(keep_vars=True), keeps)
+
+    def weights(self, model: torch.nn.Module) -> dict[str, Any]:
+        if not self.plugin.saves_shards:
+            return self.state_dict(model)
+        state: dict[str, Any] = unwrap(model, keep_torch_compile=False).state_dict()
+        return {_plain_name(name): value for name, value in state.items()}
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        state: dict[str, Any] = optimizer.state_dict()
+        keeps = self.runtime.topology.is_local_main
+        values = {number: _whole(entry, keeps) for number, entry in state["state"].items()}
+        return {**state, "state": values}
+
+    def together(self, parts: Parts, weights: list[dict[str, Any]]) -> list[Together]:
+        if not self.plugin.saves_shards:
+            return []
+        models = [unwrap(model, keep_torch_compile=False) for model in parts.models]
+        return [
+            *sharded.model_folders(weights, self._background_group),
+            *sharded.optimizer_folders(models, parts.optimizers, self._background_group),
+        ]
+
+    def context_parallel(
+        self, buffers: list[torch.Tensor], dims: list[int], no_restore: set[torch.Tensor]
+    ) -> AbstractContextManager[None]:
+        if self.parallelism is None or not self.parallelism.cp_enabled:
+            return super().context_parallel(buffers, dims, no_restore)
+        return meshes.context_parallel(self._mesh["cp"], self.parallelism, buffers, dims, no_restore)
+
+    def close(self) -> None:
+        if self._owns_group:
+            torch_dist.close_group()
+            self._owns_group = False
+
+    def _background_group(self) -> Any:
+        """Return a group of all processes for threads, whose collectives do not mix with those of the main thread."""
+        if self._background is None and self.runtime.topology.world_size > 1:
+            self._background = torch_dist.second_group("gloo")
+        return self._background
+
+
+def _whole(state: dict[str, Any], keeps: bool) -> dict[str, Any]:
+    """Return the values whole, on the CPU, where they are kept; what is the same object stays so."""
+    made: dict[int, Any] = {}
+    for value in state.values():
+        if isinstance(value, torch.Tensor) and id(value) not in made:
+            full = whole(value.detach())
+            made[id(value)] = full.cpu() if keeps else None
+            del full
+    if not keeps:
+        return {}
+    return {_plain_name(name): made.get(id(value), value) for name, value in state.items()}
+
+
+@contextmanager
+def _garbage_waits() -> Iterator[None]:
+    """Let Python look for garbage afterwards: of a thousand blocks it would take a third of the time, and find none."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _plain_name(name: str) -> str:
+    return name.replace("_orig_mod.", "")  # of parts that the user compiled

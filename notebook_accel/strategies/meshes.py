@@ -1,0 +1,107 @@
+"""What sharding needs of the run: a process group, a mesh of the processes, and torch's options for it."""
+
+from __future__ import annotations
+
+import re
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from ..comm import torch_dist
+from ..fsdp import FullyShardedDataParallelPlugin
+from ..parallelism import ParallelismConfig
+from ..precision import PRECISIONS
+from ..runtime import Runtime
+
+
+def ensure_group(runtime: Runtime) -> bool:
+    """Open a process group of one where a run of one process has none; return whether that was done."""
+    if runtime.topology.world_size > 1 or torch_dist.group_exists():
+        return False
+    torch_dist.open_group_of_one(runtime.device)
+    return True
+
+
+def for_sharding(runtime: Runtime, strategy: str, parallelism: ParallelismConfig | None, mesh: Any) -> Any:
+    """Return the mesh over which fully_shard works: one dimension, or copies and shards; None where nothing is sharded.
+
+    Args:
+        runtime: of the process.
+        strategy: of sharding, by its name.
+        parallelism: the sizes, where they were given.
+        mesh: of these sizes.
+
+    Raises:
+        ValueError: nothing is left to shard over, or nodes differ in their number of processes.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    device, topology = runtime.device.type, runtime.topology
+    if parallelism is not None and (parallelism.dp_shard_enabled or parallelism.cp_enabled):
+        return mesh[tuple(parallelism.fsdp_dim_names)]
+    if parallelism is not None and parallelism.tp_enabled:
+        return None
+    if parallelism is not None and parallelism.dp_replicate_enabled:
+        raise ValueError(
+            f"{parallelism.equation()} leaves FSDP no processes to shard over: set dp_shard_size above 1"
+        )
+    if not strategy.startswith("HYBRID"):
+        return init_device_mesh(device, (topology.world_size,), mesh_dim_names=("dp_shard",))
+    num_nodes, per_node = topology.num_nodes, topology.local_world_size
+    if num_nodes * per_node != topology.world_size:
+        raise ValueError(
+            f"{num_nodes} nodes x {per_node} processes != world {topology.world_size}: {strategy} needs the same "
+            "number of processes on each node; or give ParallelismConfig(dp_replicate_size, dp_shard_size)"
+        )
+    return init_device_mesh(device, (num_nodes, per_node), mesh_dim_names=("dp_replicate", "dp_shard"))
+
+
+def precision_policy(plugin: FullyShardedDataParallelPlugin, mode: str) -> Any:
+    """Return torch's policy: the plugin's, else weights in the accelerator's precision and gradients in float32."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    given = plugin.mixed_precision_policy
+    if isinstance(given, MixedPrecisionPolicy):
+        return given
+    if given is not None:  # of version 1
+        return MixedPrecisionPolicy(param_dtype=given.param_dtype, reduce_dtype=given.reduce_dtype)
+    dtype = PRECISIONS.get(mode)
+    if dtype is None:
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+
+
+def ignored_modules(plugin: FullyShardedDataParallelPlugin, model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the modules that are not sharded; ValueError where a pattern matches none."""
+    given = plugin.ignored_modules
+    if given is None:
+        return []
+    if not isinstance(given, str):
+        return list(given)
+    pattern = re.compile(given)
+    found = [module for name, module in model.named_modules() if pattern.fullmatch(name)]
+    if not found:
+        raise ValueError(
+            f"ignored_modules {given!r} matches the full name of no module of {type(model).__name__}"
+        )
+    return found
+
+
+def context_parallel(
+    mesh: Any,
+    parallelism: ParallelismConfig,
+    buffers: list[torch.Tensor],
+    dims: list[int],
+    no_restore: set[torch.Tensor],
+) -> AbstractContextManager[None]:
+    """Return torch's context in which each process of the mesh has its part of the buffers."""
+    from torch.distributed.tensor.experimental import context_parallel as torch_context
+    from torch.distributed.tensor.experimental._attention import set_rotate_method
+
+    assert parallelism.cp_handler is not None
+    set_rotate_method(str(parallelism.cp_handler.cp_comm_strategy))
+    context: AbstractContextManager[None] = torch_context(
+        mesh, buffers=buffers, buffer_seq_dims=dims, no_restore_buffers=no_restore
+    )
+    return context
