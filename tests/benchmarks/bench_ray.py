@@ -51,7 +51,7 @@ def ours() -> Callable[[], float]:
 def bare() -> Callable[[], float]:
     import ray
 
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 
     class Actor:
         def work(self) -> None:
