@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import sys
 import time
 import weakref
 from datetime import timedelta
@@ -144,7 +145,11 @@ def open_group_of_one(device: torch.device) -> None:
         raise ValueError("sharded models need torch.distributed, which this torch was built without")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **options)
+    if sys.platform == "win32":
+        store: dist.Store = dist.TCPStore("127.0.0.1", 0, 1, True)
+    else:
+        store = dist.HashStore()
+    dist.init_process_group(backend, store=store, rank=0, world_size=1, **options)
 
 
 def second_group(backend: str) -> Any:

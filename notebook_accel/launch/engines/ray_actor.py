@@ -189,6 +189,8 @@ class _Process:
         )
         stdin = self.popen.stdin
         assert stdin is not None
+        if sys.platform == "win32":
+            raise NotImplementedError  # RayEngine refuses it
         try:
             with contextlib.suppress(BrokenPipeError):  # how it ended is told in any case
                 socket.send_fds(self.events, [b"x"], [payload.fileno()])

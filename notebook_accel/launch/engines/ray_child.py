@@ -83,6 +83,8 @@ def main(events: int, with_ipython: bool) -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     connection = socket.socket(fileno=events)
+    if sys.platform == "win32":
+        raise NotImplementedError  # RayEngine refuses it
     payload = socket.recv_fds(connection, 1, 1)[1][0]
 
     notes: Notes = pickle.loads(handover.notes)
