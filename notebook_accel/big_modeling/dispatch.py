@@ -15,7 +15,7 @@ from ..hooks.align import align_hooks
 from ..hooks.prefetch import Prefetcher
 from ..hooks.tensors import Device
 from . import load, offload, ties
-from .device_map import DeviceMap, check_device_map, infer_auto_device_map
+from .device_map import DeviceMap, check_device_map, check_present, infer_auto_device_map
 from .limits import Limits, get_balanced_memory
 from .moves import guard_moves
 from .offload import Index, OffloadedWeightsLoader
@@ -55,6 +55,7 @@ def dispatch_model(
         CheckpointError: the folder has no room, or a file of the index is damaged.
     """
     check_device_map(model, device_map)
+    check_present(device_map)
     places = set(device_map.values())
     if len(places) == 1 and "disk" not in places and not force_hooks:
         device = places.pop()
@@ -205,7 +206,7 @@ def load_checkpoint_and_dispatch(
         ValueError: the map is no legal one, or an argument is missing or unknown.
     """
     del offload_state_dict
-    wanted = tensors.as_dtype(dtype)
+    wanted = load.floating_dtype(dtype)
     if device_map is None:
         load.load_checkpoint_in_model(
             model,
