@@ -68,6 +68,7 @@ def dispatch_model(
     away_on = {"disk"} if main.type in ("cpu", "mps") else {"disk", "cpu"}
     away = {name: device in away_on for name, device in device_map.items()}
     weights = _weights_of(model, device_map, away, state_dict, offload_dir, offload_index, offload_buffers)
+    _settle(model, away, weights or {}, main)
     execution: dict[str, Device] = {
         name: main if away[name] else tensors.as_device(device) for name, device in device_map.items()
     }
@@ -91,6 +92,16 @@ def dispatch_model(
     guard_moves(model)
     _note(model, device_map)
     return model
+
+
+def _settle(
+    model: nn.Module, away: Mapping[str, bool], weights: Mapping[str, torch.Tensor], main: torch.device
+) -> None:
+    """Bring tensors that the map names alone to where their module computes: hooks bring those of whole modules."""
+    for name, tensor in list(tensors.named_module_tensors(model, recurse=True)):
+        if away.get(name, False):
+            value = weights[name].clone() if tensor.is_meta else None  # not the pages of a file
+            tensors.set_module_tensor_to_device(model, name, main, value=value)
 
 
 def _main_device(device_map: DeviceMap) -> torch.device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -118,6 +119,7 @@ class Prefetcher:
         self._thread: threading.Thread | None = None
         self._turn = threading.RLock()
         self._turns: list[int] = []  # the thread of each forward that has begun
+        self._process = os.getpid()
 
     def expect(self, need: Need) -> None:
         """Say that a module will need these weights, after those named before."""
@@ -126,6 +128,10 @@ class Prefetcher:
 
     def begin(self) -> None:
         """Fetch what the first modules of a forward need, once no other thread is in one."""
+        if (
+            self._process != os.getpid()
+        ):  # forked, maybe while a thread had a lock that is not in this process
+            self.__setstate__(self.__getstate__())
         self._turn.acquire()
         self._turns.append(threading.get_ident())
         self._forget()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +100,18 @@ def test_layers_of_torch(tmp_path: Path, make: Any) -> None:
         assert all(tensor.is_meta for tensor in other.parameters())
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_that_a_map_names_alone(tmp_path: Path) -> None:
+    model, _ = on_disk(Mixed, tmp_path)
+    names = ("none", "one", "small", "flags", "tiny", "layer.bias")
+    for place in ("cpu", "disk"):
+        device_map = dict.fromkeys(names, place) | {"layer.weight": "disk"}
+        with init_empty_weights():
+            empty = Mixed()
+        other = load_checkpoint_and_dispatch(empty, tmp_path, device_map, offload_buffers=True)
+        assert same(model, other) and same(model, other)
+
+
 def test_a_forward_that_ends_early_leaves_nothing_behind(tmp_path: Path) -> None:
     model, other = on_disk(Chain, tmp_path)
     assert same(model, other)
@@ -143,6 +157,24 @@ def test_threads_take_turns(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(30)
     assert results == [True, True]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_fork_in_the_middle_of_a_forward(tmp_path: Path) -> None:
+    model, other = on_disk(Chain, tmp_path)
+    inside, forked = threading.Event(), threading.Event()
+    other.before = lambda: (inside.set(), forked.wait(10))
+    thread = threading.Thread(target=other, args=(ROWS,))
+    thread.start()
+    assert inside.wait(10)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        other.before = list
+        os._exit(0 if same(model, other) else 1)
+    forked.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_other_dtypes_copies_and_compiled_models(tmp_path: Path) -> None:
