@@ -141,21 +141,30 @@ def test_a_forward_that_ends_early_leaves_nothing_behind(tmp_path: Path) -> None
     assert model.layers[0].weight.dtype == torch.bfloat16
 
 
+class Waiting(nn.Linear):
+    """A layer whose first call waits while its weights are there."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not INSIDE.is_set():
+            INSIDE.set()
+            DONE.wait(0.3)  # as long as another thread would need to come here and go
+        return super().forward(x)
+
+
+INSIDE, DONE = threading.Event(), threading.Event()
+
+
 def test_threads_take_turns(tmp_path: Path) -> None:
-    model, other = on_disk(Chain, tmp_path)
-    inside, together = threading.Event(), threading.Event()
-
-    def meet() -> None:
-        together.set() if inside.is_set() else inside.set()
-        together.wait(0.2)  # as long as a second thread would need to come here
-
-    other.before = meet
+    INSIDE.set()
+    model, other = on_disk(lambda: nn.Sequential(nn.Linear(16, 16), Waiting(16, 16)), tmp_path)
+    INSIDE.clear()
     results: list[bool] = []
-    threads = [threading.Thread(target=lambda: results.append(same(model, other))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    thread = threading.Thread(target=lambda: results.append(same(model, other)))
+    thread.start()
+    assert INSIDE.wait(10)
+    results.append(same(model, other))
+    DONE.set()
+    thread.join(10)
     assert results == [True, True]
 
 
