@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import devices
 from ..checkpointing.models import listed
 from ..hooks.tensors import as_device, named_module_tensors
 from . import limits, sizes, ties
@@ -107,6 +108,20 @@ def check_devices(device_map: DeviceMap) -> None:
             raise ValueError(
                 f"the device map puts {name!r} on {device!r}: choose a number of a GPU, a device of torch, 'cpu' or "
                 "'disk'"
+            )
+
+
+def check_present(device_map: DeviceMap) -> None:
+    """Raise ValueError if the map names an accelerator that this machine does not have."""
+    for name, device in device_map.items():
+        target = None if device == "disk" else as_device(device)
+        if target is None or target.type not in ("cuda", "xpu", "mps"):
+            continue
+        count = devices.count(target.type)
+        if (target.index or 0) >= count:
+            raise ValueError(
+                f"the device map puts {name!r} on {device!r}, and torch finds {count} {target.type} devices here: "
+                "choose 'cpu', 'disk' or one that is there"
             )
 
 

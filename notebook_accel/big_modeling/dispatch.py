@@ -15,7 +15,7 @@ from ..hooks.align import align_hooks
 from ..hooks.prefetch import Prefetcher
 from ..hooks.tensors import Device
 from . import load, offload, ties
-from .device_map import DeviceMap, check_device_map, infer_auto_device_map
+from .device_map import DeviceMap, check_device_map, check_present, infer_auto_device_map
 from .limits import Limits, get_balanced_memory
 from .moves import guard_moves
 from .offload import Index, OffloadedWeightsLoader
@@ -55,6 +55,7 @@ def dispatch_model(
         CheckpointError: the folder has no room, or a file of the index is damaged.
     """
     check_device_map(model, device_map)
+    check_present(device_map)
     places = set(device_map.values())
     if len(places) == 1 and "disk" not in places and not force_hooks:
         device = places.pop()
@@ -67,6 +68,7 @@ def dispatch_model(
     away_on = {"disk"} if main.type in ("cpu", "mps") else {"disk", "cpu"}
     away = {name: device in away_on for name, device in device_map.items()}
     weights = _weights_of(model, device_map, away, state_dict, offload_dir, offload_index, offload_buffers)
+    _settle(model, away, weights or {}, main)
     execution: dict[str, Device] = {
         name: main if away[name] else tensors.as_device(device) for name, device in device_map.items()
     }
@@ -90,6 +92,16 @@ def dispatch_model(
     guard_moves(model)
     _note(model, device_map)
     return model
+
+
+def _settle(
+    model: nn.Module, away: Mapping[str, bool], weights: Mapping[str, torch.Tensor], main: torch.device
+) -> None:
+    """Bring tensors that the map names alone to where their module computes: hooks bring those of whole modules."""
+    for name, tensor in list(tensors.named_module_tensors(model, recurse=True)):
+        if away.get(name, False):
+            value = weights[name].clone() if tensor.is_meta else None  # not the pages of a file
+            tensors.set_module_tensor_to_device(model, name, main, value=value)
 
 
 def _main_device(device_map: DeviceMap) -> torch.device:
@@ -205,7 +217,7 @@ def load_checkpoint_and_dispatch(
         ValueError: the map is no legal one, or an argument is missing or unknown.
     """
     del offload_state_dict
-    wanted = tensors.as_dtype(dtype)
+    wanted = load.floating_dtype(dtype)
     if device_map is None:
         load.load_checkpoint_in_model(
             model,

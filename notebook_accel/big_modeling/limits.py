@@ -50,6 +50,10 @@ def get_max_memory(max_memory: Limits | None = None) -> dict[int | str, int]:
             found["mps"] = torch.mps.recommended_max_memory()
         found["cpu"] = psutil.virtual_memory().available
         return found
+    if not isinstance(max_memory, Mapping):
+        raise ValueError(
+            f"max_memory says bytes for each device, such as {{0: '10GiB', 'cpu': '30GiB'}}, {max_memory!r} does not"
+        )
     limits = {name: convert_file_size_to_int(size) for name, size in max_memory.items()}
     for name in limits:
         if (not isinstance(name, int) or isinstance(name, bool) or name < 0) and name not in _NAMED:

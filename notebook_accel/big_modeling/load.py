@@ -15,7 +15,7 @@ from ..checkpointing.models import Source
 from ..checkpointing.project import PathLike
 from ..hooks import tensors
 from . import offload, ties
-from .device_map import DeviceMap, check_device_map, check_devices
+from .device_map import DeviceMap, check_device_map, check_devices, check_present
 from .placing import Loading, Slot, slots_of
 
 
@@ -58,7 +58,7 @@ def load_checkpoint_in_model(
         raise NotImplementedError(
             "offload_8bit_bnb=True: 8-bit weights stay on one device, see load_and_quantize_model"
         )
-    wanted = tensors.as_dtype(dtype)
+    wanted = floating_dtype(dtype)
     if device_map is None and (broadcast_from_rank0 or not full_state_dict):
         _load_sharded(model, checkpoint, wanted, strict, full_state_dict, broadcast_from_rank0)
         return
@@ -84,6 +84,14 @@ def load_checkpoint_in_model(
     index = loading.run()
     if offload_folder is not None:
         offload.save_offload_index(index, offload_folder)
+
+
+def floating_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """Return the dtype that weights are cast to; ValueError for one that is not of floating point."""
+    found = tensors.as_dtype(dtype)
+    if found is not None and not found.is_floating_point:
+        raise ValueError(f"dtype {dtype!r}: weights are cast to a floating point dtype such as 'bfloat16'")
+    return found
 
 
 def _load_in_place(
@@ -184,6 +192,7 @@ def plan(
     """
     if device_map is not None:
         check_device_map(model, device_map)
+        check_present(device_map)
     sources = [models.open_source(path) for path in shards.find_files(checkpoint)]
     loading = Loading(model=model, sources=sources, folder=offload_folder)
     groups: dict[int, list[Slot]] = {}

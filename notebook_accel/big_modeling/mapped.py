@@ -29,17 +29,28 @@ _POPULATE_READ: Final = 22  # from Linux 5.14 on
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where in a file the values of a tensor lie, one after the other."""
+    """Where in a file the values of a tensor lie, one after the other.
+
+    Attributes:
+        stamp: of the file when this was found out, see `stamp_of`; None reads whatever is there.
+    """
 
     path: Path
     offset: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    stamp: tuple[int, int] | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of the values."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Return what changes when a file is written again: its bytes, and when it was written."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def read(places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
@@ -59,6 +70,11 @@ def read(places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
 
 
 def _read_file(path: Path, places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
+    now = stamp_of(path)
+    if any(place.stamp not in (None, now) for place in places.values()):
+        raise OSError(
+            f"it was written again after the model was loaded, it has {now[0]:,} bytes now: load the model again"
+        )
     found: dict[str, torch.Tensor] = {}
     copied: list[rawio.Piece] = []
     mapped: dict[str, Place] = {}

@@ -35,6 +35,6 @@ class _Move:
 
 def guard_moves(model: nn.Module) -> None:
     """Refuse to move a model as a whole that has parts elsewhere."""
-    for name in ("to", "cuda", "xpu"):
+    for name in ("to", "cpu", "cuda", "xpu"):
         if not isinstance(vars(model).get(name), _Move) and hasattr(model, name):
             vars(model)[name] = _Move(model, name, getattr(model, name))

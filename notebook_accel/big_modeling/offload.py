@@ -66,17 +66,24 @@ def load_offloaded_weight(weight_file: PathLike, weight_info: Mapping[str, Any])
 
 
 def _dat_place(path: Path, info: Mapping[str, Any]) -> Place:
-    dtype = getattr(torch, str(info["dtype"]).removeprefix("torch."), None)
-    if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"{path}: dtype {info['dtype']!r} in the index is none of torch")
-    place = Place(path=path, offset=0, shape=tuple(info["shape"]), dtype=dtype)
+    if lacking := [key for key in ("dtype", "shape") if key not in info]:
+        raise CheckpointError(f"{path}: its entry in the index has no {' and no '.join(lacking)}")
+    dtype = _dtype_of(info["dtype"], path)
     if not path.is_file():
         raise CheckpointError(f"{path} is missing, though the index lists it")
+    place = Place(path=path, offset=0, shape=tuple(info["shape"]), dtype=dtype, stamp=mapped.stamp_of(path))
     if path.stat().st_size != place.nbytes:
         raise CheckpointError(
             f"{path} has {path.stat().st_size} bytes, and {list(place.shape)} of {dtype} needs {place.nbytes}"
         )
     return place
+
+
+def _dtype_of(name: Any, path: Path) -> torch.dtype:
+    found = getattr(torch, str(name).removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise CheckpointError(f"{path}: dtype {name!r} in the index is none of torch")
+    return found
 
 
 def save_offload_index(index: Index, offload_folder: PathLike) -> None:
@@ -108,6 +115,8 @@ def offload_state_dict(save_dir: PathLike, state_dict: Mapping[str, torch.Tensor
     written removed again.
     """
     folder = Path(save_dir)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file, weights are written to a folder")
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     needed = sum(tensor.nbytes for tensor in state_dict.values())
@@ -181,7 +190,7 @@ class OffloadedWeightsLoader(Weights):
         self.all_keys = [*self.state_dict, *(name for name in self.index if name not in self.state_dict)]
 
     def _look_up(self) -> tuple[dict[str, Place], dict[str, torch.dtype]]:
-        headers: dict[Path, weights.Header] = {}
+        headers: dict[Path, tuple[weights.Header, tuple[int, int]]] = {}
         places: dict[str, Place] = {}
         dtypes: dict[str, torch.dtype] = {}
         for name, info in self.index.items():
@@ -193,13 +202,16 @@ class OffloadedWeightsLoader(Weights):
                 continue
             path = Path(file)
             if path not in headers:
-                headers[path] = weights.read_header(path)
-            entry = headers[path].entries.get(key := info.get("weight_name", name))
+                headers[path] = weights.read_header(path), mapped.stamp_of(path)
+            header, stamp = headers[path]
+            entry = header.entries.get(key := info.get("weight_name", name))
             if entry is None:
                 raise CheckpointError(f"{path} has no weights for {key!r}")
-            places[name] = Place(path=path, offset=entry.offset, shape=entry.shape, dtype=entry.dtype)
+            places[name] = Place(
+                path=path, offset=entry.offset, shape=entry.shape, dtype=entry.dtype, stamp=stamp
+            )
             if "dtype" in info:
-                dtypes[name] = getattr(torch, str(info["dtype"]).removeprefix("torch."))
+                dtypes[name] = _dtype_of(info["dtype"], path)
         return places, dtypes
 
     def __getitem__(self, key: str) -> torch.Tensor:

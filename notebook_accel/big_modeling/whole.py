@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from .. import devices
+from ..checkpointing.models import listed
 from ..checkpointing.project import PathLike
 from ..hooks import (
     AlignDevicesHook,
@@ -41,6 +42,7 @@ def cpu_offload(
             without calling the modules that have them.
     """
     device = _device_of(model) if execution_device is None else tensors.as_device(execution_device)
+    _check_has_values(model, state_dict, offload_buffers)
     if state_dict is None:
         state_dict = {name: tensor.to("cpu") for name, tensor in model.state_dict().items()}
     return _offload(model, device, state_dict, offload_buffers, preload_module_classes)
@@ -84,6 +86,22 @@ def _device_of(model: nn.Module) -> torch.device:
     if first.is_meta:
         return devices.device_for(devices.best(), 0)
     return first.device
+
+
+def _check_has_values(
+    model: nn.Module, given: Mapping[str, torch.Tensor] | None, offload_buffers: bool
+) -> None:
+    if given is None:
+        lost = [name for name, tensor in model.state_dict().items() if tensor.is_meta]
+    else:
+        buffers = set() if offload_buffers else {name for name, _ in model.named_buffers()}
+        lost = sorted(set(model.state_dict()) - buffers - set(given))
+    if lost:
+        where = "they are on the meta device" if given is None else "the state_dict has none"
+        raise ValueError(
+            f"no values for {listed(lost)}, {where}: give a state_dict with all weights; from a model that is "
+            "offloaded already remove_hook_from_submodules takes the hooks off first"
+        )
 
 
 def _check_indexed(state: Mapping[str, torch.Tensor], index: Index, where: PathLike) -> None:

@@ -147,10 +147,13 @@ def find_files(checkpoint: PathLike) -> list[Path]:
     """
     path = Path(checkpoint).expanduser()
     if path.is_dir():
-        found = [path / name for name in (names.MODEL, names.SAFE_MODEL) if (path / name).is_file()]
-        if found:
-            return found[:1]
+        # of both formats it is safetensors, which are checked and read faster
+        found = [path / name for name in (names.SAFE_MODEL, names.MODEL) if (path / name).is_file()]
         indices = sorted(path.glob("*.index.json"))
+        safe = [index for index in indices if index.name.endswith(".safetensors.index.json")]
+        if found and (found[0].name == names.SAFE_MODEL or not safe):
+            return found[:1]
+        indices = safe or indices
         if len(indices) != 1:
             listed = ", ".join(index.name for index in indices) or "no *.index.json"
             raise ValueError(
@@ -163,9 +166,11 @@ def find_files(checkpoint: PathLike) -> list[Path]:
         return [path]
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        files = sorted(set(content.get("weight_map", content).values()))
+        files = sorted(map(os.fspath, set(content.get("weight_map", content).values())))
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{path} is no index of weights: {error}") from error
+    if not files:
+        raise CheckpointError(f"{path} is no index of weights: it lists none")
     for name in files:
         if not (path.parent / name).is_file():
             raise CheckpointError(f"{path.parent / name} is missing, though {path.name} lists it")

@@ -131,14 +131,13 @@ class AlignDevicesHook(ModelHook):
                     place = empty.setdefault(id(tensor), _emptied(tensor))
                     needed[name] = place
                     self._slots.append(_Slot(owner=part, key=key, name=name, empty=place))
-        for slot in self._slots:
-            tensors.put(slot.owner, slot.key, slot.empty)
+        self._empty_slots()
         if needed:
             assert self.weights_map is not None
             self._need = Need(
                 weights=self.weights_map,
                 names=tuple(needed),
-                dtypes=tuple(tensor.dtype for tensor in needed.values()),
+                places=tuple(needed.values()),
                 device=self._device(),
                 nbytes=sum(tensor.nbytes for tensor in needed.values()),
             )
@@ -179,13 +178,28 @@ class AlignDevicesHook(ModelHook):
 
     @outside_graphs
     def post_forward(self, module: nn.Module, output: Any) -> Any:
-        for slot in self._slots:
-            tensors.put(slot.owner, slot.key, slot.empty)
+        self._empty_slots()
         if self.leads is not None:
             self.leads.end()
         if self.io_same_device and self.input_device is not None:
             output = send_to_device(output, self.input_device, skip_keys=self.skip_keys)
         return output
+
+    @outside_graphs
+    def after_error(self, module: nn.Module, error: BaseException) -> None:
+        self._empty_slots()
+        if self.leads is None:
+            return
+        self.leads.end(whole=False)
+        if "meta" in str(error) and hasattr(error, "add_note"):  # from Python 3.11 on
+            error.add_note(
+                "weights that are away come when their own module is called: where another one uses them, name its "
+                "class in preload_module_classes"
+            )
+
+    def _empty_slots(self) -> None:
+        for slot in self._slots:
+            tensors.put(slot.owner, slot.key, slot.empty)
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
         if not self._slots:
@@ -214,7 +228,7 @@ class AlignDevicesHook(ModelHook):
             need = Need(
                 weights=need.weights,
                 names=need.names,
-                dtypes=need.dtypes,
+                places=need.places,
                 device=tensors.as_device(device),
                 nbytes=need.nbytes,
             )
@@ -224,8 +238,7 @@ class AlignDevicesHook(ModelHook):
         try:
             yield
         finally:
-            for slot in self._slots:
-                tensors.put(slot.owner, slot.key, slot.empty)
+            self._empty_slots()
 
 
 def _emptied(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .align import AlignDevicesHook
+from .align import AlignDevicesHook, align_hook, align_hooks
 from .base import add_hook_to_module
 from .prefetch import Prefetcher
 from .tensors import Device, TiedMap, named_module_tensors
@@ -37,7 +37,9 @@ def attach_execution_device_hook(
         add_hook_to_module(
             module, AlignDevicesHook(execution_device, skip_keys=skip_keys, tied_params_map=tied_params_map)
         )
-    if type(module).__name__ in (preload_module_classes or ()):
+    away = align_hook(module)
+    whole = away is not None and away.place_submodules
+    if whole or type(module).__name__ in (preload_module_classes or ()):
         return
     for child in module.children():
         attach_execution_device_hook(
@@ -71,7 +73,10 @@ def attach_align_device_hook(
         tied_params_map: copies of shared weights, by address and device.
         prefetcher: fetches weights before they are needed.
     """
-    whole = offload and type(module).__name__ in (preload_module_classes or ())
+    # attention of torch uses the weights of a layer inside that it never calls
+    whole = offload and (
+        isinstance(module, nn.MultiheadAttention) or type(module).__name__ in (preload_module_classes or ())
+    )
     if whole or next(named_module_tensors(module), None) is not None:
         prefix = f"{module_name}." if module_name else ""
         hook = AlignDevicesHook(
@@ -156,8 +161,12 @@ def attach_align_device_hook_on_blocks(
             continue
         device, is_root = places.get(full), full == ""
         if are_away.get(full, False):
+            before = list(align_hooks(vars(part).get("_hf_hook")))
             attach_align_device_hook(part, device, True, module_name=full, **away, **common)
-            if not hasattr(part, "_hf_hook") or is_root:
+            added = [one for one in align_hooks(vars(part).get("_hf_hook")) if one not in before]
+            if added and is_root:  # it has weights of its own, which that hook brings
+                added[0].io_same_device = True
+            elif not added and (is_root or not before):
                 hook = AlignDevicesHook(device, io_same_device=is_root, skip_keys=skip_keys)
                 add_hook_to_module(part, hook, append=True)
         else:

@@ -36,6 +36,9 @@ class ModelHook:
         """Run after the forward and return the output for the caller."""
         return output
 
+    def after_error(self, module: nn.Module, error: BaseException) -> None:
+        """Run in place of `post_forward` where the forward, or a hook's part in it, has raised."""
+
     def detach_hook(self, module: nn.Module) -> nn.Module:
         """Run when the hook is removed or replaced."""
         return module
@@ -68,6 +71,10 @@ class SequentialHook(ModelHook):
         for hook in self.hooks:
             output = hook.post_forward(module, output)
         return output
+
+    def after_error(self, module: nn.Module, error: BaseException) -> None:
+        for hook in self.hooks:
+            hook.after_error(module, error)
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
         for hook in self.hooks:
@@ -112,14 +119,18 @@ class HookedForward:
         hook = getattr(module, "_hf_hook", None)
         if hook is None:  # removed while something else was wrapped around this
             return self.inner(*args, **kwargs)
-        args, kwargs = hook.pre_forward(module, *args, **kwargs)
-        forward: Callable[..., Any] = vars(module)["_old_forward"]
-        if hook.no_grad:
-            with torch.no_grad():
+        try:
+            args, kwargs = hook.pre_forward(module, *args, **kwargs)
+            forward: Callable[..., Any] = vars(module)["_old_forward"]
+            if hook.no_grad:
+                with torch.no_grad():
+                    output = forward(*args, **kwargs)
+            else:
                 output = forward(*args, **kwargs)
-        else:
-            output = forward(*args, **kwargs)
-        return hook.post_forward(module, output)
+            return hook.post_forward(module, output)
+        except BaseException as error:
+            hook.after_error(module, error)
+            raise
 
 
 def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False) -> nn.Module:
@@ -184,6 +195,9 @@ def outside_graphs(function: _Function) -> _Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             torch._dynamo.graph_break()
+            return torch._dynamo.disable(function)(
+                *args, **kwargs
+            )  # the compiler traces what is not disabled
         return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]

@@ -42,6 +42,9 @@ class LayerwiseCastingHook(ModelHook):
         self._cast(module, self.storage_dtype)
         return output
 
+    def after_error(self, module: nn.Module, error: BaseException) -> None:
+        self._cast(module, self.storage_dtype)
+
     def detach_hook(self, module: nn.Module) -> nn.Module:
         return self._cast(module, self.compute_dtype)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -23,14 +24,14 @@ class Need:
     Attributes:
         weights: where they are.
         names: theirs.
-        dtypes: what each is cast to.
+        places: what is in the place of each meanwhile; a weight is cast to the dtype that this has then.
         device: where the module computes.
         nbytes: of all of them, on the device.
     """
 
     weights: Mapping[str, torch.Tensor]
     names: tuple[str, ...]
-    dtypes: tuple[torch.dtype, ...]
+    places: tuple[torch.Tensor, ...]
     device: torch.device
     nbytes: int
 
@@ -39,8 +40,8 @@ class Need:
         """Return the weights on the device, by name."""
         found = together(self.weights, self.names)
         return {
-            name: _cast(found[name], dtype).to(self.device)
-            for name, dtype in zip(self.names, self.dtypes, strict=True)
+            name: _cast(found[name], place.dtype).to(self.device)
+            for name, place in zip(self.names, self.places, strict=True)
         }
 
 
@@ -104,7 +105,7 @@ class Prefetcher:
 
     What is fetched ahead is one need, or several that are no larger together than the largest. The order is that of
     the last forward of the whole model, before the first one that in which `expect` was called. No thread waits for
-    work: one starts where there is some, and ends with it.
+    work: one starts where there is some, and ends with it. Forwards of several threads take turns.
     """
 
     def __init__(self) -> None:
@@ -116,6 +117,9 @@ class Prefetcher:
         self._queue: deque[_Job] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._turn = threading.RLock()
+        self._turns: list[int] = []  # the thread of each forward that has begun
+        self._process = os.getpid()
 
     def expect(self, need: Need) -> None:
         """Say that a module will need these weights, after those named before."""
@@ -123,17 +127,27 @@ class Prefetcher:
         self._room = max(self._room, need.nbytes)
 
     def begin(self) -> None:
-        """Fetch what the first modules of a forward need."""
+        """Fetch what the first modules of a forward need, once no other thread is in one."""
+        if (
+            self._process != os.getpid()
+        ):  # forked, maybe while a thread had a lock that is not in this process
+            self.__setstate__(self.__getstate__())
+        self._turn.acquire()
+        self._turns.append(threading.get_ident())
         self._forget()
         self._seen = []
         self._fetch_ahead()
 
-    def end(self) -> None:
-        """Note the order of the forward that has ended, and keep nothing of it."""
-        if self._seen:
+    def end(self, *, whole: bool = True) -> None:
+        """Keep nothing of the forward that has ended but its order, and that only of a `whole` one."""
+        if threading.get_ident() not in self._turns:
+            return  # it never began
+        if self._seen and whole:
             known = set(self._seen)
             self._order = [*self._seen, *(need for need in self._order if need not in known)]
         self._forget()
+        self._turns.pop()
+        self._turn.release()
 
     def take(self, need: Need) -> dict[str, torch.Tensor]:
         """Return the weights that a module needs now, and let the next ones be fetched."""

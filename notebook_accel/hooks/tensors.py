@@ -165,7 +165,7 @@ def as_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """Return a dtype of torch by its name too; ValueError for another word."""
     if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
-    found = getattr(torch, dtype.removeprefix("torch."), None)
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else None
     if not isinstance(found, torch.dtype):
         raise ValueError(
             f"dtype {dtype!r} is unknown, choose a dtype of torch such as 'float16' or 'bfloat16'"

@@ -272,11 +272,17 @@ def test_a_fetch_that_fails_is_told_where_the_weight_is_needed(tmp_path: Path) -
     folder = save(words(), tmp_path, "plain safetensors")
     model = load_checkpoint_and_dispatch(empty(), folder, half())
     output(model)
-    kept = folder.read_bytes()
+    kept, written_at = folder.read_bytes(), folder.stat().st_mtime_ns
     folder.write_bytes(kept[:2000])
     with pytest.raises(CheckpointError, match=r"model.safetensors cannot be read for blocks\.\d\.\w+\.\w+"):
         output(model)
+    folder.write_bytes(bytes(len(kept)))  # of the same size, and other weights
+    with pytest.raises(
+        CheckpointError, match=r"written again after the model was loaded.*load the model again"
+    ):
+        output(model)
     folder.write_bytes(kept)
+    os.utime(folder, ns=(written_at, written_at))
     assert torch.equal(output(model), output(words()))
 
 
