@@ -72,6 +72,16 @@ def precision_policy(plugin: FullyShardedDataParallelPlugin, mode: str) -> Any:
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
 
 
+def check_precision(plugin: FullyShardedDataParallelPlugin, mode: str) -> None:
+    """Raise ValueError where the plugin's policy computes in other half precision than the accelerator."""
+    policy, wanted = plugin.mixed_precision_policy, PRECISIONS.get(mode)
+    given = None if policy is None else policy.param_dtype
+    if wanted is not None and given in (torch.float16, torch.bfloat16) and given != wanted:
+        raise ValueError(
+            f"mixed_precision={mode!r} contradicts mixed_precision_policy, whose param_dtype is {given}: leave one out"
+        )
+
+
 def ignored_modules(plugin: FullyShardedDataParallelPlugin, model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the modules that are not sharded; ValueError where a pattern matches none."""
     given = plugin.ignored_modules
