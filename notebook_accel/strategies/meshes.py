@@ -39,7 +39,10 @@ def for_sharding(runtime: Runtime, strategy: str, parallelism: ParallelismConfig
 
     device, topology = runtime.device.type, runtime.topology
     if parallelism is not None and (parallelism.dp_shard_enabled or parallelism.cp_enabled):
-        return mesh[tuple(parallelism.fsdp_dim_names)]
+        names = parallelism.fsdp_dim_names
+        if not parallelism.cp_enabled:  # then the joint dimension is this one
+            names[-1] = "dp_shard"
+        return mesh[tuple(names)]
     if parallelism is not None and parallelism.tp_enabled:
         return None
     if parallelism is not None and parallelism.dp_replicate_enabled:

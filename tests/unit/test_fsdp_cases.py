@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -415,7 +416,9 @@ def on_four(folder: str) -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     for what, sizes in meshes.items():
-        accelerator = make(fsdp_plugin=plugin(), parallelism_config=ParallelismConfig(**sizes))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Slicing a flattened dim")
+            accelerator = make(fsdp_plugin=plugin(), parallelism_config=ParallelismConfig(**sizes))
         prepared, optimizer = accelerator.prepare(built := model(), adam(built))
         losses = train(accelerator, prepared, optimizer)
         accelerator.save_state(f"{folder}/mesh")
