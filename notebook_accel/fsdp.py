@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,6 +24,18 @@ _DTYPES: Final = {
     "bf16": torch.bfloat16,
     "fp32": torch.float32,
 }
+_FLAGS: Final = (
+    "limit_all_gathers",
+    "use_orig_params",
+    "sync_module_states",
+    "forward_prefetch",
+    "activation_checkpointing",
+    "activation_checkpointing_offload",
+    "cpu_ram_efficient_loading",
+)
+
+_OPEN: Final = ("sync_module_states", "use_orig_params")
+"""Flags that stay None where nobody says what they are."""
 
 
 @dataclass
@@ -93,26 +107,20 @@ class FullyShardedDataParallelPlugin:
             self.fsdp_version = environ.integer("FSDP_VERSION", 1)
         if self.fsdp_version not in (1, 2):
             raise ValueError(f"fsdp_version {self.fsdp_version!r} is unknown, choose 1 or 2")
+        self._settle_flags()
         self._settle_strategy()
         self._settle_prefetch()
         self.set_cpu_offload()
         self.set_state_dict_type()
         self._settle_policy()
-        for name in (
-            "forward_prefetch",
-            "activation_checkpointing",
-            "activation_checkpointing_offload",
-            "cpu_ram_efficient_loading",
-        ):
-            if getattr(self, name) is None:
-                setattr(self, name, environ.flag(f"FSDP_{name.upper()}"))
-        for name in ("sync_module_states", "use_orig_params"):
-            if getattr(self, name) is None and environ.get(f"FSDP_{name.upper()}"):
-                setattr(self, name, environ.flag(f"FSDP_{name.upper()}"))
-        if self.ignored_modules is None:
-            self.ignored_modules = environ.get("FSDP_IGNORED_MODULES") or None
+        self._settle_modules()
         if self.activation_checkpointing_offload and not self.activation_checkpointing:
             raise ValueError("activation_checkpointing_offload=True needs activation_checkpointing=True")
+        if self.activation_checkpointing and self.auto_wrap_policy is None:
+            raise ValueError(
+                "activation_checkpointing=True is for blocks, and auto_wrap_policy NO_WRAP makes none: choose "
+                "TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP"
+            )
         if self.cpu_ram_efficient_loading and self.sync_module_states is False:
             raise ValueError(
                 "cpu_ram_efficient_loading=True leaves the weights to rank 0, sync_module_states=False keeps them "
@@ -121,6 +129,45 @@ class FullyShardedDataParallelPlugin:
         if isinstance(self.mixed_precision_policy, (str, dict)):
             self.set_mixed_precision(self.mixed_precision_policy, override=True)
         self.validate_mixed_precision_policy()
+
+    def _settle_flags(self) -> None:
+        for name in _FLAGS:
+            value = getattr(self, name)
+            variable = f"FSDP_{name.upper()}"
+            if isinstance(value, str):
+                try:
+                    value = environ.parse_bool(value)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
+            elif value is None and (name not in _OPEN or environ.get(variable)):
+                value = environ.flag(variable)
+            if value not in (None, False, True):  # transformers says 0 and 1
+                raise ValueError(f"{name} {value!r} is neither True nor False")
+            setattr(self, name, None if value is None else bool(value))
+
+    def _settle_modules(self) -> None:
+        ignored = self.ignored_modules
+        if ignored is None:
+            ignored = environ.get("FSDP_IGNORED_MODULES") or None
+        if isinstance(ignored, str):
+            try:
+                re.compile(ignored)
+            except re.error as error:
+                raise ValueError(f"ignored_modules {ignored!r} is no regular expression: {error}") from None
+        elif ignored is not None:
+            if isinstance(ignored, torch.nn.Module) or not isinstance(ignored, Iterable):
+                raise ValueError(
+                    f"ignored_modules of type {type(ignored).__name__} is neither a list of modules nor a pattern of "
+                    "their names"
+                )
+            ignored = list(ignored)
+            if wrong := [item for item in ignored if not isinstance(item, torch.nn.Module)]:
+                raise ValueError(
+                    f"ignored_modules holds {wrong[0]!r}, which is no module: give modules, or one pattern of names"
+                )
+        self.ignored_modules = ignored
+        if self.param_init_fn is not None and not callable(self.param_init_fn):
+            raise ValueError(f"param_init_fn {self.param_init_fn!r} is no function of a module")
 
     def _settle_strategy(self) -> None:
         if self.sharding_strategy is None and self.reshard_after_forward is None:
@@ -181,7 +228,7 @@ class FullyShardedDataParallelPlugin:
                 "SIZE_BASED_WRAP": wrap.size_based_auto_wrap_policy,
                 "NO_WRAP": None,
             }[str(name)]
-        elif not callable(policy):
+        elif not callable(policy) or isinstance(policy, type):
             raise ValueError(
                 f"auto_wrap_policy {policy!r} is neither a function nor one of {', '.join(_POLICIES)}"
             )
@@ -191,11 +238,25 @@ class FullyShardedDataParallelPlugin:
             names = environ.get("FSDP_TRANSFORMER_CLS_TO_WRAP") or None
         if isinstance(names, str):
             names = [name.strip() for name in names.split(",") if name.strip()]
-        self.transformer_cls_names_to_wrap = names
+        if names is not None and not (
+            isinstance(names, list | tuple | set | frozenset) and all(isinstance(name, str) for name in names)
+        ):
+            raise ValueError(
+                f"transformer_cls_names_to_wrap {names!r} is no list of class names, such as ['LlamaDecoderLayer']"
+            )
+        self.transformer_cls_names_to_wrap = None if names is None else list(names)
         if self.min_num_params is None and policy is wrap.size_based_auto_wrap_policy:
             self.min_num_params = environ.integer("FSDP_MIN_NUM_PARAMS", 100_000_000)
-        if self.min_num_params is not None and not isinstance(self.min_num_params, int):
-            raise ValueError(f"min_num_params {self.min_num_params!r} is no whole number")
+        least: Any = self.min_num_params
+        if least is not None and (not isinstance(least, int) or isinstance(least, bool) or least < 0):
+            raise ValueError(f"min_num_params {least!r} is no whole number")
+        if policy is None and (names or least):
+            what = "transformer_cls_names_to_wrap" if names else "min_num_params"
+            warnings.warn(
+                f"{what} is not looked at: auto_wrap_policy is NO_WRAP, and all weights are gathered at once. Choose "
+                f"{'TRANSFORMER' if names else 'SIZE'}_BASED_WRAP",
+                stacklevel=4,
+            )
 
     def set_state_dict_type(self, state_dict_type: Any = None) -> None:
         """Settle how checkpoints are written, by the argument where there is one; ValueError if it is unknown."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +34,7 @@ class TorchTensorParallelConfig:
 
     Raises:
         ValueError: `enable_async_tp` is True.
+        TypeError: `plan` is no dict.
     """
 
     enable_async_tp: bool = False
@@ -41,6 +43,8 @@ class TorchTensorParallelConfig:
     def __post_init__(self) -> None:
         if self.enable_async_tp:
             raise ValueError("enable_async_tp=True is not supported by torch's tensor parallel: leave it out")
+        if self.plan is not None and not isinstance(self.plan, dict):
+            raise TypeError(f"plan {self.plan!r} is no dict of module names and styles")
 
 
 @dataclass
@@ -286,3 +290,16 @@ class ParallelismConfig:
                 "make a new ParallelismConfig"
             )
         return self.device_mesh
+
+
+def wrong_in(environment: Mapping[str, str], world_size: int) -> list[str]:
+    """Return what is wrong for that many processes with these variables."""
+    if not environ.flag_in(environment, "ACCELERATE_USE_PARALLELISM_CONFIG"):
+        return []
+    own = {name: text for name, text in environment.items() if name.startswith("PARALLELISM_CONFIG_")}
+    try:
+        with environ.patch_environment(**own):
+            ParallelismConfig().check(world_size)
+    except ValueError as error:
+        return [str(error)]
+    return []

@@ -6,7 +6,7 @@ The folders and the names in them are Accelerate's. A run of any number of proce
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,8 +48,7 @@ class Shards(Together):
         try:
             dcp.save(self._state, storage_writer=writer, process_group=self._group)
         except dcp.CheckpointException as error:  # is no Exception
-            found = "; ".join(f"rank {rank}: {failure[0]!r}" for rank, failure in error.failures.items())
-            raise CheckpointError(f"{where / self._name} was not written: {found}") from error
+            raise CheckpointError(f"{where / self._name} was not written: {_failures(error)}") from error
 
     def snapshot(self, copies: Copies) -> Shards:
         return Shards(self._name, _copied(self._state, copies), self._background, self._background())
@@ -160,10 +159,21 @@ def _entries(folder: Path, top: str) -> dict[tuple[str, ...], tuple[str, Any]]:
         if path[0] != top:
             raise CheckpointError(f"{folder} holds {key!r}, which is no part of a {top}")
         found[path[1:]] = (key, entry)
-    for place in (metadata.storage_data or {}).values():
-        if not (folder / place.relative_path).is_file():
-            raise CheckpointError(f"{folder / place.relative_path} is missing, though {_METADATA} lists it")
+    _check_files(folder, (metadata.storage_data or {}).values())
     return found
+
+
+def _check_files(folder: Path, places: Iterable[Any]) -> None:
+    """Raise CheckpointError where a file is missing or ends before what it has to hold."""
+    least: dict[str, int] = {}
+    for place in places:
+        least[place.relative_path] = max(least.get(place.relative_path, 0), place.offset + place.length)
+    for name, size in least.items():
+        file = folder / name
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing, though {_METADATA} lists it")
+        if file.stat().st_size < size:
+            raise CheckpointError(f"{file} has {file.stat().st_size} bytes, {_METADATA} says {size} or more")
 
 
 def _plan_model(folder: Path, model: torch.nn.Module) -> Apply:
@@ -202,6 +212,7 @@ def _plan_optimizer(folder: Path, optimizer: Any, known: dict[int, str]) -> Appl
             known[id(parameter)] for group in raw.param_groups for parameter in group["params"]
         )
     }
+    _check_groups(folder, entries, raw)
     for path, (_, entry) in entries.items():
         own = raw.state.get(by_name[path[1]], {}).get(path[2]) if path[0] == "state" else None
         if isinstance(own, torch.Tensor):
@@ -223,6 +234,15 @@ def _plan_optimizer(folder: Path, optimizer: Any, known: dict[int, str]) -> Appl
         optimizer.load_state_dict({"state": state, "param_groups": _groups(rest, raw, numbers, folder)})
 
     return apply
+
+
+def _check_groups(folder: Path, entries: dict[tuple[str, ...], Any], raw: Any) -> None:
+    """Raise CheckpointError unless there are as many groups as the optimizer has, where the entries tell."""
+    stored = {path[1] for path in entries if path[0] == "param_groups" and len(path) > 1}
+    if stored and len(stored) != len(raw.param_groups):
+        raise CheckpointError(
+            f"{folder} holds {len(stored)} groups of parameters, and the optimizer has {len(raw.param_groups)}"
+        )
 
 
 def _groups(rest: dict[tuple[str, ...], Any], raw: Any, numbers: dict[str, int], folder: Path) -> list[Any]:
@@ -260,7 +280,11 @@ def _read(folder: Path, target: dict[str, Any]) -> None:
             warnings.simplefilter("ignore")  # torch says that it loads in one process, as it is told to
             dcp.load(target, storage_reader=dcp.FileSystemReader(folder), planner=planner, no_dist=True)
     except dcp.CheckpointException as error:
-        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+        raise CheckpointError(f"{folder} cannot be read: {_failures(error)}") from error
+
+
+def _failures(error: Any) -> str:
+    return "; ".join(f"rank {rank}: {failure[0]!r}" for rank, failure in error.failures.items())
 
 
 def _compare(folder: Path, wanted: set[str], stored: set[str], whose: str) -> None:

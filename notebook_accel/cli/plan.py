@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from .. import devices, environ, probes
+from .. import devices, environ, parallelism, probes
 from ..config import export, file
 from ..config.option import as_text
 from ..config.schema import LaunchConfig, matters, table
@@ -91,6 +91,8 @@ def resolved(values: Mapping[str, Any], config_file: str | None) -> tuple[Plan, 
         derived=_derived(complete),
         doubts=(*_unfit(complete), *_taken_port(complete)),
     )
+    if config.num_processes and (texts := parallelism.wrong_in(plan.environment, config.num_processes)):
+        raise ConfigError([Problem(name="parallelism_config", text=text) for text in texts])
     return plan, [*remarks, *_without_effect(after, given), *_lacking(complete, path)]
 
 

@@ -60,6 +60,7 @@ def checked(job: Job, caller: str) -> Job:
         problems.raise_any(caller)
         job = replace(job, num_processes=count)
     job = replace(job, num_processes=int(job.local_world_size))
+    _check_sizes(problems, job)
     engine = named or table.engine_for(job)
     job = replace(job, engine=engine)
     _check_refused(problems, job, engine)
@@ -141,6 +142,16 @@ def _check_deepspeed(problems: Problems, job: Job, *, here: bool) -> None:
     from ..zero import chosen
 
     for text in chosen.wrong_in(job.environment, str(job.mixed_precision).lower(), here=here):
+        problems.value(text)
+
+
+def _check_sizes(problems: Problems, job: Job) -> None:
+    """Note sizes of several kinds of parallelism that are not those of the run."""
+    if "ACCELERATE_USE_PARALLELISM_CONFIG" not in job.environment or job.rendezvous.is_elastic:
+        return
+    from .. import parallelism
+
+    for text in parallelism.wrong_in(job.environment, job.local_world_size * int(job.rendezvous.num_nodes)):
         problems.value(text)
 
 

@@ -51,6 +51,44 @@ def chosen(
     return kept
 
 
+def check_weights(
+    model: torch.nn.Module,
+    units: Sequence[torch.nn.Module],
+    ignored: set[torch.nn.Parameter],
+    *,
+    are_widened: bool,
+) -> None:
+    """Raise ValueError where torch could not shard the weights of a model, before anything of it changes.
+
+    Args:
+        model: the user's.
+        units: what is sharded on its own, inner ones first.
+        ignored: parameters that are not sharded.
+        are_widened: whether all trainable weights become float32.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 0 and parameter not in ignored:
+            raise ValueError(
+                f"{name!r} is a single number without a dimension, of which processes cannot each hold a part: make "
+                "it a parameter of shape [1]"
+            )
+    if are_widened:
+        return
+    seen = set(ignored)
+    for unit in (*units, model):
+        first: dict[torch.dtype, str] = {}
+        for name, parameter in unit.named_parameters():
+            if parameter.requires_grad and parameter not in seen:
+                first.setdefault(parameter.dtype, name)
+            seen.add(parameter)
+        if len(first) > 1:
+            shown = " and ".join(f"{name!r} is {dtype}" for dtype, name in first.items())
+            raise ValueError(
+                f"weights of one dtype are sharded together, and in {type(unit).__name__} {shown}: bring them to one "
+                "dtype, or set mixed_precision, which trains all of them in float32"
+            )
+
+
 def _asked(policy: Callable[..., Any]) -> Callable[..., bool]:
     """Return the policy as torch calls one; a function of a module alone says nothing about its parts."""
     names = inspect.signature(policy).parameters

@@ -17,6 +17,7 @@ def clip_grad_norm(
 
     Parameters may be sharded over different meshes, and some not at all: torch cannot mix these.
     """
+    norm_type = float(norm_type)  # "inf" too, as torch takes it
     groups = _by_mesh(parameters)
     if not groups:
         return torch.tensor(0.0)

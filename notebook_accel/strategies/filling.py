@@ -85,7 +85,8 @@ def empty_out(model: torch.nn.Module) -> Originals:
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    empty = torch.empty_like(tensor, device=_META, requires_grad=False)
+    layout = torch.contiguous_format if tensor.layout is torch.strided else torch.preserve_format
+    empty = torch.empty_like(tensor, device=_META, requires_grad=False, memory_format=layout)
     if isinstance(tensor, torch.nn.Parameter):
         made = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
         vars(made).update(vars(tensor))  # marks that users and libraries set

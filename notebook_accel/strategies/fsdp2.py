@@ -66,6 +66,7 @@ class FullySharded(SingleDevice):
         plugin = plugins.fsdp or FullyShardedDataParallelPlugin(fsdp_version=2)
         if plugin.cpu_ram_efficient_loading and runtime.topology.world_size > 1:
             enable_fsdp_ram_efficient_loading()  # transformers looks at the environment
+        meshes.check_precision(plugin, precision.mode)
         config = plugins.parallelism
         if config is not None and config.cp_enabled and runtime.device.type == "cpu":
             raise NotImplementedError(
@@ -104,17 +105,24 @@ class FullySharded(SingleDevice):
         if isinstance(model, FSDPModule):  # by the user
             self.precision.apply(model)
             return
-        self._widen(model)
+        if next(model.parameters(), None) is None:  # a loss, for example
+            model.to(self.runtime.device)
+            self.precision.apply(model)
+            return
         ignored = self._ignored(model)
         units = blocks.chosen(model, self.plugin, ignored)
-        if self.plugin.activation_checkpointing:
-            blocks.recompute(units, offload=bool(self.plugin.activation_checkpointing_offload))
+        if self._shards is not None:
+            blocks.check_weights(model, units, ignored, are_widened=self.precision.is_mixed)
+        self._widen(model)
         before = dict(model.named_parameters())
         from_first = self.plugin.sync_module_states is not False
         if self._splits is not None:
             self._split(model)
-        if filling.is_plain(model) and not ignored:
-            has_values = filling.agree(model, self.runtime.comm, from_first=from_first)
+        is_plain = filling.is_plain(model) and not ignored
+        has_values = is_plain and filling.agree(model, self.runtime.comm, from_first=from_first)
+        if self.plugin.activation_checkpointing:
+            blocks.recompute(units, offload=bool(self.plugin.activation_checkpointing_offload))
+        if is_plain:
             originals = filling.empty_out(model) if has_values else None
             self._fully_shard(model, units, ignored)
             if originals is not None:

@@ -39,7 +39,10 @@ def for_sharding(runtime: Runtime, strategy: str, parallelism: ParallelismConfig
 
     device, topology = runtime.device.type, runtime.topology
     if parallelism is not None and (parallelism.dp_shard_enabled or parallelism.cp_enabled):
-        return mesh[tuple(parallelism.fsdp_dim_names)]
+        names = parallelism.fsdp_dim_names
+        if not parallelism.cp_enabled:  # then the joint dimension is this one
+            names[-1] = "dp_shard"
+        return mesh[tuple(names)]
     if parallelism is not None and parallelism.tp_enabled:
         return None
     if parallelism is not None and parallelism.dp_replicate_enabled:
@@ -70,6 +73,16 @@ def precision_policy(plugin: FullyShardedDataParallelPlugin, mode: str) -> Any:
     if dtype is None:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+
+
+def check_precision(plugin: FullyShardedDataParallelPlugin, mode: str) -> None:
+    """Raise ValueError where the plugin's policy computes in other half precision than the accelerator."""
+    policy, wanted = plugin.mixed_precision_policy, PRECISIONS.get(mode)
+    given = None if policy is None else policy.param_dtype
+    if wanted is not None and given in (torch.float16, torch.bfloat16) and given != wanted:
+        raise ValueError(
+            f"mixed_precision={mode!r} contradicts mixed_precision_policy, whose param_dtype is {given}: leave one out"
+        )
 
 
 def ignored_modules(plugin: FullyShardedDataParallelPlugin, model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -121,8 +121,13 @@ def _check_together(plugins: Plugins) -> None:
             f"DeepSpeed and {other} each spread a model over the processes: leave one of them out"
         )
     if plugin is not None and plugin.strategy == "NO_SHARD":
-        if plugin.offloads or plugin.mixed_precision_policy is not None:
-            what = "cpu_offload" if plugin.offloads else "mixed_precision_policy"
+        asked = {
+            "cpu_offload": plugin.offloads,
+            "mixed_precision_policy": plugin.mixed_precision_policy is not None,
+            "activation_checkpointing": plugin.activation_checkpointing,
+            "ignored_modules": plugin.ignored_modules is not None,
+        }
+        if what := ", ".join(name for name, is_asked in asked.items() if is_asked):
             raise ValueError(
                 f"NO_SHARD is DistributedDataParallel, which has no {what}: leave it out, or choose FULL_SHARD"
             )

@@ -72,7 +72,7 @@ def complete(plugin: DeepSpeedPlugin, facts: Facts) -> dict[str, Any]:
     _settle_batches(config, facts, problems)
     _settle_optimizer(config, facts)
     for key, value in leaves(config.config):
-        if value == AUTO:
+        if value == AUTO or (isinstance(value, list) and AUTO in value):
             hint = _HINTS.get(key, "")
             problems.append(
                 f'{key} is "auto" and nothing says what it is: {hint or ""} give it a value'.replace(

@@ -76,6 +76,13 @@ class DeepSpeedPlugin:
         if asked_init is None and environ.get(_INIT):
             asked_init = environ.flag(_INIT)
         problems = problems_of(said, own)
+        if asked_init not in (None, False, True):
+            problems.append(f"zero3_init_flag {asked_init!r} is neither True nor False")
+            asked_init = None
+        if not isinstance(self.transformer_moe_cls_names, str | None):
+            problems.append(
+                f"transformer_moe_cls_names {self.transformer_moe_cls_names!r} is no text: separate names by commas"
+            )
         if self.enable_msamp:
             problems.append("enable_msamp: MS-AMP is not supported, use mixed_precision='bf16'")
         stage = said.get("zero_stage", DEFAULTS["zero_stage"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -42,6 +43,28 @@ _VARIABLES: Final = {
     "zero3_save_16bit_model": "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
 }
 _DEVICES: Final = ("none", "cpu", "nvme")
+_SECTIONS: Final = (
+    "zero_optimization",
+    "zero_optimization.offload_optimizer",
+    "zero_optimization.offload_param",
+    "fp16",
+    "bf16",
+    "optimizer",
+    "scheduler",
+)
+_NAMED: Final = ("optimizer", "scheduler")
+_OFTEN: Final = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "zero_optimization",
+    "optimizer",
+    "scheduler",
+)
+"""Keys that DeepSpeed would not miss where they are misspelt."""
+_ALIKE: Final = 0.85
+"""How much of a name two spellings have in common, by `difflib`."""
 
 
 def said_by_environment() -> dict[str, Any]:
@@ -70,6 +93,8 @@ def _parsed(name: str, text: str) -> Any:
 
 def problems_of(said: Mapping[str, Any], own: HfDeepSpeedConfig | None) -> list[str]:
     """Return a sentence for each value that is wrong, or contradicts another or DeepSpeed's own config."""
+    if own is not None and (wrong := _wrong_shape(own)):
+        return wrong
     found = []
     values: dict[str, Any] = {**DEFAULTS, **said}
     for name, key in KEYS.items():
@@ -86,6 +111,21 @@ def problems_of(said: Mapping[str, Any], own: HfDeepSpeedConfig | None) -> list[
     return [*found, *_wrong(values)]
 
 
+def _wrong_shape(own: HfDeepSpeedConfig) -> list[str]:
+    """Return what keeps a config from being read: keys of no object, a name that is missing or misspelt."""
+    found = []
+    for key in _SECTIONS:
+        section = own.get_value(key)
+        if section is not None and not isinstance(section, dict):
+            found.append(f"{key} of DeepSpeed's config is {section!r}, not an object with keys of its own")
+        elif section is not None and key in _NAMED and not isinstance(section.get("type"), str):
+            found.append(f"{key} of DeepSpeed's config has no type, the name of one")
+    for key in own.config:
+        if key not in _OFTEN and (meant := difflib.get_close_matches(key, _OFTEN, 1, _ALIKE)):
+            found.append(f"DeepSpeed knows no key {key!r}: {meant[0]!r} is meant")
+    return found
+
+
 def _wrong(values: Mapping[str, Any]) -> list[str]:
     found = []
     stage, steps, norm = (
@@ -97,6 +137,8 @@ def _wrong(values: Mapping[str, Any]) -> list[str]:
         found.append(f'gradient_accumulation_steps {steps!r} is neither "auto" nor a whole number from 1')
     if norm != AUTO and (isinstance(norm, bool) or not isinstance(norm, (int, float)) or norm < 0):
         found.append(f'gradient_clipping {norm!r} is neither "auto" nor a number from 0')
+    if values["zero3_save_16bit_model"] not in (False, True, AUTO):
+        found.append(f"zero3_save_16bit_model {values['zero3_save_16bit_model']!r} is neither True nor False")
     for what, least in (("optimizer", 1), ("param", 3)):
         device, path = values[f"offload_{what}_device"], values[f"offload_{what}_nvme_path"]
         if device not in _DEVICES:

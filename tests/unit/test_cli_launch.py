@@ -194,6 +194,10 @@ def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> No
         (["--tpu"], "launches on TPUs are not supported"),
         (["--multi_gpu"], "MULTI_GPU: this machine has no CUDA GPU: launch where there is one, or add --cpu"),
         (["--use_fsdp"], "FSDP: this machine has no GPU: launch where there is one, or add --cpu"),
+        (
+            ["--cpu", "--num_processes=2", "--use_parallelism_config", "--parallelism_config_tp_size=3"],
+            "tp 3 != world 2",
+        ),
         (["--config_file", "no.yaml"], "no.yaml cannot be read"),
     ],
 )

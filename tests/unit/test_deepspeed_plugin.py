@@ -109,6 +109,30 @@ def test_the_environment_of_a_launch() -> None:
             {"hf_ds_config": {"bf16": {"enabled": True}}},
             ["has no zero_optimization.stage: choose 0, 1, 2 or 3"],
         ),
+        (
+            {
+                "hf_ds_config": {
+                    "zero_optimization": {"stage": 2, "offload_optimizer": "cpu"},
+                    "bf16": True,
+                    "optimizer": {"params": {}},
+                    "gradient_cliping": 1.0,
+                }
+            },
+            [
+                "zero_optimization.offload_optimizer of DeepSpeed's config is 'cpu', not an object",
+                "bf16 of DeepSpeed's config is True, not an object with keys of its own",
+                "optimizer of DeepSpeed's config has no type",
+                "DeepSpeed knows no key 'gradient_cliping': 'gradient_clipping' is meant",
+            ],
+        ),
+        (
+            {"zero3_init_flag": "no", "zero3_save_16bit_model": "x", "transformer_moe_cls_names": ["A"]},
+            [
+                "zero3_init_flag 'no' is neither True nor False",
+                "zero3_save_16bit_model 'x' is neither True nor False",
+                "transformer_moe_cls_names ['A'] is no text: separate names by commas",
+            ],
+        ),
         ({"hf_ds_config": "nowhere.json"}, ["'nowhere.json' does not exist in "]),
         ({"hf_ds_config": "{'a': 1}"}, ["given as text is no JSON: Expecting property name"]),
         ({"hf_ds_config": 3}, ["the path of a JSON file or a dict, not int 3"]),
@@ -259,6 +283,9 @@ def test_config_and_code_contradict_each_other() -> None:
         "- train_batch_size 30 != train_micro_batch_size_per_gpu 2 x gradient_accumulation_steps 2 x processes 4",
     ]
     optimizer = DummyOptim(model.parameters())
+    own["optimizer"] = {"type": "AdamW", "params": {"betas": ["auto", 0.9]}}
+    with pytest.raises(ValueError, match=r'optimizer\.params\.betas is "auto" and nothing says'):
+        fill.complete(DeepSpeedPlugin(own), facts(optimizer=optimizer))
     with pytest.raises(ValueError) as raised:
         fill.complete(DeepSpeedPlugin(), facts(optimizer=optimizer, scheduler=DummyScheduler(optimizer)))
     assert str(raised.value).splitlines()[1:] == [

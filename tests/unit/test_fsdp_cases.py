@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,6 +112,16 @@ def warm_optimizer() -> Any:
     return found
 
 
+def odd_parts() -> Any:
+    """A weight that lies transposed in memory, and a module without weights."""
+    accelerator = make(fsdp_plugin=plugin())
+    built, up = model(), model().blocks[0].up
+    built.blocks[0].up.weight = nn.Parameter(up.weight.detach().t().contiguous().t())
+    built, optimizer, loss = accelerator.prepare(built, adam(built), nn.CrossEntropyLoss())
+    assert type(loss) is nn.CrossEntropyLoss
+    return train(accelerator, built, optimizer)
+
+
 def no_shard() -> Any:
     accelerator = make(fsdp_plugin=FullyShardedDataParallelPlugin(sharding_strategy="NO_SHARD"))
     prepared, optimizer = accelerator.prepare(built := model(), adam(built))
@@ -147,6 +159,10 @@ def gradients() -> Any:
         loss = gpt.loss_of(prepared, batch)
         with accelerator.trigger_sync_in_backward(prepared):
             accelerator.backward(loss)
+    largest, also = (
+        accelerator.clip_grad_norm_(prepared.parameters(), 1e9, norm) for norm in (torch.inf, "inf")
+    )
+    assert largest == also
     found["norm"] = float(accelerator.clip_grad_norm_(prepared.parameters(), 1e9))
     accelerator.clip_grad_value_(prepared.parameters(), 1e-3)
     found["largest"] = float(built.norm.weight.grad.full_tensor().abs().max())  # type: ignore[union-attr, operator]
@@ -218,12 +234,25 @@ def saving(folder: str) -> Any:
     accelerator.save_model(second, f"{folder}/weights")
     merge_fsdp_weights(f"{folder}/two/pytorch_model_fsdp_1", f"{folder}/merged")
     before = accelerator.get_state_dict(first)
+    again = (model(), model(1, tied=False))
+    groups = [{"params": list(part.parameters())} for part in again]
+    apart = make(fsdp_plugin=plugin())
+    apart.prepare(*again, torch.optim.AdamW(groups))
+    with pytest.raises(CheckpointError, match=r"holds 1 groups of parameters, and the optimizer has 2"):
+        apart.load_state(f"{folder}/two")
+    shard = Path(folder, "two", "pytorch_model_fsdp_0", "__1_0.distcp")
     if accelerator.is_main_process:
         manifest = Path(folder, "two", "notebook_accel.json")
         content = json.loads(manifest.read_text())
         listed = sorted(content["files"])
         manifest.write_text(json.dumps(content | {"files": {}}))
-        Path(folder, "two", "pytorch_model_fsdp_0", "__1_0.distcp").unlink()
+        os.truncate(shard, shard.stat().st_size // 2)
+    accelerator.wait_for_everyone()
+    with pytest.raises(CheckpointError, match=r"__1_0.distcp has \d+ bytes, .metadata says \d+ or more"):
+        accelerator.load_state(f"{folder}/two")
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        shard.unlink()
     accelerator.wait_for_everyone()
     with pytest.raises(CheckpointError, match=r"__1_0.distcp is missing"):
         accelerator.load_state(f"{folder}/two")
@@ -252,6 +281,14 @@ def refused() -> Any:
         r"torch_tp_plugin and parallelism_config were both given": lambda: make(
             torch_tp_plugin=TorchTensorParallelPlugin(2), parallelism_config=ParallelismConfig(tp_size=2)
         ),
+        r"NO_SHARD is DistributedDataParallel, which has no activation_checkpointing, ignored_modules": lambda: (
+            make(
+                fsdp_plugin=plugin(sharding_strategy=3, activation_checkpointing=True, ignored_modules="norm")
+            )
+        ),
+        r"mixed_precision='bf16' contradicts .* param_dtype is torch.float16": lambda: make(
+            fsdp_plugin=plugin(mixed_precision_policy="fp16"), mixed_precision="bf16"
+        ),
         r"GPT has no module of class Layer to shard": lambda: trained(
             fsdp_plugin=plugin(transformer_cls_names_to_wrap="Layer")
         ),
@@ -272,6 +309,16 @@ def refused() -> Any:
     for text, call in wrong.items():
         with pytest.raises((ValueError, NotImplementedError), match=text):
             call()
+    odd = model()
+    odd.factor = nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(ValueError, match=r"'factor' is a single number without a dimension"):
+        trained(odd, fsdp_plugin=plugin(activation_checkpointing=True))
+    odd.factor = None
+    odd.blocks[0].up.to(torch.bfloat16)
+    with pytest.raises(ValueError, match=r"'up.weight' is torch.bfloat16: bring them to one dtype"):
+        trained(odd, fsdp_plugin=plugin())
+    whole = {"cpu"} == {parameter.device.type for parameter in odd.parameters()}
+    assert whole and "forward" not in vars(odd.blocks[0]), "nothing has changed"
 
 
 def _planned(built: Any, plan: dict[str, str]) -> Any:
@@ -285,6 +332,7 @@ def on_two(folder: str) -> dict[str, Any]:
         "rank 0's values count": different_values,
         "optimizer after": optimizer_after,
         "optimizer first": optimizer_first,
+        "odd parts": odd_parts,
         "no shard": no_shard,
         "by hand": by_hand,
         "offload": lambda: trained(fsdp_plugin=plugin(cpu_offload=True, reshard_after_forward=False)),
@@ -368,7 +416,9 @@ def on_four(folder: str) -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     for what, sizes in meshes.items():
-        accelerator = make(fsdp_plugin=plugin(), parallelism_config=ParallelismConfig(**sizes))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Slicing a flattened dim")
+            accelerator = make(fsdp_plugin=plugin(), parallelism_config=ParallelismConfig(**sizes))
         prepared, optimizer = accelerator.prepare(built := model(), adam(built))
         losses = train(accelerator, prepared, optimizer)
         accelerator.save_state(f"{folder}/mesh")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from notebook_accel import Accelerator, LaunchConfig, ParallelismConfig
+from notebook_accel import Accelerator, LaunchConfig, ParallelismConfig, notebook_launcher
 from notebook_accel.config.export import environment
 from notebook_accel.config.file import chosen_names
 from notebook_accel.environ import patch_environment
@@ -111,11 +111,48 @@ def test_what_a_config_says_arrives() -> None:
         ({"mixed_precision_policy": 16}, "mixed_precision_policy 16 is neither"),
         ({"activation_checkpointing_offload": True}, "needs activation_checkpointing=True"),
         ({"cpu_ram_efficient_loading": True, "sync_module_states": False}, "leave one of them out"),
+        ({"activation_checkpointing": True}, "for blocks, and auto_wrap_policy NO_WRAP makes none"),
+        ({"activation_checkpointing": "maybe"}, "activation_checkpointing: 'maybe' is neither true"),
+        ({"forward_prefetch": 2}, "forward_prefetch 2 is neither True nor False"),
+        ({"min_num_params": -1}, "min_num_params -1 is no whole number"),
+        ({"auto_wrap_policy": nn.Linear}, "Linear'> is neither a function nor one of"),
+        ({"transformer_cls_names_to_wrap": [nn.Linear]}, "Linear'>.* is no list of class names"),
+        ({"ignored_modules": "["}, r"ignored_modules '\[' is no regular expression: unterminated"),
+        ({"ignored_modules": nn.Linear(1, 1)}, "ignored_modules of type Linear is neither a list"),
+        ({"ignored_modules": ["head"]}, "ignored_modules holds 'head', which is no module"),
+        ({"param_init_fn": "zeros"}, "param_init_fn 'zeros' is no function of a module"),
     ],
 )
 def test_a_wrong_value_is_named(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Plugin(**options)
+
+
+def test_flags_may_be_words_or_numbers_and_what_is_not_looked_at_is_said() -> None:
+    plugin = Plugin(forward_prefetch="false", use_orig_params=1, sync_module_states="no")  # type: ignore[arg-type]
+    assert (plugin.forward_prefetch, plugin.use_orig_params, plugin.sync_module_states) == (
+        False,
+        True,
+        False,
+    )
+    layers = [nn.Linear(1, 1)]
+    assert Plugin(ignored_modules=iter(layers)).ignored_modules == layers
+    with pytest.warns(
+        UserWarning, match="transformer_cls_names_to_wrap is not looked at.* TRANSFORMER_BASED"
+    ):
+        Plugin(transformer_cls_names_to_wrap=["Block"])
+
+
+def test_a_launch_refuses_sizes_that_are_not_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("use_cpu: true\nparallelism_config:\n  parallelism_config_tp_size: 3\n")
+    with pytest.raises(ValueError, match="tp 3 != world 2"):
+        notebook_launcher(print, num_processes=2, config=path)
+    variables = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "two"}
+    with pytest.raises(ValueError, match="PARALLELISM_CONFIG_TP_SIZE"):
+        notebook_launcher(print, num_processes=2, environment=variables)
+    with pytest.raises(TypeError, match="plan 'colwise' is no dict of module names and styles"):
+        TorchTensorParallelConfig(plan="colwise")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
