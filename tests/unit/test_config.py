@@ -402,8 +402,6 @@ def test_workers_do_not_import_the_schema() -> None:
 
 
 def test_what_is_not_built_is_refused_in_the_workers() -> None:
-    config = LaunchConfig(distributed_type="FSDP", num_processes=2, use_cpu=True)
-    with pytest.raises(
-        NotImplementedError, match="configured for FSDP, which Accelerator does not support yet"
-    ):
+    config = LaunchConfig(distributed_type="MEGATRON_LM", num_processes=2, use_cpu=True)
+    with pytest.raises(NotImplementedError, match="Megatron-LM is not supported"):
         notebook_launcher(tell, config=config)
