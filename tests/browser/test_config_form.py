@@ -40,8 +40,8 @@ def test_change_save_and_launch(lab: Lab, page: Any, run_cells: Callable[..., st
     row = page.locator(".accel-row", has=processes)
     processes.fill("two")
     row.get_by_role("alert").get_by_text("num_processes 'two' is no whole number", exact=True).wait_for()
-    assert page.locator(".accel-form").get_by_role("button", name="Save", exact=True).is_disabled()
-    assert page.locator(".accel-form").get_by_role("button", name="Launch").is_disabled()
+    page.locator(".accel-form").get_by_role("button", name="Save", exact=True, disabled=True).wait_for()
+    page.locator(".accel-form").get_by_role("button", name="Launch", disabled=True).wait_for()
     processes.fill("2")
     row.get_by_role("alert").wait_for(state="detached")
     page.get_by_label("mixed_precision").select_option("bf16")
@@ -74,7 +74,7 @@ def test_errors_and_output_come_live_into_the_form(
     assert output.get_by_text("disk gone").count() == 0, "lines come while it runs"
     (lab.root / "go").touch()
     output.get_by_text(re.compile("OSError: disk gone")).first.wait_for(timeout=30_000)
-    assert page.locator(".accel-form").get_by_role("button", name="Launch").is_enabled()
+    page.locator(".accel-form").get_by_role("button", name="Launch", disabled=False).wait_for()
 
 
 @pytest.mark.parametrize("theme", ["Light", "Dark"])
