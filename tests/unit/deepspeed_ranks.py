@@ -85,6 +85,9 @@ def zero(stage: int, folder: str) -> dict[str, Any]:
     run = accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=stage), gradient_accumulation_steps=2)
     model, optimizer, scheduler, loader = run.prepare(*parts())
     first = {name: value.clone() for name, value in run.get_state_dict(model).items()}
+    for _ in range(10):  # gathering must not end before the weights are there
+        again = run.get_state_dict(model)
+        assert all(torch.equal(first[name], value) for name, value in again.items())
     batches = iter(loader)
     losses, norms = train(run, model, optimizer, scheduler, batches, STEPS // 2 + 1)
     run.backward(model(torch.arange(48).view(2, 24)) * 1000)  # gradients that nobody wants
