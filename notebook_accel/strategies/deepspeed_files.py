@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Sequence, Set
@@ -174,11 +173,7 @@ def gathered(deepspeed: Any, model: torch.nn.Module, *, keep: bool) -> dict[str,
     shared: dict[int, torch.Tensor] = {}
     for prefix, part in model.named_modules(remove_duplicate=False):
         own = list(part.parameters(recurse=False))
-        with contextlib.ExitStack() as stack:
-            for item in (
-                own
-            ):  # one by one: of several at once DeepSpeed waits for the last only, which gloo may end first
-                stack.enter_context(deepspeed.zero.GatheredParameters([item]))
+        with deepspeed.zero.GatheredParameters(own, enabled=bool(own)):
             if not keep:
                 continue
             for name, value in part.state_dict(keep_vars=True).items():

@@ -9,6 +9,7 @@ import torch
 from torch.distributed import distributed_c10d
 
 from .. import environ, probes
+from . import order
 
 _OUTDATED: Final = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
 
@@ -44,6 +45,8 @@ def load(device: torch.device) -> Any:
             comm.init_distributed(
                 dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False
             )
+        if device.type == "cpu":
+            order.keep(comm.comm.cdb)
     return deepspeed
 
 

@@ -15,7 +15,7 @@ import torch
 from notebook_accel import Accelerator, DeepSpeedPlugin, notebook_launcher
 from notebook_accel.handlers import GradientAccumulationPlugin
 from notebook_accel.utils import DummyOptim, DummyScheduler, HfDeepSpeedConfig, patch_environment
-from notebook_accel.zero import chosen, fill
+from notebook_accel.zero import chosen, fill, order
 
 ZERO3 = {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}, "gradient_clipping": "auto"}
 SAMPLES = Path(__file__).with_name("configs")
@@ -325,3 +325,37 @@ def test_nothing_imports_deepspeed_by_itself() -> None:
         "assert not {'deepspeed', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+class Slow:
+    """A collective that ends when it is waited for."""
+
+    def __init__(self) -> None:
+        self.ended = False
+
+    def is_completed(self) -> bool:
+        return self.ended
+
+    def wait(self) -> None:
+        self.ended = True
+
+
+def test_who_waits_for_a_gather_waits_for_those_before() -> None:
+    class Backend:
+        def all_gather(self, asynchronous: bool) -> Slow | None:
+            return Slow() if asynchronous else None
+
+        all_gather_into_tensor = all_gather
+
+    backend = Backend()
+    order.keep(backend)
+    order.keep(backend)  # a second time it stays as it is
+    first, second, third = (
+        gather(True) for gather in (backend.all_gather, backend.all_gather_into_tensor, backend.all_gather)
+    )
+    assert first is not None and second is not None and third is not None
+    second.wait()
+    assert first.ended and second.is_completed() and not third.is_completed()
+    third.wait()
+    assert third.ended
+    assert backend.all_gather(False) is None
