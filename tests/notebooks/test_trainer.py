@@ -24,7 +24,8 @@ STEPS = 256 // (2 * 8) * 4
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """A kernel that has defined `train`."""
     folder = tmp_path_factory.mktemp("trainer")
-    started = Kernel(folder, HF_HOME=str(folder), CUDA_VISIBLE_DEVICES="")
+    quiet = {"DS_ACCELERATOR": "cpu"}  # else DeepSpeed, where it is installed, says what it found
+    started = Kernel(folder, HF_HOME=str(folder), CUDA_VISIBLE_DEVICES="", **quiet)
     started.run(SETUP).ok()
     yield started
     started.close()
