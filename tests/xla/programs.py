@@ -14,8 +14,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from notebook_accel import Accelerator, DataLoaderConfiguration, runtime
-from notebook_accel.checkpointing.shards import load_checkpoint_in_model
+from notebook_accel import Accelerator, DataLoaderConfiguration, load_checkpoint_in_model, runtime
 from notebook_accel.nested import flatten
 from notebook_accel.seeding import set_seed, synchronize_rng_state
 from notebook_accel.state import GradientState
