@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -97,6 +98,7 @@ def _settle(seat: Seat) -> None:
     _die_with_notebook(seat.lifeline)
     if seat.forked:
         _forget_kernel()
+    _forget_finalizers()
     for signum in (signal.SIGTERM, *_terminal_signals()):
         signal.signal(signum, signal.SIG_DFL)
     if (
@@ -225,6 +227,20 @@ def _forget_kernel() -> None:
     atexit._clear()
     runtime.reset()
     gc.freeze()
+
+
+def _forget_finalizers() -> None:
+    """Let finalizers (`weakref.finalize`) that are there already not run at the end; the function's own do.
+
+    A fork's are the kernel's: its temporary directories, say. A fresh process's are torch's, which takes its operators
+    apart one by one: that takes longer than all else at the end, and the process ends anyhow.
+    """
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        finalizer.atexit = False
+    if getattr(weakref.finalize, "_registered_with_atexit", False):
+        run = weakref.finalize._exitfunc  # type: ignore[attr-defined]
+        atexit.unregister(run)
+        atexit.register(run)
 
 
 def _terminal_signals() -> list[signal.Signals]:

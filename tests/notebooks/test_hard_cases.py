@@ -53,6 +53,27 @@ def test_exit_handlers_and_late_threads_find_the_group_open(kernel: Kernel, meth
     assert sorted(cell.lines) == sorted(f"[{rank}] {text}" for rank in range(2) for text in told)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_each_process_cleans_up_its_own_folders(kernel: Kernel, method: str) -> None:
+    cell = kernel.run(
+        f"""
+        import os, tempfile, weakref
+        of_the_kernel = tempfile.TemporaryDirectory()
+        def leave_a_folder():
+            global of_the_function
+            of_the_function = tempfile.TemporaryDirectory()
+            weakref.finalize(of_the_function, print, "done with it")
+            return of_the_function.name
+        folders = notebook_launcher(leave_a_folder, num_processes=2, returns="all", start_method={method!r})
+        exist = [os.path.exists(folder) for folder in [*folders, of_the_kernel.name]]
+        of_the_kernel.cleanup()
+        exist
+        """
+    ).ok()
+    assert cell.value == "[False, False, True]"
+    assert sorted(cell.lines) == ["[0] done with it", "[1] done with it"]
+
+
 def test_torchs_own_thread_pool_is_a_reason_not_to_fork(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.run(
         """
