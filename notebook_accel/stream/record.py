@@ -83,6 +83,10 @@ class RunRecord:
 
     def apply(self, event: Event) -> None:
         """Take the next event."""
+        if isinstance(event, Line):  # first: there are most of them
+            self._line(event)
+            self._keep(event)
+            return
         if isinstance(event, Result):
             self.results[event.rank] = event
             return
@@ -98,8 +102,6 @@ class RunRecord:
             return
         if isinstance(event, Notice):
             self.notice = event.text
-        elif isinstance(event, Line):
-            self._line(event)
         elif isinstance(event, Phase):
             self._phase(event)
         elif isinstance(event, Progress):

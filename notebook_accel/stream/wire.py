@@ -93,13 +93,14 @@ class LineReader:
 
     def feed(self, data: bytes) -> list[str]:
         """Take bytes as received; return the lines that they complete."""
-        *lines, rest = (self._rest + data).split(b"\n")
+        whole, newline, rest = (self._rest + data).rpartition(b"\n")
+        lines = _texts(whole) if newline else []
         rest = _visible(rest)
         while len(rest) > _MAX_LINE:
-            lines.append(rest[:_MAX_LINE])
+            lines.append(_text(rest[:_MAX_LINE]))
             rest = rest[_MAX_LINE:]
         self._rest = rest
-        return [_text(line) for line in lines]
+        return lines
 
     def close(self) -> list[str]:
         """Return the last line where it has no newline."""
@@ -111,6 +112,12 @@ def _visible(line: bytes) -> bytes:
     """Return what carriage returns leave of an unfinished line; one at its end has overwritten nothing yet."""
     shown = line.rstrip(b"\r")
     return shown[shown.rfind(b"\r") + 1 :] + (b"\r" if len(shown) < len(line) else b"")
+
+
+def _texts(lines: bytes) -> list[str]:
+    if b"\r" in lines:
+        return [_text(line) for line in lines.split(b"\n")]
+    return lines.decode("utf-8", "backslashreplace").split("\n")
 
 
 def _text(line: bytes) -> str:
