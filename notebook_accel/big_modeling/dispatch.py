@@ -11,11 +11,12 @@ from torch import nn
 
 from ..checkpointing.project import PathLike
 from ..hooks import attach_align_device_hook_on_blocks, tensors
-from ..hooks.align import align_hooks
+from ..hooks.align import align_hooks, with_uncallable
+from ..hooks.base import has_forward
 from ..hooks.prefetch import Prefetcher
 from ..hooks.tensors import Device
 from . import load, offload, ties
-from .device_map import DeviceMap, check_device_map, check_present, infer_auto_device_map
+from .device_map import DeviceMap, check_buffers, check_device_map, check_present, infer_auto_device_map
 from .limits import Limits, get_balanced_memory
 from .moves import guard_moves
 from .offload import Index, OffloadedWeightsLoader
@@ -56,6 +57,7 @@ def dispatch_model(
     """
     check_device_map(model, device_map)
     check_present(device_map)
+    check_buffers(model)
     places = set(device_map.values())
     if len(places) == 1 and "disk" not in places and not force_hooks:
         device = places.pop()
@@ -97,9 +99,21 @@ def dispatch_model(
 def _settle(
     model: nn.Module, away: Mapping[str, bool], weights: Mapping[str, torch.Tensor], main: torch.device
 ) -> None:
-    """Bring tensors that the map names alone to where their module computes: hooks bring those of whole modules."""
+    """Bring tensors that the map names alone to where their module computes: hooks bring those of whole modules.
+
+    A module that cannot be called, such as a `ParameterList`, has no hook: its tensors are as if they were named.
+    """
+    alone = {name for name, is_away in away.items() if is_away}
+    modules = dict(model.named_modules())
+    for entry in alone & modules.keys():
+        if not has_forward(modules[entry]):
+            alone |= {
+                f"{path}.{key}" if path else key
+                for path, part in with_uncallable(modules[entry], entry)
+                for key, _ in tensors.named_module_tensors(part)
+            }
     for name, tensor in list(tensors.named_module_tensors(model, recurse=True)):
-        if away.get(name, False):
+        if name in alone:
             value = weights[name].clone() if tensor.is_meta else None  # not the pages of a file
             tensors.set_module_tensor_to_device(model, name, main, value=value)
 
@@ -214,10 +228,11 @@ def load_checkpoint_and_dispatch(
 
     Raises:
         CheckpointError: the weights are damaged or do not fit; it names the file, the name and both shapes.
-        ValueError: the map is no legal one, or an argument is missing or unknown.
+        ValueError: the map is no legal one, or an argument is missing, unknown, or of no use with a map.
     """
     del offload_state_dict
     wanted = load.floating_dtype(dtype)
+    load.check_sharded(device_map, full_state_dict, broadcast_from_rank0)
     if device_map is None:
         load.load_checkpoint_in_model(
             model,

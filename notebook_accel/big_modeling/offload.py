@@ -37,13 +37,15 @@ def offload_weight(
     CheckpointError where the folder has no room for it; nothing is left of it then.
     """
     path = Path(offload_folder) / f"{weight_name}.dat"
+    part = path.with_name(f"{path.name}.part")
     values = weight.detach().to("cpu").contiguous()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb") as file:
+        with open(part, "wb") as file:
             file.write(rawio.memory(values))
+        part.replace(path)  # the values may be the pages of the file that was there
     except OSError as error:
-        path.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         reason = "there is no room" if error.errno == errno.ENOSPC else error
         raise CheckpointError(
             f"{path} cannot be written, {weight_name!r} of shape {list(weight.shape)} needs {values.nbytes:,} "

@@ -188,6 +188,14 @@ def remove_hook_from_submodules(module: nn.Module) -> None:
     remove_hook_from_module(module, recurse=True)
 
 
+def has_forward(module: nn.Module) -> bool:
+    """Return True for a module that can be called, which a `ParameterList` or a `ModuleDict` cannot be."""
+    own = vars(module).get("_old_forward", vars(module).get("forward"))
+    if own is not None and not isinstance(own, ClassForward):
+        return True
+    return type(module).forward is not nn.Module.forward
+
+
 def outside_graphs(function: _Function) -> _Function:
     """Return a function that torch.compile leaves out of its graphs; torch._dynamo is not imported before its use."""
 
