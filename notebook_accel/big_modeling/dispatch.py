@@ -11,7 +11,7 @@ from torch import nn
 
 from ..checkpointing.project import PathLike
 from ..hooks import attach_align_device_hook_on_blocks, tensors
-from ..hooks.align import align_hooks, with_uncallable
+from ..hooks.align import align_hooks, drop_offloading, with_uncallable
 from ..hooks.base import has_forward
 from ..hooks.prefetch import Prefetcher
 from ..hooks.tensors import Device
@@ -61,6 +61,8 @@ def dispatch_model(
     places = set(device_map.values())
     if len(places) == 1 and "disk" not in places and not force_hooks:
         device = places.pop()
+        if not any(tensor.is_meta for tensor in model.state_dict().values()):
+            drop_offloading(model)
         model.to(tensors.as_device(device))
         _note(model, device_map)
         return model
@@ -70,6 +72,7 @@ def dispatch_model(
     away_on = {"disk"} if main.type in ("cpu", "mps") else {"disk", "cpu"}
     away = {name: device in away_on for name, device in device_map.items()}
     weights = _weights_of(model, device_map, away, state_dict, offload_dir, offload_index, offload_buffers)
+    drop_offloading(model)
     _settle(model, away, weights or {}, main)
     execution: dict[str, Device] = {
         name: main if away[name] else tensors.as_device(device) for name, device in device_map.items()
@@ -144,7 +147,8 @@ def _weights_of(
     offload_buffers: bool,
 ) -> Mapping[str, torch.Tensor] | None:
     """Return a mapping with the weights of all parts that are away, from memory and from the disk."""
-    if not any(away.values()):
+    state = model.state_dict()
+    if not any(away.values()) and not any(tensor.is_meta for tensor in state.values()):
         return None
     index: dict[str, Mapping[str, Any]] = dict(offload_index or {})
     if offload_index is None and offload_dir is not None:
@@ -152,9 +156,13 @@ def _weights_of(
     in_memory = dict(state_dict or {})
     missing: dict[str, torch.Tensor] = {}
     buffers = {name for name, _ in model.named_buffers()}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in state.items():
         device = ties.device_of(name, device_map)
         is_away = device in ("cpu", "disk") and away[_entry(name, device_map)]
+        if not is_away and tensor.is_meta:
+            raise ValueError(
+                f"{name!r} is on the meta device and has no values for {device}: load the weights first"
+            )
         if not is_away or (name in buffers and not offload_buffers) or name in in_memory:
             continue
         if device == "cpu" and not tensor.is_meta:

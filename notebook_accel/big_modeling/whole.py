@@ -18,7 +18,7 @@ from ..hooks import (
     attach_align_device_hook,
     tensors,
 )
-from ..hooks.align import align_hooks
+from ..hooks.align import align_hooks, drop_offloading
 from ..hooks.prefetch import Prefetcher
 from ..hooks.tensors import Device
 from . import offload
@@ -122,6 +122,7 @@ def _offload(
     offload_buffers: bool,
     preload_module_classes: Sequence[str] | None,
 ) -> nn.Module:
+    drop_offloading(model)
     prefetcher = Prefetcher()
     before = list(align_hooks(vars(model).get("_hf_hook")))
     attach_align_device_hook(

@@ -14,7 +14,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..nested import send_to_device
 from . import tensors
 from .away import emptied, like_parameter
-from .base import ModelHook, SequentialHook, has_forward, outside_graphs
+from .base import (
+    ModelHook,
+    SequentialHook,
+    has_forward,
+    outside_graphs,
+    remove_hook_from_module,
+    single_hooks,
+)
 from .prefetch import Need, Prefetcher
 from .tensors import Device, TiedMap
 from .turns import Turn
@@ -22,11 +29,12 @@ from .turns import Turn
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Slot:
-    """A place for a weight: `name` of the mapping goes to `key` of the owner, where `empty` is otherwise."""
+    """A place for a weight of this shape: `name` of the mapping goes to `key` of the owner, else `empty` is there."""
 
     owner: nn.Module
     key: str
     name: str
+    shape: torch.Size
     empty: torch.Tensor
 
 
@@ -144,7 +152,9 @@ class AlignDevicesHook(ModelHook):
                     if tensor not in places:
                         places[tensor] = emptied(tensor)
                     needed[name] = places[tensor]
-                    self._slots.append(_Slot(owner=part, key=key, name=name, empty=places[tensor]))
+                    self._slots.append(
+                        _Slot(owner=part, key=key, name=name, shape=tensor.shape, empty=places[tensor])
+                    )
         self._empty_slots()
         if needed:
             assert self.weights_map is not None
@@ -182,9 +192,9 @@ class AlignDevicesHook(ModelHook):
         made: dict[str, torch.Tensor] = {}
         for slot in self._slots:
             if slot.name not in made:
-                if found[slot.name].shape != slot.empty.shape:
+                if found[slot.name].shape != slot.shape:
                     raise ValueError(
-                        f"{slot.name!r} of {type(slot.owner).__name__} has shape {list(slot.empty.shape)}, "
+                        f"{slot.name!r} of {type(slot.owner).__name__} has shape {list(slot.shape)}, "
                         f"the value {list(found[slot.name].shape)}"
                     )
                 made[slot.name] = like_parameter(slot.empty, found[slot.name])
@@ -221,17 +231,21 @@ class AlignDevicesHook(ModelHook):
         if not self._slots:
             return module
         assert self.weights_map is not None
-        made: dict[str, torch.Tensor] = {}
+        made: Any = WeakTensorKeyDictionary() if self.prefetcher is None else self.prefetcher.back
         for slot in self._slots:
             device = self.original_devices.get(slot.name)
             if device is None or device.type == "meta":
                 continue
-            if slot.name not in made:
+            if slot.empty not in made or made[slot.empty].device != device:
                 value = self.weights_map[slot.name].to(device=device, dtype=slot.empty.dtype)
-                made[slot.name] = like_parameter(slot.empty, value)
-            tensors.put(slot.owner, slot.key, made[slot.name])
-        self._slots, self._need = [], None
+                made[slot.empty] = like_parameter(slot.empty, value)
+            tensors.put(slot.owner, slot.key, made[slot.empty])
+        self.forget()
         return module
+
+    def forget(self) -> None:
+        """Leave the module with what is in the places of its weights now."""
+        self._slots, self._need = [], None
 
     @contextlib.contextmanager
     def here(self, module: nn.Module, device: Device | None = None) -> Iterator[None]:
@@ -266,11 +280,23 @@ def with_uncallable(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, 
 
 def align_hooks(hook: ModelHook | None) -> Iterator[AlignDevicesHook]:
     """Yield the hooks of this kind in a module's hook, which may be several as one."""
-    if isinstance(hook, SequentialHook):
-        for one in hook.hooks:
-            yield from align_hooks(one)
-    elif isinstance(hook, AlignDevicesHook):
-        yield hook
+    return (one for one in single_hooks(hook) if isinstance(one, AlignDevicesHook))
+
+
+def drop_offloading(model: nn.Module) -> None:
+    """Take off the hooks of an earlier call that take weights away, which are not brought back: others come."""
+    for part in model.modules():
+        present = list(single_hooks(vars(part).get("_hf_hook")))
+        kept = [hook for hook in present if not (isinstance(hook, AlignDevicesHook) and hook.offload)]
+        if len(kept) == len(present):
+            continue
+        for hook in align_hooks(vars(part)["_hf_hook"]):
+            if hook.offload:
+                hook.forget()
+        if kept:
+            vars(part)["_hf_hook"] = kept[0] if len(kept) == 1 else SequentialHook(*kept)
+        else:
+            remove_hook_from_module(part)
 
 
 def align_hook(module: nn.Module) -> AlignDevicesHook | None:

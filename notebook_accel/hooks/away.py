@@ -69,15 +69,22 @@ def emptied(tensor: torch.Tensor) -> torch.Tensor:
     return parameter
 
 
+def kept_by(tensor: torch.Tensor) -> tuple[torch.dtype, bool]:
+    """Return the dtype and whether gradients are wanted, which users change while a weight is away; quick for each."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.dtype, tensor.requires_grad
+
+
 def like_parameter(old: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Return the value as what the old one is: a buffer's, or a parameter of its class with its attributes."""
     if not isinstance(old, nn.Parameter) or value is old:
         return value
     kind = nn.Parameter if isinstance(old, Away) else type(old)
-    if isinstance(value, kind) and value.requires_grad == old.requires_grad:
+    _, requires_grad = kept_by(old)
+    if isinstance(value, kind) and value.requires_grad == requires_grad:
         return value
     more = vars(old) if kind is not nn.Parameter else {}
-    made: torch.Tensor = kind(value.detach(), requires_grad=old.requires_grad, **more)
+    made: torch.Tensor = kind(value.detach(), requires_grad=requires_grad, **more)
     if kind is nn.Parameter:
         vars(made).update({name: item for name, item in vars(old).items() if name != "_is_param"})
     return made

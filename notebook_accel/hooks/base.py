@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
 import torch
@@ -80,6 +80,15 @@ class SequentialHook(ModelHook):
         for hook in self.hooks:
             module = hook.detach_hook(module)
         return module
+
+
+def single_hooks(hook: ModelHook | None) -> Iterator[ModelHook]:
+    """Yield the hooks of a module's hook, which may be none, or several as one."""
+    if isinstance(hook, SequentialHook):
+        for one in hook.hooks:
+            yield from single_hooks(one)
+    elif hook is not None:
+        yield hook
 
 
 class ClassForward:

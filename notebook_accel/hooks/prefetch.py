@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .away import kept_by
 from .turns import Turn
 from .weights import together
 
@@ -42,7 +43,7 @@ class Need:
         """Return the weights on the device, by name."""
         found = together(self.weights, self.names)
         return {
-            name: _cast(found[name], place.dtype).to(self.device)
+            name: _cast(found[name], kept_by(place)[0]).to(self.device)
             for name, place in zip(self.names, self.places, strict=True)
         }
 
@@ -112,10 +113,12 @@ class Prefetcher:
 
     Attributes:
         places: what is in the place of each weight while it is away, for modules that share it.
+        back: the weight that took such a place again, when a hook was removed.
     """
 
     def __init__(self) -> None:
         self.places: Any = WeakTensorKeyDictionary()
+        self.back: Any = WeakTensorKeyDictionary()
         self._order: list[Need] = []
         self._length = 0  # of the part of the order that one forward goes through
         self._seen: list[Need] | None = None  # while the whole model computes

@@ -190,6 +190,39 @@ def test_shared_weights_change_their_dtype_together(tmp_path: Path) -> None:
         assert offloaded.head.weight is offloaded.words.weight
 
 
+def test_shared_weights_are_shared_again(tmp_path: Path) -> None:
+    model = words()
+    for offload in (
+        cpu_offload,
+        lambda model: disk_offload(model, tmp_path / "a"),
+        lambda model: dispatch_model(model, {"": "disk"}, offload_dir=tmp_path / "b"),
+    ):
+        hooks.remove_hook_from_submodules(offload(model))
+        assert model.head.weight is model.words.weight and same(words(), model, INPUT)
+
+
+def test_a_model_that_is_dispatched_again(tmp_path: Path) -> None:
+    first, second = save(words(), tmp_path / "a"), save(words(1), tmp_path / "b")
+    with init_empty_weights():
+        model: Any = Words().eval()
+    for file, expected in ((first, words()), (second, words(1)), (first, words())):
+        load_checkpoint_and_dispatch(model, file, half())
+        assert same(expected, model, INPUT)
+        assert len(list(align_hooks(model.blocks[5].first._hf_hook))) == 1, "weights are read once"
+    with pytest.raises(
+        ValueError, match=r"'blocks\.3\.first\.weight' is on the meta device and has no values"
+    ):
+        dispatch_model(model, {"": "cpu"}, force_hooks=True)
+    with pytest.raises(RuntimeError, match=r"model\.to\(\): parts of this model"):
+        dispatch_model(model, {"": "cpu"})
+    assert same(words(), model, INPUT)
+    load_checkpoint_and_dispatch(model, second, {"": "cpu"}, force_hooks=True)
+    assert same(words(1), model, INPUT) and not model.blocks[5].first.weight.is_meta
+    load_checkpoint_and_dispatch(model, first, half())
+    load_checkpoint_and_dispatch(model, second, {"": "cpu"})
+    assert same(words(1), model.to("cpu"), INPUT)
+
+
 def test_buffers_that_no_checkpoint_has(tmp_path: Path) -> None:
     file = save(words(), tmp_path)
     with init_empty_weights(include_buffers=True):
