@@ -159,10 +159,6 @@ def _weights_of(
     for name, tensor in state.items():
         device = ties.device_of(name, device_map)
         is_away = device in ("cpu", "disk") and away[_entry(name, device_map)]
-        if not is_away and tensor.is_meta:
-            raise ValueError(
-                f"{name!r} is on the meta device and has no values for {device}: load the weights first"
-            )
         if not is_away or (name in buffers and not offload_buffers) or name in in_memory:
             continue
         if device == "cpu" and not tensor.is_meta:
@@ -173,6 +169,12 @@ def _weights_of(
             raise ValueError(
                 f"{name!r} is on the meta device and has no values: load the weights first, or give a state_dict, an "
                 "offload_index or an offload_dir that has them"
+            )
+    for name, tensor in state.items():
+        device = ties.device_of(name, device_map)
+        if tensor.is_meta and str(device) != "meta" and not away[_entry(name, device_map)]:
+            raise ValueError(
+                f"{name!r} is on the meta device and has no values for {device}: load the weights first"
             )
     if missing:
         if offload_dir is None:

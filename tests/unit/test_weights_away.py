@@ -201,6 +201,7 @@ def test_shared_weights_are_shared_again(tmp_path: Path) -> None:
         assert model.head.weight is model.words.weight and same(words(), model, INPUT)
 
 
+@pytest.mark.filterwarnings("ignore:model.to")
 def test_a_model_that_is_dispatched_again(tmp_path: Path) -> None:
     first, second = save(words(), tmp_path / "a"), save(words(1), tmp_path / "b")
     with init_empty_weights():
