@@ -15,6 +15,7 @@ from ..hooks.align import align_hooks, drop_offloading, with_uncallable
 from ..hooks.base import has_forward
 from ..hooks.prefetch import Prefetcher
 from ..hooks.tensors import Device
+from ..hooks.weights import lasting
 from . import load, offload, ties
 from .device_map import DeviceMap, check_buffers, check_device_map, check_present, infer_auto_device_map
 from .limits import Limits, get_balanced_memory
@@ -117,7 +118,7 @@ def _settle(
             }
     for name, tensor in list(tensors.named_module_tensors(model, recurse=True)):
         if name in alone:
-            value = weights[name].clone() if tensor.is_meta else None  # not the pages of a file
+            value = lasting(weights, name) if tensor.is_meta else None
             tensors.set_module_tensor_to_device(model, name, main, value=value)
 
 

@@ -25,6 +25,7 @@ from .base import (
 from .prefetch import Need, Prefetcher
 from .tensors import Device, TiedMap
 from .turns import Turn
+from .weights import lasting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,8 +109,8 @@ class AlignDevicesHook(ModelHook):
         self._take_away(module)
         if device is not None:
             for name in everything.keys() - moved.keys():
-                found = self.weights_map.get(name) if everything[name].is_meta else None
-                value = None if found is None else found.clone()  # not the pages of a file
+                is_there = everything[name].is_meta and name in self.weights_map
+                value = lasting(self.weights_map, name) if is_there else None
                 tensors.set_module_tensor_to_device(module, name, device, value=value)
         if self._need is not None and self.prefetcher is not None:
             self.prefetcher.expect(self._need)
@@ -237,7 +238,7 @@ class AlignDevicesHook(ModelHook):
             if device is None or device.type == "meta":
                 continue
             if slot.empty not in made or made[slot.empty].device != device:
-                value = self.weights_map[slot.name].to(device=device, dtype=slot.empty.dtype)
+                value = lasting(self.weights_map, slot.name).to(device=device, dtype=slot.empty.dtype)
                 made[slot.empty] = like_parameter(slot.empty, value)
             tensors.put(slot.owner, slot.key, made[slot.empty])
         self.forget()
