@@ -12,7 +12,7 @@ from torch import nn
 
 from .. import devices
 from ..checkpointing.models import listed
-from ..hooks.tensors import as_device, named_module_tensors
+from ..hooks.tensors import as_device, named_module_tensors, non_persistent_buffers
 from . import limits, sizes, ties
 from .explanation import Explanation
 from .sizes import DtypeLike, Named, is_within
@@ -93,6 +93,16 @@ def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
     lost = [name for name in tensors if ties.device_of(name, device_map) is None]
     if lost:
         raise ValueError(f"the device map says no device for {listed(lost)}")
+
+
+def check_buffers(model: nn.Module) -> None:
+    """Raise ValueError if a buffer has no values that no checkpoint has either, since it is not in the state dict."""
+    transient = non_persistent_buffers(model, recurse=True)
+    if lost := [name for name, buffer in model.named_buffers() if name in transient and buffer.is_meta]:
+        raise ValueError(
+            f"{listed(lost)} of the model are on the meta device, and buffers that are not in its state dict get "
+            "values only while it is built: build it by init_empty_weights(include_buffers=False)"
+        )
 
 
 def check_devices(device_map: DeviceMap) -> None:

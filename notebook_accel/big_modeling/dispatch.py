@@ -11,11 +11,13 @@ from torch import nn
 
 from ..checkpointing.project import PathLike
 from ..hooks import attach_align_device_hook_on_blocks, tensors
-from ..hooks.align import align_hooks
+from ..hooks.align import align_hooks, drop_offloading, with_uncallable
+from ..hooks.base import has_forward
 from ..hooks.prefetch import Prefetcher
 from ..hooks.tensors import Device
+from ..hooks.weights import lasting
 from . import load, offload, ties
-from .device_map import DeviceMap, check_device_map, check_present, infer_auto_device_map
+from .device_map import DeviceMap, check_buffers, check_device_map, check_present, infer_auto_device_map
 from .limits import Limits, get_balanced_memory
 from .moves import guard_moves
 from .offload import Index, OffloadedWeightsLoader
@@ -56,9 +58,12 @@ def dispatch_model(
     """
     check_device_map(model, device_map)
     check_present(device_map)
+    check_buffers(model)
     places = set(device_map.values())
     if len(places) == 1 and "disk" not in places and not force_hooks:
         device = places.pop()
+        if not any(tensor.is_meta for tensor in model.state_dict().values()):
+            drop_offloading(model)
         model.to(tensors.as_device(device))
         _note(model, device_map)
         return model
@@ -68,6 +73,7 @@ def dispatch_model(
     away_on = {"disk"} if main.type in ("cpu", "mps") else {"disk", "cpu"}
     away = {name: device in away_on for name, device in device_map.items()}
     weights = _weights_of(model, device_map, away, state_dict, offload_dir, offload_index, offload_buffers)
+    drop_offloading(model)
     _settle(model, away, weights or {}, main)
     execution: dict[str, Device] = {
         name: main if away[name] else tensors.as_device(device) for name, device in device_map.items()
@@ -97,10 +103,22 @@ def dispatch_model(
 def _settle(
     model: nn.Module, away: Mapping[str, bool], weights: Mapping[str, torch.Tensor], main: torch.device
 ) -> None:
-    """Bring tensors that the map names alone to where their module computes: hooks bring those of whole modules."""
+    """Bring tensors that the map names alone to where their module computes: hooks bring those of whole modules.
+
+    A module that cannot be called, such as a `ParameterList`, has no hook: its tensors are as if they were named.
+    """
+    alone = {name for name, is_away in away.items() if is_away}
+    modules = dict(model.named_modules())
+    for entry in alone & modules.keys():
+        if not has_forward(modules[entry]):
+            alone |= {
+                f"{path}.{key}" if path else key
+                for path, part in with_uncallable(modules[entry], entry)
+                for key, _ in tensors.named_module_tensors(part)
+            }
     for name, tensor in list(tensors.named_module_tensors(model, recurse=True)):
-        if away.get(name, False):
-            value = weights[name].clone() if tensor.is_meta else None  # not the pages of a file
+        if name in alone:
+            value = lasting(weights, name) if tensor.is_meta else None
             tensors.set_module_tensor_to_device(model, name, main, value=value)
 
 
@@ -130,7 +148,8 @@ def _weights_of(
     offload_buffers: bool,
 ) -> Mapping[str, torch.Tensor] | None:
     """Return a mapping with the weights of all parts that are away, from memory and from the disk."""
-    if not any(away.values()):
+    state = model.state_dict()
+    if not any(away.values()) and not any(tensor.is_meta for tensor in state.values()):
         return None
     index: dict[str, Mapping[str, Any]] = dict(offload_index or {})
     if offload_index is None and offload_dir is not None:
@@ -138,7 +157,7 @@ def _weights_of(
     in_memory = dict(state_dict or {})
     missing: dict[str, torch.Tensor] = {}
     buffers = {name for name, _ in model.named_buffers()}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in state.items():
         device = ties.device_of(name, device_map)
         is_away = device in ("cpu", "disk") and away[_entry(name, device_map)]
         if not is_away or (name in buffers and not offload_buffers) or name in in_memory:
@@ -151,6 +170,12 @@ def _weights_of(
             raise ValueError(
                 f"{name!r} is on the meta device and has no values: load the weights first, or give a state_dict, an "
                 "offload_index or an offload_dir that has them"
+            )
+    for name, tensor in state.items():
+        device = ties.device_of(name, device_map)
+        if tensor.is_meta and str(device) != "meta" and not away[_entry(name, device_map)]:
+            raise ValueError(
+                f"{name!r} is on the meta device and has no values for {device}: load the weights first"
             )
     if missing:
         if offload_dir is None:
@@ -214,10 +239,11 @@ def load_checkpoint_and_dispatch(
 
     Raises:
         CheckpointError: the weights are damaged or do not fit; it names the file, the name and both shapes.
-        ValueError: the map is no legal one, or an argument is missing or unknown.
+        ValueError: the map is no legal one, or an argument is missing, unknown, or of no use with a map.
     """
     del offload_state_dict
     wanted = load.floating_dtype(dtype)
+    load.check_sharded(device_map, full_state_dict, broadcast_from_rank0)
     if device_map is None:
         load.load_checkpoint_in_model(
             model,

@@ -12,7 +12,8 @@ from torch.nn.modules import module as registration
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import environ
-from ..hooks.tensors import Device, as_device, like_parameter
+from ..hooks.away import like_parameter
+from ..hooks.tensors import Device, as_device
 
 
 @contextlib.contextmanager

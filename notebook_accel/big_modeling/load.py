@@ -15,7 +15,7 @@ from ..checkpointing.models import Source
 from ..checkpointing.project import PathLike
 from ..hooks import tensors
 from . import offload, ties
-from .device_map import DeviceMap, check_device_map, check_devices, check_present
+from .device_map import DeviceMap, check_buffers, check_device_map, check_devices, check_present
 from .placing import Loading, Slot, slots_of
 
 
@@ -47,8 +47,8 @@ def load_checkpoint_in_model(
         keep_in_fp32_modules: with `dtype` float16, names of modules that get float32.
         offload_8bit_bnb: True is not supported.
         strict: refuse names that are missing or unknown; else the unknown ones are warned of.
-        full_state_dict: False where the checkpoint has this process's part of sharded weights only.
-        broadcast_from_rank0: read the checkpoint in rank 0 only, which sends it to the others.
+        full_state_dict: False where the checkpoint has this process's part of sharded weights only; without a map.
+        broadcast_from_rank0: read the checkpoint in rank 0 only, which sends it to the others; without a map.
 
     Raises:
         CheckpointError: the weights are damaged or do not fit; it names the file, the name and both shapes.
@@ -59,7 +59,8 @@ def load_checkpoint_in_model(
             "offload_8bit_bnb=True: 8-bit weights stay on one device, see load_and_quantize_model"
         )
     wanted = floating_dtype(dtype)
-    if device_map is None and (broadcast_from_rank0 or not full_state_dict):
+    check_sharded(device_map, full_state_dict, broadcast_from_rank0)
+    if broadcast_from_rank0 or not full_state_dict:
         _load_sharded(model, checkpoint, wanted, strict, full_state_dict, broadcast_from_rank0)
         return
     has_empty = any(slot.tensor.is_meta for slot in slots_of(model))
@@ -92,6 +93,19 @@ def floating_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if found is not None and not found.is_floating_point:
         raise ValueError(f"dtype {dtype!r}: weights are cast to a floating point dtype such as 'bfloat16'")
     return found
+
+
+def check_sharded(device_map: Any, full_state_dict: bool, broadcast_from_rank0: bool) -> None:
+    """Raise ValueError if these do not go together."""
+    if broadcast_from_rank0 and not full_state_dict:
+        raise ValueError(
+            "broadcast_from_rank0=True sends whole weights: full_state_dict=False cannot go with it"
+        )
+    if device_map is not None and (broadcast_from_rank0 or not full_state_dict):
+        given = "broadcast_from_rank0=True" if broadcast_from_rank0 else "full_state_dict=False"
+        raise ValueError(
+            f"{given} is for models of several processes, whose weights no device_map places: leave one"
+        )
 
 
 def _load_in_place(
@@ -134,10 +148,6 @@ def _load_sharded(
     """Let torch give each process its part."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-    if broadcast_from_rank0 and not full_state_dict:
-        raise ValueError(
-            "broadcast_from_rank0=True sends whole weights: full_state_dict=False cannot go with it"
-        )
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if broadcast_from_rank0 and not distributed:
         raise ValueError("broadcast_from_rank0=True needs a process group: launch several processes")
@@ -193,6 +203,8 @@ def plan(
     if device_map is not None:
         check_device_map(model, device_map)
         check_present(device_map)
+    if whole:
+        check_buffers(model)
     sources = [models.open_source(path) for path in shards.find_files(checkpoint)]
     loading = Loading(model=model, sources=sources, folder=offload_folder)
     groups: dict[int, list[Slot]] = {}

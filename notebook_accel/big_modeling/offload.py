@@ -37,13 +37,15 @@ def offload_weight(
     CheckpointError where the folder has no room for it; nothing is left of it then.
     """
     path = Path(offload_folder) / f"{weight_name}.dat"
+    part = path.with_name(f"{path.name}.part")
     values = weight.detach().to("cpu").contiguous()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb") as file:
+        with open(part, "wb") as file:
             file.write(rawio.memory(values))
+        part.replace(path)  # the values may be the pages of the file that was there
     except OSError as error:
-        path.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         reason = "there is no room" if error.errno == errno.ENOSPC else error
         raise CheckpointError(
             f"{path} cannot be written, {weight_name!r} of shape {list(weight.shape)} needs {values.nbytes:,} "
@@ -153,8 +155,7 @@ def load_offloaded_weights(model: nn.Module, index: Index, offload_folder: PathL
         owner, key = owner_of(model, name)
         old: Any = owner._parameters.get(key) if key in owner._parameters else owner._buffers[key]
         device = torch.device("cpu") if old.is_meta else old.device
-        value = loader[name].clone()  # not the pages of the file, which may go
-        set_module_tensor_to_device(model, name, device, value=value, fp16_statistics=None)
+        set_module_tensor_to_device(model, name, device, value=loader.lasting(name))
 
 
 class OffloadedWeightsLoader(Weights):
@@ -229,6 +230,9 @@ class OffloadedWeightsLoader(Weights):
             made = tensor.to(self._dtypes[name]) if name in self._dtypes else tensor
             found[name] = made if self.device is None else made.to(as_device(self.device))
         return {name: self.state_dict[name] if name in self.state_dict else found[name] for name in names}
+
+    def lasting(self, name: str) -> torch.Tensor:
+        return self.state_dict[name] if name in self.state_dict else self[name].clone()
 
 
 def extract_submodules_state_dict(

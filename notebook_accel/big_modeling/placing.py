@@ -16,6 +16,7 @@ from ..checkpointing.models import Source
 from ..checkpointing.project import PathLike
 from ..errors import CheckpointError
 from ..hooks import tensors
+from ..hooks.away import like_parameter
 from . import offload
 
 
@@ -52,13 +53,22 @@ class _Value:
     device: torch.device
     dtype: torch.dtype
 
+    @property
+    def own(self) -> torch.Tensor:
+        """The model's tensor."""
+        return self.slots[0].tensor
+
+    @property
+    def is_in_place(self) -> bool:
+        """True where the model's own tensor is the right one to read into."""
+        same = tensors.same_device(self.own.device, self.device) and self.own.dtype == self.dtype
+        return same and not self.own.is_meta and self.own.is_contiguous()
+
     def target(self) -> torch.Tensor:
-        """Return the tensor to read into: the model's own where it is the right one, else a new one."""
-        own = self.slots[0].tensor
-        same = tensors.same_device(own.device, self.device) and own.dtype == self.dtype
-        if same and not own.is_meta and own.is_contiguous():
-            return own.detach()
-        return torch.empty(own.shape, dtype=self.dtype, device=self.device)
+        """Return the tensor to read into, a new one if the model's own is not right."""
+        if self.is_in_place:
+            return self.own.detach()
+        return torch.empty(self.own.shape, dtype=self.dtype, device=self.device)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -167,28 +177,21 @@ class Loading:
     def run(self) -> dict[str, dict[str, Any]]:
         """Load, and return the index of what stays on the disk."""
         index = {**self._index, **self._write()}
-        # new tensors first: reading into the model's own is what cannot be undone
-        order = sorted(
-            ((value, value.target()) for value in self._values),
-            key=lambda pair: pair[1].data_ptr() == pair[0].slots[0].tensor.data_ptr(),
-        )
-        with torch.no_grad():
+        pairs = [(value, value.target()) for value in self._values]
+        # new tensors first, of all files: reading into the model's own is what cannot be undone
+        for in_place in (False, True):
             for source in self.sources:
-                waiting = [pair for pair in order if pair[0].source is source]
-                while waiting:  # one name may be wanted on several devices
-                    targets = {value.key: target for value, target in reversed(waiting)}
-                    _read(source, targets)
-                    waiting = [pair for pair in waiting if targets[pair[0].key] is not pair[1]]
-        for value, target in order:
-            made = tensors.like_parameter(value.slots[0].tensor, target)
-            if target.data_ptr() == value.slots[0].tensor.data_ptr() and not value.slots[0].tensor.is_meta:
-                made = value.slots[0].tensor
+                _read_all(
+                    source, [p for p in pairs if p[0].source is source and p[0].is_in_place is in_place]
+                )
+        for value, target in pairs:
+            made = value.own if value.is_in_place else like_parameter(value.own, target)
             for slot in value.slots:
                 tensors.put(slot.owner, slot.key, made)
         empty: dict[int, torch.Tensor] = {}
         for slot, dtype in self._empty:
             if not slot.tensor.is_meta or slot.tensor.dtype != dtype:
-                made = tensors.like_parameter(slot.tensor, slot.tensor.detach().to("meta", dtype))
+                made = like_parameter(slot.tensor, slot.tensor.detach().to("meta", dtype))
                 tensors.put(slot.owner, slot.key, empty.setdefault(id(slot.tensor), made))
         return index
 
@@ -212,6 +215,15 @@ class Loading:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         return index
+
+
+@torch.no_grad()
+def _read_all(source: Source, pairs: list[tuple[_Value, torch.Tensor]]) -> None:
+    """Read into the second of each pair what the first says."""
+    while pairs:  # one name may be wanted on several devices
+        targets = {value.key: target for value, target in reversed(pairs)}
+        _read(source, targets)
+        pairs = [pair for pair in pairs if targets[pair[0].key] is not pair[1]]
 
 
 def _read(source: Source, targets: dict[str, torch.Tensor]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..hooks.align import align_hook, align_module_device
+from ..hooks.align import AlignDevicesHook, align_hook, align_module_device
 from ..hooks.tensors import Device, as_device
 
 
@@ -22,14 +22,9 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
     for path, part in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
         hook = align_hook(part)
-        # a hook of a module whose parts come with it brings theirs too
-        inside = (
-            part.state_dict(keep_vars=True) if hook is not None and hook.place_submodules else own_state(part)
-        )
-        before = {key: id(tensor) for key, tensor in inside.items()}
+        before = {key: id(tensor) for key, tensor in _state_with(part, hook).items()}
         with align_module_device(part, "cpu"):
-            now = part.state_dict() if hook is not None and hook.place_submodules else own_state(part)
-            for key, tensor in now.items():
+            for key, tensor in _state_with(part, hook).items():
                 if tensor.is_meta:
                     continue
                 if before[key] not in known:  # a copy of what goes again, which may be pages of a file
@@ -38,6 +33,16 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
     if lost := [name for name in model.state_dict() if name not in found]:
         raise ValueError(f"{', '.join(map(repr, lost))} have no values: they are on the meta device")
     return {name: found[name] for name in model.state_dict()}
+
+
+def _state_with(module: nn.Module, hook: AlignDevicesHook | None) -> dict[str, torch.Tensor]:
+    """Return what the module has itself, and what its hook brings of modules inside."""
+    parts = [("", module)] if hook is None else hook.parts_of(module)
+    return {
+        f"{path}.{key}" if path else key: tensor
+        for path, part in parts
+        for key, tensor in own_state(part).items()
+    }
 
 
 def own_state(module: nn.Module) -> dict[str, torch.Tensor]:

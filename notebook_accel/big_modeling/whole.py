@@ -18,9 +18,11 @@ from ..hooks import (
     attach_align_device_hook,
     tensors,
 )
+from ..hooks.align import align_hooks, drop_offloading
 from ..hooks.prefetch import Prefetcher
 from ..hooks.tensors import Device
 from . import offload
+from .device_map import check_buffers
 from .offload import Index, OffloadedWeightsLoader
 
 
@@ -42,6 +44,7 @@ def cpu_offload(
             without calling the modules that have them.
     """
     device = _device_of(model) if execution_device is None else tensors.as_device(execution_device)
+    check_buffers(model)
     _check_has_values(model, state_dict, offload_buffers)
     if state_dict is None:
         state_dict = {name: tensor.to("cpu") for name, tensor in model.state_dict().items()}
@@ -59,17 +62,18 @@ def disk_offload(
 
     Args:
         model: to be offloaded.
-        offload_dir: gets the weights; those of an earlier call are used where the index there has all.
+        offload_dir: gets the weights; for those that are on the meta device it has them from an earlier call.
         execution_device: where it computes, by default where its first parameter is.
         offload_buffers: take buffers away too.
         preload_module_classes: see `cpu_offload`.
     """
     device = _device_of(model) if execution_device is None else tensors.as_device(execution_device)
+    check_buffers(model)
     state = model.state_dict()
     if any(tensor.is_meta for tensor in state.values()):  # the values are in the folder, or nowhere
         _check_indexed(state, offload.read_index(offload_dir), offload_dir)
-    else:
-        offload.offload_state_dict(offload_dir, state)
+    if present := {name: tensor for name, tensor in state.items() if not tensor.is_meta}:
+        offload.offload_state_dict(offload_dir, present)
     return _offload(
         model,
         device,
@@ -118,10 +122,9 @@ def _offload(
     offload_buffers: bool,
     preload_module_classes: Sequence[str] | None,
 ) -> nn.Module:
+    drop_offloading(model)
     prefetcher = Prefetcher()
-    lead = AlignDevicesHook(io_same_device=True)
-    lead.leads = prefetcher
-    add_hook_to_module(model, lead, append=True)
+    before = list(align_hooks(vars(model).get("_hf_hook")))
     attach_align_device_hook(
         model,
         execution_device=device,
@@ -131,6 +134,11 @@ def _offload(
         preload_module_classes=preload_module_classes,
         prefetcher=prefetcher,
     )
+    added = [hook for hook in align_hooks(vars(model).get("_hf_hook")) if hook not in before]
+    if not added:  # the model has no weights of its own
+        added = [AlignDevicesHook()]
+        add_hook_to_module(model, added[0], append=True)
+    added[0].io_same_device, added[0].leads = True, prefetcher
     return model
 
 

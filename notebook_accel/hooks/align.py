@@ -9,21 +9,33 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..nested import send_to_device
 from . import tensors
-from .base import ModelHook, SequentialHook, outside_graphs
+from .away import emptied, like_parameter
+from .base import (
+    ModelHook,
+    SequentialHook,
+    has_forward,
+    outside_graphs,
+    remove_hook_from_module,
+    single_hooks,
+)
 from .prefetch import Need, Prefetcher
 from .tensors import Device, TiedMap
+from .turns import Turn
+from .weights import lasting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Slot:
-    """A place for a weight: `name` of the mapping goes to `key` of the owner, where `empty` is otherwise."""
+    """A place for a weight of this shape: `name` of the mapping goes to `key` of the owner, else `empty` is there."""
 
     owner: nn.Module
     key: str
     name: str
+    shape: torch.Size
     empty: torch.Tensor
 
 
@@ -32,7 +44,8 @@ class AlignDevicesHook(ModelHook):
 
     Args:
         execution_device: where the module computes; None leaves it and its inputs where they are.
-        offload: take the weights away after each forward; in between they are on the meta device.
+        offload: take the weights away after each forward; in between they are on the meta device. Those of modules
+            inside that cannot be called, such as a `ParameterList`, go with them.
         io_same_device: bring the output to where the first input was.
         weights_map: has the weights that are taken away, by the name they have in the module; without it they are
             kept on the CPU.
@@ -72,6 +85,7 @@ class AlignDevicesHook(ModelHook):
         self.original_devices: dict[str, torch.device] = {}
         self._slots: list[_Slot] = []
         self._need: Need | None = None
+        self._turn = Turn()
 
     def __repr__(self) -> str:
         shown = ("execution_device", "offload", "io_same_device", "offload_buffers", "place_submodules")
@@ -95,30 +109,38 @@ class AlignDevicesHook(ModelHook):
         self._take_away(module)
         if device is not None:
             for name in everything.keys() - moved.keys():
-                if self._is_buffer(module, name) and not everything[name].is_meta:
-                    tensors.set_module_tensor_to_device(module, name, device)
+                is_there = everything[name].is_meta and name in self.weights_map
+                value = lasting(self.weights_map, name) if is_there else None
+                tensors.set_module_tensor_to_device(module, name, device, value=value)
         if self._need is not None and self.prefetcher is not None:
             self.prefetcher.expect(self._need)
         return module
 
+    def parts_of(self, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the modules, by their names in this one, whose weights come and go with its own."""
+        if self.place_submodules:
+            yield from module.named_modules()
+        else:
+            yield from with_uncallable(module) if self.offload else [("", module)]
+
     def _tensors(
         self, module: nn.Module, *, include_buffers: bool, in_state: bool = False
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        return tensors.named_module_tensors(
-            module, include_buffers, recurse=self.place_submodules, remove_non_persistent=in_state
-        )
-
-    @staticmethod
-    def _is_buffer(module: nn.Module, name: str) -> bool:
-        owner, key = tensors.owner_of(module, name)
-        return key in owner._buffers
+        seen = set[int]()
+        for path, part in self.parts_of(module):
+            for key, tensor in tensors.named_module_tensors(
+                part, include_buffers, remove_non_persistent=in_state
+            ):
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield f"{path}.{key}" if path else key, tensor
 
     def _take_away(self, module: nn.Module) -> None:
         """Put the weights on the meta device, and note where they go; a shared one is fetched once."""
         names: dict[int, str] = {}
-        empty: dict[int, torch.Tensor] = {}
+        places: Any = WeakTensorKeyDictionary() if self.prefetcher is None else self.prefetcher.places
         needed: dict[str, torch.Tensor] = {}
-        for path, part in module.named_modules() if self.place_submodules else [("", module)]:
+        for path, part in self.parts_of(module):
             tables: list[dict[str, Any]] = [part._parameters]
             if self.offload_buffers:
                 transient = part._non_persistent_buffers_set
@@ -128,9 +150,12 @@ class AlignDevicesHook(ModelHook):
                     if tensor is None:
                         continue
                     name = names.setdefault(id(tensor), f"{path}.{key}" if path else key)
-                    place = empty.setdefault(id(tensor), _emptied(tensor))
-                    needed[name] = place
-                    self._slots.append(_Slot(owner=part, key=key, name=name, empty=place))
+                    if tensor not in places:
+                        places[tensor] = emptied(tensor)
+                    needed[name] = places[tensor]
+                    self._slots.append(
+                        _Slot(owner=part, key=key, name=name, shape=tensor.shape, empty=places[tensor])
+                    )
         self._empty_slots()
         if needed:
             assert self.weights_map is not None
@@ -155,46 +180,48 @@ class AlignDevicesHook(ModelHook):
             self.leads.begin()
         if self.io_same_device:
             self.input_device = tensors.find_device([args, kwargs])
-        if self._need is not None:
-            self._bring(self._need)
+        if self._need is not None and self._turn.take():
+            self._put(self._need.fetch() if self.prefetcher is None else self.prefetcher.take(self._need))
         if self.execution_device is None:
             return args, kwargs
         device = tensors.as_device(self.execution_device)
         sent: tuple[Any, ...] = send_to_device(args, device)
         return sent, send_to_device(kwargs, device, skip_keys=self.skip_keys)
 
-    def _bring(self, need: Need) -> None:
-        found = need.fetch() if self.prefetcher is None else self.prefetcher.take(need)
+    def _put(self, found: Mapping[str, torch.Tensor]) -> None:
+        """Put weights in their places; ValueError for one of another shape."""
         made: dict[str, torch.Tensor] = {}
         for slot in self._slots:
             if slot.name not in made:
-                if found[slot.name].shape != slot.empty.shape:
+                if found[slot.name].shape != slot.shape:
                     raise ValueError(
-                        f"{slot.name!r} of {type(slot.owner).__name__} has shape {list(slot.empty.shape)}, "
+                        f"{slot.name!r} of {type(slot.owner).__name__} has shape {list(slot.shape)}, "
                         f"the value {list(found[slot.name].shape)}"
                     )
-                made[slot.name] = tensors.like_parameter(slot.empty, found[slot.name])
+                made[slot.name] = like_parameter(slot.empty, found[slot.name])
             tensors.put(slot.owner, slot.key, made[slot.name])
 
     @outside_graphs
     def post_forward(self, module: nn.Module, output: Any) -> Any:
-        self._empty_slots()
-        if self.leads is not None:
-            self.leads.end()
         if self.io_same_device and self.input_device is not None:
             output = send_to_device(output, self.input_device, skip_keys=self.skip_keys)
+        self._turn.give_back(self._empty_slots)
+        if self.leads is not None:
+            self.leads.end()
         return output
 
     @outside_graphs
     def after_error(self, module: nn.Module, error: BaseException) -> None:
-        self._empty_slots()
+        self._turn.give_back(self._empty_slots)
         if self.leads is None:
             return
         self.leads.end(whole=False)
-        if "meta" in str(error) and hasattr(error, "add_note"):  # from Python 3.11 on
+        text = str(error)
+        # add_note is there from Python 3.11 on
+        if "meta" in text and "preload_module_classes" not in text and hasattr(error, "add_note"):
             error.add_note(
-                "weights that are away come when their own module is called: where another one uses them, name its "
-                "class in preload_module_classes"
+                "weights that are away come for the forward of their own module: where another module or a pre-hook "
+                "uses them, name the class of a module around both in preload_module_classes"
             )
 
     def _empty_slots(self) -> None:
@@ -205,17 +232,21 @@ class AlignDevicesHook(ModelHook):
         if not self._slots:
             return module
         assert self.weights_map is not None
-        made: dict[str, torch.Tensor] = {}
+        made: Any = WeakTensorKeyDictionary() if self.prefetcher is None else self.prefetcher.back
         for slot in self._slots:
             device = self.original_devices.get(slot.name)
             if device is None or device.type == "meta":
                 continue
-            if slot.name not in made:
-                value = self.weights_map[slot.name].to(device=device, dtype=slot.empty.dtype)
-                made[slot.name] = tensors.like_parameter(slot.empty, value)
-            tensors.put(slot.owner, slot.key, made[slot.name])
-        self._slots, self._need = [], None
+            if slot.empty not in made or made[slot.empty].device != device:
+                value = lasting(self.weights_map, slot.name).to(device=device, dtype=slot.empty.dtype)
+                made[slot.empty] = like_parameter(slot.empty, value)
+            tensors.put(slot.owner, slot.key, made[slot.empty])
+        self.forget()
         return module
+
+    def forget(self) -> None:
+        """Leave the module with what is in the places of its weights now."""
+        self._slots, self._need = [], None
 
     @contextlib.contextmanager
     def here(self, module: nn.Module, device: Device | None = None) -> Iterator[None]:
@@ -232,27 +263,41 @@ class AlignDevicesHook(ModelHook):
                 device=tensors.as_device(device),
                 nbytes=need.nbytes,
             )
-        found = need.fetch()
-        for slot in self._slots:
-            tensors.put(slot.owner, slot.key, tensors.like_parameter(slot.empty, found[slot.name]))
+        self._turn.take()
         try:
+            self._put(need.fetch())
             yield
         finally:
-            self._empty_slots()
+            self._turn.give_back(self._empty_slots)
 
 
-def _emptied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what is in a weight's place while it is away: of its class, shape and dtype."""
-    return tensor if tensor.is_meta else tensors.like_parameter(tensor, tensor.detach().to("meta"))
+def with_uncallable(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield a module and those inside that it alone can use, because they have no forward, with their names."""
+    yield prefix, module
+    for name, child in module.named_children():
+        if not has_forward(child):
+            yield from with_uncallable(child, f"{prefix}.{name}" if prefix else name)
 
 
 def align_hooks(hook: ModelHook | None) -> Iterator[AlignDevicesHook]:
     """Yield the hooks of this kind in a module's hook, which may be several as one."""
-    if isinstance(hook, SequentialHook):
-        for one in hook.hooks:
-            yield from align_hooks(one)
-    elif isinstance(hook, AlignDevicesHook):
-        yield hook
+    return (one for one in single_hooks(hook) if isinstance(one, AlignDevicesHook))
+
+
+def drop_offloading(model: nn.Module) -> None:
+    """Take off the hooks of an earlier call that take weights away, which are not brought back: others come."""
+    for part in model.modules():
+        present = list(single_hooks(vars(part).get("_hf_hook")))
+        kept = [hook for hook in present if not (isinstance(hook, AlignDevicesHook) and hook.offload)]
+        if len(kept) == len(present):
+            continue
+        for hook in align_hooks(vars(part)["_hf_hook"]):
+            if hook.offload:
+                hook.forget()
+        if kept:
+            vars(part)["_hf_hook"] = kept[0] if len(kept) == 1 else SequentialHook(*kept)
+        else:
+            remove_hook_from_module(part)
 
 
 def align_hook(module: nn.Module) -> AlignDevicesHook | None:

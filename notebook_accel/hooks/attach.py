@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .align import AlignDevicesHook, align_hook, align_hooks
-from .base import add_hook_to_module
+from .align import AlignDevicesHook, align_hook, align_hooks, with_uncallable
+from .base import add_hook_to_module, has_forward
 from .prefetch import Prefetcher
 from .tensors import Device, TiedMap, named_module_tensors
 from .weights import PrefixedDataset
@@ -33,7 +33,9 @@ def attach_execution_device_hook(
         preload_module_classes: names of classes whose modules inside get none.
         tied_params_map: copies of shared weights, by address and device.
     """
-    if not hasattr(module, "_hf_hook") and len(module.state_dict()) > 0:
+    # what cannot be called comes with a module around it
+    is_away = not has_forward(module) and any(tensor.is_meta for _, tensor in named_module_tensors(module))
+    if not hasattr(module, "_hf_hook") and len(module.state_dict()) > 0 and not is_away:
         add_hook_to_module(
             module, AlignDevicesHook(execution_device, skip_keys=skip_keys, tied_params_map=tied_params_map)
         )
@@ -61,6 +63,9 @@ def attach_align_device_hook(
 ) -> None:
     """Give every module inside that has weights of its own an `AlignDevicesHook`.
 
+    With `offload`, weights of a module that cannot be called, such as a `ParameterList`, come with the module around
+    it, and stay where they are if there is none.
+
     Args:
         module: with the modules inside.
         execution_device: where they compute.
@@ -77,7 +82,9 @@ def attach_align_device_hook(
     whole = offload and (
         isinstance(module, nn.MultiheadAttention) or type(module).__name__ in (preload_module_classes or ())
     )
-    if whole or next(named_module_tensors(module), None) is not None:
+    parts = with_uncallable(module) if offload else [("", module)]
+    has_own = any(next(named_module_tensors(part), None) is not None for _, part in parts)
+    if whole or (has_own and (has_forward(module) or not offload)):
         prefix = f"{module_name}." if module_name else ""
         hook = AlignDevicesHook(
             execution_device,

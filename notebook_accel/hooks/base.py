@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
 import torch
@@ -80,6 +80,15 @@ class SequentialHook(ModelHook):
         for hook in self.hooks:
             module = hook.detach_hook(module)
         return module
+
+
+def single_hooks(hook: ModelHook | None) -> Iterator[ModelHook]:
+    """Yield the hooks of a module's hook, which may be none, or several as one."""
+    if isinstance(hook, SequentialHook):
+        for one in hook.hooks:
+            yield from single_hooks(one)
+    elif hook is not None:
+        yield hook
 
 
 class ClassForward:
@@ -186,6 +195,14 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
 def remove_hook_from_submodules(module: nn.Module) -> None:
     """Take the hooks off the module and all modules inside."""
     remove_hook_from_module(module, recurse=True)
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Return True for a module that can be called, which a `ParameterList` or a `ModuleDict` cannot be."""
+    own = vars(module).get("_old_forward", vars(module).get("forward"))
+    if own is not None and not isinstance(own, ClassForward):
+        return True
+    return type(module).forward is not nn.Module.forward
 
 
 def outside_graphs(function: _Function) -> _Function:

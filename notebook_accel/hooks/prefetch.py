@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from .away import kept_by
+from .turns import Turn
 from .weights import together
 
 _STREAMS: Final = ("cuda", "xpu")
@@ -40,7 +43,7 @@ class Need:
         """Return the weights on the device, by name."""
         found = together(self.weights, self.names)
         return {
-            name: _cast(found[name], place.dtype).to(self.device)
+            name: _cast(found[name], kept_by(place)[0]).to(self.device)
             for name, place in zip(self.names, self.places, strict=True)
         }
 
@@ -104,12 +107,20 @@ class Prefetcher:
     """Knows in which order modules need their weights, and fetches ahead of them.
 
     What is fetched ahead is one need, or several that are no larger together than the largest. The order is that of
-    the last forward of the whole model, before the first one that in which `expect` was called. No thread waits for
-    work: one starts where there is some, and ends with it. Forwards of several threads take turns.
+    the last forward of the whole model, after which what that did not need follows on its own; before the first forward
+    it is that in which `expect` was called. No thread waits for work: one starts where there is some, and ends with
+    it. Forwards of several threads take turns.
+
+    Attributes:
+        places: what is in the place of each weight while it is away, for modules that share it.
+        back: the weight that took such a place again, when a hook was removed.
     """
 
     def __init__(self) -> None:
+        self.places: Any = WeakTensorKeyDictionary()
+        self.back: Any = WeakTensorKeyDictionary()
         self._order: list[Need] = []
+        self._length = 0  # of the part of the order that one forward goes through
         self._seen: list[Need] | None = None  # while the whole model computes
         self._at = -1
         self._room = 0
@@ -117,53 +128,56 @@ class Prefetcher:
         self._queue: deque[_Job] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._turn = threading.RLock()
-        self._turns: list[int] = []  # the thread of each forward that has begun
+        self._turn = Turn()
         self._process = os.getpid()
 
     def expect(self, need: Need) -> None:
         """Say that a module will need these weights, after those named before."""
         self._order.append(need)
+        self._length = len(self._order)
         self._room = max(self._room, need.nbytes)
 
     def begin(self) -> None:
         """Fetch what the first modules of a forward need, once no other thread is in one."""
-        if (
-            self._process != os.getpid()
-        ):  # forked, maybe while a thread had a lock that is not in this process
-            self.__setstate__(self.__getstate__())
-        self._turn.acquire()
-        self._turns.append(threading.get_ident())
-        self._forget()
-        self._seen = []
-        self._fetch_ahead()
+        self._renew()
+        if self._turn.take():
+            self._forget()
+            self._seen = []
+            self._fetch_ahead()
 
     def end(self, *, whole: bool = True) -> None:
         """Keep nothing of the forward that has ended but its order, and that only of a `whole` one."""
-        if threading.get_ident() not in self._turns:
-            return  # it never began
+        self._turn.give_back(lambda: self._finish(whole))
+
+    def _finish(self, whole: bool) -> None:
         if self._seen and whole:
             known = set(self._seen)
             self._order = [*self._seen, *(need for need in self._order if need not in known)]
+            self._length = len(self._seen)
         self._forget()
-        self._turns.pop()
-        self._turn.release()
 
     def take(self, need: Need) -> dict[str, torch.Tensor]:
         """Return the weights that a module needs now, and let the next ones be fetched."""
-        if self._seen is not None:
-            self._seen.append(need)
-        self._at = self._find(need)
-        job = self._ahead.pop(need, None)
-        upcoming = set(self._upcoming())
-        for other in self._ahead.keys() - upcoming:  # another way through the model than last time
-            del self._ahead[other]
+        self._renew()
+        with self._lock:
+            if self._seen is not None:
+                self._seen.append(need)
+            self._at = self._find(need)
+            job = self._ahead.pop(need, None)
+            upcoming = set(self._upcoming())
+            for other in self._ahead.keys() - upcoming:  # another way through the model than last time
+                del self._ahead[other]
         if job is None:
             self._fetch_ahead()
             return need.fetch()
         tensors = job.result()
         self._fetch_ahead()
         return tensors
+
+    def _renew(self) -> None:
+        """Begin anew in a forked process: a thread that is not in it may have had a lock."""
+        if self._process != os.getpid():
+            self.__setstate__(self.__getstate__())
 
     def _forget(self) -> None:
         self._seen = None
@@ -184,7 +198,8 @@ class Prefetcher:
     def _upcoming(self) -> Sequence[Need]:
         chosen: list[Need] = []
         size = 0
-        for need in self._order[self._at + 1 :]:
+        end = self._length if self._at < self._length else len(self._order)
+        for need in self._order[self._at + 1 : end]:
             if chosen and size + need.nbytes > self._room:
                 break
             if need not in chosen:
@@ -214,8 +229,8 @@ class Prefetcher:
             del job  # what it fetched belongs to the model
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"order": self._order, "room": self._room}
+        return {"order": self._order, "length": self._length, "room": self._room}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
-        self._order, self._room = state["order"], state["room"]
+        self._order, self._length, self._room = state["order"], state["length"], state["room"]

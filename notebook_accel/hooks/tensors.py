@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from .. import devices, nested
+from .away import like_parameter
 
 Device = int | str | torch.device
 TiedMap = MutableMapping[int, dict[torch.device, torch.Tensor]]
@@ -81,20 +82,6 @@ def put(owner: nn.Module, name: str, tensor: torch.Tensor) -> None:
     """Make the tensor this parameter or buffer of the module, without the checks of `setattr`."""
     table: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
     table[name] = tensor
-
-
-def like_parameter(old: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return the value as what the old one is: a buffer's, or a parameter of its class with its attributes."""
-    if not isinstance(old, nn.Parameter) or value is old:
-        return value
-    kind = type(old)
-    if isinstance(value, kind) and value.requires_grad == old.requires_grad:
-        return value
-    more = vars(old) if kind is not nn.Parameter else {}
-    made: torch.Tensor = kind(value.detach(), requires_grad=old.requires_grad, **more)
-    if kind is nn.Parameter:
-        vars(made).update(vars(old))
-    return made
 
 
 def set_module_tensor_to_device(

@@ -13,7 +13,11 @@ class Weights(Mapping[str, torch.Tensor]):
 
     @abstractmethod
     def together(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Return these weights, with their values in memory."""
+        """Return these weights, with their values in memory, which may be pages of a file."""
+
+    @abstractmethod
+    def lasting(self, name: str) -> torch.Tensor:
+        """Return a weight that is to stay, and keeps no file open."""
 
 
 class PrefixedDataset(Weights):
@@ -42,9 +46,17 @@ class PrefixedDataset(Weights):
         found = together(self.dataset, [f"{self.prefix}{name}" for name in names])
         return {name: found[f"{self.prefix}{name}"] for name in names}
 
+    def lasting(self, name: str) -> torch.Tensor:
+        return lasting(self.dataset, f"{self.prefix}{name}")
+
 
 def together(weights: Mapping[str, torch.Tensor], names: Sequence[str]) -> dict[str, torch.Tensor]:
     """Return these weights of any mapping; KeyError names one that is not there."""
     if isinstance(weights, Weights):
         return weights.together(names)
     return {name: weights[name] for name in names}
+
+
+def lasting(weights: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    """Return a weight of any mapping that is to stay, and keeps no file open; KeyError if it is not there."""
+    return weights.lasting(name) if isinstance(weights, Weights) else weights[name]
