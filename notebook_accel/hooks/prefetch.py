@@ -66,30 +66,29 @@ class _Job:
     error: BaseException | None = None
     event: Any = None
 
-    def run(self, *, beside: bool) -> None:
-        """Fetch unless that is done; `beside` what the device computes, where it can do two things at once."""
+    def run(self, stream: Any = None) -> None:
+        """Fetch unless that is done, in a stream of the device beside the one that computes if one is given."""
         with self.lock:
             if self.is_done:
                 return
             try:
-                self._run(beside)
+                self._run(stream)
             except BaseException as error:  # raised where the weights are needed
                 self.error = error
             self.is_done = True
 
-    def _run(self, beside: bool) -> None:
-        device = self.need.device
-        if not beside or device.type not in _STREAMS:
+    def _run(self, stream: Any) -> None:
+        if stream is None:
             self.tensors = self.need.fetch()
             return
-        runtime: Any = getattr(torch, device.type)
-        with runtime.device(device), runtime.stream(runtime.Stream(device)) as _:
+        runtime: Any = getattr(torch, self.need.device.type)
+        with runtime.device(self.need.device), runtime.stream(stream):
             self.tensors = self.need.fetch()
-            self.event = runtime.current_stream().record_event()
+            self.event = stream.record_event()
 
     def result(self) -> dict[str, torch.Tensor]:
         """Return the weights, ready for what the caller's stream computes; raise what their fetch raised."""
-        self.run(beside=False)
+        self.run()
         if isinstance(self.error, (torch.OutOfMemoryError, MemoryError)):
             return self.need.fetch()  # what computed meanwhile had the memory
         if self.error is not None:
@@ -128,6 +127,7 @@ class Prefetcher:
         self._queue: deque[_Job] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._streams: dict[torch.device, Any] = {}  # of that thread
         self._turn = Turn()
         self._process = os.getpid()
 
@@ -225,8 +225,19 @@ class Prefetcher:
                     self._thread = None
                     return
                 job = self._queue.popleft()
-            job.run(beside=True)
+            job.run(self._stream(job.need.device))
             del job  # what it fetched belongs to the model
+
+    def _stream(self, device: torch.device) -> Any:
+        """Return the stream for fetches to a device, None where it has none.
+
+        It is always the same one: torch keeps the memory of each stream for that stream alone.
+        """
+        if device.type not in _STREAMS:
+            return None
+        if device not in self._streams:
+            self._streams[device] = getattr(torch, device.type).Stream(device)
+        return self._streams[device]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"order": self._order, "length": self._length, "room": self._room}

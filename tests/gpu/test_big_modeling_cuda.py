@@ -60,11 +60,14 @@ def test_no_memory_stays_on_the_gpu_between_forwards(tmp_path: Path) -> None:
     model = load_checkpoint_and_dispatch(model, file, places)
     output(model)
     torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
+    before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()
     for _ in range(3):
         output(model)
     assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.memory_reserved() <= 2 * reserved, (
+        "fetches are in one stream, whose memory is used again"
+    )
     largest = max(tensor.nbytes for tensor in words(width=256).state_dict().values())
     assert torch.cuda.max_memory_allocated() - before < 4 * largest
 
