@@ -29,11 +29,13 @@ class Plugins:
         fsdp: how FSDP shards it.
         deepspeed: plugins of DeepSpeed by name.
         parallelism: the sizes of each kind of parallelism.
+        ddp: options of DistributedDataParallel.
     """
 
     fsdp: Any = None
     deepspeed: Any = None
     parallelism: Any = None
+    ddp: DistributedDataParallelKwargs | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,13 +87,7 @@ class Strategy(ABC):
         self.precision = precision
 
     @classmethod
-    def made_for(
-        cls,
-        runtime: Runtime,
-        precision: Precision,
-        plugins: Plugins,
-        ddp: DistributedDataParallelKwargs | None = None,
-    ) -> Strategy:
+    def made_for(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
         """Return the strategy as the plugins want it; ValueError if they contradict each other or the run."""
         return cls(runtime, precision)
 

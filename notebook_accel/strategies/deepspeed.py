@@ -13,7 +13,6 @@ import torch
 
 from ..checkpointing.read import Parts
 from ..checkpointing.together import Together
-from ..handlers import DistributedDataParallelKwargs
 from ..nested import convert_to_fp32, recursively_apply
 from ..precision import Precision
 from ..runtime import Runtime
@@ -52,14 +51,8 @@ class DeepSpeed(Strategy):
         self._quiet = 0
 
     @classmethod
-    def made_for(
-        cls,
-        runtime: Runtime,
-        precision: Precision,
-        plugins: Plugins,
-        ddp: DistributedDataParallelKwargs | None = None,
-    ) -> Strategy:
-        if ddp is not None:
+    def made_for(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
+        if plugins.ddp is not None:
             raise ValueError("DistributedDataParallelKwargs are not for DeepSpeed: leave them out")
         strategy = cls(runtime, precision, plugins.deepspeed)
         if (

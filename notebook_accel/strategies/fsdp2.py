@@ -17,7 +17,6 @@ from ..comm import torch_dist
 from ..compilation import TorchDynamoPlugin, compile_model
 from ..dtensors import is_sharded, sharded_like, whole
 from ..fsdp import FullyShardedDataParallelPlugin, enable_fsdp_ram_efficient_loading
-from ..handlers import DistributedDataParallelKwargs
 from ..parallelism import ParallelismConfig
 from ..precision import Precision
 from ..runtime import Runtime
@@ -56,13 +55,7 @@ class FullySharded(SingleDevice):
         self._background: Any = None
 
     @classmethod
-    def made_for(
-        cls,
-        runtime: Runtime,
-        precision: Precision,
-        plugins: Plugins,
-        ddp: DistributedDataParallelKwargs | None = None,
-    ) -> Strategy:
+    def made_for(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
         plugin = plugins.fsdp or FullyShardedDataParallelPlugin(fsdp_version=2)
         if plugin.cpu_ram_efficient_loading and runtime.topology.world_size > 1:
             enable_fsdp_ram_efficient_loading()  # transformers looks at the environment
@@ -110,7 +103,7 @@ class FullySharded(SingleDevice):
             self.precision.apply(model)
             return
         ignored = self._ignored(model)
-        units = blocks.chosen(model, self.plugin, ignored)
+        units = blocks.chosen(model, self.plugin, ignored, warns=self.runtime.topology.is_main)
         if self._shards is not None:
             blocks.check_weights(model, units, ignored, are_widened=self.precision.is_mixed)
         self._widen(model)
