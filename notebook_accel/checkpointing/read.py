@@ -37,9 +37,13 @@ _LIKE_PARAMETER: Final = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """What a checkpoint is made of, or loaded into: the objects that an accelerator prepared, in order."""
+    """What a checkpoint is made of, or loaded into: the objects that an accelerator prepared, in order.
+
+    `owners` are all models, without wrappers, which have the optimizers' parameters; hooks take some out of `models`.
+    """
 
     models: Sequence[torch.nn.Module]
+    owners: Sequence[torch.nn.Module]
     optimizers: Sequence[Any]
     schedulers: Sequence[Any]
     loaders: Sequence[Any]

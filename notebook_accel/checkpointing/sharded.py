@@ -55,7 +55,8 @@ class Shards(Together):
             raise CheckpointError(f"{where / self._name} was not written: {_failures(error)}") from error
 
     def snapshot(self, copies: Copies) -> Shards:
-        return Shards(self._name, _copied(self._state, copies), self._background, self._background())
+        group = self._background()  # before what may fail on one rank
+        return Shards(self._name, _copied(self._state, copies), self._background, group)
 
 
 def _copied(tree: Any, copies: Copies) -> Any:
@@ -125,7 +126,7 @@ def plan(folder: Path, parts: Parts) -> list[Apply] | None:
     Raises:
         CheckpointError: names the folder, and the key, that is missing, damaged or does not fit.
     """
-    if not (folder / names.sharded_model(0)).is_dir():
+    if not any((folder / name(0)).is_dir() for name in (names.sharded_model, names.sharded_optimizer)):
         return None
     for name_of, objects, what in (
         (names.sharded_model, parts.models, "models"),
@@ -139,7 +140,7 @@ def plan(folder: Path, parts: Parts) -> list[Apply] | None:
     steps = [
         _plan_model(folder / names.sharded_model(index), model) for index, model in enumerate(parts.models)
     ]
-    known = parameter_names(parts.models)
+    known = parameter_names(parts.owners)
     for index, optimizer in enumerate(parts.optimizers):
         steps.append(_plan_optimizer(folder / names.sharded_optimizer(index), optimizer, known))
     return steps

@@ -97,6 +97,11 @@ class Strategy(ABC):
         return None
 
     @property
+    def saves_together(self) -> bool:
+        """Whether all ranks write models and optimizers, see `together`; rank 0 writes no files of these then."""
+        return False
+
+    @property
     def num_shares(self) -> int:
         """Processes that see different batches."""
         return self.runtime.topology.world_size
@@ -162,10 +167,7 @@ class Strategy(ABC):
         return nullcontext()
 
     def together(self, parts: Parts, weights: list[dict[str, Any]]) -> list[Together]:
-        """Return what all ranks write together of the prepared models and optimizers.
-
-        Where there is something, rank 0 writes no files of its own of models and optimizers.
-        """
+        """Return what all ranks write together of the prepared models and optimizers."""
         return []
 
     def load_together(self, folder: Path, parts: Parts) -> list[Callable[[], None]] | None:

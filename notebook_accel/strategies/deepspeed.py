@@ -59,6 +59,7 @@ class DeepSpeed(Strategy):
             precision.mode == "fp16"
             and not strategy.library.accelerator.get_accelerator().is_fp16_supported()
         ):
+            strategy.close()
             raise ValueError(
                 f"mixed_precision 'fp16': DeepSpeed cannot train in it on this {runtime.device.type}"
             )
@@ -68,6 +69,10 @@ class DeepSpeed(Strategy):
     def plugin(self) -> DeepSpeedPlugin:
         """The selected plugin."""
         return next(plugin for plugin in self.plugins.values() if plugin.selected)
+
+    @property
+    def saves_together(self) -> bool:
+        return True
 
     def release(self) -> None:
         for engine in self._engines:

@@ -126,7 +126,15 @@ class Counting(nn.Linear):
 
 
 def parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> Parts:
-    return Parts(models=[model], optimizers=[optimizer], schedulers=[], loaders=[], scaler=None, custom=[])
+    return Parts(
+        models=[model],
+        owners=[model],
+        optimizers=[optimizer],
+        schedulers=[],
+        loaders=[],
+        scaler=None,
+        custom=[],
+    )
 
 
 def write(where: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

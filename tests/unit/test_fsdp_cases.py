@@ -18,7 +18,7 @@ from notebook_accel import Accelerator, CheckpointError, ParallelismConfig, envi
 from notebook_accel.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.state import AcceleratorState
 from notebook_accel.utils import TorchDynamoPlugin, TorchTensorParallelPlugin, merge_fsdp_weights
-from tests.unit import gpt
+from tests.unit import fsdp_hooks, gpt
 from tests.unit.multiprocess import run_ranks
 
 STEPS = 3
@@ -151,7 +151,9 @@ def policies() -> Any:
 def gradients() -> Any:
     accelerator = make(fsdp_plugin=plugin(ignored_modules=r"places|blocks\.1\.norm2"))
     prepared = accelerator.prepare(built := model())
-    batch = next(iter(gpt.loader(BATCH, 1)))
+    batch = list(gpt.loader(BATCH, 2))[
+        accelerator.process_index
+    ]  # so that gradients of what is ignored differ
     found: dict[str, Any] = {"plain": [type(built.places.weight), type(built.blocks[1].norm2.weight)]}
     with accelerator.no_sync(prepared):
         accelerator.backward(gpt.loss_of(prepared, batch))
@@ -305,6 +307,9 @@ def refused() -> Any:
         r"are one weight, and the tensor parallel plan splits it in two ways": lambda: trained(
             _planned(model(), {"embedding": "rowwise_rep"}), parallelism_config=ParallelismConfig(tp_size=2)
         ),
+        r"rank 1 has no values for (\d+) of \1 tensors": lambda: trained(
+            _on_first_alone(), fsdp_plugin=plugin(ignored_modules="places")
+        ),
     }
     for text, call in wrong.items():
         with pytest.raises((ValueError, NotImplementedError), match=text):
@@ -324,6 +329,11 @@ def refused() -> Any:
 def _planned(built: Any, plan: dict[str, str]) -> Any:
     built.tp_plan = plan
     return built
+
+
+def _on_first_alone() -> nn.Module:
+    with torch.device("cpu" if Accelerator().is_main_process else "meta"):
+        return model()
 
 
 def on_two(folder: str) -> dict[str, Any]:
@@ -350,6 +360,7 @@ def on_two(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {"alike": {what: case() for what, case in alike.items()}}
     for case in (warm_optimizer, policies, gradients, half_precision, on_meta, compiled, refused):
         found[case.__name__] = case()
+    fsdp_hooks.try_all(folder)
     return found | {"saving": saving(folder)}
 
 
