@@ -106,7 +106,7 @@ class SavePart(Shared):
             safe_serialization: weights as safetensors; False uses torch.save.
             async_save: copy all tensors, return, and write in a thread. The next save or load, `end_training` and
                 the end of the process wait for it; its error is raised there.
-            save_model_func_kwargs: for DeepSpeed, which is not supported.
+            save_model_func_kwargs: arguments of DeepSpeed's `save_checkpoint`; not supported, each is an error.
 
         Returns:
             The folder.

@@ -5,7 +5,6 @@ The folders and the names in them are Accelerate's. A run of any number of proce
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ class Shards(Together):
         name: of the folder.
         state: nested dicts of tensors, each rank its part, and of plain values.
         background: returns the process group of threads; all ranks call it.
+        group: of all ranks, in which they agree; None for the default one.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ def _plan_optimizer(folder: Path, optimizer: Any, known: dict[int, str]) -> Appl
             stored.setdefault(str(path[1]), {})[path[2:]] = item
     if unknown := sorted(set(stored) - set(numbers)):
         raise CheckpointError(f"{folder} has state for {_some(unknown)}, which the optimizer does not train")
-    groups = _groups(folder, entries, raw)
+    groups = _groups(folder, entries, raw, numbers)
     check_kind(folder, raw, groups, [(repr(name), {path[0] for path in own}) for name, own in stored.items()])
     for name, own in stored.items():
         for path, (_, entry) in own.items():
@@ -241,7 +241,9 @@ def _plan_optimizer(folder: Path, optimizer: Any, known: dict[int, str]) -> Appl
     return apply
 
 
-def _groups(folder: Path, entries: dict[_Path, tuple[str, Any]], raw: Any) -> list[dict[str, Any]]:
+def _groups(
+    folder: Path, entries: dict[_Path, tuple[str, Any]], raw: Any, numbers: dict[str, int]
+) -> list[dict[str, Any]]:
     """Return the stored groups as the optimizer takes them, parameters by number in its own order."""
     found = {path[1:]: item for path, item in entries.items() if path[0] == "param_groups"}
     target = {key: _room_for(entry, None) for key, entry in found.values()}
@@ -251,11 +253,18 @@ def _groups(folder: Path, entries: dict[_Path, tuple[str, Any]], raw: Any) -> li
         raise CheckpointError(
             f"{folder} holds {len(stored)} groups of parameters, and the optimizer has {len(raw.param_groups)}"
         )
-    count = itertools.count()
-    return [
-        {**group, "params": [next(count) for _ in own["params"]]}
-        for own, group in zip(raw.param_groups, stored, strict=True)
-    ]
+    made: list[dict[str, Any]] = []
+    first = 0
+    for own, group in zip(raw.param_groups, stored, strict=True):
+        places = range(first, first + len(own["params"]))
+        known = [name for name in group.get("params", ()) if name in numbers]
+        if moved := [name for name in known if numbers[name] not in places]:
+            raise CheckpointError(
+                f"{folder} has {_some(moved)} in group {len(made)}, the optimizer in another"
+            )
+        made.append({**group, "params": list(places)})
+        first = places.stop
+    return made
 
 
 def _nested(values: Mapping[str, Any], entries: Mapping[_Path, tuple[str, Any]]) -> Any:

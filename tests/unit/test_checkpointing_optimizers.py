@@ -161,6 +161,17 @@ def test_shards_of_any_state(tmp_path: Path) -> None:
     assert torch.equal(again[0].weight, model[0].weight)
     assert other.param_groups[0]["factors"] == {"up": 2.0, "down": 0.5}
     assert str(other.state_dict()) == str(optimizer.state_dict())
+    both = [
+        {"params": [layer.weight for layer in again], "lr": 0.1},
+        {"params": [layer.bias for layer in again]},
+    ]
+    write(tmp_path / "groups", again, torch.optim.SGD(both, lr=0.2))
+    sharded.plan(tmp_path / "groups", parts(again, torch.optim.SGD(both)))
+    both[0]["params"], both[1]["params"] = both[1]["params"], both[0]["params"]
+    with pytest.raises(
+        CheckpointError, match=r"has '0.weight', '1.weight' in group 0, the optimizer in another"
+    ):
+        sharded.plan(tmp_path / "groups", parts(again, torch.optim.SGD(both)))
     wrong = torch.optim.SGD(again.parameters(), lr=0.1)
     write(tmp_path / "sgd", again, wrong)
     adam = torch.optim.AdamW(again.parameters(), lr=0.1)
