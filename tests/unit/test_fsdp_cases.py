@@ -140,6 +140,11 @@ def wrapped(policy: Any, **options: Any) -> list[str]:
 def policies() -> Any:
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        wrapped("size_based_wrap", min_num_params=10**9)
+    said = sum("no block of GPT is sharded on its own" in str(item.message) for item in told)
+    assert said == int(Accelerator().is_main_process), "rank 0 alone says it"
     return {
         "none": wrapped("no_wrap"),
         "classes": wrapped("transformer_based_wrap", transformer_cls_names_to_wrap="LayerNorm,Block"),
