@@ -114,6 +114,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         deepspeed_plugins: Any = None,
         parallelism_config: ParallelismConfig | None = None,
     ) -> None:
+        handlers = _sort_handlers(kwargs_handlers or ())
         plugins = table.plugins_of(
             settings=_settings(),
             fsdp_plugin=fsdp_plugin,
@@ -122,12 +123,12 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
             parallelism_config=parallelism_config,
             deepspeed_plugin=deepspeed_plugin,
             deepspeed_plugins=deepspeed_plugins,
+            ddp=handlers.get(DistributedDataParallelKwargs),
         )
         self.dataloader_config = _loader_config(dataloader_config, split_batches)
         self.rng_types = _rng_types(rng_types)
         self._init_saving(project_config, project_dir)
         self._choose_trackers(log_with)
-        handlers = _sort_handlers(kwargs_handlers or ())
         accumulation = _accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
         accumulation, mixed_precision = table.settle(plugins, accumulation, mixed_precision)
         group: Any = handlers.get(InitProcessGroupKwargs)
@@ -159,9 +160,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
             recipe=recipe,
             is_library_s=plugins.deepspeed is not None,
         )
-        self._strategy, kind = table.choose(
-            self._runtime, self._precision, plugins, handlers.get(DistributedDataParallelKwargs)
-        )
+        self._strategy, kind = table.choose(self._runtime, self._precision, plugins)
         self._runtime.settings = dataclasses.replace(
             self._runtime.settings,
             distributed_type=kind,

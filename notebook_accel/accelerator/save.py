@@ -106,7 +106,7 @@ class SavePart(Shared):
             safe_serialization: weights as safetensors; False uses torch.save.
             async_save: copy all tensors, return, and write in a thread. The next save or load, `end_training` and
                 the end of the process wait for it; its error is raised there.
-            save_model_func_kwargs: for DeepSpeed, which is not supported.
+            save_model_func_kwargs: arguments of DeepSpeed's `save_checkpoint`; not supported, each is an error.
 
         Returns:
             The folder.
@@ -127,12 +127,11 @@ class SavePart(Shared):
         shared: list[together.Together] = []
         try:
             files, shared = self._files_to_save(folder.saving(target), safe_serialization)
-            if async_save:
-                files = write.snapshot(files, self._writer.copies)
-                shared = [part.snapshot(self._writer.copies) for part in shared]
         except Exception as found:  # the other ranks wait to hear of it
             error = found
         self._require_all(error, target)
+        if async_save:
+            files, shared = self._snapshot(files, shared, target)
         plan = write.Plan(
             target=target,
             files=files,
@@ -148,6 +147,19 @@ class SavePart(Shared):
             write.finish(plan, meet)
         self.project_configuration.iteration += 1
         return target
+
+    def _snapshot(
+        self, files: list[write.File], shared: list[together.Together], target: Path
+    ) -> tuple[list[write.File], list[together.Together]]:
+        """Return what is to be written with contents that training does not change any more."""
+        error = None
+        try:
+            shared = [part.snapshot(self._writer.copies) for part in shared]
+            files = write.snapshot(files, self._writer.copies)
+        except Exception as found:  # the other ranks wait to hear of it
+            error = found
+        self._require_all(error, target)
+        return files, shared
 
     def _require_all(self, error: Exception | None, target: Path) -> None:
         """Raise this rank's error, or tell of another rank's, with nothing left of the new checkpoint."""
@@ -196,6 +208,7 @@ class SavePart(Shared):
     def _parts(self, models: list[torch.nn.Module]) -> read.Parts:
         return read.Parts(
             models=models,
+            owners=[self._strategy.unwrap(model, keep_torch_compile=False) for model in self._models],
             optimizers=self._optimizers,
             schedulers=self._schedulers,
             loaders=self._dataloaders,
@@ -207,17 +220,19 @@ class SavePart(Shared):
         self, where: Path, safe_serialization: bool
     ) -> tuple[list[write.File], list[together.Together]]:
         models = [self._strategy.unwrap(model) for model in self._models]
+        is_shared = self._strategy.saves_together
+        # first what all ranks gather together: a hook, or a registered object, may fail on one of them
         weights = [self._strategy.weights(model) for model in self._models]
+        states = [] if is_shared else [self._strategy.optimizer_state(item) for item in self._optimizers]
         for hook in list(self._save_hooks.values()):
             hook(models, weights, str(where))
         topology = self._runtime.topology
         parts = self._parts(self._models)
         files = gather.own_files(parts, topology.rank, self.step)
         shared = self._strategy.together(parts, weights)
-        states = [] if shared else [self._strategy.optimizer_state(item) for item in self._optimizers]
         each_node = self.project_configuration.save_on_each_node
         if topology.is_local_main if each_node else topology.is_main:
-            files += [] if shared else gather.model_files(weights, safe_serialization)
+            files += [] if is_shared else gather.model_files(weights, safe_serialization)
             files += gather.optimizer_files(states)
             files += gather.shared_files(parts)
         return files, shared

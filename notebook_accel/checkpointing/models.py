@@ -180,10 +180,14 @@ def _plan_by_model(model: torch.nn.Module, sources: Sequence[Source], **options:
             for name, kept in source.twins.items():
                 if renamed(kept) in content:
                     content.setdefault(renamed(name), content[renamed(kept)])
+        state = model.state_dict()
         before = {
-            name: value.clone() if isinstance(value, torch.Tensor) else value
-            for name, value in model.state_dict().items()
+            name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()
         }
+        for name, value in content.items():
+            like: Any = state.get(name)
+            if is_sharded(like) and isinstance(value, torch.Tensor) and value.shape == like.shape:
+                content[name] = sharded_like(value, like)
         try:
             model.load_state_dict(content, **options)
         except Exception as error:

@@ -17,6 +17,7 @@ from ..dtensors import is_sharded, sharded_like
 from ..errors import CheckpointError
 from . import models, names, pickled, randomness
 from .models import Apply
+from .optimizers import check_kind
 from .pickled import Outline
 
 # state of torch's optimizers that has its parameter's shape
@@ -36,9 +37,13 @@ _LIKE_PARAMETER: Final = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """What a checkpoint is made of, or loaded into: the objects that an accelerator prepared, in order."""
+    """What a checkpoint is made of, or loaded into: the objects that an accelerator prepared, in order.
+
+    `owners` are all models, without wrappers, which have the optimizers' parameters; hooks take some out of `models`.
+    """
 
     models: Sequence[torch.nn.Module]
+    owners: Sequence[torch.nn.Module]
     optimizers: Sequence[Any]
     schedulers: Sequence[Any]
     loaders: Sequence[Any]
@@ -203,6 +208,8 @@ def _plan_optimizer(optimizer: Any, outline: Outline) -> Apply:
     by_number = dict(zip(numbers, parameters, strict=True))
     # what others call exp_avg may have any shape, and come and go
     known = type(raw).__module__.startswith("torch.optim.")
+    states = [(number, values) for number, values in content["state"].items() if isinstance(values, dict)]
+    check_kind(path, raw, content["param_groups"], states)
     for number, values in content["state"].items():
         if known and number in by_number:
             _check_state(path, number, values, by_number[number], raw.state.get(by_number[number], {}))

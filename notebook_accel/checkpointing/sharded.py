@@ -6,7 +6,7 @@ The folders and the names in them are Accelerate's. A run of any number of proce
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,12 +16,15 @@ from ..dtensors import is_sharded, own_part, with_part
 from ..errors import CheckpointError
 from . import names
 from .models import Apply
+from .optimizers import check_kind
 from .read import Parts
 from .together import Together
 from .write import Copies
 
 _METADATA: Final = ".metadata"
 _SHOWN: Final = 3
+_Path = tuple[str | int, ...]
+"""Keys of nested dicts, and places in lists."""
 
 
 class Shards(Together):
@@ -31,6 +34,7 @@ class Shards(Together):
         name: of the folder.
         state: nested dicts of tensors, each rank its part, and of plain values.
         background: returns the process group of threads; all ranks call it.
+        group: of all ranks, in which they agree; None for the default one.
     """
 
     def __init__(
@@ -51,7 +55,8 @@ class Shards(Together):
             raise CheckpointError(f"{where / self._name} was not written: {_failures(error)}") from error
 
     def snapshot(self, copies: Copies) -> Shards:
-        return Shards(self._name, _copied(self._state, copies), self._background, self._background())
+        group = self._background()  # before what may fail on one rank
+        return Shards(self._name, _copied(self._state, copies), self._background, group)
 
 
 def _copied(tree: Any, copies: Copies) -> Any:
@@ -121,7 +126,7 @@ def plan(folder: Path, parts: Parts) -> list[Apply] | None:
     Raises:
         CheckpointError: names the folder, and the key, that is missing, damaged or does not fit.
     """
-    if not (folder / names.sharded_model(0)).is_dir():
+    if not any((folder / name(0)).is_dir() for name in (names.sharded_model, names.sharded_optimizer)):
         return None
     for name_of, objects, what in (
         (names.sharded_model, parts.models, "models"),
@@ -135,13 +140,13 @@ def plan(folder: Path, parts: Parts) -> list[Apply] | None:
     steps = [
         _plan_model(folder / names.sharded_model(index), model) for index, model in enumerate(parts.models)
     ]
-    known = parameter_names(parts.models)
+    known = parameter_names(parts.owners)
     for index, optimizer in enumerate(parts.optimizers):
         steps.append(_plan_optimizer(folder / names.sharded_optimizer(index), optimizer, known))
     return steps
 
 
-def _entries(folder: Path, top: str) -> dict[tuple[str, ...], tuple[str, Any]]:
+def _entries(folder: Path, top: str) -> dict[_Path, tuple[str, Any]]:
     """Return key and metadata of all entries below `top`, by their path there."""
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.metadata import Metadata
@@ -153,9 +158,9 @@ def _entries(folder: Path, top: str) -> dict[tuple[str, ...], tuple[str, Any]]:
     except Exception as error:  # unpickling raises anything
         raise CheckpointError(f"{folder / _METADATA} is missing or damaged: {error!r}") from error
     paths: Any = metadata.planner_data or {}
-    found: dict[tuple[str, ...], tuple[str, Any]] = {}
+    found: dict[_Path, tuple[str, Any]] = {}
     for key, entry in metadata.state_dict_metadata.items():
-        path = tuple(map(str, paths.get(key) or (key,)))
+        path = tuple(paths.get(key) or (key,))
         if path[0] != top:
             raise CheckpointError(f"{folder} holds {key!r}, which is no part of a {top}")
         found[path[1:]] = (key, entry)
@@ -177,22 +182,31 @@ def _check_files(folder: Path, places: Iterable[Any]) -> None:
 
 
 def _plan_model(folder: Path, model: torch.nn.Module) -> Apply:
-    entries = {".".join(path): item for path, item in _entries(folder, "model").items()}
     state: dict[str, Any] = {
         name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items()
     }
-    _compare(folder, set(state), set(entries), "the model")
-    for name, value in state.items():
-        if isinstance(value, torch.Tensor):
-            _check_shape(folder, name, entries[name][1], value)
-    others = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
+    others = {name for name, value in state.items() if not isinstance(value, torch.Tensor)}
+    entries: dict[str, dict[_Path, tuple[str, Any]]] = {}
+    for path, item in _entries(folder, "model").items():
+        # a module's own extra state may be nested
+        name, rest = (path[0], path[1:]) if path[0] in others else (".".join(map(str, path)), ())
+        entries.setdefault(str(name), {})[rest] = item
+    empty = {name for name in others - entries.keys() if state[name] == {}}  # of which nothing is stored
+    _compare(folder, state.keys() - empty, set(entries), "the model")
+    others -= empty
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    for name, value in tensors.items():
+        _check_shape(folder, name, entries[name][()][1], value)
 
     def apply() -> None:
-        target = {entries[name][0]: value for name, value in state.items()}
+        target: dict[str, Any] = {entries[name][()][0]: value for name, value in tensors.items()}
+        for name in others:
+            target |= {key: _room_for(entry, None) for key, entry in entries[name].values()}
         with torch.no_grad():
             _read(folder, target)
-        if others:  # a module's own extra state
-            model.load_state_dict({name: target[entries[name][0]] for name in others}, strict=False)
+        if others:
+            own = {name: _nested(target, entries[name]) for name in others}
+            model.load_state_dict(own, strict=False)
 
     return apply
 
@@ -200,62 +214,68 @@ def _plan_model(folder: Path, model: torch.nn.Module) -> Apply:
 def _plan_optimizer(folder: Path, optimizer: Any, known: dict[int, str]) -> Apply:
     raw = getattr(optimizer, "optimizer", optimizer)
     entries = _entries(folder, "optimizer")
-    by_name = {
-        _name_of(parameter, known): parameter for group in raw.param_groups for parameter in group["params"]
-    }
-    stored = {path[1]: None for path in entries if path[0] == "state"}
-    if unknown := sorted(set(stored) - set(by_name)):
+    parameters = [parameter for group in raw.param_groups for parameter in group["params"]]
+    numbers = {_name_of(parameter, known): number for number, parameter in enumerate(parameters)}
+    stored: dict[str, dict[_Path, tuple[str, Any]]] = {}
+    for path, item in entries.items():
+        if path[0] == "state":
+            stored.setdefault(str(path[1]), {})[path[2:]] = item
+    if unknown := sorted(set(stored) - set(numbers)):
         raise CheckpointError(f"{folder} has state for {_some(unknown)}, which the optimizer does not train")
-    numbers = {
-        name: number
-        for number, name in enumerate(
-            known[id(parameter)] for group in raw.param_groups for parameter in group["params"]
-        )
-    }
-    _check_groups(folder, entries, raw)
-    for path, (_, entry) in entries.items():
-        own = raw.state.get(by_name[path[1]], {}).get(path[2]) if path[0] == "state" else None
-        if isinstance(own, torch.Tensor):
-            _check_shape(folder, ".".join(path), entry, own)
+    groups = _groups(folder, entries, raw, numbers)
+    check_kind(folder, raw, groups, [(repr(name), {path[0] for path in own}) for name, own in stored.items()])
+    for name, own in stored.items():
+        for path, (_, entry) in own.items():
+            value = raw.state.get(parameters[numbers[name]], {}).get(path[0])
+            if len(path) == 1 and isinstance(value, torch.Tensor):
+                _check_shape(folder, f"state.{name}.{path[0]}", entry, value)
 
     def apply() -> None:
         target: dict[str, Any] = {}
-        for path, (key, entry) in entries.items():
-            parameter = by_name[path[1]] if path[0] == "state" else None
-            target[key] = _room_for(entry, parameter)
+        for name, own in stored.items():
+            target |= {key: _room_for(entry, parameters[numbers[name]]) for key, entry in own.values()}
         _read(folder, target)
-        state: dict[int, dict[str, Any]] = {}
-        rest: dict[tuple[str, ...], Any] = {}
-        for path, (key, _) in entries.items():
-            if path[0] == "state":
-                state.setdefault(numbers[path[1]], {})[path[2]] = target[key]
-            else:
-                rest[path[1:]] = target[key]
-        optimizer.load_state_dict({"state": state, "param_groups": _groups(rest, raw, numbers, folder)})
+        state = {numbers[name]: _nested(target, own) for name, own in stored.items()}
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     return apply
 
 
-def _check_groups(folder: Path, entries: dict[tuple[str, ...], Any], raw: Any) -> None:
-    """Raise CheckpointError unless there are as many groups as the optimizer has, where the entries tell."""
-    stored = {path[1] for path in entries if path[0] == "param_groups" and len(path) > 1}
-    if stored and len(stored) != len(raw.param_groups):
+def _groups(
+    folder: Path, entries: dict[_Path, tuple[str, Any]], raw: Any, numbers: dict[str, int]
+) -> list[dict[str, Any]]:
+    """Return the stored groups as the optimizer takes them, parameters by number in its own order."""
+    found = {path[1:]: item for path, item in entries.items() if path[0] == "param_groups"}
+    target = {key: _room_for(entry, None) for key, entry in found.values()}
+    _read(folder, target)
+    stored: list[dict[str, Any]] = _nested(target, found) if found else [{} for _ in raw.param_groups]
+    if len(stored) != len(raw.param_groups):
         raise CheckpointError(
             f"{folder} holds {len(stored)} groups of parameters, and the optimizer has {len(raw.param_groups)}"
         )
-
-
-def _groups(rest: dict[tuple[str, ...], Any], raw: Any, numbers: dict[str, int], folder: Path) -> list[Any]:
-    """Return the groups as the optimizer takes them, parameters by number in its own order."""
-    groups: list[dict[str, Any]] = rest[()] if () in rest else [{} for _ in raw.param_groups]
-    for path, value in rest.items():
-        if path:
-            groups[int(path[0])][path[1]] = value
     made: list[dict[str, Any]] = []
-    for own, group in zip(raw.param_groups, groups, strict=True):
-        first = len(made) and made[-1]["params"][-1] + 1
-        made.append({**group, "params": list(range(first, first + len(own["params"])))})
+    first = 0
+    for own, group in zip(raw.param_groups, stored, strict=True):
+        places = range(first, first + len(own["params"]))
+        known = [name for name in group.get("params", ()) if name in numbers]
+        if moved := [name for name in known if numbers[name] not in places]:
+            raise CheckpointError(
+                f"{folder} has {_some(moved)} in group {len(made)}, the optimizer in another"
+            )
+        made.append({**group, "params": list(places)})
+        first = places.stop
     return made
+
+
+def _nested(values: Mapping[str, Any], entries: Mapping[_Path, tuple[str, Any]]) -> Any:
+    """Return the dicts and lists that torch took apart into entries; a number is a place in a list."""
+    if () in entries:
+        return values[entries[()][0]]
+    below: dict[str | int, dict[_Path, tuple[str, Any]]] = {}
+    for path, item in entries.items():
+        below.setdefault(path[0], {})[path[1:]] = item
+    made = {key: _nested(values, inner) for key, inner in below.items()}
+    return [made[key] for key in sorted(made)] if all(isinstance(key, int) for key in made) else made
 
 
 def _room_for(entry: Any, parameter: torch.Tensor | None) -> Any:

@@ -139,11 +139,14 @@ def open_group(
         atexit.register(time.sleep, _LAST_WORK_S)
 
 
-def open_group_of_one(device: torch.device) -> None:
-    """Open the default process group of a run of one process, for what works on groups only."""
+def open_group_of_one(device: torch.device, backend: str | None = None) -> None:
+    """Open the default process group of a run of one process, for what works on groups only.
+
+    By default its backend works on CPU tensors too.
+    """
     if not dist.is_available():
         raise ValueError("sharded models need torch.distributed, which this torch was built without")
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    backend = backend or ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
     if sys.platform == "win32":
         store: dist.Store = dist.TCPStore("127.0.0.1", 0, 1, True)

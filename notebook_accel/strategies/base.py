@@ -29,11 +29,13 @@ class Plugins:
         fsdp: how FSDP shards it.
         deepspeed: plugins of DeepSpeed by name.
         parallelism: the sizes of each kind of parallelism.
+        ddp: options of DistributedDataParallel.
     """
 
     fsdp: Any = None
     deepspeed: Any = None
     parallelism: Any = None
+    ddp: DistributedDataParallelKwargs | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,13 +87,7 @@ class Strategy(ABC):
         self.precision = precision
 
     @classmethod
-    def made_for(
-        cls,
-        runtime: Runtime,
-        precision: Precision,
-        plugins: Plugins,
-        ddp: DistributedDataParallelKwargs | None = None,
-    ) -> Strategy:
+    def made_for(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
         """Return the strategy as the plugins want it; ValueError if they contradict each other or the run."""
         return cls(runtime, precision)
 
@@ -99,6 +95,11 @@ class Strategy(ABC):
     def mesh(self) -> Any:
         """The device mesh of a run with several kinds of parallelism, None otherwise."""
         return None
+
+    @property
+    def saves_together(self) -> bool:
+        """Whether all ranks write models and optimizers, see `together`; rank 0 writes no files of these then."""
+        return False
 
     @property
     def num_shares(self) -> int:
@@ -166,10 +167,7 @@ class Strategy(ABC):
         return nullcontext()
 
     def together(self, parts: Parts, weights: list[dict[str, Any]]) -> list[Together]:
-        """Return what all ranks write together of the prepared models and optimizers.
-
-        Where there is something, rank 0 writes no files of its own of models and optimizers.
-        """
+        """Return what all ranks write together of the prepared models and optimizers."""
         return []
 
     def load_together(self, folder: Path, parts: Parts) -> list[Callable[[], None]] | None:

@@ -18,7 +18,11 @@ from ..fsdp import FullyShardedDataParallelPlugin
 
 
 def chosen(
-    model: torch.nn.Module, plugin: FullyShardedDataParallelPlugin, ignored: set[torch.nn.Parameter]
+    model: torch.nn.Module,
+    plugin: FullyShardedDataParallelPlugin,
+    ignored: set[torch.nn.Parameter],
+    *,
+    warns: bool,
 ) -> list[torch.nn.Module]:
     """Return the modules to shard each on its own, inner ones first, without the model itself.
 
@@ -28,6 +32,7 @@ def chosen(
         model: the user's.
         plugin: whose policy chooses.
         ignored: parameters that are not sharded.
+        warns: whether this process says so where the policy chooses none.
     """
     policy = plugin.wrap_policy(model)
     if policy is None:
@@ -41,7 +46,7 @@ def chosen(
         found = list(taken)
     shared = _owners(model)
     kept = [part for part in found if _is_apart(part, shared) and not _is_container(part)]
-    if not kept:
+    if not kept and warns:
         warnings.warn(
             f"no block of {type(model).__name__} is sharded on its own, so that all weights are gathered at once: name "
             "classes in transformer_cls_names_to_wrap (fsdp_transformer_layer_cls_to_wrap), or a smaller "

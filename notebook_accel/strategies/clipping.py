@@ -7,20 +7,32 @@ from collections.abc import Iterable
 import torch
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
+from ..comm.base import Comm
 from ..dtensors import whole
 
 
 def clip_grad_norm(
-    parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float
+    parameters: Iterable[torch.Tensor] | torch.Tensor,
+    max_norm: float,
+    norm_type: float,
+    comm: Comm | None = None,
 ) -> torch.Tensor:
     """Clip the gradients to a total norm over all processes, and return the norm that they had.
 
     Parameters may be sharded over different meshes, and some not at all: torch cannot mix these.
+
+    Args:
+        parameters: those with gradients count.
+        max_norm: the largest total norm.
+        norm_type: 2 for the 2-norm; "inf" too.
+        comm: given where processes have whole gradients of their own, so that their norms differ: the largest counts
+            in all of them, since parts of one weight must not be scaled differently.
     """
-    norm_type = float(norm_type)  # "inf" too, as torch takes it
+    norm_type = float(norm_type)
     groups = _by_mesh(parameters)
     if not groups:
-        return torch.tensor(0.0)
+        none = torch.tensor(0.0)
+        return none if comm is None else comm.all_reduce(none.to(comm.device), "max")
     norms = [
         whole(get_total_norm([item.grad for item in group if item.grad is not None], norm_type))
         for group in groups
@@ -29,6 +41,8 @@ def clip_grad_norm(
     total: torch.Tensor = torch.linalg.vector_norm(
         torch.stack([norm.to(device) for norm in norms]), norm_type
     )
+    if comm is not None:
+        total = comm.all_reduce(total.to(comm.device), "max")
     for group in groups:
         clip_grads_with_norm_(group, max_norm, total)
     return total

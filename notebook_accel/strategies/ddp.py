@@ -28,14 +28,8 @@ class DataParallel(SingleDevice):
         self.options = options
 
     @classmethod
-    def made_for(
-        cls,
-        runtime: Runtime,
-        precision: Precision,
-        plugins: Plugins,
-        ddp: DistributedDataParallelKwargs | None = None,
-    ) -> Strategy:
-        return cls(runtime, precision, ddp)
+    def made_for(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
+        return cls(runtime, precision, plugins.ddp)
 
     def prepare(self, bundle: Bundle) -> Bundle:
         bundle = super().prepare(bundle)

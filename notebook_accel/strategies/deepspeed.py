@@ -13,7 +13,6 @@ import torch
 
 from ..checkpointing.read import Parts
 from ..checkpointing.together import Together
-from ..handlers import DistributedDataParallelKwargs
 from ..nested import convert_to_fp32, recursively_apply
 from ..precision import Precision
 from ..runtime import Runtime
@@ -52,20 +51,15 @@ class DeepSpeed(Strategy):
         self._quiet = 0
 
     @classmethod
-    def made_for(
-        cls,
-        runtime: Runtime,
-        precision: Precision,
-        plugins: Plugins,
-        ddp: DistributedDataParallelKwargs | None = None,
-    ) -> Strategy:
-        if ddp is not None:
+    def made_for(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
+        if plugins.ddp is not None:
             raise ValueError("DistributedDataParallelKwargs are not for DeepSpeed: leave them out")
         strategy = cls(runtime, precision, plugins.deepspeed)
         if (
             precision.mode == "fp16"
             and not strategy.library.accelerator.get_accelerator().is_fp16_supported()
         ):
+            strategy.close()
             raise ValueError(
                 f"mixed_precision 'fp16': DeepSpeed cannot train in it on this {runtime.device.type}"
             )
@@ -75,6 +69,10 @@ class DeepSpeed(Strategy):
     def plugin(self) -> DeepSpeedPlugin:
         """The selected plugin."""
         return next(plugin for plugin in self.plugins.values() if plugin.selected)
+
+    @property
+    def saves_together(self) -> bool:
+        return True
 
     def release(self) -> None:
         for engine in self._engines:

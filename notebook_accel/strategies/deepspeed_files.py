@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from ..checkpointing import gather, models, names
+from ..checkpointing import gather, models, names, pickled
 from ..checkpointing.together import Together
 from ..checkpointing.write import Copies
 from ..errors import CheckpointError
@@ -34,7 +34,10 @@ def _trains(engine: Any) -> bool:
 
 
 class EngineFiles(Together):
-    """The files of all models: those of engines, which DeepSpeed writes, and rank 0's of others."""
+    """The files of all models: those of engines, which DeepSpeed writes, and rank 0's of others.
+
+    Where DeepSpeed cannot write on one rank, it leaves the others waiting, until the group's timeout.
+    """
 
     def __init__(self, prepared: Sequence[Any], states: Sequence[dict[str, Any]], is_main: bool) -> None:
         self._prepared = prepared
@@ -45,7 +48,9 @@ class EngineFiles(Together):
         for index, model in enumerate(self._prepared):
             if is_engine(model):
                 model.save_checkpoint(str(where), tag=folder_name(index))
-            elif self._is_main:
+        # last: rank 0 alone may fail here, and no other waits for it
+        for index, model in enumerate(self._prepared):
+            if self._is_main and not is_engine(model):
                 (file,) = gather.model_files([self._states[index]], safe_serialization=True)
                 (where / folder_name(index)).mkdir(exist_ok=True)
                 file.write(where / folder_name(index))
@@ -105,7 +110,7 @@ def _check(where: Path, engine: Any, topology: Topology) -> None:
     if not path.is_file():
         kind = "zero_stage 3" if "zero_pp" in path.name else "a zero_stage below 3"
         raise CheckpointError(f"{path} is missing: the checkpoint is not of {kind}, as this run is")
-    saved = torch.load(path, map_location="meta", weights_only=False, mmap=True)
+    saved = pickled.read(path, map_location="meta", weights_only=False, mmap=True)
     _check_names(path, engine.module_state_dict().keys(), saved["module"].keys())
     stored = {name: tuple(value.shape) for name, value in saved["module"].items() if hasattr(value, "shape")}
     if shards:  # where the tensors themselves may be parts
@@ -141,9 +146,10 @@ def _check_shards(source: models.Source, model: Any) -> None:
         stored = source.shapes.get(source.twins.get(name, name))
         if stored is None:
             raise CheckpointError(f"{source.path} has no key {name!r}")
-        if stored != tuple(getattr(item, "ds_shape", item.shape)):
+        own = tuple(getattr(item, "ds_shape", item.shape))
+        if stored != own:
             raise CheckpointError(
-                f"{source.path}: {name!r} has shape {list(stored)}, the model's {list(item.ds_shape)}"
+                f"{source.path}: {name!r} has shape {list(stored)}, the model's {list(own)}"
             )
 
 

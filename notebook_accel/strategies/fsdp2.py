@@ -17,7 +17,6 @@ from ..comm import torch_dist
 from ..compilation import TorchDynamoPlugin, compile_model
 from ..dtensors import is_sharded, sharded_like, whole
 from ..fsdp import FullyShardedDataParallelPlugin, enable_fsdp_ram_efficient_loading
-from ..handlers import DistributedDataParallelKwargs
 from ..parallelism import ParallelismConfig
 from ..precision import Precision
 from ..runtime import Runtime
@@ -56,27 +55,26 @@ class FullySharded(SingleDevice):
         self._background: Any = None
 
     @classmethod
-    def made_for(
-        cls,
-        runtime: Runtime,
-        precision: Precision,
-        plugins: Plugins,
-        ddp: DistributedDataParallelKwargs | None = None,
-    ) -> Strategy:
+    def made_for(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
         plugin = plugins.fsdp or FullyShardedDataParallelPlugin(fsdp_version=2)
-        if plugin.cpu_ram_efficient_loading and runtime.topology.world_size > 1:
-            enable_fsdp_ram_efficient_loading()  # transformers looks at the environment
         meshes.check_precision(plugin, precision.mode)
         config = plugins.parallelism
         if config is not None and config.cp_enabled and runtime.device.type == "cpu":
             raise NotImplementedError(
                 f"{config.equation()}: torch's context parallel has no attention for CPUs, run it on GPUs"
             )
-        return cls(runtime, precision, plugin, plugins.parallelism)
+        strategy = cls(runtime, precision, plugin, config)
+        if plugin.cpu_ram_efficient_loading and runtime.topology.world_size > 1:
+            enable_fsdp_ram_efficient_loading()  # transformers looks at the environment
+        return strategy
 
     @property
     def mesh(self) -> Any:
         return self._mesh
+
+    @property
+    def saves_together(self) -> bool:
+        return self.plugin.saves_shards
 
     @property
     def num_shares(self) -> int:
@@ -110,7 +108,7 @@ class FullySharded(SingleDevice):
             self.precision.apply(model)
             return
         ignored = self._ignored(model)
-        units = blocks.chosen(model, self.plugin, ignored)
+        units = blocks.chosen(model, self.plugin, ignored, warns=self.runtime.topology.is_main)
         if self._shards is not None:
             blocks.check_weights(model, units, ignored, are_widened=self.precision.is_mixed)
         self._widen(model)
@@ -132,6 +130,8 @@ class FullySharded(SingleDevice):
                 for module in model.modules():
                     self.plugin.param_init_fn(module)
         else:
+            if self._splits is None:
+                self._require_values(model, "ignored modules, and weights of other classes than torch's,")
             model.to(self.runtime.device)
             if from_first and self._splits is None:
                 filling.copy_first(model, self.runtime.comm)
@@ -169,15 +169,17 @@ class FullySharded(SingleDevice):
     def _split(self, model: torch.nn.Module) -> None:
         """Split layers over the processes of `tp`, with rank 0's weights in all copies."""
         assert self.parallelism is not None and self.parallelism.tp_handler is not None
-        comm = self.runtime.comm
-        if not filling.agree(model, comm, from_first=False):
-            raise ValueError(
-                "tensor parallel splits weights that each process has, and this model is on the meta device: build it "
-                "on the CPU"
-            )
+        self._require_values(model, "layers that are split by tensor parallel")
         model.to(self.runtime.device)
-        filling.copy_first(model, comm)
+        filling.copy_first(model, self.runtime.comm)
         tensor_parallel.split(model, self._splits, self.parallelism.tp_handler.plan)
+
+    def _require_values(self, model: torch.nn.Module, what: str) -> None:
+        """Raise ValueError in all processes where one has no values for the model."""
+        if not filling.agree(model, self.runtime.comm, from_first=False):
+            raise ValueError(
+                f"{what} need weights that each process has, and this model is on the meta device: build it on the CPU"
+            )
 
     def _widen(self, model: torch.nn.Module) -> None:
         """Make trainable weights float32 where layers compute in less, since gradients are added up in these."""
@@ -252,7 +254,10 @@ class FullySharded(SingleDevice):
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float
     ) -> torch.Tensor:
-        return clipping.clip_grad_norm(parameters, max_norm, norm_type)
+        has_own = self.plugin.ignored_modules is not None  # whose gradients differ from process to process
+        return clipping.clip_grad_norm(
+            parameters, max_norm, norm_type, self.runtime.comm if has_own else None
+        )
 
     def clip_grad_value(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:
         clipping.clip_grad_value(parameters, clip_value)
@@ -278,10 +283,9 @@ class FullySharded(SingleDevice):
     def together(self, parts: Parts, weights: list[dict[str, Any]]) -> list[Together]:
         if not self.plugin.saves_shards:
             return []
-        models = [unwrap(model, keep_torch_compile=False) for model in parts.models]
         return [
             *sharded.model_folders(weights, self._background_group),
-            *sharded.optimizer_folders(models, parts.optimizers, self._background_group),
+            *sharded.optimizer_folders(parts.owners, parts.optimizers, self._background_group),
         ]
 
     def context_parallel(

@@ -61,6 +61,7 @@ def plugins_of(
     parallelism_config: Any,
     deepspeed_plugin: Any,
     deepspeed_plugins: Any,
+    ddp: DistributedDataParallelKwargs | None,
 ) -> Plugins:
     """Return the plugins of an accelerator: the arguments, else those of an earlier one, else the environment's.
 
@@ -72,6 +73,7 @@ def plugins_of(
         parallelism_config: see `fsdp_plugin`.
         deepspeed_plugin: see `fsdp_plugin`.
         deepspeed_plugins: see `fsdp_plugin`.
+        ddp: the accelerator's handler of this class; each has its own.
 
     Raises:
         TypeError: a plugin is of another class.
@@ -103,7 +105,7 @@ def plugins_of(
     deepspeed = chosen.plugins(
         deepspeed_plugin, deepspeed_plugins, None if settings is None else settings.deepspeed_plugins
     )
-    plugins = Plugins(fsdp=fsdp_plugin, deepspeed=deepspeed, parallelism=parallelism_config)
+    plugins = Plugins(fsdp=fsdp_plugin, deepspeed=deepspeed, parallelism=parallelism_config, ddp=ddp)
     _check_together(plugins)
     return plugins
 
@@ -151,9 +153,7 @@ def settle(
     )
 
 
-def choose(
-    runtime: Runtime, precision: Precision, plugins: Plugins, ddp: DistributedDataParallelKwargs | None
-) -> tuple[Strategy, str | None]:
+def choose(runtime: Runtime, precision: Precision, plugins: Plugins) -> tuple[Strategy, str | None]:
     """Return the strategy of the first row that suits, and what the state calls such a run.
 
     ValueError if the plugins do not suit the run.
@@ -166,4 +166,4 @@ def choose(
     row = next(row for row in ROWS if row.suits(runtime, plugins))
     module, _, name = row.home.partition(":")
     kind: type[Strategy] = getattr(importlib.import_module(f".{module}", __package__), name)
-    return kind.made_for(runtime, precision, plugins, ddp), row.distributed_type
+    return kind.made_for(runtime, precision, plugins), row.distributed_type

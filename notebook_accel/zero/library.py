@@ -8,7 +8,8 @@ from typing import Any, Final
 import torch
 from torch.distributed import distributed_c10d
 
-from .. import environ, probes
+from .. import devices, environ, probes
+from ..comm import torch_dist
 from . import order
 
 _OUTDATED: Final = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
@@ -39,7 +40,8 @@ def load(device: torch.device) -> Any:
         # said at every collective by torch, of what deepspeed calls
         warnings.filterwarnings("ignore", message=_OUTDATED, category=FutureWarning)
         if not torch.distributed.is_initialized():
-            _open_group_of_one(device)
+            backend = devices.kind_of(device.type).backend
+            torch_dist.open_group_of_one(device, backend or devices.CPU.backend)
         _forget_closed_groups(deepspeed)
         if not comm.is_initialized():
             comm.init_distributed(
@@ -74,9 +76,3 @@ def _forget_closed_groups(deepspeed: Any) -> None:
     groups = deepspeed.utils.groups
     if groups._WORLD_GROUP is not None and groups._WORLD_GROUP not in distributed_c10d._world.pg_map:
         groups._WORLD_GROUP = None
-
-
-def _open_group_of_one(device: torch.device) -> None:
-    backend = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
-    distributed: Any = torch.distributed  # whose types lack a part on other systems
-    distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)

@@ -164,6 +164,7 @@ def test_a_model_of_transformers_is_sharded_from_the_start(found: list[dict[str,
         assert result["enabled"] == [True, False], "as the selected plugin says"
         assert result["held"] == [0, 0] and result["layer"] == 0
         assert result["losses"][-1] < result["losses"][0] - 0.5
+        assert result["restored"], "loading brought back what was spoilt"
         assert result["differ"] == pytest.approx(0, abs=1e-6), "what was saved is what was trained"
         assert (
             result["stranger"] == "ValueError: there is no DeepSpeed plugin 'other', only 'shards', 'whole'"

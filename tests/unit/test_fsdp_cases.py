@@ -15,10 +15,11 @@ import torch
 from torch import nn
 
 from notebook_accel import Accelerator, CheckpointError, ParallelismConfig, environ
+from notebook_accel.checkpointing import weights
 from notebook_accel.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.state import AcceleratorState
 from notebook_accel.utils import TorchDynamoPlugin, TorchTensorParallelPlugin, merge_fsdp_weights
-from tests.unit import gpt
+from tests.unit import fsdp_hooks, gpt
 from tests.unit.multiprocess import run_ranks
 
 STEPS = 3
@@ -139,6 +140,11 @@ def wrapped(policy: Any, **options: Any) -> list[str]:
 def policies() -> Any:
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        wrapped("size_based_wrap", min_num_params=10**9)
+    said = sum("no block of GPT is sharded on its own" in str(item.message) for item in told)
+    assert said == int(Accelerator().is_main_process), "rank 0 alone says it"
     return {
         "none": wrapped("no_wrap"),
         "classes": wrapped("transformer_based_wrap", transformer_cls_names_to_wrap="LayerNorm,Block"),
@@ -151,7 +157,9 @@ def policies() -> Any:
 def gradients() -> Any:
     accelerator = make(fsdp_plugin=plugin(ignored_modules=r"places|blocks\.1\.norm2"))
     prepared = accelerator.prepare(built := model())
-    batch = next(iter(gpt.loader(BATCH, 1)))
+    batch = list(gpt.loader(BATCH, 2))[
+        accelerator.process_index
+    ]  # so that gradients of what is ignored differ
     found: dict[str, Any] = {"plain": [type(built.places.weight), type(built.blocks[1].norm2.weight)]}
     with accelerator.no_sync(prepared):
         accelerator.backward(gpt.loss_of(prepared, batch))
@@ -305,6 +313,9 @@ def refused() -> Any:
         r"are one weight, and the tensor parallel plan splits it in two ways": lambda: trained(
             _planned(model(), {"embedding": "rowwise_rep"}), parallelism_config=ParallelismConfig(tp_size=2)
         ),
+        r"rank 1 has no values for (\d+) of \1 tensors": lambda: trained(
+            _on_first_alone(), fsdp_plugin=plugin(ignored_modules="places")
+        ),
     }
     for text, call in wrong.items():
         with pytest.raises((ValueError, NotImplementedError), match=text):
@@ -324,6 +335,11 @@ def refused() -> Any:
 def _planned(built: Any, plan: dict[str, str]) -> Any:
     built.tp_plan = plan
     return built
+
+
+def _on_first_alone() -> nn.Module:
+    with torch.device("cpu" if Accelerator().is_main_process else "meta"):
+        return model()
 
 
 def on_two(folder: str) -> dict[str, Any]:
@@ -350,6 +366,7 @@ def on_two(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {"alike": {what: case() for what, case in alike.items()}}
     for case in (warm_optimizer, policies, gradients, half_precision, on_meta, compiled, refused):
         found[case.__name__] = case()
+    fsdp_hooks.try_all(folder)
     return found | {"saving": saving(folder)}
 
 
@@ -377,8 +394,8 @@ def test_on_two_processes(clean_runtime: None, tmp_path: Path) -> None:
     assert first["gradients"]["norm"] == pytest.approx(second["gradients"]["norm"]) and first["on_meta"]
     folders = {name.partition("/")[0] for name in first["saving"]}
     assert {"pytorch_model_fsdp_0", "pytorch_model_fsdp_1", "optimizer_0"} <= folders
-    assert (tmp_path / "merged/model.safetensors").read_bytes() != b""
-    assert (tmp_path / "weights/model.safetensors").exists()
+    merged, saved = (weights.read(tmp_path / name / "model.safetensors") for name in ("merged", "weights"))
+    torch.testing.assert_close(merged, saved)
 
 
 def resident(what: str = "VmRSS") -> int:
