@@ -197,7 +197,7 @@ def test_nodes_that_come_and_go_find_each_other(nodes: Nodes) -> None:
             if fails and dist.get_rank() == 1:
                 raise ValueError("the cause")
             total()
-            return dist.get_rank(), count
+            return dist.get_rank(), count, os.environ["GLOO_SOCKET_IFNAME"]
         place = dict(num_nodes="2:2", rdzv_endpoint=f"{{master}}:{{port}}", returns="all", max_restarts={restarts})
         place["node_rank"] = min(node, 1)
         print(launch(train, args=(False,), **place))
@@ -206,7 +206,7 @@ def test_nodes_that_come_and_go_find_each_other(nodes: Nodes) -> None:
     good, other = code.format(seconds=2.5, restarts=0), code.format(seconds=2.5, restarts=3)
     first, second, third = nodes.run_each([good, good, f"time.sleep(0.5)\n{textwrap.dedent(other)}"])
     assert [cell.error for cell in (first, second)] == [("ValueError", "the cause")] * 2
-    assert [cell.lines[-1] for cell in (first, second)] == ["[(0, 2)]", "[(1, 2)]"]
+    assert [cell.lines[-1] for cell in (first, second)] == ["[(0, 2, 'eth0')]", "[(1, 2, 'eth0')]"]
     assert third.error is not None and third.error[0] == "LaunchError"
     host = socket.gethostname()
     assert third.error[1].endswith(f"- max_restarts: 0 on node 0 ({host}); 3 on a new node ({host})")
