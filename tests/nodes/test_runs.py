@@ -165,6 +165,19 @@ def test_an_interrupt_of_one_node_ends_the_others(nodes: Nodes) -> None:
     assert kind == "RunStoppedError" and text.startswith("node 1 (") and text.endswith("was stopped")
 
 
+def test_a_stop_of_the_node_that_holds_the_store_ends_those_who_wait(nodes: Nodes) -> None:
+    stopped = """
+        run = launch(total, num_nodes=3, block=False)
+        time.sleep(1.5)
+        run.stop()
+        print(run.status)
+    """
+    cells = nodes.run_each([stopped, "launch(total, num_nodes=3)"])
+    assert cells[0].ok().lines == ["stopped"]
+    kind, text = cells[1].error or ("", "")
+    assert kind == "LaunchError" and text.startswith("node 0 (") and "was stopped, which holds" in text
+
+
 def test_a_stop_of_one_node_lets_all_return(nodes: Nodes) -> None:
     """Rank 0, of the other node, takes a while to save: the node that stops waits for it, and gets its value."""
     code = """

@@ -60,7 +60,6 @@ class ElasticNodes(OwnHandler):
         self._card = card_of(job)
         host, _, port = place.endpoint.rpartition(":") if place.endpoint else (place.address, "", place.port)
         self._host = str(host).strip("[]")
-        self._opens_at = addresses.open_to_others(self._host)
         self._port = int(port or 0)
         settings = place.settings or {}
         self._seconds = join_seconds(settings)
@@ -150,7 +149,7 @@ class ElasticNodes(OwnHandler):
         where = f"{self._host}:{self._port}"
         if self._place.node_rank == 0 and not unusable(self._host, self._port):
             self._is_host = True
-            store = stores.opened(replace(self._place, address=self._opens_at, port=self._port))
+            store = stores.opened(replace(self._place, address=self._host, port=self._port))
             store.set_timeout(timedelta(seconds=_STORE_SECONDS))
             return store
         patience = Patience(self._seconds, "this node", self.tell, self.check)
@@ -229,7 +228,7 @@ class ElasticNodes(OwnHandler):
         if not self._is_host or others:
             self.interface = addresses.interface_towards(others[0] if self._is_host else self._host)
         if self._is_host:
-            self._workers_store = stores.opened(replace(self._place, address=self._opens_at, port=None))
+            self._workers_store = stores.opened(replace(self._place, address=self._host, port=None))
             store.set("workers", str(self._workers_store.port))
         if not self._wait_for(["workers"]):
             return None

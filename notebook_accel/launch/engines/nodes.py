@@ -295,10 +295,11 @@ class Nodes(OwnHandler):
                     End(card=card, kind="failed", text=f"{card.name} failed: {failures.title(error)}")
                 )
             raise
-        if self._met is None or self._spoke is None:
-            return outcome
         card = self._own_card()
         end = ends.end_of(outcome, card, is_complete=len(record.results) >= card.processes)
+        if self._met is None or self._spoke is None:
+            self._say_end(end)  # it was stopped while others waited as well
+            return outcome
         if end.kind == "done" and self._wants_first and 0 in record.results:
             result = record.results[0]
             self._spoke.say(Message("value", result.time, [result.value, *result.buffers]))
