@@ -30,10 +30,15 @@ def state_of(backend: Backend) -> _RendezvousState:
 def told(backend: Backend, beats: dict[str, datetime], deadline: datetime | None = None) -> None:
     """Write a state, as torch's handler does."""
     found = backend.get_state()
-    state = _RendezvousState()
-    state.last_heartbeats, state.deadline = beats, deadline  # type: ignore[assignment]
+    state = _with(_RendezvousState(), beats)
+    state.deadline = deadline
     answer = backend.set_state(pickle.dumps(state), None if found is None else found[1])
     assert answer is not None and answer[2], "it was written"
+
+
+def _with(state: _RendezvousState, beats: dict[str, datetime]) -> _RendezvousState:
+    state.last_heartbeats = beats  # type: ignore[assignment]
+    return state
 
 
 def test_clocks_of_nodes_may_differ() -> None:
@@ -53,9 +58,15 @@ def test_clocks_of_nodes_may_differ() -> None:
     second = state_of(late)
     assert second.last_heartbeats["late"] == beat and second.deadline == beat + LAST_CALL, "as it wrote them"
     told(late, {**second.last_heartbeats, "late": beat + LAST_CALL}, None)
+    state, token = late.get_state() or (b"", b"")
+    told(right, {**state_of(right).last_heartbeats, "right": own + LAST_CALL})
+    beats = {**second.last_heartbeats, "late": beat + 2 * LAST_CALL}
+    answer = late.set_state(pickle.dumps(_with(pickle.loads(state), beats)), token)
+    assert answer is not None and not answer[2], "another node was first"
+    assert pickle.loads(answer[0]).last_heartbeats["late"] == beat + LAST_CALL, "to be written again"
     third = state_of(right)
     assert third.last_heartbeats["late"] > first.last_heartbeats["late"] and third.deadline is None
-    assert third.last_heartbeats["right"] == own
+    assert third.last_heartbeats["right"] == own + LAST_CALL
 
 
 def place(**more: object) -> Rendezvous:

@@ -49,8 +49,13 @@ class Backend(C10dRendezvousBackend):
         return None if found is None else (self._as_here(found[0]), found[1])
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
-        found = super().set_state(self._as_told(state), token)
-        return None if found is None else (self._as_here(found[0]), *found[1:])
+        told, own = self._as_told(state)
+        found = super().set_state(told, token)
+        if found is None:
+            return None
+        if found[2]:  # else another node was first: what is here has to be written again
+            self._seen |= own
+        return self._as_here(found[0]), *found[1:]
 
     def _as_here(self, told: bytes) -> bytes:
         state = pickle.loads(told)
@@ -67,20 +72,23 @@ class Backend(C10dRendezvousBackend):
             seen = self._seen[name] = _Seen(told, here)
         return seen.here
 
-    def _as_told(self, here: bytes) -> bytes:
+    def _as_told(self, here: bytes) -> tuple[bytes, dict[Any, _Seen]]:
+        """Return a state with times as their nodes wrote them, and those that are this node's own."""
         state = pickle.loads(here)
-        for node, beat in state.last_heartbeats.items():
-            state.last_heartbeats[node] = self._to_tell(node, beat)
-        if state.deadline is not None:
-            state.deadline = self._to_tell(_DEADLINE, state.deadline)
-        return pickle.dumps(state)
+        own: dict[Any, _Seen] = {}
 
-    def _to_tell(self, name: Any, here: datetime) -> datetime:
-        """Return a time as its node wrote it; this one's own are written as they are."""
-        seen = self._seen.get(name)
-        if seen is None or seen.here != here:
-            seen = self._seen[name] = _Seen(here, here)
-        return seen.told
+        def told(name: Any, time: datetime) -> datetime:
+            seen = self._seen.get(name)
+            if seen is not None and seen.here == time:
+                return seen.told
+            own[name] = _Seen(time, time)
+            return time
+
+        for node, beat in state.last_heartbeats.items():
+            state.last_heartbeats[node] = told(node, beat)
+        if state.deadline is not None:
+            state.deadline = told(_DEADLINE, state.deadline)
+        return pickle.dumps(state), own
 
 
 class Meeting(DynamicRendezvousHandler):
