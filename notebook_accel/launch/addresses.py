@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from typing import Final
+
+_HERE_SECONDS: Final = 2.0
+_LOOPBACK_NAMES: Final = ("localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback")
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -48,17 +52,47 @@ def loopback_interface() -> str | None:
     return next((name for name in ("lo", "lo0") if name in names), None)
 
 
+def open_to_others(host: str) -> str:
+    """Return where to listen so that other machines which know this one by `host` come through; empty for everywhere.
+
+    A machine's own name often stands for its loopback in its own hosts file, as Debian writes it.
+    """
+    is_own_name = is_loopback(host) and not _is_loopback_everywhere(host)
+    return "" if is_own_name else host
+
+
+def _is_loopback_everywhere(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host.lower().partition(".")[0] in _LOOPBACK_NAMES
+
+
 def listen_to_others(host: str) -> socket.socket:
     """Return a socket that listens at any free port: at all addresses, where `host` is the loopback at that alone."""
-    if is_loopback(host):
+    if is_loopback(open_to_others(host)):
         return listen(host, 0)
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", 0))
 
 
+def leads_here(host: str, port: int) -> bool:
+    """Whether whoever goes to a host and port comes to this machine, where nothing may listen at that port yet."""
+    with listen("", port) as door:
+        door.settimeout(_HERE_SECONDS)
+        try:
+            with socket.create_connection((host, port), _HERE_SECONDS):
+                door.accept()[0].close()
+        except (OSError, UnicodeError):
+            return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine by its loopback interface."""
+    """Whether a host is this machine by its loopback interface; empty is no host."""
+    if not host:
+        return False
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

@@ -115,17 +115,16 @@ def _check_port(problems: Problems, place: Rendezvous) -> None:
             f"use_port={place.port!r} with num_nodes={spoken(place)}: the nodes must agree on a port, name one"
         )
     elif port and _opens_port(place) and (reason := unusable("", port)):
-        problems.value(
-            f"use_port={place.port!r}: the port cannot be opened ({reason}); "
-            "leave use_port out and a free one is used"
-        )
+        alone = place.num_nodes == 1
+        step = "leave use_port out and a free one is used" if alone else "name another one on all nodes"
+        problems.value(f"use_port={place.port!r}: the port cannot be opened ({reason}); {step}")
     if place.num_nodes == 1 and isinstance(place.address, str) and (reason := unusable(place.address, 0)):
         problems.value(
             f"master_addr={place.address!r} is no address of this machine ({reason}); "
             "leave master_addr out for a run on one node"
         )
     several = place.num_nodes > 1 and not place.endpoint
-    if several and isinstance(place.address, str) and (reason := unknown(place.address)):
+    if several and place.address and isinstance(place.address, str) and (reason := unknown(place.address)):
         problems.value(f"master_addr={place.address!r}: this machine finds no such host ({reason})")
     if place.endpoint and isinstance(place.endpoint, str):
         host, _, digits = place.endpoint.rpartition(":")

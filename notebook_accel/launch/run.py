@@ -9,10 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Literal
 
-from ..errors import HangError, RunStoppedError
+from ..errors import HangError, LaunchError, RunStoppedError
 from ..events import Event, Failure
 from ..stream.record import RunRecord
 from ..stream.sinks import Sink
@@ -50,6 +51,7 @@ class Run:
         self._engine = engine
         self._control = Control()
         self._outcome: Outcome | None = None
+        self._is_given = False
         self._error: BaseException | None = None
         self._traceback: TracebackType | None = None
         self._finished: float | None = None
@@ -74,6 +76,7 @@ class Run:
         self._executor = threading.get_ident()
         try:
             self._outcome = self._engine.run(self.job, self.record, self._deliver, self._control)
+            self.record.forget_values()
             if self._outcome.is_bad:
                 self._error = self._told_error(self._outcome)
         except BaseException as error:
@@ -241,6 +244,7 @@ class Run:
             BaseException: the first failing rank's own exception, or a WorkerError where it ended without one.
             RunStoppedError: the run was stopped before its workers returned.
             TimeoutError: it has not ended within `timeout` seconds; it goes on.
+            LaunchError: the cell that launched it waited for its value and has it.
         """
         __tracebackhide__ = True
         if not self.wait(timeout):
@@ -248,12 +252,24 @@ class Run:
         if self._error is not None:
             raise self._error.with_traceback(self._traceback)  # without those who raised it before
         assert self._outcome is not None
+        if self._is_given:
+            raise LaunchError(
+                f"{self!r} gave its value to the cell that launched it, and keeps none: value = notebook_launcher(...)"
+            )
         values = self._outcome.values
         if self.job.returns == "all":
             return [values.get(rank) for rank in sorted(values)]
         if self.job.returns == "first":
             return values[min(values)]
         return None
+
+    def give(self) -> Any:
+        """Return what `result` does, and keep nothing of it: a value may be large, and ended runs are kept."""
+        __tracebackhide__ = True
+        value = self.result()
+        assert self._outcome is not None
+        self._outcome, self._is_given = replace(self._outcome, values={}), True
+        return value
 
     def stop(self, grace: float = GRACE) -> None:
         """Stop the run and wait until its workers have ended.

@@ -21,7 +21,7 @@ def launch(job: Job, sinks: Sequence[MakeSink]) -> Any:
         if not job.distributed:
             raise
         raise KeyboardInterrupt(f"{job.name}: all workers have ended") from None  # without our own frames
-    return run.result()
+    return run.give()
 
 
 def launch_in_background(job: Job, sinks: Sequence[MakeSink]) -> Run:

@@ -14,10 +14,10 @@ import signal
 import socket
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
@@ -36,7 +36,8 @@ from .randomness import RandomStates
 from .report import WorkerReporter
 from .segment import Segment
 
-_LAST_COLLECTIVE = timedelta(seconds=10)  # that a rank waits for its peers at the end
+_LAST_COLLECTIVE = 10.0  # seconds that a rank waits for its peers at the end
+_LONGEST_PAUSE = 0.25
 _F_SETSIG = 10  # Linux: which signal O_ASYNC sends
 
 
@@ -182,7 +183,7 @@ def _leave_group() -> None:
 
     The others may be in their last collective still, or not even through making the group. Closing frees devices;
     gloo has none, and its threads take 20 ms to see that they are to end. They end with the process as well, and exit
-    handlers find a group of gloo still open.
+    handlers find a group of gloo still open. Torch's own wait would warn in the cell of each that waited in vain.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
@@ -190,7 +191,9 @@ def _leave_group() -> None:
         store = torch.distributed.distributed_c10d._get_default_store()
         if store.add("notebook_accel/done", 1) == torch.distributed.get_world_size():
             store.set("notebook_accel/all_done", "1")
-        store.wait(["notebook_accel/all_done"], _LAST_COLLECTIVE)
+        began = time.monotonic()
+        while not store.check(["notebook_accel/all_done"]) and time.monotonic() - began < _LAST_COLLECTIVE:
+            time.sleep(min(_LONGEST_PAUSE, 0.001 + (time.monotonic() - began) / 8))
     with contextlib.suppress(Exception):
         if torch.distributed.get_backend() != "gloo":
             torch.distributed.destroy_process_group()

@@ -155,6 +155,10 @@ class RunRecord:
         steps, seconds = pulses[-1].steps - pulses[0].steps, pulses[-1].time - pulses[0].time
         return steps / seconds if steps > 0 and seconds > 0 else None
 
+    def forget_values(self) -> None:
+        """Keep of each result that it came: the run has its value, and pickled it takes the same memory again."""
+        self.results = {rank: replace(result, value=b"", buffers=()) for rank, result in self.results.items()}
+
     def _metric(self, metric: Metric) -> None:
         for name, value in metric.values.items():
             history = self.metrics.setdefault(name, deque(maxlen=self._max_points))

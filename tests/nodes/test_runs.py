@@ -165,6 +165,19 @@ def test_an_interrupt_of_one_node_ends_the_others(nodes: Nodes) -> None:
     assert kind == "RunStoppedError" and text.startswith("node 1 (") and text.endswith("was stopped")
 
 
+def test_a_stop_of_the_node_that_holds_the_store_ends_those_who_wait(nodes: Nodes) -> None:
+    stopped = """
+        run = launch(total, num_nodes=3, block=False)
+        time.sleep(1.5)
+        run.stop()
+        print(run.status)
+    """
+    cells = nodes.run_each([stopped, "launch(total, num_nodes=3)"])
+    assert cells[0].ok().lines == ["stopped"]
+    kind, text = cells[1].error or ("", "")
+    assert kind == "LaunchError" and text.startswith("node 0 (") and "was stopped, which holds" in text
+
+
 def test_a_stop_of_one_node_lets_all_return(nodes: Nodes) -> None:
     """Rank 0, of the other node, takes a while to save: the node that stops waits for it, and gets its value."""
     code = """
@@ -197,7 +210,7 @@ def test_nodes_that_come_and_go_find_each_other(nodes: Nodes) -> None:
             if fails and dist.get_rank() == 1:
                 raise ValueError("the cause")
             total()
-            return dist.get_rank(), count
+            return dist.get_rank(), count, os.environ["GLOO_SOCKET_IFNAME"]
         place = dict(num_nodes="2:2", rdzv_endpoint=f"{{master}}:{{port}}", returns="all", max_restarts={restarts})
         place["node_rank"] = min(node, 1)
         print(launch(train, args=(False,), **place))
@@ -206,7 +219,7 @@ def test_nodes_that_come_and_go_find_each_other(nodes: Nodes) -> None:
     good, other = code.format(seconds=2.5, restarts=0), code.format(seconds=2.5, restarts=3)
     first, second, third = nodes.run_each([good, good, f"time.sleep(0.5)\n{textwrap.dedent(other)}"])
     assert [cell.error for cell in (first, second)] == [("ValueError", "the cause")] * 2
-    assert [cell.lines[-1] for cell in (first, second)] == ["[(0, 2)]", "[(1, 2)]"]
+    assert [cell.lines[-1] for cell in (first, second)] == ["[(0, 2, 'eth0')]", "[(1, 2, 'eth0')]"]
     assert third.error is not None and third.error[0] == "LaunchError"
     host = socket.gethostname()
     assert third.error[1].endswith(f"- max_restarts: 0 on node 0 ({host}); 3 on a new node ({host})")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
@@ -64,8 +67,13 @@ def test_a_node_that_was_stopped_before_all_were_there_may_come_again(meeting: M
     early.close()
     time.sleep(0.1)
     spokes = [host, meeting.come(1), meeting.come(2)]
-    for rank, spoke in enumerate(spokes):
+    for spoke in spokes:
         hear(spoke, "met")
+    fourth = str(hear(meeting.come(1), "refused"))
+    assert fourth.startswith(
+        "the run there has its 3 nodes already: node 0 (one), node 1 (one), node 2 (one); "
+    )
+    for rank, spoke in enumerate(spokes):
         spoke.say(Message("end", End(card=card(rank), kind="done")))
     assert [hear(spoke, "verdict") for spoke in spokes] == [None] * 3
     late = meeting.come(1)
@@ -95,6 +103,41 @@ def test_a_hub_ends_without_complaints(meeting: Meeting, caplog: pytest.LogCaptu
         stranger.close()
     assert time.monotonic() - began < 1.0
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_nodes_that_come_while_a_hub_closes_are_let_go() -> None:
+    """They are those of the next run at the same place, and would wait for an answer."""
+    gc.disable()  # it closes forgotten connections, at some time
+    try:
+        for _ in range(40):
+            listening = socket.create_server(("127.0.0.1", 0))
+            hub = Hub(listening, TOKEN, 2, elects=False, before_again=lambda: None)
+            coming = threading.Thread(target=_come_and_wait, args=(listening.getsockname(), waits := []))
+            coming.start()
+            time.sleep(0.002)
+            hub.close()
+            coming.join()
+            assert not any(waits)
+    finally:
+        gc.enable()
+
+
+def _come_and_wait(where: tuple[str, int], waits: list[bool]) -> None:
+    """Connect until nothing listens any more; note for each connection whether it stays open."""
+    with contextlib.ExitStack() as stack:
+        connections = []
+        with contextlib.suppress(OSError):
+            for _ in range(20):
+                connections.append(stack.enter_context(socket.create_connection(where, 5)))
+                connections[-1].sendall(TOKEN)
+        for connection in connections:
+            connection.settimeout(2)
+            try:
+                connection.recv(1)
+            except TimeoutError:
+                waits.append(True)
+            except OSError:
+                waits.append(False)
 
 
 def test_nodes_of_one_name_may_disagree() -> None:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from notebook_accel import devices, runtime, tpu
+from notebook_accel import devices, notebook_launcher, runtime, tpu
 from notebook_accel.errors import LaunchError
+from notebook_accel.events import Result
 from notebook_accel.launch import registry
+from notebook_accel.launch.control import Control
+from notebook_accel.launch.engines.base import Deliver, Outcome
+from notebook_accel.launch.engines.inprocess import InProcessEngine
 from notebook_accel.launch.engines.xla import XlaEngine
 from notebook_accel.launch.job import Job
+from notebook_accel.launch.run import Run
+from notebook_accel.stream.record import RunRecord
 
 
 @pytest.fixture
@@ -37,6 +44,34 @@ def hold(settled: Job, is_over: bool = False) -> Any:
     run = SimpleNamespace(job=settled, is_over=is_over)
     runtime.runs().append(run)
     return run
+
+
+def test_a_value_belongs_to_the_cell_that_launched_it() -> None:
+    """Ended runs are kept, with their output; their values may be large."""
+    try:
+        value = notebook_launcher(set, num_processes=1)
+        assert value == set()
+        value = weakref.ref(value)
+        assert value() is None
+        (run,) = registry.runs()
+        with pytest.raises(LaunchError, match="gave its value to the cell that launched it"):
+            run.result()
+        assert run.status == "done"
+
+        run = Run(job(1), Returning())
+        run.execute()
+        assert run.result() == run.result() == 5
+        assert run.record.results[0].value == b"", "what is pickled takes as much again"
+    finally:
+        runtime.runs().clear()
+
+
+class Returning(InProcessEngine):
+    """As if a worker had returned."""
+
+    def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
+        deliver([Result(rank=0, time=0.0, value=b"pickled")])
+        return Outcome(values={0: 5})
 
 
 def test_the_second_run_takes_what_the_first_left(four_gpus: None) -> None:

@@ -21,12 +21,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousError,
     RendezvousTimeoutError,
 )
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
-    DynamicRendezvousHandler,
-    RendezvousTimeout,
-    _RendezvousExitOp,
-)
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
 
 from ...errors import LaunchError
 from ...stream.record import RunRecord
@@ -37,6 +32,7 @@ from . import stores
 from .base import Outcome
 from .cards import card_of, disagreements
 from .ends import End, by_another, end_of
+from .meeting import Backend, Meeting
 from .rendezvous import OTHERS_START_AGAIN, OwnHandler, Patience, join_seconds
 
 _LOOK_SECONDS = 0.1
@@ -46,6 +42,7 @@ _TURNED_AWAY = "notebook_accel elastic/turned away"
 _END = "notebook_accel elastic/end"
 _LAST_SECONDS = 5.0
 _LAST_CALL_SECONDS = 2.0  # torch looks for news once a second: nodes of the last round must be able to come
+_ROUND_SECONDS = 3.0  # that torch takes, after the last call, to see that nodes are enough
 _BEAT_SECONDS = 2.0
 _BEATS = 3  # missed ones, after which a node is taken for lost
 
@@ -72,7 +69,7 @@ class ElasticNodes(OwnHandler):
         self.seconds_to_notice = self._beat * (self._beats + 1) + 1.0
         self._is_host = False
         self._store: TCPStore | None = None
-        self._meeting: _Meeting | None = None
+        self._meeting: Meeting | None = None
         self._round: Store | None = None
         self._workers_store: TCPStore | None = None
         self._place_in_round = 0
@@ -121,10 +118,9 @@ class ElasticNodes(OwnHandler):
         except (RendezvousClosedError, RendezvousConnectionError, DistError):
             if self.attempt >= 0 or self._is_host:
                 raise
-        with contextlib.suppress(RendezvousError):
-            if self._meeting is not None:
-                self._meeting.leave()
-        self._meeting = self._store = None
+        self._meeting = self._store = (
+            None  # there is nothing to leave, and torch would complain of a lost store
+        )
         time.sleep(_LOOK_SECONDS)
         return None
 
@@ -192,23 +188,24 @@ class ElasticNodes(OwnHandler):
             store.set(f"{_TURNED_AWAY}/{number}", f"{self._card.host} was not let into the run:\n{text}")
             raise LaunchError(f"this node does not fit to the one that holds the run together:\n{text}")
 
-    def _meeting_at(self, store: TCPStore) -> _Meeting:
-        made = _Meeting.from_backend(
+    def _meeting_at(self, store: TCPStore) -> Meeting:
+        last_call = timedelta(seconds=self._last_call)
+        made = Meeting.from_backend(
             self._place.run_id,
             store,
-            _Backend(store, self._place.run_id),
+            Backend(store, self._place.run_id, last_call),
             self._place.min_nodes,
             self._place.num_nodes,
             local_addr=socket.gethostname(),
             timeout=RendezvousTimeout(
-                join=timedelta(seconds=self._seconds),
-                last_call=timedelta(seconds=self._last_call),
+                join=timedelta(seconds=max(self._seconds, self._last_call + _ROUND_SECONDS)),
+                last_call=last_call,
                 heartbeat=timedelta(seconds=_STORE_SECONDS),
             ),
             keep_alive_interval=self._beat,  # type: ignore[arg-type]
             keep_alive_max_attempt=self._beats,
         )
-        assert isinstance(made, _Meeting)
+        assert isinstance(made, Meeting)
         return made
 
     def _agree(self, found: RendezvousInfo) -> RendezvousInfo | None:
@@ -228,7 +225,7 @@ class ElasticNodes(OwnHandler):
         rank = [place for _, _, place, _ in order].index(found.rank)
         self._card = replace(self._card, node_rank=rank)
         others = [address for _, _, place, address in order if place != found.rank and address]
-        if others:
+        if not self._is_host or others:
             self.interface = addresses.interface_towards(others[0] if self._is_host else self._host)
         if self._is_host:
             self._workers_store = stores.opened(replace(self._place, address=self._host, port=None))
@@ -394,57 +391,6 @@ class ElasticNodes(OwnHandler):
         finally:
             self._store = self._workers_store = self._round = None
         return True
-
-
-class _Backend(C10dRendezvousBackend):
-    """Torch's, which looks now and then whether somebody asked the run to stop."""
-
-    check: Callable[[], None] | None = None
-
-    def get_state(self) -> tuple[bytes, Any] | None:
-        if self.check is not None:
-            self.check()
-        return super().get_state()
-
-
-class _Meeting(DynamicRendezvousHandler):
-    """Torch's handler, which lets others see who is there, and can leave without closing the run."""
-
-    @property
-    def size(self) -> int:
-        """How many nodes have come to the meeting that is under way."""
-        return len(self._state_holder.state.participants)
-
-    @property
-    def round(self) -> int:
-        """How often the nodes have met before."""
-        return int(self._state_holder.state.round)
-
-    def meet(self, store: Any, check: Callable[[], None]) -> RendezvousInfo:
-        """Meet the others; `check` is called now and then."""
-        # torch would open a store for the workers, see ElasticNodes
-        self._shared_tcp_store_server = store
-        self._bootstrap_store_info = RendezvousStoreInfo(master_addr="", master_port=0)
-        backend = self._state_holder._backend  # type: ignore[attr-defined]
-        backend.check = check
-        try:
-            return self.next_rendezvous()
-        finally:
-            backend.check = None
-
-    def look(self, fresh: bool = False) -> tuple[set[int], int, bool]:
-        """Return who is there, how many wait to come in, and whether the run has ended; a second old at most."""
-        if fresh:
-            self._state_holder._last_sync_time = -1  # type: ignore[attr-defined]
-        waiting = self.num_nodes_waiting()
-        state = self._state_holder.state
-        return set(state.participants.values()), waiting, bool(state.closed)
-
-    def leave(self) -> None:
-        """Leave the run."""
-        self._stop_heartbeats()
-        with self._heartbeat_lock:
-            self._op_executor.run(_RendezvousExitOp(), self._get_deadline(self._settings.timeout.close))
 
 
 def _counted(count: int, noun: str) -> str:

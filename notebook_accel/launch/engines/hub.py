@@ -11,6 +11,7 @@ import contextlib
 import hmac
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -22,6 +23,7 @@ from .frames import Message
 
 _TOKEN_SECONDS: Final = 10.0
 _PART_SECONDS: Final = 1.0
+_PAUSE_SECONDS: Final = 0.05
 _SETTLE_SECONDS: Final = 3.0  # in which other nodes say what they know after the first has failed
 
 
@@ -75,7 +77,7 @@ class Hub:
         self._num_nodes = num_nodes
         self._elects = elects
         self._before_again = before_again
-        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter | None] = {}
         self._guests: list[_Guest] = []
         self._members: list[_Guest] = []
         self._attempt = -1
@@ -106,36 +108,51 @@ class Hub:
 
     def _work(self) -> None:
         try:
-            asyncio.run(self._serve())
+            with contextlib.closing(asyncio.SelectorEventLoop()) as loop:
+                loop.run_until_complete(self._serve())
         finally:
             self._ready.set()
 
     async def _serve(self) -> None:
+        """Take in who comes: asyncio's own server forgets, open, those who come while it closes."""
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._welcome, sock=self._listening)
+        self._listening.setblocking(False)
+        self._loop.add_reader(self._listening, self._accept)
         self._ready.set()
         await self._closing.wait()
-        server.close()
+        self._loop.remove_reader(self._listening)
+        self._listening.close()
         await self._disconnect()
+
+    def _accept(self) -> None:
+        assert self._loop is not None
+        try:
+            connection, address = self._listening.accept()
+        except OSError:
+            time.sleep(_PAUSE_SECONDS)  # too many files are open, or it has gone already
+            return
+        self._connections[self._loop.create_task(self._welcome(connection, str(address[0])))] = None
 
     async def _disconnect(self) -> None:
         """End all connections: tasks that were left to be cancelled would complain of it in the cell."""
-        for writer in self._connections.values():
+        for writer in filter(None, self._connections.values()):
             writer.close()
         if self._connections:
             await asyncio.wait(list(self._connections), timeout=_PART_SECONDS)
-        for writer in self._connections.values():
+        for writer in filter(None, self._connections.values()):
             writer.transport.abort()  # what it was told last does not arrive any more
         if self._connections:
             await asyncio.wait(list(self._connections))
 
-    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _welcome(self, connection: socket.socket, address: str) -> None:
         task = asyncio.current_task()
-        assert task is not None
+        assert task is not None and self._closing is not None
+        reader, writer = await asyncio.open_connection(sock=connection)
         self._connections[task] = writer
-        address = writer.get_extra_info("peername") or [""]  # none where it has gone already
-        guest = _Guest(writer=writer, address=str(address[0]))
+        guest = _Guest(writer=writer, address=address)
         try:
+            if self._closing.is_set():
+                return
             frames.keep_alive(writer.get_extra_info("socket"))
             token = await asyncio.wait_for(reader.readexactly(frames.TOKEN_BYTES), _TOKEN_SECONDS)
             if not hmac.compare_digest(token, self._token):
@@ -172,7 +189,7 @@ class Hub:
             newcomer.tell(Message("over"))
             return
         if self._members and newcomer not in self._members:
-            newcomer.tell(Message("refused", f"the run has its {self._num_nodes} nodes already"))
+            newcomer.tell(Message("refused", self._full()))
             return
         if self._members and newcomer.attempt > self._attempt:
             for member in self._members:
@@ -203,6 +220,13 @@ class Hub:
         if self._attempt:
             self._before_again()
         self._tell_met()
+
+    def _full(self) -> str:
+        names = ", ".join(member.card.name for member in self._members if member.card is not None)
+        return (
+            f"the run there has its {self._num_nodes} nodes already: {names}; "
+            "wait until it has ended, or choose another use_port on all nodes of this one"
+        )
 
     def _refuse(self, guests: Sequence[_Guest], text: str) -> None:
         self._is_over = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import secrets
 import time
@@ -31,6 +32,7 @@ _PREFIX: Final = "notebook_accel nodes/"
 _LOOK_SECONDS: Final = 0.05
 _SOON_SECONDS: Final = 2.0  # in which a node that waits looks more often
 _PEER_SECONDS: Final = 3.0  # in which a node 0 looks for another one at an address that is not its own
+_NAMED: Final = 8  # nodes that a message names
 _VERDICT_SECONDS: Final = 10.0
 _LEAVE_SECONDS: Final = 5.0
 _STOP_SECONDS: Final = 30.0
@@ -139,7 +141,10 @@ class Nodes(OwnHandler):
             more = count - len(here)
             there = ", ".join(sorted(card.host for card in here))
             return f"{more} more {'node' if more == 1 else 'nodes'} ({len(here)} of {count} there: {there})"
-        return ", ".join(self._with_ranks(node) for node in range(count) if node not in ranks)
+        missing = (node for node in range(count) if node not in ranks)
+        named = [self._with_ranks(node) for node in itertools.islice(missing, _NAMED)]
+        more = count - len(ranks) - len(named)
+        return ", ".join([*named, *([f"{more} more nodes"] if more else [])])
 
     def _with_ranks(self, node: int) -> str:
         each = self._card.processes
@@ -170,13 +175,16 @@ class Nodes(OwnHandler):
         """Open store and hub; None where another node of this machine was first and that is as well."""
         timeout = timedelta(seconds=stores.CONNECT_SECONDS)
         try:
+            if addresses.unusable(self._host, 0) and not addresses.leads_here(self._host, self._port):
+                raise LaunchError(
+                    f"node 0 cannot open a store at {self._host}:{self._port}: "
+                    "that is no address of this machine; master_addr is the address of node 0"
+                )
             store = TCPStore(self._host, self._port, is_master=True, timeout=timeout, wait_for_workers=False)
         except (DistError, OSError) as error:
             if self._elects and addresses.unusable("", self._port):
                 return None
             reason = str(error).partition("\n")[0]
-            if addresses.unusable(self._host, 0):
-                reason = "that is no address of this machine; master_addr is the address of node 0"
             raise LaunchError(f"node 0 cannot open a store at {self._host}:{self._port}: {reason}") from None
         store.set_timeout(timedelta(seconds=self._seconds))
         token = secrets.token_bytes(frames.TOKEN_BYTES)
@@ -287,10 +295,11 @@ class Nodes(OwnHandler):
                     End(card=card, kind="failed", text=f"{card.name} failed: {failures.title(error)}")
                 )
             raise
-        if self._met is None or self._spoke is None:
-            return outcome
         card = self._own_card()
         end = ends.end_of(outcome, card, is_complete=len(record.results) >= card.processes)
+        if self._met is None or self._spoke is None:
+            self._say_end(end)  # it was stopped while others waited as well
+            return outcome
         if end.kind == "done" and self._wants_first and 0 in record.results:
             result = record.results[0]
             self._spoke.say(Message("value", result.time, [result.value, *result.buffers]))

@@ -13,7 +13,7 @@ from typing import Any, Final
 from torch.distributed import TCPStore
 
 from ...errors import LaunchError
-from ..addresses import listen
+from ..addresses import listen, open_to_others
 from ..job import Rendezvous
 
 PROBE_SECONDS: Final = 1.0
@@ -23,7 +23,7 @@ _LOOK_SECONDS: Final = 0.01
 
 
 def opened(place: Rendezvous) -> TCPStore:
-    """Open a store that listens at the run's own address alone.
+    """Open a store that listens at the run's own address alone, with several nodes wherever they come in by its name.
 
     Left to itself torch's listens at all addresses, in IPv6; the name of each peer is then looked up as IPv6 too,
     which no hosts file answers, and a name server that is slow or away delays everything.
@@ -32,7 +32,8 @@ def opened(place: Rendezvous) -> TCPStore:
     try:
         if sys.platform == "win32":
             return TCPStore(place.address, int(place.port or 0), use_libuv=False, **options)
-        listening = listen(place.address, int(place.port or 0))
+        where = open_to_others(place.address) if place.num_nodes > 1 else place.address
+        listening = listen(where, int(place.port or 0))
         port = listening.getsockname()[1]
         return TCPStore(place.address, port, master_listen_fd=listening.detach(), **options)
     except (RuntimeError, OSError) as error:
