@@ -136,7 +136,7 @@ def _settings(plan: Plan, folder: str) -> Any:
     from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
     from torch.distributed.launcher.api import LaunchConfig
 
-    from ..launch.engines.rendezvous import PatientNodes, SingleNode
+    from ..launch.engines.nodes.rendezvous import PatientNodes, SingleNode
 
     config = plan.config
     more: dict[str, Any] = dict(part.split("=", 1) for part in config.rdzv_conf.split(",") if part)

@@ -18,7 +18,7 @@ from ..launch import failures, signals, sources, variables
 from ..launch.control import Control
 from ..launch.crew import Crew
 from ..launch.culprit import pack_call
-from ..launch.engines import stores
+from ..launch.engines.nodes import stores
 from ..launch.job import Job
 from ..launch.parcel import Parcel
 from ..launch.surroundings import Surroundings

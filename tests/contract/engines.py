@@ -44,7 +44,7 @@ ENGINES: Mapping[str, Tried] = {
     "ray": Tried(
         engine="ray",
         arguments={"num_processes": 2},
-        prepare="from notebook_accel.launch.engines import ray_cluster; ray_cluster.connect(None)",
+        prepare="from notebook_accel.launch.engines.ray import cluster; cluster.connect(None)",
         needs="ray",
         patience=240.0,
         keeps={"children": "Ray's own processes", "shared_memory": "Ray's object store"},

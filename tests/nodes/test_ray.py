@@ -26,7 +26,7 @@ import os, socket, time
 import ray
 from ray.cluster_utils import Cluster
 from notebook_accel import PartialState, notebook_launcher
-from notebook_accel.launch.engines.ray import RayEngine
+from notebook_accel.launch.engines.ray.engine import RayEngine
 
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from notebook_accel.launch.engines.cards import Card, disagreements
-from notebook_accel.launch.engines.ends import End
-from notebook_accel.launch.engines.frames import Message, Spoke
-from notebook_accel.launch.engines.hub import Hub
+from notebook_accel.launch.engines.nodes.cards import Card, disagreements
+from notebook_accel.launch.engines.nodes.ends import End
+from notebook_accel.launch.engines.nodes.frames import Message, Spoke
+from notebook_accel.launch.engines.nodes.hub import Hub
 
 TOKEN = bytes(range(32))
 

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta, timezone
 from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousState
 
-from notebook_accel.launch.engines.elastic_nodes import ElasticNodes
-from notebook_accel.launch.engines.meeting import Backend
-from notebook_accel.launch.engines.nodes import Nodes
+from notebook_accel.launch.engines.nodes.elastic import ElasticNodes
+from notebook_accel.launch.engines.nodes.fixed import Nodes
+from notebook_accel.launch.engines.nodes.meeting import Backend
 from notebook_accel.launch.job import Job, Rendezvous
 from tests.unit.multiprocess import free_port
 

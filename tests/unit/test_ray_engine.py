@@ -11,9 +11,10 @@ from notebook_accel import probes
 from notebook_accel.errors import LaunchError
 from notebook_accel.events import Failure
 from notebook_accel.launch import failures
-from notebook_accel.launch.engines import ray_cluster, table
-from notebook_accel.launch.engines.ray import RayEngine
-from notebook_accel.launch.engines.ray_cluster import Node, capacity, wanted
+from notebook_accel.launch.engines import table
+from notebook_accel.launch.engines.ray import cluster
+from notebook_accel.launch.engines.ray.cluster import Node, capacity, wanted
+from notebook_accel.launch.engines.ray.engine import RayEngine
 from notebook_accel.launch.job import Job
 
 NODES = [
@@ -95,19 +96,19 @@ def test_a_server_that_was_too_slow_is_asked_again(monkeypatch: pytest.MonkeyPat
             raise answer
 
     monkeypatch.setattr(ray, "init", init)
-    ray_cluster.connect("ray://far:10001")
+    cluster.connect("ray://far:10001")
     assert asked == ["ray://far:10001"] * 2
     answers[:] = [ConnectionAbortedError(SLOW)] * 2
     with pytest.raises(
         LaunchError, match=r"answers there \(RuntimeError: Proxy failed to Connect to backend! Check"
     ):
-        ray_cluster.connect("ray://far:10001")
+        cluster.connect("ray://far:10001")
     answers[:] = [ConnectionError("ray client connection timeout")]
     monkeypatch.setenv("RAY_ADDRESS", "ray://nowhere:10001")
     with pytest.raises(
         LaunchError, match=r"^RAY_ADDRESS='ray://nowhere:10001': .*ray client connection timeout"
     ):
-        ray_cluster.connect(None)
+        cluster.connect(None)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
@@ -120,10 +121,10 @@ def test_a_cluster_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(ray, "nodes", nodes)
     with pytest.raises(LaunchError, match=r"Ray does not answer any more \(Failed to reconnect"):
-        ray_cluster.nodes()
+        cluster.nodes()
     steps: list[str] = []
     monkeypatch.setattr(ray.util.client, "num_connected_contexts", lambda: 1)
     monkeypatch.setattr(ray.util.client.ray, "disconnect", lambda: steps.append("disconnect"), raising=False)
     monkeypatch.setattr(ray, "init", lambda **more: steps.append("init"))
-    ray_cluster.connect("ray://far:10001")
+    cluster.connect("ray://far:10001")
     assert steps == ["disconnect", "init"], "Ray connects to nothing else before that"

@@ -29,8 +29,8 @@ from ..job import Job
 from ..segment import Segment
 from ..surroundings import Surroundings
 from .base import Deliver, Engine, Outcome, announcement
-from .nodes import Nodes
-from .rendezvous import OwnHandler, SingleNode
+from .nodes.fixed import Nodes
+from .nodes.rendezvous import OwnHandler, SingleNode
 
 _INTERRUPT_GRACE = 1.5
 _STOP_GRACE = 0.5
@@ -70,7 +70,7 @@ def _handler_for(job: Job) -> OwnHandler:
     """Return how a node meets the others."""
     place = job.rendezvous
     if place.is_elastic:
-        from .elastic_nodes import ElasticNodes  # torch's own part of it is large
+        from .nodes.elastic import ElasticNodes  # torch's own part of it is large
 
         return ElasticNodes(job)
     return Nodes(job) if place.num_nodes > 1 or place.endpoint else SingleNode(place)

@@ -21,7 +21,7 @@ AUTO: Final = "auto"
 BUILT_IN: Final[Mapping[str, str]] = {
     "inprocess": "inprocess:InProcessEngine",
     "elastic": "elastic:ElasticEngine",
-    "ray": "ray:RayEngine",
+    "ray": "ray.engine:RayEngine",
     "xla": "xla:XlaEngine",
 }
 

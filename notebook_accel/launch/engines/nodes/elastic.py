@@ -23,13 +23,13 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
 
-from ...errors import LaunchError
-from ...stream.record import RunRecord
-from .. import addresses
-from ..addresses import unusable
-from ..job import Job
+from ....errors import LaunchError
+from ....stream.record import RunRecord
+from ... import addresses
+from ...addresses import unusable
+from ...job import Job
+from ..base import Outcome
 from . import stores
-from .base import Outcome
 from .cards import card_of, disagreements
 from .ends import End, by_another, end_of
 from .meeting import Backend, Meeting

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import torch
 
-from ... import probes
-from ..job import Job
-from ..nodes import spoken
+from .... import probes
+from ...job import Job
+from ...nodes import spoken
 
 _DIGITS: Final = 12
 _UNTIL_SAME: Final = ("num_nodes", "rdzv_id")  # nodes that differ in it may wait for each other for ever

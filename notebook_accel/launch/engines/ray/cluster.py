@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ... import environ, runtime
-from ...errors import LaunchError
+from .... import environ, runtime
+from ....errors import LaunchError
 
 PLACEMENTS: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _NAMESPACE: Final = "notebook_accel at "

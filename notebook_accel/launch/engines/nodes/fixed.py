@@ -13,15 +13,15 @@ from typing import Final
 from torch.distributed import DistError, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 
-from ...errors import LaunchError
-from ...events import Result
-from ...stream.record import RunRecord
-from .. import addresses, failures
-from ..control import StopAsked
-from ..culprit import unpack_value
-from ..job import Job
+from ....errors import LaunchError
+from ....events import Result
+from ....stream.record import RunRecord
+from ... import addresses, failures
+from ...control import StopAsked
+from ...culprit import unpack_value
+from ...job import Job
+from ..base import Outcome
 from . import ends, frames, stores
-from .base import Outcome
 from .cards import Card, card_of
 from .ends import End
 from .frames import Message, Spoke

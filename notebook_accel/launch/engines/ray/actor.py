@@ -24,16 +24,16 @@ from typing import Any, Final
 
 import psutil
 
-from ... import environ, probes
-from ...events import BeginOrder, Buffer, Ended, Event, Order, SignalOrder
-from ...stream.door import knock
-from ...stream.emit import Emitter
-from ...stream.inbox import Inbox
-from ...stream.wire import GO, FrameReader
-from .. import addresses, signals
-from ..parcel import Parcel
-from ..segment import Segment
-from .ray_child import Ends, Handover
+from .... import environ, probes
+from ....events import BeginOrder, Buffer, Ended, Event, Order, SignalOrder
+from ....stream.door import knock
+from ....stream.emit import Emitter
+from ....stream.inbox import Inbox
+from ....stream.wire import GO, FrameReader
+from ... import addresses, signals
+from ...parcel import Parcel
+from ...segment import Segment
+from .child import Ends, Handover
 
 _KNOCK_SECONDS: Final = 10.0
 _LAST_SECONDS: Final = 10.0

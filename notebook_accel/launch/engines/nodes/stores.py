@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from torch.distributed import TCPStore
 
-from ...errors import LaunchError
-from ..addresses import listen, open_to_others
-from ..job import Rendezvous
+from ....errors import LaunchError
+from ...addresses import listen, open_to_others
+from ...job import Rendezvous
 
 PROBE_SECONDS: Final = 1.0
 CONNECT_SECONDS: Final = 5.0

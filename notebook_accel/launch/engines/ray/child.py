@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from ..segment import Segment
+from ...segment import Segment
 
 if TYPE_CHECKING:  # with torch, which the actor does without
-    from ..randomness import RandomStates
+    from ...randomness import RandomStates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ def main(events: int, with_ipython: bool) -> None:
     """
     from torch.distributed import TCPStore
 
-    from .. import worker
+    from ... import worker
 
     if with_ipython:
         import IPython.core.interactiveshell  # noqa: F401

@@ -9,20 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from ...errors import LaunchError
-from ...events import BeginOrder, Ended, Event, Failure, LeaveOrder, Phase, SignalOrder
-from ...stream.door import Door
-from ...stream.inbox import Inbox
-from ...stream.record import RunRecord
-from .. import addresses, signals
-from ..agreement import Agreement
-from ..control import Control
-from ..delivery import Delivery
-from ..hanging import HangWatch
-from ..job import Job
-from . import ray_cluster
-from .base import Deliver
-from .ray_actor import Assignment, Outset, Place, RankActor, machine, version
+from ....errors import LaunchError
+from ....events import BeginOrder, Ended, Event, Failure, LeaveOrder, Phase, SignalOrder
+from ....stream.door import Door
+from ....stream.inbox import Inbox
+from ....stream.record import RunRecord
+from ... import addresses, signals
+from ...agreement import Agreement
+from ...control import Control
+from ...delivery import Delivery
+from ...hanging import HangWatch
+from ...job import Job
+from ..base import Deliver
+from . import cluster
+from .actor import Assignment, Outset, Place, RankActor, machine, version
 
 State = Literal["done", "failed", "stopped", "hung"]
 
@@ -194,14 +194,14 @@ class RayCrew:
             raise LaunchError(f"a Ray actor could not start: {_last_line(text)}") from None
 
     def _waited_for(self) -> str:
-        count, resources = self._job.local_world_size, ray_cluster.spoken(self._plan.resources)
-        return f"{count} x ({resources}) on Ray ({self._plan.placement}; free now: {ray_cluster.available()})"
+        count, resources = self._job.local_world_size, cluster.spoken(self._plan.resources)
+        return f"{count} x ({resources}) on Ray ({self._plan.placement}; free now: {cluster.available()})"
 
     def _connect(self) -> None:
         """Let each actor start its process and connect to this one."""
         import ray
 
-        host, port = self._plan.endpoint or (ray_cluster.own_address(), 0)
+        host, port = self._plan.endpoint or (cluster.own_address(), 0)
         try:
             listening = addresses.listen("" if self._plan.endpoint else host, port)
         except OSError as error:
@@ -318,7 +318,7 @@ class RayCrew:
 
         self._inbox.close()
         with contextlib.suppress(ConnectionError):  # Ray is gone, and all that it had placed
-            if ray_cluster.is_up():
+            if cluster.is_up():
                 for actor in self._actors:
                     ray.kill(actor)
                 if self._group is not None:
@@ -366,7 +366,7 @@ class RayCrew:
         try:
             lost = self._verdict(member)
         except (ConnectionError, LaunchError) as error:
-            lost = f"Ray does not answer any more ({ray_cluster.telling_line(str(error))})"
+            lost = f"Ray does not answer any more ({cluster.telling_line(str(error))})"
         self._deliver.tell(Failure(rank=member.rank, time=now, pid=member.pid, lost=lost))
 
     def _verdict(self, member: _Member) -> str:
@@ -376,8 +376,8 @@ class RayCrew:
         where = f"on node {member.place.address}"
         deadline = time.monotonic() + _VERDICT_SECONDS
         answer = member.work
-        while ray_cluster.is_up() and time.monotonic() < deadline:
-            if member.place.node not in {node.name for node in ray_cluster.nodes()}:
+        while cluster.is_up() and time.monotonic() < deadline:
+            if member.place.node not in {node.name for node in cluster.nodes()}:
                 return f"its node {member.place.address} died, or the cluster took it away"
             if ray.wait([answer], timeout=_ASK_SECONDS)[0]:
                 try:
@@ -389,10 +389,10 @@ class RayCrew:
                     time.sleep(_LOOK_SECONDS)
                     answer = member.actor.__ray_ready__.remote()
                 except ray.exceptions.RayError as error:
-                    if member.place.node in {node.name for node in ray_cluster.nodes()}:
+                    if member.place.node in {node.name for node in cluster.nodes()}:
                         return f"its actor {where} was ended, by Ray or from outside ({_cause(str(error))})"
             self._deliver([])
-        why = "Ray does not say why" if ray_cluster.is_up() else "the one of this process to Ray as well"
+        why = "Ray does not say why" if cluster.is_up() else "the one of this process to Ray as well"
         return f"the connection to its actor {where} ended, and {why}"
 
     def _ask_ray(self) -> None:
@@ -404,7 +404,7 @@ class RayCrew:
             return
         self._next_ask = now + _ASK_SECONDS
         running = {member.work: member for member in self._running()}
-        if not running or not ray_cluster.is_up():
+        if not running or not cluster.is_up():
             return
         with contextlib.suppress(ConnectionError):  # Ray is gone: the ranks' own connections tell the rest
             for work in ray.wait(list(running), num_returns=len(running), timeout=0)[0]:

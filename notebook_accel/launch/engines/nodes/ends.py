@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...errors import RunStoppedError, WorkerError
-from ...events import Failure
-from .. import failures
-from .base import Outcome
+from ....errors import RunStoppedError, WorkerError
+from ....events import Failure
+from ... import failures
+from ..base import Outcome
 from .cards import Card
 
 EndKind = Literal["done", "failed", "lost", "stopped", "called off"]

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from ...events import Buffer
+from ....events import Buffer
 
 TOKEN_BYTES: Final = 32
 _HEAD: Final = struct.Struct("<I")

@@ -14,11 +14,11 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from ...errors import LaunchError
-from ...stream.record import RunRecord
-from ..job import Rendezvous
+from ....errors import LaunchError
+from ....stream.record import RunRecord
+from ...job import Rendezvous
+from ..base import Outcome
 from . import stores
-from .base import Outcome
 
 OTHERS_START_AGAIN = "another node starts its workers again"
 _LOOK_SECONDS = 0.05

@@ -9,20 +9,20 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from ... import environ, probes
-from ...errors import LaunchError
-from ...events import Phase
-from ...stream.record import RunRecord
-from .. import crew, failures, signals
-from ..control import Control, StopAsked
-from ..culprit import pack_job, unpack_value
-from ..job import Job, StartMethod
-from ..surroundings import Surroundings
-from . import ray_cluster
-from .base import Deliver, Engine, Outcome
-from .ray_actor import Outset, RankActor
-from .ray_child import Notes
-from .ray_crew import Plan, RayCrew
+from .... import environ, probes
+from ....errors import LaunchError
+from ....events import Phase
+from ....stream.record import RunRecord
+from ... import crew, failures, signals
+from ...control import Control, StopAsked
+from ...culprit import pack_job, unpack_value
+from ...job import Job, StartMethod
+from ...surroundings import Surroundings
+from ..base import Deliver, Engine, Outcome
+from . import cluster
+from .actor import Outset, RankActor
+from .child import Notes
+from .crew import Plan, RayCrew
 
 _INTERRUPT_GRACE: Final = 1.5
 _STOP_GRACE: Final = 0.5
@@ -70,9 +70,9 @@ class RayEngine(Engine):
     ) -> None:
         if not probes.is_available("ray"):
             raise ValueError("engine='ray': Ray is not installed: pip install \"notebook-accel[ray]\"")
-        if placement not in ray_cluster.PLACEMENTS:
+        if placement not in cluster.PLACEMENTS:
             raise ValueError(
-                f"placement={placement!r}: choose among {', '.join(map(repr, ray_cluster.PLACEMENTS))}"
+                f"placement={placement!r}: choose among {', '.join(map(repr, cluster.PLACEMENTS))}"
             )
         asked = resources_per_worker
         if asked is not None and not (asked and all(amount > 0 for amount in asked.values())):
@@ -86,23 +86,23 @@ class RayEngine(Engine):
 
     def count(self, job: Job) -> int:
         """Return how many workers the whole cluster has room for: its GPUs by default, without any its CPUs."""
-        ray_cluster.connect(job.address)
-        nodes = ray_cluster.nodes()
-        return max(1, ray_cluster.capacity(nodes, self._wanted(job, nodes), self._placement))
+        cluster.connect(job.address)
+        nodes = cluster.nodes()
+        return max(1, cluster.capacity(nodes, self._wanted(job, nodes), self._placement))
 
     def problems(self, job: Job) -> Sequence[str]:
         """Return that there is no cluster, or that it is too small."""
         if sys.platform == "win32":
             return ["engine='ray': it is not written for Windows"]
         try:
-            ray_cluster.connect(job.address)
+            cluster.connect(job.address)
         except LaunchError as error:
             return [str(error)]
         if wrong := self._wrong_runtime_env():
             return [wrong]
-        nodes = ray_cluster.nodes()
+        nodes = cluster.nodes()
         resources = self._wanted(job, nodes)
-        room = ray_cluster.capacity(nodes, resources, self._placement)
+        room = cluster.capacity(nodes, resources, self._placement)
         if job.local_world_size <= room or self._autoscales:
             return []
         return [_too_many(job, nodes, resources, self._placement, room)]
@@ -119,7 +119,7 @@ class RayEngine(Engine):
             child_start_method=crew.child_start_method(),
             in_background=job.background,
         )
-        resources = self._wanted(job, ray_cluster.nodes())
+        resources = self._wanted(job, cluster.nodes())
         plan = Plan(
             resources=resources,
             placement=self._placement,
@@ -139,7 +139,7 @@ class RayEngine(Engine):
             ),
         )
         count = job.local_world_size
-        what = f"{count} Ray {'actor' if count == 1 else 'actors'} ({ray_cluster.spoken(resources)} each)"
+        what = f"{count} Ray {'actor' if count == 1 else 'actors'} ({cluster.spoken(resources)} each)"
         text = "" if job.quiet else f"Launching {job.name} on {what}."
         deliver([Phase(rank=-1, time=time.time(), name="starting", detail=text)])
         return _attempts(job, plan, record, deliver, control, self._autoscales)
@@ -150,17 +150,17 @@ class RayEngine(Engine):
         try:
             ray.remote(RankActor).options(runtime_env=self._runtime_env)
         except (TypeError, ValueError) as error:
-            why = ray_cluster.telling_line(str(error)).rstrip(".")
+            why = cluster.telling_line(str(error)).rstrip(".")
             return (
                 f"RayEngine(runtime_env=...): {why}; folders of this machine go to ray.init(runtime_env=...), before "
                 "the launch"
             )
         return ""
 
-    def _wanted(self, job: Job, nodes: Sequence[ray_cluster.Node]) -> dict[str, float]:
+    def _wanted(self, job: Job, nodes: Sequence[cluster.Node]) -> dict[str, float]:
         said = environ.flag_in(job.environment, "ACCELERATE_USE_CPU")
         use_cpu = environ.flag("ACCELERATE_USE_CPU") if said is None else said
-        return ray_cluster.wanted(nodes, use_cpu, self._resources)
+        return cluster.wanted(nodes, use_cpu, self._resources)
 
 
 def _attempts(
@@ -208,23 +208,23 @@ def _attempts(
 def _shortage(job: Job, plan: Plan) -> str | None:
     """Return that the nodes which are left do not suffice, None where they do."""
     try:
-        nodes = ray_cluster.nodes()
+        nodes = cluster.nodes()
     except LaunchError as error:
         return str(error)
-    room = ray_cluster.capacity(nodes, plan.resources, plan.placement)
+    room = cluster.capacity(nodes, plan.resources, plan.placement)
     if job.local_world_size <= room:
         return None
     return _too_many(job, nodes, plan.resources, plan.placement, room)
 
 
 def _too_many(
-    job: Job, nodes: Sequence[ray_cluster.Node], resources: Mapping[str, float], placement: str, room: int
+    job: Job, nodes: Sequence[cluster.Node], resources: Mapping[str, float], placement: str, room: int
 ) -> str:
     less = "give each less: engine=RayEngine(resources_per_worker={'CPU': 0.5})"
     more = _LOOSER.get(placement) or less
     return (
-        f"num_processes={job.local_world_size}: each needs {ray_cluster.spoken(resources)}, and Ray has room for "
-        f"{room} ({placement}; {ray_cluster.spoken_nodes(nodes, resources)}); use fewer, {more}, or say "
+        f"num_processes={job.local_world_size}: each needs {cluster.spoken(resources)}, and Ray has room for "
+        f"{room} ({placement}; {cluster.spoken_nodes(nodes, resources)}); use fewer, {more}, or say "
         "RayEngine(autoscales=True) of a cluster that grows"
     )
 
