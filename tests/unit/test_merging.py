@@ -18,7 +18,7 @@ from notebook_accel.checkpointing import merge, shards
 from notebook_accel.errors import CheckpointError
 from notebook_accel.utils import load_checkpoint_in_model, merge_fsdp_weights
 from tests.unit.checkpoints import Tied
-from tests.unit.multiprocess import run_ranks
+from tests.unit.multiprocess import do_without_deepspeed, run_ranks
 
 
 def build() -> torch.nn.Module:
@@ -64,6 +64,7 @@ def save_by_accelerate(folder: str) -> None:
     from accelerate import FullyShardedDataParallelPlugin, PartialState
     from accelerate.utils import save_fsdp_model, save_fsdp_optimizer
 
+    do_without_deepspeed()
     model = fully_sharded()
     PartialState(cpu=True)  # which its logger asks for
     optimizer = torch.optim.AdamW(model.parameters())
