@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing.util
 import os
 import shutil
@@ -12,6 +13,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests import guards
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported by now out of garbage collections, of which many a test causes several."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
