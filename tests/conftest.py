@@ -15,11 +15,6 @@ import pytest
 from tests import guards
 
 
-def pytest_collection_finish() -> None:
-    """Leave what was imported by now out of garbage collections, of which many a test causes several."""
-    gc.freeze()
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _interrupts_count() -> None:
     """Let interrupts reach this process and those it starts: a shell's background jobs ignore them."""
@@ -43,6 +38,13 @@ def _own_temp_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     else:
         os.environ["TMPDIR"] = before
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_collections() -> None:
+    """Leave what was imported by now out of garbage collections, of which many a test causes several."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
