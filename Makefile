@@ -18,7 +18,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SPEC := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-unit test-notebooks test-colab test-xla test-gpu bench lint format clean
+.PHONY: help demo test test-unit test-notebooks test-contract test-colab test-xla test-gpu bench lint format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -115,30 +115,35 @@ format: $(VENV)/dev.stamp
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-# Tests wait for processes much of the time: those of one process go beside the notebooks on Colab's stack, where this
-# one can have shared memory of its own, in which each test looks for leaks. What is measured in seconds goes alone.
+# Tests wait for processes much of the time: two lots go side by side where all but one can have shared memory of their
+# own, in which each test looks for leaks. What is measured in seconds goes alone, at the end.
 APART := unshare --mount sh -c 'mount -t tmpfs none /dev/shm && exec "$$0" "$$@"'
 CAN_BE_APART = $(shell $(APART) true 2>/dev/null && echo yes)
+IF_APART = $(if $(CAN_BE_APART),$(APART))
 test: lint
-	$(MAKE) --jobs=$(if $(CAN_BE_APART),2,1) --output-sync=target test-unit test-colab
-	$(MAKE) test-notebooks test-xla
+	$(MAKE) --jobs=$(if $(CAN_BE_APART),2,1) --output-sync=target test-unit test-colab test-contract test-xla
+	$(MAKE) test-notebooks
 
 UNIT := tests/differential tests/structure tests/unit
 test-unit: $(VENV)/dev.stamp
 	$(PY) -m pytest $(UNIT) --durations=10
 
+ELSEWHERE := benchmarks contract gpu xla
 test-notebooks: $(VENV)/dev.stamp $(VENV)/kernels/stamp $(VENV)/chromium.stamp $(VENV)/iproute2.stamp
-	$(PY) -m pytest tests --ignore=tests/benchmarks --ignore=tests/gpu $(UNIT:%=--ignore=%) --durations=10
+	$(PY) -m pytest tests $(ELSEWHERE:%=--ignore=tests/%) $(UNIT:%=--ignore=%) --durations=10
+
+test-contract: $(VENV)/dev.stamp
+	$(IF_APART) $(PY) -m pytest tests/contract --durations=10
 
 # What the notebook packages have no part in is tested once, by test-notebooks.
 NO_PART := config deepspeed hanging tracking trainer without_pipes
 test-colab: $(COLAB)/stamp
-	$(if $(CAN_BE_APART),$(APART)) $(COLAB)/bin/python -m pytest tests/notebooks $(NO_PART:%=--ignore=tests/notebooks/test_%.py) \
+	$(IF_APART) $(COLAB)/bin/python -m pytest tests/notebooks $(NO_PART:%=--ignore=tests/notebooks/test_%.py) \
 		--deselect tests/notebooks/test_background.py::test_two_hundred_runs_leave_nothing --durations=10
 
 HAS_XLA := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 test-xla: $(if $(HAS_XLA),$(XLA)/stamp)
-	$(if $(HAS_XLA),$(XLA)/bin/python -m pytest tests/xla tests/contract -k xla --durations=5,@echo "== torch_xla is for Linux on x86_64: its tests are left out")
+	$(if $(HAS_XLA),$(IF_APART) $(XLA)/bin/python -m pytest tests/xla tests/contract -k xla --durations=5,@echo "== torch_xla is for Linux on x86_64: its tests are left out")
 
 # A GPU machine brings its own torch, so PYTHON is used as it is and nothing is installed into it.
 test-gpu: $(if $(PYTHON),,$(VENV)/dev.stamp)

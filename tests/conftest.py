@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing.util
 import os
 import shutil
@@ -37,6 +38,13 @@ def _own_temp_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     else:
         os.environ["TMPDIR"] = before
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_collections() -> None:
+    """Leave what was imported by now out of garbage collections, of which many a test causes several."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

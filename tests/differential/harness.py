@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.unit.multiprocess import run_ranks
+from tests.unit.multiprocess import do_without_deepspeed, run_ranks
 
 REFERENCE, OURS = "accelerate", "notebook_accel"
 # the cases of a group share one set of processes for each library, which a single test has to wait for
@@ -44,6 +44,8 @@ def run_all(library: str, group: tuple[str, ...]) -> dict[str, Any]:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             del os.environ[name]
     warnings.simplefilter("ignore")
+    if library == REFERENCE:
+        do_without_deepspeed()
     package = importlib.import_module(library)
     importlib.import_module(f"{library}.utils")
     seen = {}

@@ -17,6 +17,7 @@ import torch
 
 from notebook_accel import notebook_launcher
 from tests.differential.test_launch_environment import CASES, differing
+from tests.differential.test_scripts import WITHOUT_DEEPSPEED
 
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
@@ -78,7 +79,7 @@ def run(folder: Path, name: str, command: list[str], **more: str) -> Done:
 def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
     """All runs by name, two at a time."""
     folder = tmp_path_factory.mktemp("trainer")
-    (folder / "train.py").write_text(SCRIPT)
+    (folder / "train.py").write_text(WITHOUT_DEEPSPEED + SCRIPT)
     (folder / "probe.py").write_text(PROBE)
     for name, text in {"cpu": MULTI_CPU, "fsdp": FSDP}.items():
         (folder / f"{name}.yaml").write_text(text)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
 import signal
 import socket
+import sys
 import tempfile
 import time
 import traceback
@@ -16,6 +18,14 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+from notebook_accel.launch import compiler
+
+PRELOADED = [
+    "torch",
+    "notebook_accel.accelerator",
+    compiler.MODULE,
+]  # optimizers import the compiler, for seconds
 
 
 class RankFailed(AssertionError):
@@ -43,12 +53,12 @@ def run_ranks(
 ) -> list[Any]:
     """Call `function(*args)` in processes with torchrun's variables set; return the results in rank order.
 
-    They come from a warm fork server that has torch loaded and has never used it. RankFailed if a rank raises, dies
-    or does not answer within `timeout` seconds.
+    They come from a warm fork server that has torch and its compiler loaded and has never used them. RankFailed if a
+    rank raises, dies or does not answer within `timeout` seconds.
     """
     context = multiprocessing.get_context(start_method)
     if start_method == "forkserver":
-        context.set_forkserver_preload(["torch", "notebook_accel.accelerator"])
+        context.set_forkserver_preload(PRELOADED)
     port = free_port()
     pipes, processes = [], []
     stacks = tempfile.TemporaryDirectory()
@@ -83,6 +93,11 @@ def run_ranks(
             process.close()
         for pipe in pipes:
             pipe.close()
+
+
+def do_without_deepspeed() -> None:
+    """Have this rank take DeepSpeed for not installed: Accelerate imports it to look at any model, for seconds."""
+    sys.modules["deepspeed"] = None  # type: ignore[assignment]
 
 
 def _collect(pipes: list[Connection], timeout: float) -> list[Any]:
@@ -141,6 +156,7 @@ def _child(
     variables: dict[str, str],
     stacks: str,
 ) -> None:
+    gc.freeze()  # what the fork server had imported is no garbage: collections need not go over it
     os.environ.update(variables)
     stack = open(os.path.join(stacks, variables["RANK"]), "w")  # noqa: SIM115 - open as long as the rank lives
     faulthandler.register(signal.SIGUSR1, stack)

@@ -25,7 +25,7 @@ from notebook_accel.handlers import (
 from notebook_accel.optimizer import AcceleratedOptimizer
 from notebook_accel.scheduler import AcceleratedScheduler
 from notebook_accel.state import AcceleratorState, PartialState
-from tests.unit.multiprocess import run_ranks
+from tests.unit.multiprocess import do_without_deepspeed, run_ranks
 
 
 def make_parts(samples: int = 12, batch_size: int = 2, shuffle: bool = False) -> tuple[Any, Any, Any, Any]:
@@ -288,6 +288,7 @@ def ranks_train(accumulate: int, mixed_precision: str, shuffle: bool) -> tuple[l
 
 def ranks_train_as_accelerate(accumulate: int, mixed_precision: str, shuffle: bool) -> list[float]:
     warnings.simplefilter("ignore")
+    do_without_deepspeed()
     kind = importlib.import_module("accelerate").Accelerator
     accelerator = kind(cpu=True, gradient_accumulation_steps=accumulate, mixed_precision=mixed_precision)
     assert accelerator.num_processes == 2

@@ -21,7 +21,7 @@ from notebook_accel import Accelerator, CheckpointError
 from notebook_accel.checkpointing import folder, names
 from tests.unit import full_disk
 from tests.unit.checkpoints import Counter, make_loader, make_parts, step, values
-from tests.unit.multiprocess import run_ranks
+from tests.unit.multiprocess import do_without_deepspeed, run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -166,6 +166,7 @@ def test_two_ranks_save_and_any_number_loads(tmp_path: Path, clean_runtime: None
 def rank_meets_accelerate(where: Path) -> Any:
     import accelerate
 
+    do_without_deepspeed()
     accelerator, parts = build()
     step(accelerator, *parts)
     accelerator.save_state(where / "ours")

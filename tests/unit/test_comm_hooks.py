@@ -10,7 +10,7 @@ from torch.nn.functional import mse_loss
 
 from notebook_accel.accelerator import Accelerator
 from notebook_accel.handlers import DDPCommunicationHookType, DistributedDataParallelKwargs
-from tests.unit.multiprocess import run_ranks
+from tests.unit.multiprocess import do_without_deepspeed, run_ranks
 
 CHOICES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -56,6 +56,7 @@ def ranks_theirs() -> dict[str, list[float]]:
     from accelerate import DDPCommunicationHookType as TheirHook
     from accelerate import DistributedDataParallelKwargs as TheirKwargs
 
+    do_without_deepspeed()
     found = {}
     for name, options in CHOICES.items():
         chosen = {

@@ -16,6 +16,7 @@ from accelerate.utils import calculate_maximum_sizes
 from notebook_accel import probes
 from notebook_accel.checkpointing import shards
 from notebook_accel.cli.estimate_memory import size_text
+from notebook_accel.cli.main import main
 from notebook_accel.errors import CheckpointError
 from notebook_accel.estimation import building, sizes, sources
 from tests.unit.checkpoints import Tied
@@ -351,12 +352,16 @@ def test_the_command(here: Path) -> None:
         (["thecode:Other"], "thecode has no 'Other'"),
     ],
 )
-def test_the_command_refuses_in_one_sentence(here: Path, arguments: list[str], text: str) -> None:
-    done = command(here, *arguments)
-    assert done.returncode == 2
-    assert done.stdout == ""
+def test_the_command_refuses_in_one_sentence(
+    here: Path, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["estimate-memory", *arguments])
+    found = capsys.readouterr()
+    assert end.value.code == 2
+    assert found.out == ""
     lines = [
-        line for line in done.stderr.splitlines() if not line.startswith("......")
+        line for line in found.err.splitlines() if not line.startswith("......")
     ]  # a slow machine's progress
     assert len(lines) == 1
     assert lines[0].startswith(f"Error: {text}")

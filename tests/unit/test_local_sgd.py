@@ -10,7 +10,7 @@ from torch.nn.functional import mse_loss
 
 from notebook_accel.accelerator import Accelerator
 from notebook_accel.local_sgd import LocalSGD
-from tests.unit.multiprocess import run_ranks
+from tests.unit.multiprocess import do_without_deepspeed, run_ranks
 
 STEPS = 5
 
@@ -49,6 +49,7 @@ def ranks_theirs(enabled: bool) -> list[list[float]]:
     from accelerate import Accelerator as Theirs
     from accelerate.local_sgd import LocalSGD as TheirLocalSGD
 
+    do_without_deepspeed()
     return train(Theirs(cpu=True), TheirLocalSGD, enabled)
 
 

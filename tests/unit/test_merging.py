@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 from notebook_accel.checkpointing import merge, shards
+from notebook_accel.cli.main import main
 from notebook_accel.errors import CheckpointError
 from notebook_accel.utils import load_checkpoint_in_model, merge_fsdp_weights
 from tests.unit.checkpoints import Tied
-from tests.unit.multiprocess import run_ranks
+from tests.unit.multiprocess import do_without_deepspeed, run_ranks
 
 
 def build() -> torch.nn.Module:
@@ -64,6 +65,7 @@ def save_by_accelerate(folder: str) -> None:
     from accelerate import FullyShardedDataParallelPlugin, PartialState
     from accelerate.utils import save_fsdp_model, save_fsdp_optimizer
 
+    do_without_deepspeed()
     model = fully_sharded()
     PartialState(cpu=True)  # which its logger asks for
     optimizer = torch.optim.AdamW(model.parameters())
@@ -126,6 +128,13 @@ def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=100,
     )
+
+
+def called(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str]:
+    """Return exit code and errors of the command in this process, which has all imported that it needs."""
+    with pytest.raises(SystemExit) as end:
+        main(["merge-weights", *map(str, arguments)])
+    return int(end.value.code or 0), capsys.readouterr().err.strip()
 
 
 def test_shards_of_two_ranks_become_one_file_that_a_model_loads(sharded: Path, tmp_path: Path) -> None:
@@ -271,18 +280,19 @@ def test_values_that_are_no_numbers_are_compared_by_their_bytes(tmp_path: Path) 
     assert found["a"].view(torch.int32).tolist() == state["a"].view(torch.int32).tolist()
 
 
-def test_the_command(sharded: Path, tmp_path: Path) -> None:
+def test_the_command(
+    sharded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = command(sharded, tmp_path / "out", "--unsafe_serialization")
     assert done.returncode == 0, done.stderr
     assert f"{tmp_path / 'out' / 'pytorch_model.bin'}: " in done.stdout
     equal(torch.load(tmp_path / "out" / "pytorch_model.bin", weights_only=True), build().state_dict())
-    again = command(sharded, tmp_path / "out")
-    assert again.returncode == 2
-    assert again.stderr.strip().endswith(
-        "has weights already (pytorch_model.bin): overwrite=True or --force replaces them"
-    )
-    forced = command(sharded, tmp_path / "out", "--force")
-    assert forced.returncode == 0, forced.stderr
+    monkeypatch.setenv("COLUMNS", "200")
+    code, errors = called(capsys, sharded, tmp_path / "out")
+    assert code == 2
+    assert errors.endswith("has weights already (pytorch_model.bin): overwrite=True or --force replaces them")
+    code, errors = called(capsys, sharded, tmp_path / "out", "--force")
+    assert code == 0, errors
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
 
 
@@ -324,11 +334,13 @@ def test_damaged_shards_are_named(sharded: Path, tmp_path: Path, damage: str) ->
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="a folder that nobody can write to")
-def test_a_folder_that_cannot_be_written_is_told_in_a_sentence(sharded: Path) -> None:
-    done = command(sharded, "/proc/out")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("Error: [Errno ")
-    assert "Traceback" not in done.stderr
+def test_a_folder_that_cannot_be_written_is_told_in_a_sentence(
+    sharded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, errors = called(capsys, sharded, "/proc/out")
+    assert code == 1
+    assert errors.splitlines()[-1].startswith("Error: [Errno ")
+    assert "Traceback" not in errors
 
 
 def test_a_full_disk_leaves_nothing(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
