@@ -48,6 +48,7 @@ class DataParallel(SingleDevice):
         )
         if self.options is not None:
             self.options.register_comm_hook(wrapped)
+        _let_group_end_last(wrapped)
         return wrapped
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
@@ -60,6 +61,15 @@ class DataParallel(SingleDevice):
 
     def joinable(self, model: Any) -> Any:
         return _wrapper(model) or model
+
+
+def _let_group_end_last(wrapped: DistributedDataParallel) -> None:
+    """Let the model, when it goes, let go of the process group after the reducer, which has it too.
+
+    After `destroy_process_group` these are the last that have it. If the reducer is the very last, gloo's threads are
+    waited for with the interpreter's lock held, and one of them may wait for that lock: the process hangs (torch 2.13).
+    """
+    vars(wrapped)["process_group"] = vars(wrapped).pop("process_group")
 
 
 def _wrapper(model: Any) -> DistributedDataParallel | None:
