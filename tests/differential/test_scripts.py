@@ -25,6 +25,20 @@ pytestmark = [pytest.mark.notebook, pytest.mark.slow]
 SCRIPT = (Path(__file__).parent / "digits_script.txt").read_text()
 # Accelerate imports it to look at any model, for seconds
 WITHOUT_DEEPSPEED = "import sys\n\nsys.modules['deepspeed'] = None\n"
+# without it the script hangs at its end now and then: DistributedDataParallel must not be the last that has the group
+KEEPS_GROUP = """
+from torch import distributed
+
+kept, destroy = [], distributed.destroy_process_group
+
+
+def keep_and_destroy(group=None):
+    kept.append(distributed.group.WORLD)
+    destroy(group)
+
+
+distributed.destroy_process_group = keep_and_destroy
+"""
 CHECKPOINT = 6  # batches, in the middle of the first epoch and after an optimizer step
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 # a loader that starts draws a number from torch: in the middle of an epoch, dropout would be another after a resume
@@ -49,7 +63,7 @@ class Scripts:
     def run(self, how: str, library: str, name: str, **more: Any) -> list[dict[str, Any]]:
         """Run the script as a program and return the lines that it printed."""
         script = self.folder / f"train_with_{library}.py"
-        start = WITHOUT_DEEPSPEED if library == REFERENCE else ""
+        start = WITHOUT_DEEPSPEED + KEEPS_GROUP if library == REFERENCE else ""
         script.write_text(start + SCRIPT.replace("{library}", library))
         options = self.options(name, **more).items()
         arguments = [text for key, value in options for text in (f"--{key}", str(value))]

@@ -205,7 +205,9 @@ def ranks_fp16() -> tuple[list[bool], list[float]]:
         optimizer.zero_grad()
         skipped.append(accelerator.optimizer_step_was_skipped)
     names = list(vars(model))  # in this order they go
-    assert names.index("reducer") < names.index("process_group"), "such a process hangs now and then at its end"
+    assert names.index("reducer") < names.index("process_group"), (
+        "such a process hangs now and then at its end"
+    )
     accelerator.end_training()
     return skipped, next(accelerator.unwrap_model(model).parameters()).flatten().tolist()
 
