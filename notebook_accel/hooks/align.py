@@ -109,8 +109,8 @@ class AlignDevicesHook(ModelHook):
         self._take_away(module)
         if device is not None:
             for name in everything.keys() - moved.keys():
-                is_there = everything[name].is_meta and name in self.weights_map
-                value = lasting(self.weights_map, name) if is_there else None
+                is_mapped = everything[name].is_meta and name in self.weights_map
+                value = lasting(self.weights_map, name) if is_mapped else None
                 tensors.set_module_tensor_to_device(module, name, device, value=value)
         if self._need is not None and self.prefetcher is not None:
             self.prefetcher.expect(self._need)

@@ -118,9 +118,8 @@ class ElasticNodes(OwnHandler):
         except (RendezvousClosedError, RendezvousConnectionError, DistError):
             if self.attempt >= 0 or self._is_host:
                 raise
-        self._meeting = self._store = (
-            None  # there is nothing to leave, and torch would complain of a lost store
-        )
+        # there is nothing to leave, and torch would complain of a lost store
+        self._meeting = self._store = None
         time.sleep(_LOOK_SECONDS)
         return None
 
