@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .config.basic import write_basic_config
     from .config.schema import LaunchConfig
     from .data_loader import DataLoaderConfiguration, skip_first_batches
+    from .deepspeed.plugin import DeepSpeedPlugin
     from .errors import (
         CheckpointError,
         CollectiveError,
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from .seeding import synchronize_rng_states
     from .session import Session, current_session
     from .state import DistributedType, PartialState
-    from .zero.plugin import DeepSpeedPlugin
 
 if not (Path(__file__).parent / "widgets").is_dir():  # in the source tree, where it lies beside this folder
     __path__.append(str(Path(__file__).parents[1]))
@@ -125,7 +125,7 @@ _HOMES: Final = {
     "ConfigError": "errors",
     "DDPCommunicationHookType": "handlers",
     "DataLoaderConfiguration": "data_loader",
-    "DeepSpeedPlugin": "zero.plugin",
+    "DeepSpeedPlugin": "deepspeed.plugin",
     "DeviceGuardError": "errors",
     "DistributedDataParallelKwargs": "handlers",
     "DistributedType": "state",

@@ -1,4 +1,4 @@
-"""CPU affinity: keep a process on the cores that are near its GPU."""
+"""CPU affinity: keeps a process on the cores near its GPU."""
 
 from __future__ import annotations
 
@@ -18,20 +18,28 @@ _PCI: Final = Path("/sys/bus/pci/devices")
 
 @cache
 def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
-    """Do what `override_numa_affinity` does, the first time that it is called with these arguments."""
+    """Call `override_numa_affinity`; a second call with the same arguments does nothing.
+
+    Args:
+        local_process_index: see `override_numa_affinity`.
+        verbose: see `override_numa_affinity`.
+    """
     override_numa_affinity(local_process_index, verbose)
 
 
 def override_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
-    """Let this process run on the cores of its GPU's NUMA node only; a warning says why where that cannot be.
+    """Restrict this process to the cores of its GPU's NUMA node; a warning gives the reason where it cannot.
 
-    Cores that the process was not allowed before stay forbidden. CUDA is not initialised for it. The GPU's cores
-    are asked of nvidia-ml-py where it is installed, otherwise of the driver's files; only NVIDIA GPUs on Linux have
-    an answer.
+    The process gets no cores that it was not allowed before. CUDA is not initialised. nvidia-ml-py knows the cores, and
+    without it the driver's files; this works for NVIDIA GPUs on Linux only.
 
     Args:
-        local_process_index: rank on this node, which is the index of the GPU among the visible ones.
-        verbose: print the cores; by default if ACCELERATE_DEBUG_MODE is set.
+        local_process_index: rank on this node, and index of the GPU among the visible ones.
+        verbose: print the cores; by default only if ACCELERATE_DEBUG_MODE is set.
+
+    Raises:
+        TypeError: the index is no integer.
+        ValueError: the index is negative.
     """
     if isinstance(local_process_index, bool) or not isinstance(local_process_index, int):
         raise TypeError(f"local_process_index is an int, not {local_process_index!r}")
@@ -39,20 +47,20 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
         raise ValueError(f"local_process_index {local_process_index} is negative")
     if verbose is None:
         verbose = environ.flag("ACCELERATE_DEBUG_MODE")
-    cores = _cores_near(local_process_index)
+    cores = _find_cores(local_process_index)
     if isinstance(cores, str):
         warnings.warn(
             f"CPU affinity of process {local_process_index} is left as it is: {cores}", stacklevel=2
         )
         return
-    if hasattr(os, "sched_setaffinity"):  # else there are no cores to set
+    if hasattr(os, "sched_setaffinity"):  # other systems have no such call
         os.sched_setaffinity(0, cores)
     if verbose:
-        print(f"process {local_process_index} runs on {len(cores)} cores: {_ranges(cores)}")
+        print(f"process {local_process_index} runs on {len(cores)} cores: {_format_ranges(cores)}")
 
 
-def _cores_near(index: int) -> set[int] | str:
-    """Return the allowed cores near the GPU of a local rank, or the reason why they are not known."""
+def _find_cores(index: int) -> set[int] | str:
+    """Return the allowed cores near the GPU of a local rank, or a sentence that says why they are unknown."""
     if not hasattr(os, "sched_getaffinity"):
         return "this system does not let a process choose its cores"
     available = devices.count("cuda")
@@ -68,7 +76,7 @@ def _cores_near(index: int) -> set[int] | str:
     if isinstance(near, str):
         return near
     allowed = near & os.sched_getaffinity(0)
-    return allowed or f"none of the cores near its GPU ({_ranges(near)}) is open to this process"
+    return allowed or f"none of the cores near its GPU ({_format_ranges(near)}) is open to this process"
 
 
 def _ask_nvml(name: str) -> set[int] | str:
@@ -104,7 +112,14 @@ def _ask_files(name: str, driver: Path = _DRIVER, pci: Path = _PCI) -> set[int] 
 
 
 def parse_cores(text: str) -> set[int]:
-    """Return the numbers of a list such as `0-3,8`; ValueError for another text."""
+    """Return the core numbers of a list such as `0-3,8`.
+
+    Args:
+        text: from a file of the system.
+
+    Raises:
+        ValueError: it is no such list.
+    """
     cores: set[int] = set()
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
@@ -114,8 +129,8 @@ def parse_cores(text: str) -> set[int]:
     return cores
 
 
-def _ranges(cores: set[int]) -> str:
-    """Write core numbers as `0-3,8`."""
+def _format_ranges(cores: set[int]) -> str:
+    """Return core numbers as text: `0-3,8`."""
     parts: list[list[int]] = []
     for core in sorted(cores):
         if parts and core == parts[-1][-1] + 1:

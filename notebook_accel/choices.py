@@ -1,4 +1,4 @@
-"""Choice: an enumeration of words that compares equal to its text."""
+"""Choice: a base for enumerations whose members are strings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Meta(EnumMeta):
 
 
 class Choice(str, Enum, metaclass=_Meta):
-    """Base of enumerations such as `PrecisionType`; members are strings and `"bf16" in PrecisionType` works."""
+    """Base of enumerations such as `PrecisionType`; `"bf16" in PrecisionType` works."""
 
     def __str__(self) -> str:
         return str(self.value)

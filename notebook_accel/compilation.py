@@ -1,4 +1,4 @@
-"""torch.compile around prepared models: what to compile and how, whole models or their repeated blocks alone."""
+"""Compiles prepared models by torch.compile, as a whole or block by block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .handlers import KwargsHandler
 
 
 class DynamoBackend(Choice):
-    """What turns captured graphs into code; NO compiles nothing."""
+    """The backend of `torch.compile`; NO compiles nothing."""
 
     NO = "NO"
     EAGER = "EAGER"
@@ -37,17 +37,20 @@ class DynamoBackend(Choice):
 
 @dataclass
 class TorchDynamoPlugin(KwargsHandler):
-    """Arguments of `torch.compile` for every model that is prepared; what is None comes from ACCELERATE_DYNAMO_*.
+    """Arguments of `torch.compile` for all prepared models; ACCELERATE_DYNAMO_* variables replace a None.
 
     Attributes:
-        backend: by default NO, which compiles nothing; words count in any case.
-        mode: `default`, `reduce-overhead`, `max-autotune` or what else torch knows.
-        fullgraph: raise where the model is no single graph.
-        dynamic: True for kernels of any shape, False for one shape each, None to let torch find out.
-        options: for the backend; ValueError beside a `mode`.
+        backend: in any case; by default NO, which compiles nothing.
+        mode: `default`, `reduce-overhead`, `max-autotune` or another mode of torch.
+        fullgraph: raise if the model is not a single graph.
+        dynamic: True compiles kernels for any shape, False for one shape; None lets torch decide.
+        options: of the backend; excludes `mode`.
         disable: wrap the model but compile nothing.
-        use_regional_compilation: compile each block of a `ModuleList` of equal blocks by itself, which takes a
-            fraction of the time because they share their code.
+        use_regional_compilation: compile each block of a `ModuleList` of equal blocks by itself. The blocks share their
+            code, so this takes a fraction of the time.
+
+    Raises:
+        ValueError: the backend is unknown, or both `mode` and `options` are set.
     """
 
     backend: DynamoBackend | None = None
@@ -83,21 +86,27 @@ class TorchDynamoPlugin(KwargsHandler):
         return self.backend is not DynamoBackend.NO
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a copy of all fields, the backend as torch spells it."""
+        """Return a copy of all fields; the backend has the name that torch uses."""
         return {**super().to_dict(), "backend": str(self.backend).lower()}
 
     def to_kwargs(self) -> dict[str, Any]:
-        """Return the arguments for `torch.compile` that are not torch's own defaults."""
+        """Return the arguments of `torch.compile` that differ from its defaults."""
         plain = {"backend": "no", "mode": "default", "fullgraph": False, "dynamic": None, "options": None}
         plain["disable"] = False
         given = self.to_dict()
         return {name: given[name] for name, default in plain.items() if given[name] != default}
 
 
-def choose(backend: Any, plugin: TorchDynamoPlugin | None, inherited: Any = None) -> TorchDynamoPlugin:
-    """Return what an accelerator compiles with: its arguments, else `inherited`, else what the environment says.
+def choose(backend: Any, plugin: TorchDynamoPlugin | None) -> TorchDynamoPlugin:
+    """Return how an accelerator compiles models; where both arguments are None, the environment decides.
 
-    ValueError if both arguments are given or the backend is unknown, TypeError for another kind of plugin.
+    Args:
+        backend: the argument `dynamo_backend`, None where it was not given.
+        plugin: the argument `dynamo_plugin`, likewise.
+
+    Raises:
+        ValueError: both arguments were given, or the backend is unknown.
+        TypeError: the plugin is no `TorchDynamoPlugin`.
     """
     if plugin is not None:
         if backend is not None:
@@ -105,35 +114,50 @@ def choose(backend: Any, plugin: TorchDynamoPlugin | None, inherited: Any = None
         if not isinstance(plugin, TorchDynamoPlugin):
             raise TypeError(f"dynamo_plugin must be a TorchDynamoPlugin, not {plugin!r}")
         return plugin
-    if backend is None and isinstance(inherited, TorchDynamoPlugin):
-        return inherited
     return TorchDynamoPlugin(backend=backend)
 
 
 def compile_model(model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Module:
-    """Return the model compiled as the plugin says; one that is compiled already as it is."""
+    """Return the model compiled, or unchanged if it is compiled already.
+
+    Args:
+        model: any.
+        plugin: how to compile it.
+    """
     if not plugin.is_active or is_compiled_module(model) or "_orig_mod" in vars(model):
         return model
     if plugin.use_regional_compilation:
         return compile_regions(model, **plugin.to_kwargs())
-    return _compiled(model, plugin.to_kwargs())
+    return _compile(model, plugin.to_kwargs())
 
 
 def is_compiled_module(module: torch.nn.Module) -> bool:
-    """Return True if this is what `torch.compile` made of a module."""
-    # where nobody imported torch's compiler, which takes a second, nothing can be compiled
+    """Return True if a module is the result of `torch.compile`.
+
+    Args:
+        module: any.
+    """
+    # without the module nothing is compiled yet, and its import takes a second
     frames = sys.modules.get("torch._dynamo.eval_frame")
     kind = getattr(frames, "OptimizedModule", None)
     return kind is not None and isinstance(module, kind)
 
 
 def has_compiled_regions(module: torch.nn.Module) -> bool:
-    """Return True if the module or a part of it was compiled."""
+    """Return True if a module or one of its submodules was compiled.
+
+    Args:
+        module: any.
+    """
     return any(is_compiled_module(part) for part in module.modules())
 
 
-def original(module: torch.nn.Module) -> torch.nn.Module | None:
-    """Return what a module was compiled from, as a whole or in regions; None if it was not."""
+def find_original(module: torch.nn.Module) -> torch.nn.Module | None:
+    """Return the module that was compiled, None if this one is not the result.
+
+    Args:
+        module: perhaps compiled, as a whole or block by block.
+    """
     if is_compiled_module(module):
         inner: torch.nn.Module = module._orig_mod  # type: ignore[assignment]
         return inner
@@ -141,33 +165,42 @@ def original(module: torch.nn.Module) -> torch.nn.Module | None:
     return found
 
 
-def recompiled(compiled: Any, inner: torch.nn.Module) -> torch.nn.Module:
-    """Return `inner` compiled in the way that `compiled` is."""
-    made: torch.nn.Module = type(compiled)(inner, compiled.dynamo_ctx)
-    return made
+def compile_like(compiled: Any, inner: torch.nn.Module) -> torch.nn.Module:
+    """Return a module compiled with the arguments of another.
+
+    Args:
+        compiled: the result of `torch.compile`.
+        inner: the module to compile.
+    """
+    result: torch.nn.Module = type(compiled)(inner, compiled.dynamo_ctx)
+    return result
 
 
 def compile_regions(module: torch.nn.Module, **compile_kwargs: Any) -> torch.nn.Module:
-    """Return a module whose repeated blocks are compiled one by one, over the same parameters and buffers.
+    """Return a module whose repeated blocks are compiled one by one; it has the same parameters and buffers.
 
-    A `ModuleList` of blocks of one class is compiled block by block, what holds none as a whole. The module that is
-    passed stays as it is and hangs on the result as `_orig_mod`.
+    A `ModuleList` of blocks of one class is compiled block by block. A submodule without such a list is compiled as a
+    whole.
+
+    Args:
+        module: does not change; the result has it as `_orig_mod`.
+        compile_kwargs: arguments of `torch.compile`.
     """
     if _is_repeated(module):
-        blocks = torch.nn.ModuleList([_compiled(block, compile_kwargs) for block in module.children()])
+        blocks = torch.nn.ModuleList([_compile(block, compile_kwargs) for block in module.children()])
         vars(blocks)["_orig_mod"] = module
         return blocks
     if any(_is_repeated(part) for part in module.modules()):
-        return _copied_with_regions(module, compile_kwargs)
-    return _compiled(module, compile_kwargs)
+        return _copy_with_regions(module, compile_kwargs)
+    return _compile(module, compile_kwargs)
 
 
-def _compiled(module: torch.nn.Module, arguments: dict[str, Any]) -> torch.nn.Module:
+def _compile(module: torch.nn.Module, arguments: dict[str, Any]) -> torch.nn.Module:
     if is_compiled_module(module):
         return module
     compiled: Any = torch.compile(module, **arguments)
-    made: torch.nn.Module = compiled
-    return made
+    result: torch.nn.Module = compiled
+    return result
 
 
 def _is_repeated(module: torch.nn.Module) -> bool:
@@ -179,15 +212,15 @@ def _is_repeated(module: torch.nn.Module) -> bool:
     )
 
 
-def _copied_with_regions(module: torch.nn.Module, arguments: dict[str, Any]) -> torch.nn.Module:
+def _copy_with_regions(module: torch.nn.Module, arguments: dict[str, Any]) -> torch.nn.Module:
     copied = type(module).__new__(type(module))
     vars(copied).update(vars(module))
     for name, value in vars(module).items():
-        # what is bound to the module would run its uncompiled parts
+        # methods that are bound to the module would run its uncompiled submodules
         if isinstance(value, MethodType) and value.__self__ is module:
             vars(copied)[name] = MethodType(value.__func__, copied)
-        elif hasattr(value, "rebound"):
-            vars(copied)[name] = value.rebound(module, copied)
+        elif hasattr(value, "rebind"):
+            vars(copied)[name] = value.rebind(module, copied)
     vars(copied)["_modules"] = {
         name: None if child is None else compile_regions(child, **arguments)
         for name, child in module._modules.items()

@@ -1,4 +1,4 @@
-"""Find out what this process is to the run, open its process group where that is due, and install the runtime."""
+"""Detects topology, device and backend of this process, opens its process group, and installs the runtime."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from . import affinity, devices, environ, runtime, topology
+from . import affinity, devices, environ, runtime, topology, tpu
 from .comm import torch_dist, xla
 from .comm.base import Comm
 from .comm.single import SingleComm
@@ -16,24 +16,22 @@ from .runtime import Runtime, Settings
 from .topology import Topology
 
 OPTIONS: Final = ("backend", "init_method", "timeout")
-"""What may be said about the process group."""
-TPU_MODES: Final = ("process", "spmd")
-"""How programs and XLA devices belong together: one for each, or one over all."""
+"""Arguments of `PartialState` for the process group."""
 
 
 def ensure(cpu: bool = False, **options: Any) -> Runtime:
-    """Return the runtime of this process; the first call finds and installs it.
+    """Return the runtime of this process; the first call detects and installs it.
 
     Args:
         cpu: use no accelerator device.
         options: `backend`, `init_method` and `timeout` (a timedelta) of the process group.
 
     Raises:
-        ValueError: the environment contradicts itself, the backend cannot be had, or a later call asks for
-            something else than the first.
+        ValueError: variables contradict each other, the backend does not work here, or a later call has other
+            arguments than the first.
         TypeError: an option is unknown.
     """
-    given = _checked(options)
+    given = _check_options(options)
     installed = runtime.current()
     if installed is None:
         installed, for_thread = _make(cpu or environ.flag("ACCELERATE_USE_CPU"), given)
@@ -44,10 +42,16 @@ def ensure(cpu: bool = False, **options: Any) -> Runtime:
 
 
 def renew(port: int) -> None:
-    """Leave the process group and make a new one, whose ranks meet at another port of the same address.
+    """Close the process group and open a new one with the same ranks.
 
-    What holds the runtime uses the new group from then on; what holds the group itself, a model that
-    DistributedDataParallel wraps for example, does not.
+    Code that holds the runtime uses the new group from then on. Objects that hold the old group do not, such as a model
+    inside DistributedDataParallel.
+
+    Args:
+        port: where the ranks meet, at the same address as before.
+
+    Raises:
+        RuntimeError: the ranks are on XLA devices, which cannot meet twice.
     """
     torch_dist.close_group()
     environ.put({"MASTER_PORT": str(port)})
@@ -63,7 +67,7 @@ def renew(port: int) -> None:
         current.comm = torch_dist.TorchComm(current.device, debug=settings.debug)
 
 
-def _checked(options: dict[str, Any]) -> dict[str, Any]:
+def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(options.keys() - set(OPTIONS))
     if unknown:
         raise TypeError(
@@ -76,10 +80,10 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _make(cpu: bool, options: dict[str, Any]) -> tuple[Runtime, bool]:
-    """Return the runtime, and whether it is that of one thread only."""
+    """Return the runtime, and whether it belongs to this thread only."""
     debug = environ.flag("ACCELERATE_DEBUG_MODE")
     has_group = torch_dist.group_exists()
-    place = topology.of_world(*torch_dist.group_place()) if has_group else topology.from_environ()
+    place = topology.from_group(*torch_dist.group_place()) if has_group else topology.from_environ()
     kind = devices.CPU if cpu else devices.best()
     backend = None
     if place.world_size > 1:
@@ -105,11 +109,11 @@ def _make(cpu: bool, options: dict[str, Any]) -> tuple[Runtime, bool]:
 
 
 def _make_xla(given: Topology, options: dict[str, Any], *, debug: bool) -> tuple[Runtime, bool]:
-    """Return the runtime as torch_xla knows it, and whether it is that of one thread only."""
+    """Return the runtime of an XLA device, and whether it belongs to this thread only."""
     mode = environ.get("NOTEBOOK_ACCEL_TPU_MODE") or "process"
-    if mode not in TPU_MODES:
+    if mode not in tpu.MODES:
         raise ValueError(
-            f"environment variable NOTEBOOK_ACCEL_TPU_MODE={mode!r}: choose {' or '.join(TPU_MODES)}"
+            f"environment variable NOTEBOOK_ACCEL_TPU_MODE={mode!r}: choose {' or '.join(tpu.MODES)}"
         )
     found = xla.enter(
         spmd=mode == "spmd", local_rank=given.local_rank, local_world_size=given.local_world_size
@@ -137,7 +141,7 @@ def _make_xla(given: Topology, options: dict[str, Any], *, debug: bool) -> tuple
 
 
 def _match(kind: DeviceKind, wanted: str | None, *, cpu: bool) -> tuple[DeviceKind, str]:
-    """Return the device kind and backend that go together, the backend deciding where it was named."""
+    """Return a device kind and a backend that work together; a named backend decides."""
     if wanted is None:
         return (kind, kind.backend) if kind.backend else (devices.CPU, str(devices.CPU.backend))
     if kind.backend is not None and kind.backend in wanted:
@@ -151,7 +155,7 @@ def _match(kind: DeviceKind, wanted: str | None, *, cpu: bool) -> tuple[DeviceKi
 
 
 def _share_cores(place: Topology) -> None:
-    """Give each process of a node its part of the cores, where nobody said how many threads to use."""
+    """Limit the threads of this process to its share of the cores, unless OMP_NUM_THREADS sets a number."""
     if not environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(min(torch.get_num_threads(), devices.share_of_cores(place.local_world_size)))
 

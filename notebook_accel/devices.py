@@ -1,4 +1,4 @@
-"""A row per kind of device, and questions that are answered without initialising one."""
+"""A row for each kind of device; counts and chooses devices without initialising one."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from . import environ, probes, tpu
 
-if TYPE_CHECKING:  # imported by the questions that need it: the command reads options without
+if TYPE_CHECKING:  # functions import it where they need it: the command line starts faster without torch
     import torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceKind:
-    """What differs between kinds of device.
+    """The properties of a kind of device.
 
     Attributes:
         name: torch's device type.
-        label: for messages to people.
-        plural: the label for several.
+        label: its name in messages.
+        plural: the name of several.
         backend: collective backend of torch.distributed, None where the kind has none.
         autocast: device type for `torch.autocast`.
         indexed: True where devices of one machine are numbered.
-        counter: returns how many there are without initialising them.
+        counter: returns the number of devices, without initialising them.
     """
 
     name: str
@@ -51,7 +51,7 @@ def _num_xpu() -> int:
 
 
 def _num_xla() -> int:
-    # chips alone are looked for: with PJRT_DEVICE=CPU torch_xla runs anywhere, and sets it itself at its import
+    # only chips count: torch_xla sets PJRT_DEVICE=CPU itself when it is imported on a machine without a TPU
     return tpu.num_processes() if tpu.is_here() and probes.is_available("torch_xla") else 0
 
 
@@ -112,11 +112,18 @@ MPS: Final = DeviceKind(
 )
 
 KINDS: Final = (XLA, CUDA, XPU, MPS, CPU)
-"""All kinds, the one to prefer first."""
+"""All kinds, in the order of preference."""
 
 
 def kind_of(name: str) -> DeviceKind:
-    """Return the row of a torch device type; ValueError lists the known ones."""
+    """Return the row of a kind of device.
+
+    Args:
+        name: torch's device type, such as `cuda`.
+
+    Raises:
+        ValueError: there is no row; the message lists the names.
+    """
     for kind in KINDS:
         if kind.name == name:
             return kind
@@ -125,8 +132,12 @@ def kind_of(name: str) -> DeviceKind:
     )
 
 
-def requested() -> torch.device | None:
-    """Return the device of ACCELERATE_TORCH_DEVICE, None without; ValueError where torch does not know it."""
+def find_requested() -> torch.device | None:
+    """Return the device that ACCELERATE_TORCH_DEVICE names, None where it is not set.
+
+    Raises:
+        ValueError: torch does not know the device.
+    """
     import torch
 
     text = environ.get("ACCELERATE_TORCH_DEVICE")
@@ -140,21 +151,29 @@ def requested() -> torch.device | None:
         ) from None
 
 
-def best(use_cpu: bool | None = None) -> DeviceKind:
-    """Return the kind this process is to use: as the environment asks, else the first in `KINDS` with a device.
+def best(use_cpu: bool | None = None, has_tpu: bool | None = None) -> DeviceKind:
+    """Return the kind that this process uses: the environment's choice, else the first of `KINDS` with a device.
 
-    ACCELERATE_USE_CPU, or `use_cpu` in place of it, decides before ACCELERATE_TORCH_DEVICE.
+    Args:
+        use_cpu: use the CPU; by default ACCELERATE_USE_CPU, which overrides ACCELERATE_TORCH_DEVICE.
+        has_tpu: whether this machine has a TPU; by default it is looked for.
     """
     if environ.flag("ACCELERATE_USE_CPU") if use_cpu is None else use_cpu:
         return CPU
-    wanted = requested()
+    wanted = find_requested()
     if wanted is not None:
         return kind_of(wanted.type)
-    return next(kind for kind in KINDS if kind.counter() > 0)
+    kinds = [kind for kind in KINDS if kind is not XLA] if has_tpu is False else KINDS
+    return next(kind for kind in kinds if kind.counter() > 0)
 
 
 def with_cpu_collectives(options: dict[str, Any], use_cpu: bool | None = None) -> dict[str, Any]:
-    """Return options of a process group that has collectives of CPU tensors besides those of the device to use."""
+    """Return options of a process group that also has collectives of CPU tensors.
+
+    Args:
+        options: of the process group; a `backend` among them stays.
+        use_cpu: see `best`.
+    """
     kind = best(use_cpu)
     if "backend" in options or kind.backend in (None, CPU.backend):
         return options
@@ -162,19 +181,53 @@ def with_cpu_collectives(options: dict[str, Any], use_cpu: bool | None = None) -
 
 
 def count(kind: DeviceKind | str) -> int:
-    """Return how many devices of the kind this machine has, without initialising them; 1 for the CPU."""
+    """Return the number of devices of a kind on this machine, 1 for the CPU; none is initialised.
+
+    Args:
+        kind: the row, or torch's device type.
+
+    Raises:
+        ValueError: see `kind_of`.
+    """
     return (kind_of(kind) if isinstance(kind, str) else kind).counter()
 
 
-def device_for(kind: DeviceKind, local_rank: int) -> torch.device:
-    """Return the device of the process with this local rank.
+def describe_count(number: int, kind: DeviceKind) -> str:
+    """Return a number of devices in words: `1 CUDA GPU`, `2 CUDA GPUs`."""
+    return f"{number} {kind.label if number == 1 else kind.plural}"
 
-    ACCELERATE_TORCH_DEVICE with an index wins. Processes that each see fewer devices than there are processes share
-    out the visible ones, as with one CUDA_VISIBLE_DEVICES per process.
+
+def too_few(num_processes: int, kind: DeviceKind, present: int) -> str:
+    """Return the message for a launch with more processes than devices.
+
+    Args:
+        num_processes: number of processes on this node.
+        kind: of the devices.
+        present: number of devices of this machine.
+    """
+    return (
+        f"num_processes={num_processes}: this machine has {describe_count(present, kind)}, so at most {present} is "
+        "possible; "
+        "set ACCELERATE_USE_CPU=1 in the environment to run on CPU processes instead"
+    )
+
+
+def device_for(kind: DeviceKind, local_rank: int) -> torch.device:
+    """Return the device of a process; ACCELERATE_TORCH_DEVICE with an index overrides the local rank.
+
+    With fewer visible devices than processes, the devices are given out in turn. So a process whose own
+    CUDA_VISIBLE_DEVICES names one device gets that one.
+
+    Args:
+        kind: of the device.
+        local_rank: of the process on this node.
+
+    Raises:
+        ValueError: this machine has no device of the kind.
     """
     import torch
 
-    wanted = requested()
+    wanted = find_requested()
     if wanted is not None and wanted.type == kind.name and wanted.index is not None:
         return wanted
     if not kind.indexed:
@@ -186,15 +239,19 @@ def device_for(kind: DeviceKind, local_rank: int) -> torch.device:
 
 
 def use(device: torch.device) -> None:
-    """Make an indexed device the current one of its runtime, which initialises it."""
+    """Make an indexed device the current one; this initialises it.
+
+    Args:
+        device: of this process; has no effect if its kind is not indexed.
+    """
     import torch
 
     if device.index is not None and kind_of(device.type).indexed:
         getattr(torch, device.type).set_device(device)
 
 
-def is_initialized() -> list[str]:
-    """Return the kinds whose torch runtime this process has initialised; a fork cannot use these any more."""
+def list_initialized() -> list[str]:
+    """Return the device types that this process has initialised; a forked process cannot use them."""
     import torch
 
     found = [name for name in ("cuda", "xpu") if _runtime_is_initialized(getattr(torch, name, None))]
@@ -208,7 +265,11 @@ def is_initialized() -> list[str]:
 
 
 def empty_cache(device: torch.device) -> None:
-    """Give cached device memory back to the system."""
+    """Return the cached memory of a device to the system.
+
+    Args:
+        device: any; has no effect if its kind has no cache.
+    """
     import torch
 
     module: Any = getattr(torch, device.type, None)
@@ -221,6 +282,10 @@ def _runtime_is_initialized(module: Any) -> bool:
 
 
 def share_of_cores(num_processes: int) -> int:
-    """Return the CPU cores that each of `num_processes` processes of this node can have for itself, at least 1."""
+    """Return the number of CPU cores for each process, at least 1.
+
+    Args:
+        num_processes: processes on this node.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // num_processes)

@@ -1,4 +1,4 @@
-"""Tensors of which each process holds a part, torch's DTensors: told apart, made whole, and made of whole ones."""
+"""Converts between torch's DTensors, of which each process holds a part, and ordinary tensors."""
 
 from __future__ import annotations
 
@@ -9,44 +9,66 @@ import torch
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Return True for a DTensor."""
-    # where nobody imported them there is none
+    """Return True for a DTensor.
+
+    Args:
+        tensor: any object.
+    """
+    # without the module there is no DTensor, and its import takes time
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     return kind is not None and isinstance(tensor, kind)
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the whole tensor; of a sharded one, all processes of its mesh call this together."""
+def to_full(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole tensor.
+
+    Args:
+        tensor: for a DTensor it is a collective: all processes of the mesh call it. Others are returned unchanged.
+    """
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this process holds of the tensor, in the same memory."""
+def to_local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of the tensor that this process holds.
+
+    Args:
+        tensor: a DTensor, whose memory the result shares. Others are returned unchanged.
+    """
     if not is_sharded(tensor):
         return tensor
     local: torch.Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
     return local
 
 
-def sharded_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that every process has whole, sharded as `like` is; nothing is sent."""
+def shard_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor sharded as another is; nothing is sent.
+
+    Args:
+        value: whole and equal in every process. A DTensor is returned unchanged.
+        like: of the same shape. Where it is no DTensor, the value is returned unchanged.
+    """
     if not is_sharded(like) or is_sharded(value):
         return value
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh: Any = like.device_mesh  # type: ignore[attr-defined]
     replicas = DTensor.from_local(
-        value.to(own_part(like).device), mesh, [Replicate()] * mesh.ndim, run_check=False
+        value.to(to_local(like).device), mesh, [Replicate()] * mesh.ndim, run_check=False
     )
     placed: torch.Tensor = replicas.redistribute(placements=like.placements)  # type: ignore[attr-defined]
     return placed
 
 
-def with_part(like: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """Return a tensor sharded as `like` is, of which this process holds `part`."""
+def from_local(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a DTensor of the parts that the processes hold.
+
+    Args:
+        part: what this process holds, of the shape of `to_local(like)`.
+        like: a DTensor that is sharded in the same way.
+    """
     from torch.distributed.tensor import DTensor
 
-    made: torch.Tensor = DTensor.from_local(
+    tensor: torch.Tensor = DTensor.from_local(
         part,
         like.device_mesh,  # type: ignore[attr-defined]
         like.placements,  # type: ignore[attr-defined]
@@ -54,4 +76,4 @@ def with_part(like: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
         shape=like.shape,
         stride=like.stride(),
     )
-    return made
+    return tensor

@@ -1,4 +1,4 @@
-"""Every environment variable that is read or written, in one table, and the only code that touches `os.environ`."""
+"""The table of all environment variables that are read or written; only this module touches `os.environ`."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ TABLE: Final[Mapping[str, str]] = {
 
 
 class VariableError(ValueError):
-    """A variable of the environment has no legal value."""
+    """An environment variable has a value that is not legal."""
 
 
 _TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
@@ -132,7 +132,14 @@ _FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off", ""})
 
 
 def parse_bool(text: str) -> bool:
-    """Return the truth of 1/true/t/yes/y/on and 0/false/f/no/n/off/empty in any case; ValueError otherwise."""
+    """Return the boolean that a word stands for.
+
+    Args:
+        text: 1, true, t, yes, y, on, or 0, false, f, no, n, off, or empty; in any case.
+
+    Raises:
+        ValueError: it is another word.
+    """
     word = text.strip().lower()
     if word in _TRUE:
         return True
@@ -142,19 +149,40 @@ def parse_bool(text: str) -> bool:
 
 
 def get(name: str, default: str | None = None) -> str | None:
-    """Return the variable's text."""
-    return os.environ.get(_known(name), default)
+    """Return the text of a variable.
+
+    Args:
+        name: of the variable; has to be in `TABLE`.
+        default: returned if it is not set.
+    """
+    return os.environ.get(_check_known(name), default)
 
 
 def flag(name: str, default: bool = False) -> bool:
-    """Return the variable as a truth value; ValueError names the variable where it is no truth word."""
+    """Return a variable as a boolean.
+
+    Args:
+        name: of the variable; has to be in `TABLE`.
+        default: returned if it is not set.
+
+    Raises:
+        VariableError: its text is not one of `parse_bool`; the message names the variable.
+    """
     found = flag_in(os.environ, name)
     return default if found is None else found
 
 
 def flag_in(values: Mapping[str, str], name: str) -> bool | None:
-    """Return a variable of any environment as a truth value, None where it has none; ValueError as `flag`."""
-    text = values.get(_known(name))
+    """Return a variable of any environment as a boolean, None if it is not set.
+
+    Args:
+        values: the environment.
+        name: of the variable; has to be in `TABLE`.
+
+    Raises:
+        VariableError: see `flag`.
+    """
+    text = values.get(_check_known(name))
     if text is None:
         return None
     try:
@@ -164,8 +192,16 @@ def flag_in(values: Mapping[str, str], name: str) -> bool | None:
 
 
 def integer(name: str, default: int | None = None) -> int | None:
-    """Return the variable as an int; ValueError names the variable where it is none."""
-    text = os.environ.get(_known(name))
+    """Return a variable as an integer.
+
+    Args:
+        name: of the variable; has to be in `TABLE`.
+        default: returned if it is not set or empty.
+
+    Raises:
+        VariableError: it is no integer; the message names the variable.
+    """
+    text = os.environ.get(_check_known(name))
     if text is None or not text.strip():
         return default
     try:
@@ -175,14 +211,22 @@ def integer(name: str, default: int | None = None) -> int | None:
 
 
 def put(values: Mapping[str, str]) -> None:
-    """Set variables of this process."""
+    """Set variables of this process.
+
+    Args:
+        values: texts by name.
+    """
     os.environ.update(values)
 
 
 def drop(*names: str) -> None:
-    """Remove variables of this process, where they are set."""
+    """Remove variables of this process.
+
+    Args:
+        names: those that are not set are ignored.
+    """
     for name in names:
-        os.environ.pop(_known(name), None)
+        os.environ.pop(_check_known(name), None)
 
 
 def snapshot() -> dict[str, str]:
@@ -191,7 +235,11 @@ def snapshot() -> dict[str, str]:
 
 
 def restore(saved: Mapping[str, str]) -> None:
-    """Make the environment what `snapshot` returned."""
+    """Restore the environment.
+
+    Args:
+        saved: what `snapshot` returned.
+    """
     for name in os.environ.keys() - saved.keys():
         del os.environ[name]
     for name, text in saved.items():
@@ -201,7 +249,7 @@ def restore(saved: Mapping[str, str]) -> None:
 
 @contextmanager
 def clear_environment() -> Iterator[None]:
-    """Run the block with an empty environment, then restore it as it was."""
+    """Run the block with an empty environment, then restore the environment."""
     saved = snapshot()
     os.environ.clear()
     try:
@@ -212,7 +260,11 @@ def clear_environment() -> Iterator[None]:
 
 @contextmanager
 def patch_environment(**kwargs: object) -> Iterator[None]:
-    """Run the block with variables set (names upper-cased, values as text), then restore those variables."""
+    """Run the block with other values of some variables, then restore these variables.
+
+    Args:
+        kwargs: values by name; names become upper case and values text, a None is ignored.
+    """
     texts = {name.upper(): str(value) for name, value in kwargs.items() if value is not None}
     before = {name: os.environ.get(name) for name in texts}
     os.environ.update(texts)
@@ -227,12 +279,13 @@ def patch_environment(**kwargs: object) -> Iterator[None]:
 
 
 def purge_accelerate_environment(func_or_cls: Any) -> Any:
-    """Decorate a function, or all methods `test...` of a class, to leave ACCELERATE_* variables as they found them.
+    """Decorate a function, or all methods `test...` of a class, to restore ACCELERATE_* variables when it ends.
 
-    Subclasses of a decorated class are decorated too, in place, as is the class.
+    Args:
+        func_or_cls: a class is changed in place; its subclasses are decorated too.
     """
     if not isinstance(func_or_cls, type):
-        return _purged(func_or_cls)
+        return _restore_after(func_or_cls)
     inherited = func_or_cls.__init_subclass__
 
     def decorate_subclass(cls: Any, /, **kwargs: Any) -> None:
@@ -247,10 +300,10 @@ def purge_accelerate_environment(func_or_cls: Any) -> Any:
 def _purge_tests(cls: type) -> None:
     for name, value in list(vars(cls).items()):
         if name.startswith("test") and callable(value) and not isinstance(value, type):
-            setattr(cls, name, _purged(value))
+            setattr(cls, name, _restore_after(value))
 
 
-def _purged(function: Callable[..., Any]) -> Callable[..., Any]:
+def _restore_after(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         before = {name: text for name, text in os.environ.items() if name.startswith("ACCELERATE_")}
@@ -266,6 +319,6 @@ def _purged(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _known(name: str) -> str:
+def _check_known(name: str) -> str:
     assert name in TABLE, f"{name} is missing from environ.TABLE"
     return name

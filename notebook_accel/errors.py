@@ -4,20 +4,20 @@
 
     NotebookAccelError
     +-- LaunchError            a launch could not start
-    |   +-- ShipError          an object could not be sent to a worker (also a TypeError)
+    |   +-- ShipError          an object could not be pickled for a worker (also a TypeError)
     |   +-- DeviceGuardError   the dry launch of ACCELERATE_DEBUG_MODE failed
     +-- WorkerError            a worker ended without an exception of its own
     |   +-- WorkerKilledError  by a signal
     |   +-- WorkerExitedError  by an exit code, or without returning
     +-- SessionError           a session cannot take a call: it is closed, busy, or has lost a worker
     +-- RunStoppedError        a run was stopped before it returned anything
-    +-- HangError              a run did nothing any more, and was ended
-    +-- CollectiveError        ranks disagree about the input of a collective
+    +-- HangError              a run made no progress, and was stopped
+    +-- CollectiveError        ranks passed different inputs to a collective
     +-- ConfigError            options have wrong values
     +-- CheckpointError        a checkpoint could not be written, or does not fit what it is loaded into
 
 Wrong arguments raise ValueError or TypeError. An exception raised inside a worker is raised in the notebook
-with its own type, see `notebook_accel.launch.failures`.
+with its own type, see `notebook_accel.launch.transfer.failures`.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from dataclasses import dataclass
 
 
 class NotebookAccelError(RuntimeError):
-    """Base of every error that is this package's own."""
+    """Base of all errors of this package."""
 
 
 class LaunchError(NotebookAccelError):
-    """A launch could not start; nothing was started or changed."""
+    """A launch could not start. No process was started and nothing has changed."""
 
 
 class ShipError(LaunchError, TypeError):
-    """An object that a worker needs cannot be pickled; the message names the path that leads to it."""
+    """An object that a worker needs cannot be pickled; the message names the path to it."""
 
 
 class DeviceGuardError(LaunchError):
-    """The dry launch that ACCELERATE_DEBUG_MODE asks for failed."""
+    """The dry launch of ACCELERATE_DEBUG_MODE failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """What is wrong with an option.
+    """Something that is wrong with an option.
 
     Attributes:
-        name: of the option, with its section; empty where several options do not go together.
-        text: a sentence.
-        where: file and line, empty where the value is not from a file.
+        name: of the option, with its section; empty where several options contradict each other.
+        text: a sentence that says what is wrong.
+        where: file and line of the value; empty where it does not come from a file.
     """
 
     name: str
@@ -61,9 +61,12 @@ class Problem:
 
 
 class ConfigError(NotebookAccelError):
-    """Options have wrong values, all of which `problems` lists.
+    """Options have wrong values.
 
-    No ValueError: pydantic would make an error of its own of it.
+    It is no ValueError, because pydantic would turn that into an error of its own.
+
+    Attributes:
+        problems: all that is wrong, not only the first.
     """
 
     def __init__(self, problems: Sequence[Problem]) -> None:
@@ -92,7 +95,11 @@ class WorkerError(NotebookAccelError):
 
 
 class WorkerKilledError(WorkerError):
-    """A worker was ended by a signal; `signum` is its number."""
+    """A signal ended a worker.
+
+    Attributes:
+        signum: number of the signal.
+    """
 
     def __init__(self, message: str, *, rank: int, signum: int, pid: int | None = None) -> None:
         super().__init__(message, rank=rank, pid=pid)
@@ -100,7 +107,11 @@ class WorkerKilledError(WorkerError):
 
 
 class WorkerExitedError(WorkerError):
-    """A worker left with an exit code, or with code 0 before its function returned; `exitcode` is the code."""
+    """A worker exited before its function returned.
+
+    Attributes:
+        exitcode: of its process; may be 0.
+    """
 
     def __init__(self, message: str, *, rank: int, exitcode: int, pid: int | None = None) -> None:
         super().__init__(message, rank=rank, pid=pid)
@@ -108,15 +119,15 @@ class WorkerExitedError(WorkerError):
 
 
 class SessionError(NotebookAccelError):
-    """A session cannot take a call: it is closed, busy, or has lost a worker; nothing of the call has run."""
+    """A session cannot take a call, because it is closed, busy, or has lost a worker. The call did not start."""
 
 
 class HangError(NotebookAccelError):
-    """A run did nothing any more for `hang_timeout` seconds, and was ended; the message says where each rank was."""
+    """A run made no progress for `hang_timeout` seconds and was stopped; the message says where each rank was."""
 
 
 class RunStoppedError(NotebookAccelError):
-    """Somebody stopped the run, and its workers were ended before they returned."""
+    """The user stopped the run, and its workers ended before they returned."""
 
 
 class CollectiveError(NotebookAccelError):
@@ -124,7 +135,7 @@ class CollectiveError(NotebookAccelError):
 
 
 class CheckpointError(NotebookAccelError):
-    """A checkpoint could not be written, or is damaged or does not fit; checkpoints and objects are unchanged."""
+    """A checkpoint could not be written, is damaged, or does not fit. Checkpoints and objects are unchanged."""
 
 
 def _rebuild(cls: type[WorkerError], args: tuple[object, ...], state: dict[str, object]) -> WorkerError:

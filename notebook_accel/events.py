@@ -1,4 +1,4 @@
-"""What workers and the notebook tell each other, as frozen values, and the bytes of one of them."""
+"""Messages between workers and the notebook, as frozen dataclasses, and their encoding in bytes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer  # a memoryview cannot be sent
+Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer  # a memoryview cannot be pickled
 Stream = Literal["stdout", "stderr"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """Something that happened on `rank` at `time` (seconds since the epoch, the worker's clock)."""
+    """Something that happened in a run.
+
+    Attributes:
+        rank: where; -1 for the whole run.
+        time: when, in seconds since the epoch by the worker's clock.
+    """
 
     rank: int
     time: float
@@ -21,7 +26,12 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line(Event):
-    """One whole line of output, without its newline."""
+    """One line of output.
+
+    Attributes:
+        stream: where it was written.
+        text: the line without its newline.
+    """
 
     stream: Stream
     text: str
@@ -29,7 +39,12 @@ class Line(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk(Event):
-    """Output as it was written, cut anywhere; the inbox makes lines of it."""
+    """A piece of output; the inbox joins pieces to lines.
+
+    Attributes:
+        stream: where it was written.
+        data: the bytes, which may end inside a character.
+    """
 
     stream: Stream
     data: bytes
@@ -37,7 +52,17 @@ class Chunk(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress(Event):
-    """The state of a progress bar; `total` is None where it is unknown, `text` is the bar as tqdm draws it."""
+    """The state of a progress bar.
+
+    Attributes:
+        bar: number of the bar in its process.
+        description: the bar's label.
+        count: how far it is.
+        total: its end, None where it is unknown.
+        text: the bar as tqdm draws it.
+        finished: whether this is its last state.
+        leave: whether it stays visible after its end.
+    """
 
     bar: int
     description: str
@@ -50,7 +75,12 @@ class Progress(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric(Event):
-    """Named numbers of one step."""
+    """The numbers of one step.
+
+    Attributes:
+        values: numbers by name.
+        step: number of the step, None where it has none.
+    """
 
     values: Mapping[str, float]
     step: int | None = None
@@ -58,7 +88,14 @@ class Metric(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Display(Event):
-    """A MIME bundle for the cell; `update` changes the display with the same `transient['display_id']`."""
+    """A rich output for the cell.
+
+    Attributes:
+        data: the MIME bundle.
+        metadata: of the bundle.
+        transient: may have a `display_id`.
+        update: replace the display with the same `display_id`.
+    """
 
     data: Mapping[str, Any]
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -68,20 +105,25 @@ class Display(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClearOutput(Event):
-    """A request to clear the cell's output, at once or (`wait`) when the next output comes."""
+    """A request to clear the output of the cell.
+
+    Attributes:
+        wait: clear it when the next output comes, not at once.
+    """
 
     wait: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pulse(Event):
-    """How far a rank has come; sent when it changed, twice a second at most.
+    """The progress of a rank; sent when it changes, at most twice a second.
 
     Attributes:
         steps: optimizer steps so far.
-        epoch, batch, batches: where the prepared loader that is being read stands, counted from 0 and from 1;
-            `batches` is None where nobody knows its length, `batch` 0 where none is being read.
-        waiting: the collective that the rank's main thread is in, empty where it is in none.
+        epoch: of the prepared loader that is being read, from 0.
+        batch: of that loader, from 1; 0 if none is being read.
+        batches: number of batches of that loader, None where it is unknown.
+        waiting: the collective in which the rank's main thread waits; empty if it waits in none.
     """
 
     steps: int = 0
@@ -93,45 +135,62 @@ class Pulse(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Held(Event):
-    """A rank waits to be told where to stop; it has asked `questions` times."""
+    """A rank waits to learn where to stop.
+
+    Attributes:
+        questions: how often it has asked whether to stop.
+    """
 
     questions: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order(Event):
-    """What the notebook tells a worker; `rank` is the one told."""
+    """An order from the notebook to a worker; `rank` is the worker."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HoldOrder(Order):
-    """Say how often you asked whether to stop, and ask no more until you are told where."""
+    """Let the next question whether to stop wait, and answer with `Held`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopOrder(Order):
-    """Stop at this question."""
+    """Stop.
+
+    Attributes:
+        question: the number of the question that is answered by yes.
+    """
 
     question: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BeginOrder(Order):
-    """Call the function: all ranks are there. For whoever holds a worker's process on another machine."""
+    """Call the function, because all ranks are ready; for the owner of a worker's process on another machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignalOrder(Order):
-    """Send a signal to the worker, SIGKILL to all that it started too. For whoever holds its process elsewhere."""
+    """Send a signal to a worker; for the owner of its process on another machine.
+
+    Attributes:
+        signum: number of the signal. SIGKILL goes to all processes that the worker started too.
+    """
 
     signum: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallOrder(Order):
-    """Call a function: `work` is the pickle of the function with its arguments, with its out-of-band buffers.
+    """Call a function.
 
-    `sources` are lines of cells that the worker has not been told yet, by file name.
+    Attributes:
+        call: number of the call.
+        work: the pickled function and arguments.
+        buffers: out-of-band buffers of the pickle.
+        sends_value: whether this rank returns the value.
+        sources: lines of cells that the worker does not have yet, by file name.
     """
 
     call: int
@@ -143,29 +202,42 @@ class CallOrder(Order):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InterruptOrder(Order):
-    """Raise KeyboardInterrupt in this call, where it has not ended."""
+    """Raise KeyboardInterrupt in a call that has not ended.
+
+    Attributes:
+        call: number of the call.
+    """
 
     call: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReleaseOrder(Order):
-    """End the wait for other ranks that this call may be in; `pids` are those of all ranks."""
+    """End the wait of a call for other ranks.
+
+    Attributes:
+        call: number of the call.
+        pids: process ids of all ranks.
+    """
 
     call: int
     pids: Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WhereOrder(Order):
-    """Say where this call of a session is, or without one (`call` 0) the launched function."""
+class StackOrder(Order):
+    """Answer with `StackReport`.
+
+    Attributes:
+        call: number of the call of a session; 0 for the launched function.
+    """
 
     call: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaveOrder(Order):
-    """End, after the calls that were ordered before."""
+    """End the process after all earlier calls."""
 
 
 PhaseName = Literal["starting", "running", "done", "failed", "restarting"]
@@ -173,7 +245,13 @@ PhaseName = Literal["starting", "running", "done", "failed", "restarting"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase(Event):
-    """A rank reached a phase of its life; `rank` -1 speaks of the whole run, `pid` is the rank's where it says so."""
+    """A rank, or with rank -1 the whole run, enters a phase.
+
+    Attributes:
+        name: of the phase.
+        detail: a sentence for the reader.
+        pid: process id of the rank, None where it is not sent.
+    """
 
     name: PhaseName
     detail: str = ""
@@ -184,8 +262,13 @@ class Phase(Event):
 class Frame:
     """One frame of a worker's traceback.
 
-    `first_lineno` is the line its function starts at. `columns` are end line, start and end column of the
-    expression, where Python (3.11 on) knows them.
+    Attributes:
+        filename: of the code.
+        lineno: the line, from 1.
+        first_lineno: the line at which its function starts.
+        name: of the function.
+        qualname: of the function, with its classes.
+        columns: end line, start column and end column of the expression; None before Python 3.11.
     """
 
     filename: str
@@ -198,9 +281,18 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RaisedError:
-    """An exception in transit: how to make it again, or its name and text where it cannot be made again.
+    """An exception that is sent to the notebook.
 
-    `parts` are those of an exception group.
+    Attributes:
+        type_name: name of its class.
+        message: its text.
+        pickled: the pickled exception, None if it cannot be pickled.
+        frames: its traceback, outermost frame first.
+        notes: see `BaseException.add_note`.
+        parts: the exceptions of a group.
+        cause: its `__cause__`.
+        context: its `__context__`.
+        suppress_context: its `__suppress_context__`.
     """
 
     type_name: str
@@ -216,10 +308,13 @@ class RaisedError:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure(Event):
-    """The rank's function raised, or its process ended without a word: then `error` is None.
+    """The function of a rank raised, or its process ended without an exception.
 
-    `exitcode` is the process's, negative for a signal, as in `multiprocessing`. `lost` says what became of a process
-    whose end nobody saw: its node may have died.
+    Attributes:
+        pid: process id of the rank.
+        error: the exception, None if there was none.
+        exitcode: of the process, negative for a signal, as in `multiprocessing`; None where it is not known.
+        lost: a sentence about a process whose end was not seen, because its node may have died; else empty.
     """
 
     pid: int
@@ -229,8 +324,20 @@ class Failure(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Traceback(Event):
+    """A script raised; `text` is what it would have shown by itself."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Result(Event):
-    """The rank's function returned; `value` is the pickled value with its out-of-band buffers."""
+    """The function of a rank returned.
+
+    Attributes:
+        value: the pickled value.
+        buffers: out-of-band buffers of the pickle.
+    """
 
     value: bytes
     buffers: Sequence[Buffer] = ()
@@ -238,7 +345,12 @@ class Result(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended(Event):
-    """The rank's process, on another machine, has ended, and all that it said came before this."""
+    """The process of a rank on another machine has ended; no event of it follows.
+
+    Attributes:
+        pid: its process id.
+        exitcode: negative for a signal.
+    """
 
     pid: int
     exitcode: int
@@ -248,7 +360,10 @@ class Ended(Event):
 class CallEnd(Event):
     """A call of a session returned or raised on a rank.
 
-    `positions` are the numbers of collectives so far by process group; None where the rank is in no group any more.
+    Attributes:
+        call: number of the call.
+        outcome: how it ended.
+        positions: number of collectives so far by process group; None if the rank has left its group.
     """
 
     call: int
@@ -258,20 +373,24 @@ class CallEnd(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice(Event):
-    """What the launcher itself has to say of the run; `rank` is -1."""
+    """A message of the launcher about the run; `rank` is -1.
+
+    Attributes:
+        text: the message.
+    """
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recorded:
+class RecordedCollective:
     """A collective in torch's flight recorder.
 
     Attributes:
-        name: with its backend, such as `gloo:all_reduce`.
-        number: which of its process group it is, counted from 1; ranks that wait for each other have the same.
-        group: the process group's description, or its name.
-        inputs: shapes and types of the tensors that went in.
+        name: backend and collective, such as `gloo:all_reduce`.
+        number: its number in the process group, from 1; the ranks of one collective have the same number.
+        group: description or name of the process group.
+        inputs: shapes and dtypes of the input tensors.
         is_over: whether it has ended.
     """
 
@@ -283,32 +402,41 @@ class Recorded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Where(Event):
-    """What a rank's main thread does, in a call of a session or in the launched function (`call` 0).
+class StackReport(Event):
+    """Where the main thread of a rank is.
 
     Attributes:
-        collective: that it waits in, or `backward`; empty where it is in neither.
-        seconds: how long its stack has looked like this, as far as somebody looked.
-        frames: the user's, outermost first.
-        recorded: what torch's flight recorder has of collectives that are under way, else of the last one.
+        call: number of the call of a session; 0 for the launched function.
+        collective: the collective in which it waits, or `backward`; empty if it is in neither.
+        seconds: how long its stack has not changed, since it was first looked at.
+        frames: frames of the user's code, outermost first.
+        recorded: collectives in progress from torch's flight recorder, else the last one.
     """
 
     call: int = 0
     collective: str
     seconds: float
     frames: Sequence[Frame]
-    recorded: Sequence[Recorded] = ()
+    recorded: Sequence[RecordedCollective] = ()
 
 
 def encode(event: Event) -> list[Buffer]:
-    """Return the event's bytes: its pickle, then the out-of-band buffers (not copied)."""
+    """Return an event as bytes: its pickle, then its out-of-band buffers, which are not copied.
+
+    Args:
+        event: any.
+    """
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(event, protocol=5, buffer_callback=buffers.append)
     return [head, *buffers]
 
 
 def decode(parts: Sequence[Buffer]) -> Event:
-    """Make an event again from the parts that `encode` returned; only for bytes of our own workers."""
+    """Return the event of some bytes; unpickling is safe only for bytes of our own workers.
+
+    Args:
+        parts: what `encode` returned.
+    """
     event = pickle.loads(parts[0], buffers=parts[1:])
     assert isinstance(event, Event)
     return event

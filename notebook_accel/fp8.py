@@ -1,4 +1,4 @@
-"""Linear layers that compute in float8, by torchao."""
+"""Converts linear layers to float8 by torchao."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from . import environ, probes
 from .choices import Choice
 from .handlers import KwargsHandler
 
-_MULTIPLE = 16  # of both sizes of a layer, which the float8 matrix product asks for
+_MULTIPLE = 16  # the float8 matrix product requires it for both sizes of a layer
 _CAPABILITY = (8, 9)
 
 
 class FP8BackendType(Choice):
-    """Which library computes in float8; of these only AO, which is torchao, can be used."""
+    """The library that computes in float8; only AO, which is torchao, is supported."""
 
     NO = "NO"
     TE = "TE"
@@ -28,14 +28,14 @@ class FP8BackendType(Choice):
 
 @dataclass
 class AORecipeKwargs(KwargsHandler):
-    """How torchao turns linear layers into float8 ones.
+    """How torchao converts linear layers to float8.
 
     Attributes:
-        config: a `torchao.float8.Float8LinearConfig`, instead of the two fields at the end.
-        module_filter_func: is called with each module and its name and says whether to convert it; by default all
-            linear layers whose sizes are multiples of 16 are converted, but for the model's first and last.
+        config: a `torchao.float8.Float8LinearConfig`; replaces the last two fields.
+        module_filter_func: gets a module and its name, and returns whether to convert it. By default it chooses linear
+            layers whose sizes are multiples of 16, but not the model's first and last.
         pad_inner_dim: pad batches to multiples of 16; by default ACCELERATE_FP8_PAD_INNER_DIM, else True.
-        enable_fsdp_float8_all_gather: send weights in float8 where FSDP shards them; by default
+        enable_fsdp_float8_all_gather: FSDP sends weights in float8; by default
             ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER, else False.
 
     Raises:
@@ -64,13 +64,21 @@ class AORecipeKwargs(KwargsHandler):
 
 
 def require_torchao() -> None:
-    """Raise ImportError if torchao is missing."""
+    """Raise ImportError if torchao is not installed."""
     if not probes.is_available("torchao"):
         raise ImportError("mixed_precision 'fp8' is torchao's, which is not installed: pip install torchao")
 
 
 def check(device: torch.device) -> None:
-    """Raise ImportError if torchao is missing, ValueError if this process cannot compute in float8."""
+    """Check that this process can compute in float8.
+
+    Args:
+        device: where models run.
+
+    Raises:
+        ImportError: torchao is not installed.
+        ValueError: the device does not support float8, or ACCELERATE_FP8_BACKEND names another library.
+    """
     wanted = environ.get("ACCELERATE_FP8_BACKEND") or "AO"
     if wanted.upper() not in ("AO", "NO"):
         raise ValueError(
@@ -91,16 +99,24 @@ def check(device: torch.device) -> None:
 
 
 def convert(model: torch.nn.Module, recipe: AORecipeKwargs) -> None:
-    """Replace linear layers within the model, over the same weights; one that has float8 layers stays as it is."""
+    """Replace linear layers of a model by float8 layers with the same weights.
+
+    Args:
+        model: changed in place, unless it has float8 layers already.
+        recipe: how to convert, and which layers.
+
+    Raises:
+        ValueError: the model itself is a linear layer, which cannot be replaced in place.
+    """
     from torchao.float8 import convert_to_float8_training
     from torchao.float8.float8_linear import Float8Linear
 
     if any(isinstance(part, Float8Linear) for part in model.modules()):
         return
-    chosen = recipe.module_filter_func or _inner_layers(model)
-    if isinstance(model, torch.nn.Linear) and chosen(model, ""):
+    is_chosen = recipe.module_filter_func or _inner_layers(model)
+    if isinstance(model, torch.nn.Linear) and is_chosen(model, ""):
         raise ValueError("a model that is a single linear layer cannot be converted to float8 in place")
-    convert_to_float8_training(model, module_filter_fn=chosen, config=recipe.config)
+    convert_to_float8_training(model, module_filter_fn=is_chosen, config=recipe.config)
     if not any(isinstance(part, Float8Linear) for part in model.modules()):
         warnings.warn(
             f"mixed_precision 'fp8' found no layer to convert in {type(model).__name__}, which runs in bfloat16: by "
@@ -110,13 +126,13 @@ def convert(model: torch.nn.Module, recipe: AORecipeKwargs) -> None:
 
 
 def _inner_layers(model: torch.nn.Module) -> Callable[[torch.nn.Module, str], bool]:
-    """Return the default filter: the layers next to data and loss stay precise, which keeps training stable."""
+    """Return the default filter; the first and last layers stay precise, which keeps training stable."""
     names = [name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)]
     outer = {names[0], names[-1]} if names else set()
 
-    def chosen(module: torch.nn.Module, name: str) -> bool:
+    def is_inner(module: torch.nn.Module, name: str) -> bool:
         if not isinstance(module, torch.nn.Linear) or name in outer:
             return False
         return module.in_features % _MULTIPLE == 0 and module.out_features % _MULTIPLE == 0
 
-    return chosen
+    return is_inner

@@ -1,4 +1,4 @@
-"""FullyShardedDataParallelPlugin: how FSDP shards a model, in the words of its version 1 or 2."""
+"""FullyShardedDataParallelPlugin: how FSDP shards a model; takes the options of FSDP 1 and FSDP 2."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from . import environ
 
 STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
-"""In the order of their numbers, from 1 on."""
+"""In the order of their numbers, which start at 1."""
 _PREFETCHES: Final = ("BACKWARD_PRE", "BACKWARD_POST")
 _STATE_DICTS: Final = ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT")
 _POLICIES: Final = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
@@ -34,49 +34,50 @@ _FLAGS: Final = (
     "cpu_ram_efficient_loading",
 )
 
-_OPEN: Final = ("sync_module_states", "use_orig_params")
-"""Flags that stay None where nobody says what they are."""
+_OPTIONAL_FLAGS: Final = ("sync_module_states", "use_orig_params")
+"""Flags that may stay None."""
 
 
 @dataclass
 class FullyShardedDataParallelPlugin:
-    """How FSDP shards models. What is None comes from FSDP_* variables, which a config writes.
+    """How FSDP shards models; FSDP_* variables, which a config writes, replace a None.
 
-    Both versions' spellings mean the same, and torch's `fully_shard` does it: `sharding_strategy` of version 1,
-    `reshard_after_forward` of version 2.
+    torch's `fully_shard` does it with the options of either version. `sharding_strategy` is the spelling of version 1,
+    `reshard_after_forward` that of version 2.
 
     Attributes:
-        fsdp_version: 1 or 2, which decides types and defaults of the fields; 1 by default.
-        sharding_strategy: FULL_SHARD, SHARD_GRAD_OP (weights stay whole after forward), HYBRID_SHARD and
-            HYBRID_SHARD_ZERO2 (sharded within a node, or over `dp_shard_size`), or NO_SHARD, which is
-            DistributedDataParallel; a name, number or torch's `ShardingStrategy`.
-        reshard_after_forward: True for FULL_SHARD, False for SHARD_GRAD_OP; or a strategy's name.
-        backward_prefetch: BACKWARD_PRE gathers the next weights before a block's backward, which is the default;
-            BACKWARD_POST and NO_PREFETCH gather them afterwards. At the peak of a step, in backward, a process has its
-            share of weights, gradients and optimizer state, and with the first about 4.3 times the weights of a block,
-            with the others 3.5 times (measured on CPUs): whole weights and gradients, and what is sent of them.
-        mixed_precision_policy: torch's `MixedPrecisionPolicy` or `MixedPrecision`, a dict of its arguments, or
-            fp16, bf16, fp32 for all of them; by default what the accelerator's `mixed_precision` says.
-        auto_wrap_policy: which modules are sharded each on their own: transformer_based_wrap, size_based_wrap,
-            no_wrap (the default), a policy of `torch.distributed.fsdp.wrap`, or a function of a module.
-        cpu_offload: keep weights, gradients and optimizer state in the CPU's memory; True or torch's policy.
-        ignored_modules: modules left whole, whose gradients are not reduced; or a pattern of their full names.
-        state_dict_type: FULL_STATE_DICT saves one whole file, SHARDED_STATE_DICT each rank its part.
-        state_dict_config: torch's; only its type is looked at.
-        optim_state_dict_config: torch's; only its type is looked at.
-        limit_all_gathers: accepted: `fully_shard` limits them by itself.
-        use_orig_params: accepted: `fully_shard` always does.
-        param_init_fn: called with each module of a model that is on the meta device in all ranks, once its parameters
-            have memory.
-        sync_module_states: False lets each rank start with its own weights; by default all start with rank 0's.
+        fsdp_version: 1 (the default) or 2; decides types and defaults of the other fields.
+        sharding_strategy: a name, a number, or a member of torch's `ShardingStrategy`. FULL_SHARD shards weights,
+            gradients and optimizer state. SHARD_GRAD_OP keeps weights whole from forward to backward. HYBRID_SHARD and
+            HYBRID_SHARD_ZERO2 do the same within a node, or over `dp_shard_size`. NO_SHARD is
+            DistributedDataParallel.
+        reshard_after_forward: True for FULL_SHARD, False for SHARD_GRAD_OP, or the name of a strategy.
+        backward_prefetch: BACKWARD_PRE (the default) gathers the next weights before the backward of a block,
+            BACKWARD_POST and NO_PREFETCH after it. Memory is at its peak in backward: besides its share of weights,
+            gradients and optimizer state, a process then needs about 4.3 times the weights of a block with
+            BACKWARD_PRE, and 3.5 times with the others (measured on CPUs).
+        mixed_precision_policy: torch's `MixedPrecisionPolicy` or `MixedPrecision`, a dict of its arguments, or fp16,
+            bf16 or fp32 for all of them; by default the `mixed_precision` of the accelerator.
+        auto_wrap_policy: which modules are sharded on their own: transformer_based_wrap, size_based_wrap, no_wrap (the
+            default), a policy of `torch.distributed.fsdp.wrap`, or a function of a module.
+        cpu_offload: keep weights, gradients and optimizer state in the CPU's memory; True, or torch's policy.
+        ignored_modules: modules that stay whole and whose gradients are not reduced, or a pattern of their full names.
+        state_dict_type: FULL_STATE_DICT writes one whole file, SHARDED_STATE_DICT a part for each rank.
+        state_dict_config: torch's; only its type counts.
+        optim_state_dict_config: torch's; only its type counts.
+        limit_all_gathers: has no effect: `fully_shard` always limits them.
+        use_orig_params: has no effect: `fully_shard` always uses them.
+        param_init_fn: called with each module of a model that is on the meta device in all ranks, after its parameters
+            got memory.
+        sync_module_states: False lets each rank start with its own weights; by default all start with those of rank 0.
         forward_prefetch: gather the next block's weights during a block's forward.
-        activation_checkpointing: compute a block's activations again in backward.
+        activation_checkpointing: compute the activations of a block again in backward.
         activation_checkpointing_offload: keep the blocks' inputs in the CPU's memory.
         cpu_ram_efficient_loading: transformers loads pretrained weights in rank 0 only; by default False. A model
             on the meta device in the other ranks gets rank 0's weights in any case.
         transformer_cls_names_to_wrap: class names for transformer_based_wrap; by default the model's
             `_no_split_modules`.
-        min_num_params: for size_based_wrap.
+        min_num_params: for size_based_wrap: the fewest parameters of a module that is sharded on its own.
 
     Raises:
         ValueError: a value is unknown, or two contradict each other.
@@ -109,13 +110,13 @@ class FullyShardedDataParallelPlugin:
             self.fsdp_version = environ.integer("FSDP_VERSION", 1)
         if self.fsdp_version not in (1, 2):
             raise ValueError(f"fsdp_version {self.fsdp_version!r} is unknown, choose 1 or 2")
-        self._settle_flags()
-        self._settle_strategy()
-        self._settle_prefetch()
+        self._resolve_flags()
+        self._resolve_strategy()
+        self._resolve_prefetch()
         self.set_cpu_offload()
         self.set_state_dict_type()
-        self._settle_policy()
-        self._settle_modules()
+        self._resolve_policy()
+        self._resolve_modules()
         if self.activation_checkpointing_offload and not self.activation_checkpointing:
             raise ValueError("activation_checkpointing_offload=True needs activation_checkpointing=True")
         if self.activation_checkpointing and self.auto_wrap_policy is None:
@@ -132,7 +133,7 @@ class FullyShardedDataParallelPlugin:
             self.set_mixed_precision(self.mixed_precision_policy, override=True)
         self.validate_mixed_precision_policy()
 
-    def _settle_flags(self) -> None:
+    def _resolve_flags(self) -> None:
         for name in _FLAGS:
             value = getattr(self, name)
             variable = f"FSDP_{name.upper()}"
@@ -141,13 +142,13 @@ class FullyShardedDataParallelPlugin:
                     value = environ.parse_bool(value)
                 except ValueError as error:
                     raise ValueError(f"{name}: {error}") from None
-            elif value is None and (name not in _OPEN or environ.get(variable)):
+            elif value is None and (name not in _OPTIONAL_FLAGS or environ.get(variable)):
                 value = environ.flag(variable)
-            if value not in (None, False, True):  # transformers says 0 and 1
+            if value not in (None, False, True):  # transformers passes 0 and 1
                 raise ValueError(f"{name} {value!r} is neither True nor False")
             setattr(self, name, None if value is None else bool(value))
 
-    def _settle_modules(self) -> None:
+    def _resolve_modules(self) -> None:
         ignored = self.ignored_modules
         if ignored is None:
             ignored = environ.get("FSDP_IGNORED_MODULES") or None
@@ -171,13 +172,13 @@ class FullyShardedDataParallelPlugin:
         if self.param_init_fn is not None and not callable(self.param_init_fn):
             raise ValueError(f"param_init_fn {self.param_init_fn!r} is no function of a module")
 
-    def _settle_strategy(self) -> None:
+    def _resolve_strategy(self) -> None:
         if self.sharding_strategy is None and self.reshard_after_forward is None:
             if self.fsdp_version == 1:
                 self.sharding_strategy = environ.get("FSDP_SHARDING_STRATEGY") or "FULL_SHARD"
             else:
                 self.reshard_after_forward = environ.get("FSDP_RESHARD_AFTER_FORWARD") or "true"
-        own = spelled("sharding_strategy", self.sharding_strategy, STRATEGIES)
+        own = parse_name("sharding_strategy", self.sharding_strategy, STRATEGIES)
         reshard = self.reshard_after_forward
         if isinstance(reshard, str) and reshard.lower() in ("true", "false"):
             reshard = reshard.lower() == "true"
@@ -189,7 +190,7 @@ class FullyShardedDataParallelPlugin:
                     f"sharding_strategy={own} and reshard_after_forward={reshard} contradict each other: give one"
                 )
         else:
-            named = spelled("reshard_after_forward", reshard, STRATEGIES)
+            named = parse_name("reshard_after_forward", reshard, STRATEGIES)
             if own is not None and named is not None and own != named:
                 raise ValueError(
                     f"sharding_strategy={own} and reshard_after_forward={named} contradict each other: give one"
@@ -202,10 +203,10 @@ class FullyShardedDataParallelPlugin:
 
     @property
     def strategy(self) -> str:
-        """The sharding strategy's name, in whichever way it was spelled."""
+        """The name of the sharding strategy, for either spelling."""
         return self._strategy
 
-    def _settle_prefetch(self) -> None:
+    def _resolve_prefetch(self) -> None:
         from torch.distributed.fsdp import BackwardPrefetch
 
         word = self.backward_prefetch or environ.get("FSDP_BACKWARD_PREFETCH")
@@ -213,18 +214,18 @@ class FullyShardedDataParallelPlugin:
         if isinstance(word, str) and word.upper() == "NO_PREFETCH":
             self.backward_prefetch, self.prefetches_backward = None, False
             return
-        name = spelled("backward_prefetch", word, _PREFETCHES, "NO_PREFETCH")
+        name = parse_name("backward_prefetch", word, _PREFETCHES, "NO_PREFETCH")
         self.prefetches_backward = name != "BACKWARD_POST"
         self.backward_prefetch = None if name is None else BackwardPrefetch[name]
 
-    def _settle_policy(self) -> None:
+    def _resolve_policy(self) -> None:
         from torch.distributed.fsdp import wrap
 
         policy = self.auto_wrap_policy
         if policy is None:
             policy = environ.get("FSDP_AUTO_WRAP_POLICY") or "NO_WRAP"
         if isinstance(policy, str):
-            name = spelled("auto_wrap_policy", policy, _POLICIES)
+            name = parse_name("auto_wrap_policy", policy, _POLICIES)
             policy = {
                 "TRANSFORMER_BASED_WRAP": wrap.transformer_auto_wrap_policy,
                 "SIZE_BASED_WRAP": wrap.size_based_auto_wrap_policy,
@@ -261,7 +262,14 @@ class FullyShardedDataParallelPlugin:
             )
 
     def set_state_dict_type(self, state_dict_type: Any = None) -> None:
-        """Settle how checkpoints are written, by the argument where there is one; ValueError if it is unknown."""
+        """Set how checkpoints are written.
+
+        Args:
+            state_dict_type: replaces the field; by default the field stays, or gets its default.
+
+        Raises:
+            ValueError: it is unknown or not supported.
+        """
         from torch.distributed import fsdp
 
         if state_dict_type is not None:
@@ -269,7 +277,7 @@ class FullyShardedDataParallelPlugin:
             self.state_dict_config = self.optim_state_dict_config = None
         default = "FULL_STATE_DICT" if self.fsdp_version == 1 else "SHARDED_STATE_DICT"
         word = self.state_dict_type or environ.get("FSDP_STATE_DICT_TYPE") or default
-        name = str(spelled("state_dict_type", word, _STATE_DICTS))
+        name = str(parse_name("state_dict_type", word, _STATE_DICTS))
         if name == "LOCAL_STATE_DICT":
             raise ValueError(
                 "state_dict_type LOCAL_STATE_DICT cannot be loaded by another number of processes and is not "
@@ -291,9 +299,16 @@ class FullyShardedDataParallelPlugin:
         return bool(self.state_dict_type.name == "SHARDED_STATE_DICT")
 
     def wrap_policy(self, model: torch.nn.Module) -> Any:
-        """Return the policy with the classes that the model has, or their number of parameters; None wraps nothing.
+        """Return the policy for a model, with its classes or the number of parameters filled in.
 
-        ValueError names a class that no module has.
+        Args:
+            model: the user's.
+
+        Returns:
+            None if no module is sharded on its own.
+
+        Raises:
+            ValueError: no module has one of the classes.
         """
         from torch.distributed.fsdp import wrap
 
@@ -317,18 +332,22 @@ class FullyShardedDataParallelPlugin:
         )
 
     def set_auto_wrap_policy(self, model: torch.nn.Module) -> None:
-        """Make `auto_wrap_policy` that of this model, see `wrap_policy`."""
+        """Set `auto_wrap_policy` to the policy for a model, see `wrap_policy`.
+
+        Args:
+            model: the user's.
+        """
         self.auto_wrap_policy = self.wrap_policy(model)
 
     def set_mixed_precision(
         self, mixed_precision: Any, buffer_autocast: bool = False, override: bool = False
     ) -> None:
-        """Make `mixed_precision_policy` one of this precision, unless there is one and `override` is False.
+        """Set `mixed_precision_policy`.
 
         Args:
-            mixed_precision: fp16, bf16, fp8 (its sums in bfloat16), fp32, a dtype, or a dict of the policy's dtypes.
-            buffer_autocast: with version 1, leave buffers in float32.
-            override: replace a policy that was given.
+            mixed_precision: fp16, bf16, fp8 (which sums in bfloat16), fp32, a dtype, or a dict of the policy's dtypes.
+            buffer_autocast: with version 1, keep buffers in float32.
+            override: replace an existing policy; by default that stays.
 
         Raises:
             ValueError: the precision is unknown.
@@ -361,7 +380,7 @@ class FullyShardedDataParallelPlugin:
         self.mixed_precision_policy = kind(**options)
 
     def validate_mixed_precision_policy(self) -> None:
-        """Raise ValueError unless the policy is one of torch's, or there is none."""
+        """Raise ValueError if there is a policy that is not one of torch's."""
         from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
         policy = self.mixed_precision_policy
@@ -372,7 +391,7 @@ class FullyShardedDataParallelPlugin:
             )
 
     def set_cpu_offload(self) -> None:
-        """Make `cpu_offload` what torch has for it in this version; by default what FSDP_OFFLOAD_PARAMS says."""
+        """Set `cpu_offload` to torch's policy of this version; a None becomes FSDP_OFFLOAD_PARAMS."""
         from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, OffloadPolicy
 
         if self.cpu_offload is None:
@@ -403,10 +422,17 @@ class FullyShardedDataParallelPlugin:
         return isinstance(self.cpu_offload, CPUOffloadPolicy)
 
 
-def spelled(what: str, value: Any, legal: tuple[str, ...], *others: str) -> str | None:
-    """Return the name among `legal` that a name in any case, a number from 1 on, or a member of an enum stands for.
+def parse_name(what: str, value: Any, legal: tuple[str, ...], *others: str) -> str | None:
+    """Return the legal name that a value stands for; None stays None.
 
-    None stays None. ValueError names the legal values, and those in `others`, for anything else.
+    Args:
+        what: name of the argument, for the message.
+        value: a name in any case, a number from 1 on, or a member of an enum.
+        legal: the names, in the order of their numbers.
+        others: further values for the message.
+
+    Raises:
+        ValueError: the value is unknown; the message lists the legal names.
     """
     if value is None:
         return None
@@ -419,7 +445,7 @@ def spelled(what: str, value: Any, legal: tuple[str, ...], *others: str) -> str 
 
 
 def _strategies() -> dict[str, Any]:
-    """Return torch's own by their names."""
+    """Return the members of torch's `ShardingStrategy` by name."""
     from torch.distributed.fsdp import ShardingStrategy
 
     return {item.name.lstrip("_"): item for item in ShardingStrategy}
@@ -437,7 +463,7 @@ def _dtype(value: Any) -> torch.dtype | None:
 
 
 def enable_fsdp_ram_efficient_loading() -> None:
-    """Let transformers load pretrained weights in rank 0 only, where this process is one of several."""
+    """Make transformers load pretrained weights in rank 0 only, if this process is one of several."""
     variables = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
     if environ.get("ACCELERATE_USE_FSDP") is None:
         variables["ACCELERATE_USE_FSDP"] = "true"
@@ -445,5 +471,5 @@ def enable_fsdp_ram_efficient_loading() -> None:
 
 
 def disable_fsdp_ram_efficient_loading() -> None:
-    """Let transformers load pretrained weights in every process."""
+    """Make transformers load pretrained weights in every process."""
     environ.put({"FSDP_CPU_RAM_EFFICIENT_LOADING": "false"})

@@ -1,9 +1,10 @@
-"""Options passed through to torch: one dataclass for each thing that can be customised."""
+"""Arguments of an Accelerator that are dataclasses: for torch, for accumulation, for data loaders, for the project."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -11,6 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from .choices import Choice
+from .probes import at_least, version
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +23,7 @@ _CYCLE: Final = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first
 
 @dataclass
 class KwargsHandler:
-    """Base of all handlers; a field that keeps its default is left to torch."""
+    """Base of all handlers; only fields that differ from their defaults are passed on."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a copy of all fields."""
@@ -54,7 +56,7 @@ class GradScalerKwargs(KwargsHandler):
 
 @dataclass
 class InitProcessGroupKwargs(KwargsHandler):
-    """Arguments of `torch.distributed.init_process_group`; the default backend stands for the device's own."""
+    """Arguments of `torch.distributed.init_process_group`; the default backend means that of the device."""
 
     backend: str | None = "nccl"
     init_method: str | None = None
@@ -77,8 +79,12 @@ class DistributedDataParallelKwargs(KwargsHandler):
 
     Attributes:
         comm_hook: how gradients are compressed.
-        comm_wrapper: cast to this before a PowerSGD hook; FP16, BF16 or NO.
-        comm_state_option: arguments of `PowerSGDState`.
+        comm_wrapper: cast gradients to FP16 or BF16 before the hook; NO does not cast.
+        comm_state_option: arguments of torch's `PowerSGDState`.
+
+    Raises:
+        ValueError: a hook, wrapper or argument is unknown.
+        TypeError: `comm_state_option` is no dict.
     """
 
     dim: int = 0
@@ -108,9 +114,9 @@ class DistributedDataParallelKwargs(KwargsHandler):
     def _check_state_option(self) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-        legal = list(inspect.signature(powerSGD_hook.PowerSGDState).parameters)[
-            1:
-        ]  # without the process group
+        _, *legal = inspect.signature(
+            powerSGD_hook.PowerSGDState
+        ).parameters  # the first is the process group
         if unknown := sorted(self.comm_state_option.keys() - set(legal)):
             raise ValueError(
                 f"comm_state_option {unknown} are not arguments of torch's PowerSGDState, "
@@ -120,11 +126,22 @@ class DistributedDataParallelKwargs(KwargsHandler):
     def to_dict(
         self, ignore_keys: Sequence[str] = ("comm_hook", "comm_wrapper", "comm_state_option")
     ) -> dict[str, Any]:
-        """Return a copy of the fields that torch takes."""
+        """Return a copy of the arguments of `DistributedDataParallel`.
+
+        Args:
+            ignore_keys: fields to leave out.
+        """
         return {name: value for name, value in super().to_dict().items() if name not in ignore_keys}
 
     def register_comm_hook(self, model: Any) -> None:
-        """Give the wrapped model the hook that compresses its messages; ValueError where its backend has none."""
+        """Register the hook that compresses gradients.
+
+        Args:
+            model: a `DistributedDataParallel`.
+
+        Raises:
+            ValueError: the hook does not work with this backend or this torch.
+        """
         import torch
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
@@ -139,31 +156,31 @@ class DistributedDataParallelKwargs(KwargsHandler):
             kind.FP16: default_hooks.fp16_compress_wrapper,
             kind.BF16: default_hooks.bf16_compress_wrapper,
         }
-        chosen = kind(self.comm_hook)
-        if chosen is kind.NO:
+        name = kind(self.comm_hook)
+        if name is kind.NO:
             return
-        if chosen is kind.BATCHED_POWER_SGD and not _orthogonalizes_matrices(powerSGD_hook):
+        if name is kind.BATCHED_POWER_SGD and not _orthogonalizes_matrices(powerSGD_hook):
             raise ValueError(
                 f"comm_hook 'batched_power_sgd' fails in torch {torch.__version__} as soon as it compresses, "
                 "after start_powerSGD_iter steps: choose power_sgd"
             )
-        hook: Any = hooks[chosen]
+        hook: Any = hooks[name]
         wrapper: Any = wrappers.get(kind(self.comm_wrapper))
         state = None
-        if chosen in (kind.POWER_SGD, kind.BATCHED_POWER_SGD):
+        if name in (kind.POWER_SGD, kind.BATCHED_POWER_SGD):
             state = powerSGD_hook.PowerSGDState(None, **self.comm_state_option)
         try:
             model.register_comm_hook(state=state, hook=hook if wrapper is None else wrapper(hook))
         except TypeError as error:
             raise ValueError(
-                f"comm_hook {str(chosen)!r} with comm_wrapper {str(self.comm_wrapper)!r} does not work with this "
+                f"comm_hook {str(name)!r} with comm_wrapper {str(self.comm_wrapper)!r} does not work with this "
                 f"backend, {torch.distributed.get_backend()}: torch says {str(error)!r}; "
                 "fp16 compresses on every backend"
             ) from error
 
 
 def _orthogonalizes_matrices(hooks: Any) -> bool:
-    """Return False for a torch whose batched hook hands single matrices to a function that takes stacks of them."""
+    """Return False for a torch whose batched hook passes one matrix to a function that takes a batch of them."""
     import torch
 
     orthogonalize = getattr(hooks, "_orthogonalize", None)
@@ -182,9 +199,9 @@ class GradientAccumulationPlugin(KwargsHandler):
 
     Attributes:
         num_steps: batches per optimizer step.
-        adjust_scheduler: without effect, as in Accelerate: schedules step with the optimizer in either case.
-        sync_with_dataloader: make the last batch of a loader a step.
-        sync_each_batch: reduce gradients on accumulated batches too, which saves memory and costs time.
+        adjust_scheduler: has no effect, as in Accelerate: schedules always step with the optimizer.
+        sync_with_dataloader: step after the last batch of a loader.
+        sync_each_batch: reduce gradients for accumulated batches too, which saves memory and takes time.
     """
 
     num_steps: int | None = None
@@ -195,18 +212,21 @@ class GradientAccumulationPlugin(KwargsHandler):
 
 @dataclass
 class ProfileKwargs(KwargsHandler):
-    """Arguments of `torch.profiler.profile`, and where its trace goes.
+    """Arguments of `torch.profiler.profile`, and the folder of its traces.
 
     Attributes:
-        activities: what is recorded: `cpu`, `cuda`, `xpu` or `mtia`; None is all that this machine has.
+        activities: what to record: `cpu`, `cuda`, `xpu` or `mtia`; by default all that this machine has.
         schedule_option: arguments of `torch.profiler.schedule`; needs `wait`, `warmup` and `active`, in steps.
         on_trace_ready: called with the profiler at the end of each cycle of the schedule.
         record_shapes: record the shapes of inputs.
-        profile_memory: record what is allocated and freed.
+        profile_memory: record when memory is allocated and freed.
         with_stack: record file and line.
         with_flops: estimate floating point operations.
         with_modules: record which module an operation belongs to.
         output_trace_dir: folder for the traces of `Accelerator.profile`, a file for each process.
+
+    Raises:
+        ValueError: an activity is unknown, or `schedule_option` has other keys.
     """
 
     activities: list[str] | None = None
@@ -232,9 +252,10 @@ class ProfileKwargs(KwargsHandler):
                 )
 
     def build(self) -> torch.profiler.profile:
-        """Return a profiler that has not started.
+        """Return a profiler that has not started; a warning names activities that this machine cannot record.
 
-        Activities that this machine cannot record are left out with a warning; ValueError if no other is left.
+        Raises:
+            ValueError: it can record none of them.
         """
         from torch import profiler
 
@@ -257,3 +278,81 @@ class ProfileKwargs(KwargsHandler):
             with_flops=self.with_flops,
             with_modules=self.with_modules,
         )
+
+
+@dataclass(frozen=True)
+class DataLoaderConfiguration:
+    """How data loaders are shared out among the processes.
+
+    Attributes:
+        split_batches: True splits each batch of the loader over the processes, so that the batch size is the
+            total one; False gives every process whole batches.
+        dispatch_batches: True reads on rank 0 and sends every process its part; None does so for iterable
+            datasets.
+        even_batches: True repeats samples from the start so that all processes get equal batches.
+        use_seedable_sampler: True shuffles by seed and epoch alone, see `SeedableRandomSampler`.
+        data_seed: its seed; None takes that of torch's global generator.
+        non_blocking: True copies from pinned memory while the computation goes on.
+        use_stateful_dataloader: True gives loaders `state_dict` and `load_state_dict`, to go on in the middle of
+            an epoch; needs torchdata.
+    """
+
+    split_batches: bool = False
+    dispatch_batches: bool | None = None
+    even_batches: bool = True
+    use_seedable_sampler: bool = False
+    data_seed: int | None = None
+    non_blocking: bool = False
+    use_stateful_dataloader: bool = False
+
+    def __post_init__(self) -> None:
+        if self.use_stateful_dataloader:
+            require_torchdata()
+
+
+def require_torchdata() -> None:
+    """Raise ImportError unless there is a torchdata whose loaders have a state."""
+    if not at_least("torchdata", "0.11"):
+        found = version("torchdata")
+        raise ImportError(
+            f"use_stateful_dataloader=True needs torchdata 0.11 or later, and "
+            f"{'there is none' if found is None else f'this is {found}'}: pip install 'notebook-accel[stateful]'"
+        )
+
+
+@dataclass
+class ProjectConfiguration:
+    """Folders and checkpoints of a run.
+
+    Attributes:
+        project_dir: folder for what the run writes.
+        logging_dir: folder for logs; by default `project_dir`.
+        automatic_checkpoint_naming: save to `project_dir/checkpoints/checkpoint_N`, N counting from `iteration`.
+        total_limit: how many automatically named checkpoints are kept; the older ones are removed once the new
+            one is on the disk. None keeps all.
+        iteration: number of the next checkpoint.
+        save_on_each_node: write what all processes share once on each node, where nodes share no disk.
+
+    Raises:
+        ValueError: `total_limit` or `iteration` is too small.
+    """
+
+    project_dir: str | os.PathLike[str] | None = None
+    logging_dir: str | os.PathLike[str] | None = None
+    automatic_checkpoint_naming: bool = False
+    total_limit: int | None = None
+    iteration: int = 0
+    save_on_each_node: bool = False
+
+    def __post_init__(self) -> None:
+        if self.total_limit is not None and self.total_limit < 1:
+            raise ValueError(f"total_limit {self.total_limit} < 1: the last checkpoint is always kept")
+        if self.iteration < 0:
+            raise ValueError(f"iteration {self.iteration} < 0")
+        self.set_directories(self.project_dir)
+
+    def set_directories(self, project_dir: str | os.PathLike[str] | None = None) -> None:
+        """Set `project_dir`, and `logging_dir` where it has none."""
+        self.project_dir = project_dir
+        if self.logging_dir is None:
+            self.logging_dir = project_dir

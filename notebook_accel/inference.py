@@ -1,4 +1,4 @@
-"""Inference with a model whose layers are spread over the processes of a run, which work on it as a pipeline."""
+"""Pipelined inference: the layers of a model are split over the processes of a run."""
 
 from __future__ import annotations
 
@@ -26,21 +26,24 @@ def prepare_pippy(
     num_chunks: int | None = None,
     gather_output: bool = False,
 ) -> nn.Module:
-    """Split a model over the processes, one stage each, and return it with a forward that runs the pipeline.
+    """Split a model over the processes, one stage each, and replace its forward by one that runs the pipeline.
 
-    The forward takes its input from rank 0; other ranks may call it without. Batches of any size are cut into chunks
-    as large as the example, and several rounds of `num_chunks` of them where that is not enough. Only the last
-    rank gets the output, the others None, unless `gather_output` is True. Gradients are not recorded.
+    The forward takes its input from rank 0. Other ranks call it too, and may leave the input out. A batch of any size
+    is split into chunks as large as the example; more than `num_chunks` chunks run in several rounds. The forward
+    records no gradients.
 
     Args:
-        model: on the CPU, and traceable by `torch.export`; every process has the same.
-        split_points: names of the modules that later stages begin with, one less than there are processes;
-            `auto` chooses them so that stages have weights of about equal size.
-        no_split_module_classes: classes, or their names, whose modules `auto` keeps whole.
-        example_args: positional inputs with tensors as large as one chunk; dim 0 counts samples.
-        example_kwargs: keyword inputs of one chunk; each call then takes the same keywords.
-        num_chunks: chunks that are on their way through the stages together, by default one per process.
-        gather_output: send the output to all processes.
+        model: on the CPU, equal in every process, and traceable by `torch.export`.
+        split_points: names of the modules at which stages 1 and later begin, one for each. `auto` chooses stages with
+            weights of about equal size.
+        no_split_module_classes: classes, or their names, whose modules `auto` does not split.
+        example_args: positional inputs of one chunk; dim 0 of each tensor counts samples.
+        example_kwargs: keyword inputs of one chunk; each call has to use the same keywords.
+        num_chunks: number of chunks that are in the pipeline at the same time; by default one for each process.
+        gather_output: send the output to all processes; by default only the last rank gets it, the others get None.
+
+    Returns:
+        The model, changed in place.
 
     Raises:
         ValueError: there is one process, an argument is wrong, or the split points give another number of stages.
@@ -54,9 +57,9 @@ def prepare_pippy(
     if isinstance(split_points, str) and split_points != "auto":
         raise ValueError(f"split_points is 'auto' or a list of module names, not {split_points!r}")
     if split_points is None or isinstance(split_points, str):
-        names = _balanced_points(model, world, no_split_module_classes or ())
+        names = _balance_points(model, world, no_split_module_classes or ())
     else:
-        names = _checked_points(model, world, split_points)
+        names = _check_points(model, world, split_points)
     pipe, structure = _trace(model, names, example)
     from torch.distributed.pipelining import ScheduleGPipe
 
@@ -70,16 +73,26 @@ def prepare_pippy(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inputs:
-    """The inputs of one call: tensors, and around them what is the same at every call."""
+    """The inputs of one call, split into tensors and what is the same at every call.
+
+    Attributes:
+        tensors: the leaves that are tensors.
+        constants: all leaves, with `...` in place of the tensors.
+        structure: the containers.
+    """
 
     tensors: tuple[torch.Tensor, ...]
     constants: tuple[Any, ...]
-    """All leaves of the inputs, `...` in place of the tensors."""
     structure: pytree.TreeSpec
 
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs:
-        """Take the inputs of a call apart."""
+        """Split the inputs of a call.
+
+        Args:
+            args: positional arguments.
+            kwargs: keyword arguments.
+        """
         leaves, structure = pytree.tree_flatten(
             (tuple(args), {name: kwargs[name] for name in sorted(kwargs)})
         )
@@ -90,25 +103,39 @@ class Inputs:
         )
 
     def rebuild(self, tensors: Iterable[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return args and kwargs with other tensors."""
+        """Return the positional and keyword arguments with other tensors.
+
+        Args:
+            tensors: as many as `self.tensors`.
+        """
         rest = iter(tensors)
         leaves = [next(rest) if leaf is ... else leaf for leaf in self.constants]
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         return args, kwargs
 
     def batch_size(self) -> int | None:
-        """Return the length of dim 0 of all tensors, None where there is no single one."""
+        """Return the length of dim 0 of the tensors, None where they differ."""
         sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in self.tensors}
         return int(sizes.pop()) if len(sizes) == 1 and 0 not in sizes else None
 
     def describe(self) -> str:
-        """Say for an error what the tensors look like."""
+        """Return the shapes of the tensors as text for an error."""
         shapes = ", ".join(str(list(tensor.shape)) for tensor in self.tensors)
         return f"tensors of shapes {shapes}" if shapes else "no tensors"
 
 
 class PipelinedForward:
-    """The forward of a model that is spread over the processes; its signature is that of the model's own."""
+    """The forward that runs the pipeline; it has the signature of the model's own forward.
+
+    Args:
+        forward: the model's own.
+        runtime: of this process.
+        schedule: torch's schedule of this stage.
+        chunks: number of chunks in a round.
+        example: inputs of one chunk.
+        structure: containers of the model's output.
+        gather_output: whether all ranks get the output.
+    """
 
     def __init__(
         self,
@@ -134,7 +161,7 @@ class PipelinedForward:
         inputs = Inputs.of(args, kwargs)
         if self._runtime.topology.is_main:
             plan = self._plan(inputs)
-        plan = self._runtime.comm.broadcast_object(plan, 0)  # all raise what is wrong: nobody waits for input
+        plan = self._runtime.comm.broadcast_object(plan, 0)  # so that all ranks raise, and none waits
         if isinstance(plan, str):
             raise ValueError(plan)
         assert plan is not None
@@ -143,7 +170,7 @@ class PipelinedForward:
         return self._share(output) if self._gather_output else output
 
     def _plan(self, inputs: Inputs) -> int | str:
-        """Return the number of samples, or a sentence that says what is wrong."""
+        """Return the number of samples, or a message that says what is wrong."""
         if (inputs.structure, inputs.constants) != (self._example.structure, self._example.constants):
             return (
                 "the model must be called like the example that it was prepared with, tensors apart: "
@@ -159,13 +186,13 @@ class PipelinedForward:
         parts = []
         for start in range(0, batch_size, capacity):
             if topology.is_main:
-                rows = [_filled(tensor[start : start + capacity], capacity) for tensor in tensors]
+                rows = [_pad_rows(tensor[start : start + capacity], capacity) for tensor in tensors]
                 part = self._schedule.step(*nested.send_to_device(rows, self._runtime.device))
             else:
                 part = self._schedule.step()
             if topology.is_last:
                 kept = min(capacity, batch_size - start)
-                leaves = [_kept(leaf, capacity, kept) for leaf in pytree.tree_leaves(part)]
+                leaves = [_drop_padding(leaf, capacity, kept) for leaf in pytree.tree_leaves(part)]
                 parts.append(pytree.tree_unflatten(leaves, self._structure))
         if not parts:
             return None
@@ -183,22 +210,22 @@ class PipelinedForward:
         return ops.broadcast(comm, output, last)
 
 
-def _filled(rows: torch.Tensor, length: int) -> torch.Tensor:
-    """Repeat the last row until there are `length` rows."""
+def _pad_rows(rows: torch.Tensor, length: int) -> torch.Tensor:
+    """Return the rows with the last one repeated, `length` in all."""
     missing = length - rows.shape[0]
     return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing else rows
 
 
-def _kept(leaf: Any, capacity: int, length: int) -> Any:
-    """Drop the rows of an output that are there for repeated ones."""
+def _drop_padding(leaf: Any, capacity: int, length: int) -> Any:
+    """Return an output without the rows that come from repeated inputs."""
     counts = isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and leaf.shape[0] == capacity
     return leaf[:length] if counts else leaf
 
 
 class _Entry(nn.Module):
-    """A model with its tensors as positional inputs, all of which the first stage takes and hands on as results.
+    """A model with its tensors as positional inputs. The first stage takes all of them and passes them on as results.
 
-    A later stage could not get at an input of the whole model.
+    A later stage has no access to the inputs of the whole model.
     """
 
     def __init__(self, model: nn.Module, example: Inputs) -> None:
@@ -212,7 +239,7 @@ class _Entry(nn.Module):
 
 
 def _check(model: Any, world: int, example: Inputs, chunks: Any) -> None:
-    """Raise ValueError or TypeError for arguments that cannot work."""
+    """Raise ValueError or TypeError for wrong arguments."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"prepare_pippy takes a torch.nn.Module, not {model!r}")
     if world == 1:
@@ -229,7 +256,7 @@ def _check(model: Any, world: int, example: Inputs, chunks: Any) -> None:
         )
 
 
-def _checked_points(model: nn.Module, world: int, split_points: Sequence[str]) -> list[str]:
+def _check_points(model: nn.Module, world: int, split_points: Sequence[str]) -> list[str]:
     names = list(split_points)
     known = dict(model.named_modules())
     unknown = [name for name in names if not name or name not in known]
@@ -242,8 +269,8 @@ def _checked_points(model: nn.Module, world: int, split_points: Sequence[str]) -
     return names
 
 
-def _balanced_points(model: nn.Module, world: int, whole: Sequence[str | type[nn.Module]]) -> list[str]:
-    """Return the names of the modules that stages 1 to world - 1 begin with."""
+def _balance_points(model: nn.Module, world: int, whole: Sequence[str | type[nn.Module]]) -> list[str]:
+    """Return the names of the modules at which stages 1 to world - 1 begin."""
     names = {item if isinstance(item, str) else item.__name__ for item in whole}
     parts = [(name, size) for name, size in _parts(model, "", names) if name]
     total = sum(size for _, size in parts)
@@ -256,7 +283,7 @@ def _balanced_points(model: nn.Module, world: int, whole: Sequence[str | type[nn
     for stage in range(1, world):
         goal = total * stage / world
         last = len(parts) - (world - stage)  # one part stays for each later stage
-        # another part goes to this stage as long as that brings its end nearer to the goal
+        # this stage takes another part while that brings its end nearer to the goal
         while position < last and abs(before + parts[position][1] - goal) <= abs(before - goal):
             before += parts[position][1]
             position += 1
@@ -267,7 +294,7 @@ def _balanced_points(model: nn.Module, world: int, whole: Sequence[str | type[nn
 
 
 def _parts(module: nn.Module, name: str, whole: set[str]) -> Iterator[tuple[str, int]]:
-    """Yield name and bytes of what may begin a stage, in the order of definition."""
+    """Yield name and bytes of each module at which a stage may begin, in the order of definition."""
     children = list(module.named_children())
     if not children or type(module).__name__ in whole:
         yield name, sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
@@ -277,16 +304,16 @@ def _parts(module: nn.Module, name: str, whole: set[str]) -> Iterator[tuple[str,
 
 
 def _trace(model: nn.Module, names: list[str], example: Inputs) -> tuple[Any, pytree.TreeSpec]:
-    """Return torch's pipeline of the model, whose output is a flat tuple, and the structure of the model's own.
+    """Return torch's pipeline of the model, whose output is a flat tuple, and the containers of the model's output.
 
-    What tracing puts on the modules is taken off again.
+    The modules lose the attributes that tracing sets on them.
     """
     from torch.distributed.pipelining import SplitPoint, pipeline
 
     device = next((tensor.device for tensor in model.parameters()), torch.device(devices.CPU.name))
     tensors = tuple(tensor.to(device) for tensor in example.tensors)
     structures: list[pytree.TreeSpec] = []
-    with _unchanged(model, names):
+    with _restore_forwards(model, names):
         watch = model.register_forward_hook(lambda _, __, out: structures.append(pytree.tree_structure(out)))
         try:
             spec = {f"model.{name}": SplitPoint.BEGINNING for name in names}
@@ -307,7 +334,7 @@ def _trace(model: nn.Module, names: list[str], example: Inputs) -> tuple[Any, py
 
 
 @contextmanager
-def _unchanged(model: nn.Module, names: list[str]) -> Iterator[None]:
+def _restore_forwards(model: nn.Module, names: list[str]) -> Iterator[None]:
     modules = [model.get_submodule(name) for name in names]
     before = [vars(module).get("forward") for module in modules]
     try:

@@ -1,4 +1,4 @@
-"""`notebook_launcher` and `debug_launcher`: a function on N processes, from a notebook cell or a script."""
+"""`notebook_launcher` and `debug_launcher`: run a function on several processes, from a notebook cell or a script."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from . import environ
-from .launch import kernel_state
+from .launch.checks import fork_safety
 
-if TYPE_CHECKING:  # what a launch needs is imported by the first one: workers and scripts need none of it
+if TYPE_CHECKING:  # the first launch imports what launches need: workers and scripts do not need it
     from .config.launch import Source
+    from .config.launch_options import OnHang, Returns, StartMethod, View
     from .launch.engines.base import Engine
-    from .launch.job import Job, OnHang, Returns, StartMethod, View
+    from .launch.request import LaunchRequest
     from .launch.run import MakeSink, Run
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-kernel_state.watch()
+fork_safety.record_cuda_init()
 
 
-def _noting_given(launcher: Callable[P, T]) -> Callable[P, T]:
-    """Tell a launcher which arguments it was given by hand: these count more than a config's."""
+def _apply_config(launcher: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a launcher: its config supplies the arguments that the call does not have."""
     signature = inspect.signature(launcher)
 
     @functools.wraps(launcher)
@@ -42,16 +43,16 @@ def _noting_given(launcher: Callable[P, T]) -> Callable[P, T]:
         if has_config:
             from .config import launch as by_config
 
-            found = by_config.arguments(by_config.found(bound.arguments.pop("config")), bound.arguments)
+            found = by_config.arguments(by_config.find_config(bound.arguments.pop("config")), bound.arguments)
             bound.arguments.update(found.values)
-            own = bound.arguments.get("environment") or {}
-            bound.arguments["environment"] = {**found.environment, **own}
+            environment = bound.arguments.get("environment") or {}
+            bound.arguments["environment"] = {**found.environment, **environment}
         return launcher(*bound.args, **bound.kwargs)
 
     return wrapper
 
 
-@_noting_given
+@_apply_config
 def notebook_launcher(
     function: Callable[..., Any],
     args: tuple[Any, ...] = (),
@@ -83,155 +84,135 @@ def notebook_launcher(
     address: str | None = None,
     tpu_mode: Literal["process", "spmd"] = "process",
 ) -> Any:
-    """Run a function on several processes and return what it returns.
+    """Run a function on several processes, and return its value.
 
-    Output, displays, figures and tqdm bars of the workers come into the cell while they run. Nothing has to be
-    kept out of the notebook before: where this process cannot be forked (a GPU was used in it, or OpenMP), fresh
-    processes run the function. ACCELERATE_DEBUG_MODE=1 makes a dry launch first.
+    Output, displays, figures and tqdm bars of the workers appear in the cell while they run. The notebook may do
+    anything before the launch. If its process cannot be forked, because it has used a GPU or OpenMP for example, fresh
+    processes run the function. With the environment variable ACCELERATE_DEBUG_MODE=1 a dry launch comes first.
 
     Args:
-        function: what each process runs, as `function(*args)`; it may be defined in a cell.
-        args: its arguments.
-        num_processes: processes on this node (under Ray: on all); None is one per GPU or TPU chip, or 1 (under Ray: one
-            per CPU).
-        mixed_precision: `no`, `fp16`, `bf16` or `fp8`: what an `Accelerator` in the workers uses.
-        use_port: port of the rendezvous store on node 0; None is a free one.
-        master_addr: address of node 0.
+        function: each process calls it, as `function(*args)`. It may be defined in a cell.
+        args: positional arguments of the function.
+        num_processes: number of processes on this node; under Ray on all nodes. None is one for each GPU or TPU chip,
+            or 1 without any; under Ray one for each CPU if there is no GPU.
+        mixed_precision: `no`, `fp16`, `bf16` or `fp8`. An `Accelerator` in the workers uses it.
+        use_port: port of the rendezvous store on node 0; None is a free port.
+        master_addr: host name or address of node 0.
         node_rank: number of this node, from 0.
-        num_nodes: nodes of the run; each runs the same cell. `"1:4"` is 1 to 4, which may join and leave: then all
-            workers start again, so the function should go on from its last checkpoint. The node with `node_rank` 0
-            on the machine of that address holds the store, and must stay.
-        rdzv_backend: how several nodes meet: `static` or `c10d`, which a range of nodes implies.
-        rdzv_endpoint: `host:port` where they meet, instead of `master_addr` and `use_port`.
-        rdzv_conf: settings of the rendezvous: `join_timeout` is the seconds that a node waits for the others.
-        rdzv_id: name of the run.
-        max_restarts: how often all workers are started again after one failed here; nodes that come or go do not
-            count.
-        monitor_interval: seconds between two looks at the workers; their end is noticed at once anyway.
-        log_line_prefix_template: text before each line where several ranks are shown; `${rank}`,
-            `${local_rank}` and `${role_name}` are filled in.
-        start_method: `fork` copies this process, `forkserver` and `spawn` start fresh ones; `auto` forks where
-            that is safe and uses a fork server otherwise.
-        returns: `first` returns rank 0's value, on every node, `all` the list of this node's
-            values by rank, `none` None. Tensors arrive on the CPU.
+        num_nodes: number of nodes. Each node runs the same cell. With `"1:4"` there may be 1 to 4 nodes, which may join
+            and leave. Each time all workers start again, so the function should continue from its last checkpoint. Node
+            0 has to stay: it holds the rendezvous store, and `master_addr` is its address.
+        rdzv_backend: how several nodes meet: `static` or `c10d`. With `num_nodes="1:4"` it is `c10d`.
+        rdzv_endpoint: `host:port` where the nodes meet, in place of `master_addr` and `use_port`.
+        rdzv_conf: settings of the rendezvous. `join_timeout` is how many seconds a node waits for the others.
+        rdzv_id: name of the run, the same on all nodes.
+        max_restarts: how many times all workers start again after one of them has failed. Restarts because nodes join
+            or leave do not count.
+        monitor_interval: seconds between two looks at the workers. The end of a worker is noticed at once.
+        log_line_prefix_template: `string.Template` of the text before each line of output, if several ranks are shown.
+            It may contain `${rank}`, `${local_rank}` and `${role_name}`.
+        start_method: `fork` copies this process, `forkserver` and `spawn` start fresh ones. `auto` forks if that is
+            safe, and uses a fork server otherwise.
+        returns: `first` returns the value of rank 0 on every node, `all` the list of values of this node by rank,
+            `none` None. Tensors arrive on the CPU.
         output: ranks whose output is shown: `all`, `first`, `none` or a collection of ranks.
-        environment: variables of the workers alone.
-        config: `default` for the file that `write_basic_config` and `notebook-accel config` write, the path of
-            another, or a `LaunchConfig`; it counts for all that is not given here. None uses no config.
-        block: False returns a `Run` at once: `run.result()` or `await run` waits for the value, `run.stop()` stops
-            it, `notebook_accel.runs()` lists all. The function and what it uses are taken as they are at the call,
-            and processes of their own run it, also where there is one; they end with this process.
-        log_dir: folder to which all output of each worker is written too, `rank_0.log` and so on; an earlier run's
-            is kept above it.
-        view: how the run is shown. `widget` is a live view with a Stop button, which becomes a static page at the end;
-            `text` prints lines; `none` shows nothing but errors; `auto` is the environment variable
-            NOTEBOOK_ACCEL_VIEW, else the widgets in a notebook that has ipywidgets, and text elsewhere.
-        hang_timeout: seconds after which it is told where each rank is, if nothing was heard of any of them: no step,
-            batch, line, bar, metric or display, and no collective that was entered or left. None never tells.
-        on_hang: `tell` goes on waiting, `raise` ends the run, or starts its workers again where `max_restarts` allows.
-        engine: what starts the processes: `inprocess` runs one in this process, `elastic` starts them here under torch
-            elastic, `xla` one for each TPU chip, `ray` on a Ray cluster; other packages add more by the entry points
-            `notebook_accel.engines`; an `Engine` is one, too. `auto` is what the machine and the other arguments need.
-        address: where the cluster is, for an engine that has one: under Ray `auto`, `host:port` or `ray://host:port`;
-            None is the one that this process is connected to, else a Ray that starts here.
-        tpu_mode: `process` is one process for each TPU chip; `spmd` is one process that uses all chips, this one where
-            it has not used the TPU for something else.
+        environment: environment variables that only the workers get.
+        config: supplies the arguments that are not given here. `default` is the file that `write_basic_config` and
+            `notebook-accel config` write; otherwise the path of a file, or a `LaunchConfig`. None uses no config.
+        block: whether the cell waits for the end of the run. False returns a `Run` at once: `run.result()` or `await
+            run` waits for the value, `run.stop()` stops the run, and `notebook_accel.runs()` lists all runs. The
+            function and the globals that it uses are copied at the call. Worker processes run it even if there is only
+            one. They end when this process ends.
+        log_dir: folder for the whole output of each worker, in files `rank_0.log` and so on. A file that exists is
+            appended to. None writes no files.
+        view: how the run is shown. `widget` is a live view with a Stop button, which becomes a static page at the end.
+            `text` prints lines. `none` shows only errors. `auto` is the environment variable NOTEBOOK_ACCEL_VIEW if it
+            is set; otherwise `widget` in a notebook with ipywidgets, and `text` elsewhere.
+        hang_timeout: seconds without any sign of progress, after which a report says where each rank is. A sign of
+            progress is a step, batch, line, bar, metric or display, and the begin or end of a collective. None never
+            reports.
+        on_hang: `tell` reports a hang and goes on waiting. `raise` ends the run, or restarts its workers if
+            `max_restarts` allows it.
+        engine: what starts the processes. `inprocess` runs a single one in this process, `elastic` starts workers here
+            under torch elastic, `xla` starts one for each TPU chip, `ray` starts them on a Ray cluster. Other packages
+            add engines by the entry points `notebook_accel.engines`. An `Engine` object is possible too. `auto` chooses
+            by the machine and the other arguments.
+        address: address of the engine's cluster; under Ray `auto`, `host:port` or `ray://host:port`. None is the
+            cluster that this process is connected to; without one, Ray starts on this machine.
+        tpu_mode: `process` is one process for each TPU chip. `spmd` is one process that uses all chips: this process,
+            if it has not used the TPU in another way.
 
     Returns:
-        What `returns` asks for. A single process is this process, and the value is the function's own. A `Run` where
-        `block` is False.
+        The value or values that `returns` asks for. If a single process is enough, this process runs the function. With
+        `block=False` a `Run`.
 
     Raises:
-        ValueError, TypeError: wrong arguments, all in one message, before anything starts.
-        ConfigError: the config is wrong; it names file, line and option.
-        LaunchError: the nodes do not fit together, or one did not come in time; it names them.
-        ShipError: the function cannot be sent to fresh processes; the message says because of what.
-        HangError: nothing went on any more, and `on_hang` is `raise`.
-        WorkerError: a worker was killed, or left without returning; with several nodes also: a node is gone.
-        BaseException: the exception of the first rank that failed, with its own type and traceback.
-        KeyboardInterrupt: after all workers have ended.
+        ValueError, TypeError: arguments are wrong. The message has all problems, and nothing was started.
+        ConfigError: the config is wrong. The message names file, line and option.
+        LaunchError: the workers cannot start, for example because nodes do not fit together or one did not come in
+            time.
+        ShipError: the function cannot be pickled for fresh processes. The message names the object that cannot be.
+        HangError: no rank made progress for `hang_timeout` seconds, and `on_hang` is `raise`.
+        WorkerError: a worker was killed or exited without returning. With several nodes also: a node was lost.
+        BaseException: the exception of the rank that failed first, with its own type and traceback.
+        KeyboardInterrupt: the user interrupted the cell. All workers have ended.
     """
+    options = {**locals()}  # all arguments by name
     __tracebackhide__ = True
-    from .launch.job import Job, Rendezvous
+    from .launch.request import LaunchRequest
 
-    if not isinstance(block, bool):
-        raise TypeError(f"notebook_launcher: block={block!r}: True or False is needed")
-    rendezvous = Rendezvous(
-        address=master_addr,
-        port=use_port,
-        node_rank=node_rank,
-        num_nodes=num_nodes,
-        backend=rdzv_backend,
-        endpoint=rdzv_endpoint,
-        run_id=rdzv_id,
-        settings=rdzv_conf,
-    )
-    job = Job(
-        function=function,
-        args=args,
-        num_processes=num_processes,
-        mixed_precision=mixed_precision,
-        start_method=start_method,
-        returns=returns,
-        output=output,
-        rendezvous=rendezvous,
-        max_restarts=max_restarts,
-        monitor_interval=monitor_interval,
-        prefix=log_line_prefix_template,
-        environment={} if environment is None else environment,
-        background=not block,
-        log_dir=log_dir,
-        view=view,
-        hang_timeout=hang_timeout,
-        on_hang=on_hang,
-        engine=engine,
-        address=address,
-        tpu_mode=tpu_mode,
-    )
-    return _run(job, "notebook_launcher")
+    del options["function"], options["args"], options["config"]
+    return _run(LaunchRequest(function=function, args=args, options=options), "notebook_launcher")
 
 
 def debug_launcher(function: Callable[..., Any], args: tuple[Any, ...] = (), num_processes: int = 2) -> Any:
-    """Run a function on CPU processes, also where there are GPUs, and return rank 0's value.
+    """Run a function on CPU processes, even if there are GPUs, and return the value of rank 0.
 
-    Args, errors and output are those of `notebook_launcher`.
+    Output appears in the cell as with `notebook_launcher`.
+
+    Args:
+        function: each process calls it, as `function(*args)`. It may be defined in a cell.
+        args: positional arguments of the function.
+        num_processes: number of processes.
+
+    Returns:
+        The value of rank 0. Tensors arrive on the CPU.
+
+    Raises:
+        BaseException: what `notebook_launcher` raises.
     """
     __tracebackhide__ = True
-    from .launch.job import Job
+    from .launch.request import LaunchRequest
 
-    job = Job(
-        function=function,
-        args=args,
-        num_processes=num_processes,
-        environment={"ACCELERATE_USE_CPU": "true"},
-    )
-    return _run(job, "debug_launcher")
+    options = {"num_processes": num_processes, "environment": {"ACCELERATE_USE_CPU": "true"}}
+    request = LaunchRequest(function=function, args=args, options=options)
+    return _run(request, "debug_launcher")
 
 
 def runs() -> list[Run]:
-    """Return the launches of this process, oldest first: all that still run, and the last ones that ended."""
+    """Return the runs of this process, oldest first: all that still run, and the last ones that have ended."""
     from .launch import registry
 
     return registry.runs()
 
 
-def _run(job: Job, caller: str) -> Any:
+def _run(request: LaunchRequest, caller: str) -> Any:
     __tracebackhide__ = True
-    from .launch import guard, preflight
-    from .launch.engines.base import Engine
-    from .launch.start import launch, launch_in_background
+    from .launch import dry_run, preflight, registry
     from .stream.logs import LogFiles
-    from .widgets.run import sink_for
+    from .widgets.run import make_sink
 
-    ready = preflight.checked(job, caller)
-    if ready.distributed and isinstance(ready.engine, Engine) and ready.engine.load(ready):
-        ready = preflight.checked(job, caller)  # what an import started could forbid the fork
-    asked = environ.flag_in(ready.environment, "ACCELERATE_DEBUG_MODE")
-    if environ.flag("ACCELERATE_DEBUG_MODE") if asked is None else asked:
-        guard.dry_launch(ready)
-    sinks: list[MakeSink] = [sink_for]
-    folder = ready.log_dir
-    if folder is not None and ready.distributed:
-        # before the view, which would be left behind where the folder cannot be made
+    job, engine = preflight.check(request, caller)
+    is_debug = environ.flag_in(job.environment, "ACCELERATE_DEBUG_MODE")
+    if environ.flag("ACCELERATE_DEBUG_MODE") if is_debug is None else is_debug:
+        dry_run.launch(job, engine)
+    sinks: list[MakeSink] = [make_sink]
+    folder = job.log_dir
+    if folder is not None and job.distributed:
+        # before the view: if the folder cannot be made, no view was opened
         sinks.insert(0, lambda run: LogFiles(folder, run.job.name))
-    return launch_in_background(ready, sinks) if ready.background else launch(ready, sinks)
+    run = registry.open_run(job, engine, sinks)
+    if not job.background:
+        return run.call()
+    run.start()
+    return run

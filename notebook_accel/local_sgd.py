@@ -1,4 +1,4 @@
-"""Local SGD: every process trains on its own for some steps, then all take the mean of their parameters.
+"""Local SGD: each process trains alone for some steps, then all processes average their parameters.
 
 Zhang, De Sa, Mitliagkas, Ré: Parallel SGD: When does averaging help? (2016), arXiv:1606.07365.
 Stich: Local SGD converges fast and communicates little (2019), arXiv:1805.09767.
@@ -15,16 +15,16 @@ from .accelerator import Accelerator
 
 
 class LocalSGD:
-    """Context manager in which backward passes of the model reduce no gradients and `step` averages parameters.
+    """Context manager in which backward passes reduce no gradients, and `step` averages the parameters.
 
-    The parameters are averaged once more at the end of the block, unless an exception ends it. Buffers and the
-    states of optimizers stay each process's own.
+    The end of the block averages them once more, unless an exception ends it. Buffers and the states of optimizers
+    are not averaged.
 
     Args:
-        accelerator: that prepared the model.
-        model: prepared; all its parameters are averaged.
-        local_sgd_steps: calls of `step` between two averages.
-        enabled: False leaves everything as without it; so does a single process.
+        accelerator: the one that prepared the model.
+        model: a prepared model.
+        local_sgd_steps: number of calls of `step` from one average to the next.
+        enabled: False turns it off; it is also off in a run of one process.
 
     Raises:
         ValueError: `local_sgd_steps` is less than 1.
@@ -58,14 +58,14 @@ class LocalSGD:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._alone:
-            # after an error the other processes may never come to an average
+            # after an error the other processes may never take part in an average
             if self.enabled and kind is None:
                 self._average()
 
     def step(self) -> None:
         """Count an optimizer step, and average the parameters after every `local_sgd_steps` of them.
 
-        Every process must call it equally often.
+        Every process must call it the same number of times.
         """
         self.num_steps += 1
         if self.enabled and self.num_steps % self.local_sgd_steps == 0:

@@ -1,4 +1,4 @@
-"""Device memory: give it back, and find the batch size that fits into it."""
+"""Frees device memory, and finds the batch size that fits into it."""
 
 from __future__ import annotations
 
@@ -23,21 +23,28 @@ _OUT_OF_MEMORY: Final = (
 
 
 def clear_device_cache(garbage_collection: bool = False) -> None:
-    """Give cached memory of all devices that this process uses back to the system.
+    """Return the cached memory of all devices in use to the system; no device is initialised.
 
-    `garbage_collection` collects dead Python objects first, which takes longer. No device is initialised for it.
+    Args:
+        garbage_collection: collect dead Python objects first, which takes longer.
     """
     if garbage_collection:
         gc.collect()
-    for kind in devices.is_initialized():
+    for kind in devices.list_initialized():
         devices.empty_cache(torch.device(kind))
 
 
 def release_memory(*objects: Any) -> list[None]:
-    """Free device memory and return a None for each object: `model, batch = release_memory(model, batch)`.
+    """Free device memory: `model, batch = release_memory(model, batch)`.
 
-    The memory of the objects themselves is free once the caller's names are gone too, and is given back to the
-    system with the next call of this or of `clear_device_cache`.
+    The memory of the objects themselves becomes free when the caller assigns the result to their names. The next call
+    of this function, or of `clear_device_cache`, returns that memory to the system.
+
+    Args:
+        objects: what the caller no longer needs.
+
+    Returns:
+        A None for each object.
     """
     released: list[None] = [None for _ in objects]
     del objects
@@ -46,7 +53,11 @@ def release_memory(*objects: Any) -> list[None]:
 
 
 def should_reduce_batch_size(exception: BaseException) -> bool:
-    """Return True if the exception says that memory ran out: that of a device, or of the CPU."""
+    """Return True if an exception says that the memory of a device or of the CPU ran out.
+
+    Args:
+        exception: what a step of training raised.
+    """
     if isinstance(exception, (torch.OutOfMemoryError, MemoryError)):
         return True
     text = str(exception)
@@ -58,21 +69,23 @@ def find_executable_batch_size(
     starting_batch_size: int = 128,
     reduce_batch_size_fn: Callable[[], int] | None = None,
 ) -> Any:
-    """Decorate a function so that it is called with a batch size before its own arguments, and again with less.
+    """Decorate a function so that it runs with the largest batch size that fits into memory.
 
-    Each time memory runs out, what the failed call left behind is freed and the batch size is reduced. A later call
-    starts with the size that worked. Each process of a run decides for itself: where processes wait for each
-    other, memory must run out in all of them.
+    The function gets the batch size before its other arguments. Each time memory runs out, the memory of the failed
+    call is freed and the function is called with a smaller size. A later call starts with the size that worked. Each
+    process decides for itself: where processes wait for each other, memory must run out in all of them.
 
     Args:
-        function: takes the batch size as its first argument; callers leave it out. Without it the result is a
-            decorator.
-        starting_batch_size: what to try first.
+        function: takes the batch size as its first argument, which callers leave out.
+        starting_batch_size: the first size to try.
         reduce_batch_size_fn: returns the next size to try; by default nine tenths of the last, rounded down.
+
+    Returns:
+        The decorated function; a decorator where `function` is None.
 
     Raises:
         TypeError: the arguments of a call do not fit the function, as when the batch size was passed too.
-        RuntimeError: no batch size was small enough; its cause is the last failure.
+        RuntimeError: no batch size was small enough; the cause is the last failure.
         ValueError: `starting_batch_size` is negative, or `reduce_batch_size_fn` returned no smaller size.
     """
     if isinstance(starting_batch_size, bool) or not isinstance(starting_batch_size, int):
@@ -91,7 +104,7 @@ def find_executable_batch_size(
 
 
 class _Search:
-    """The decorated function; its signature is that of the function less the batch size."""
+    """The decorated function; its signature is that of the function without the batch size."""
 
     def __init__(self, function: Callable[..., Any], start: int, reduce: Callable[[], int] | None) -> None:
         functools.update_wrapper(self, function)

@@ -1,4 +1,4 @@
-"""`print_metrics`: numbers of a step, as a line and for the view of the run."""
+"""print_metrics: prints the numbers of a step, and sends them to the view of the run."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from . import runtime, topology
 
 
 def print_metrics(values: Mapping[str, Any] | None = None, *, step: int | None = None, **named: Any) -> None:
-    """Print values on one line in rank 0, and tell the numbers among them to the run's view and to `run.metrics`.
+    """Print values on one line in rank 0, and send the numbers among them to the view and to `run.metrics`.
 
     `print_metrics(step=10, loss=loss)` prints `step 10: loss 0.25`. A tensor or array of one element is a number.
-    Other ranks print nothing; it is no collective.
+    Other ranks print nothing, and do not have to call it.
 
     Args:
-        values: values by name, for names that are no Python words.
-        step: the step that they belong to.
-        named: further values.
+        values: values by name, also by names that cannot be keywords.
+        step: number of the step.
+        named: more values.
 
     Raises:
         TypeError: `values` is no mapping.

@@ -1,4 +1,4 @@
-"""Walk nested data: tuples, lists, named tuples, mappings and dataclasses with tensors as leaves."""
+"""Walks over nested data: tuples, lists, named tuples, mappings and dataclasses with tensors as leaves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ def is_namedtuple(value: object) -> bool:
 
 
 def honor_type(obj: Any, values: Iterable[Any]) -> Any:
-    """Make a sequence of the type of `obj` (list, tuple, named tuple or a subclass) of the values."""
+    """Return the values as a sequence of the type of another.
+
+    Args:
+        obj: a list, tuple, named tuple, or an instance of a subclass of these.
+        values: the items.
+    """
     kind = type(obj)
     if kind is tuple or kind is list:
         return kind(values)
@@ -48,14 +53,14 @@ def _like_mapping(obj: Any, items: dict[Any, Any]) -> Any:
 
 
 def _like_record(obj: Any, values: dict[str, Any]) -> Any:
-    made = copy.copy(obj)
+    copied = copy.copy(obj)
     for name, value in values.items():
-        object.__setattr__(made, name, value)
-    return made
+        object.__setattr__(copied, name, value)
+    return copied
 
 
 def _map(apply: Callable[[Any], Any], data: Any) -> Any:
-    """Rebuild the containers of `data` with `apply` called on every leaf, in the order of `flatten`."""
+    """Return the same containers with `apply` called on every leaf, in the order of `flatten`."""
     if isinstance(data, torch.Tensor):
         return apply(data)
     if isinstance(data, (tuple, list)):
@@ -77,9 +82,18 @@ def recursively_apply(
     error_on_other_type: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Call `func(leaf, *args, **kwargs)` on every leaf that `test_type` accepts and rebuild the containers around.
+    """Return the same containers with `func(leaf, *args, **kwargs)` in place of every leaf that `test_type` accepts.
 
-    Other leaves stay as they are; with `error_on_other_type` they raise TypeError.
+    Args:
+        func: called with each of these leaves.
+        data: nested data.
+        args: further arguments of `func`.
+        test_type: says whether to change a leaf.
+        error_on_other_type: raise for other leaves; by default they stay as they are.
+        kwargs: keyword arguments of `func`.
+
+    Raises:
+        TypeError: there is another leaf, and `error_on_other_type` is True.
     """
 
     def apply(leaf: Any) -> Any:
@@ -108,30 +122,54 @@ class Flat:
     leaves: list[Any]
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:
-        """Return the containers of the tree around other leaves; ValueError unless there are as many."""
+        """Return the same containers with other leaves.
+
+        Args:
+            leaves: as many as `self.leaves`, in their order.
+
+        Raises:
+            ValueError: there are more or fewer.
+        """
         if len(leaves) != len(self.leaves):
             raise ValueError(f"{len(leaves)} leaves given != {len(self.leaves)} leaves of the tree")
         return _refill(self.tree, iter(leaves))
 
     def paths(self, root: str = "") -> list[str]:
-        """Return where each leaf is, as Python would index it: `root['labels'][0].mask`."""
+        """Return the path to each leaf as Python code: `root['labels'][0].mask`.
+
+        Args:
+            root: name of the nested data.
+        """
         return list(_paths(self.tree, root))
 
 
 def leaves_of(tree: Any) -> list[Any]:
-    """Return the leaves of nested data, depth first."""
+    """Return the leaves of nested data, depth first.
+
+    Args:
+        tree: the nested data.
+    """
     leaves: list[Any] = []
     _collect(tree, leaves)
     return leaves
 
 
 def refill(tree: Any, leaves: Iterable[Any]) -> Any:
-    """Return the containers of the tree around other leaves, of which there must be as many."""
+    """Return the same containers with other leaves.
+
+    Args:
+        tree: nested data.
+        leaves: as many as the tree has, in the order of `leaves_of`.
+    """
     return _refill(tree, iter(leaves))
 
 
 def flatten(tree: Any) -> Flat:
-    """Return the leaves of nested data, what leads to each of them, and how to put other leaves in their place."""
+    """Return nested data with its leaves.
+
+    Args:
+        tree: the nested data.
+    """
     return Flat(tree=tree, leaves=leaves_of(tree))
 
 
@@ -191,10 +229,14 @@ def send_to_device(
     non_blocking: bool = False,
     skip_keys: str | Sequence[str] | None = None,
 ) -> Any:
-    """Move every tensor, and every object with a `to` method, to the device.
+    """Return the same containers with every tensor, and every object with a method `to`, on a device.
 
-    Values of mappings under a key in `skip_keys` stay where they are. `non_blocking` copies from pinned memory
-    overlap with computation; a `to` that does not know it is called without.
+    Args:
+        tensor: nested data.
+        device: where to.
+        non_blocking: let copies from pinned memory overlap with computation; a `to` without this argument is called
+            without it.
+        skip_keys: keys of mappings whose values are not moved.
     """
     skipped = (skip_keys,) if isinstance(skip_keys, str) else tuple(skip_keys or ())
     return _send(tensor, device, non_blocking, skipped)
@@ -229,7 +271,15 @@ def _move_object(data: Any, device: torch.device | str | int, non_blocking: bool
 
 
 def find_batch_size(data: Any) -> int:
-    """Return the length of dim 0 of the first tensor; ValueError for empty containers, TypeError for other leaves."""
+    """Return the length of dim 0 of the first tensor.
+
+    Args:
+        data: nested data.
+
+    Raises:
+        ValueError: a container is empty, or the tensor has no dimensions.
+        TypeError: the first leaf is no tensor.
+    """
     if isinstance(data, torch.Tensor):
         if data.ndim == 0:
             raise ValueError("a tensor without dimensions has no batch size")
@@ -245,7 +295,11 @@ def find_batch_size(data: Any) -> int:
 
 
 def ignorant_find_batch_size(data: Any) -> int | None:
-    """Return the batch size, None where there is none to find."""
+    """Return the batch size of nested data, None where it has none.
+
+    Args:
+        data: see `find_batch_size`.
+    """
     try:
         return find_batch_size(data)
     except (ValueError, TypeError):
@@ -255,14 +309,26 @@ def ignorant_find_batch_size(data: Any) -> int | None:
 def slice_tensors(
     data: Any, tensor_slice: slice, process_index: int | None = None, num_processes: int | None = None
 ) -> Any:
-    """Take the slice of dim 0 of every tensor; the process arguments are for replacements of this function."""
+    """Return the same containers with a slice of every tensor.
+
+    Args:
+        data: nested data.
+        tensor_slice: of dim 0.
+        process_index: has no effect; it is for functions that users put in place of this one.
+        num_processes: has no effect, as `process_index`.
+    """
     return recursively_apply(lambda tensor: tensor[tensor_slice], data)
 
 
 def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
-    """Concatenate nested data of one structure leaf by leaf, the tensors along `dim`.
+    """Concatenate nested data leaf by leaf.
 
-    A single item is returned as it is where it holds no tensors; other leaves raise TypeError.
+    Args:
+        data: items of one structure; a single item may have leaves that are no tensors.
+        dim: along which tensors are concatenated.
+
+    Raises:
+        TypeError: a leaf is no tensor, and there are several items.
     """
     first = data[0]
     if isinstance(first, torch.Tensor):
@@ -282,12 +348,20 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
 
 
 def listify(data: Any) -> Any:
-    """Replace every tensor by its numbers, as nested lists."""
+    """Return the same containers with the numbers of every tensor, as nested lists.
+
+    Args:
+        data: nested data.
+    """
     return recursively_apply(lambda tensor: tensor.detach().cpu().tolist(), data)
 
 
 def convert_to_fp32(tensor: Any) -> Any:
-    """Convert float16 and bfloat16 tensors to float32; all else stays."""
+    """Return the same containers with float16 and bfloat16 tensors converted to float32.
+
+    Args:
+        tensor: nested data.
+    """
     return recursively_apply(_to_float32, tensor, test_type=_is_half)
 
 

@@ -13,27 +13,40 @@ from .runtime import Runtime
 
 
 class StepHooks(Protocol):
-    """What has something to do around each step of a raw optimizer."""
+    """Is called before and after each step of a raw optimizer."""
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Run before the step."""
+        """Run before a step.
+
+        Args:
+            optimizer: the raw optimizer.
+        """
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Run after the step."""
+        """Run after a step.
+
+        Args:
+            optimizer: the raw optimizer.
+        """
 
 
 class AcceleratedOptimizer(torch.optim.Optimizer):
     """A wrapper whose `step` and `zero_grad` do nothing while gradients accumulate.
 
-    Everything else is the wrapped optimizer's own, `optimizer`. A LOMO optimizer changes weights within
-    `Accelerator.lomo_backward` (then `steps_in_backward` is True), and its `step` does nothing.
+    All other attributes are those of the wrapped optimizer. A LOMO optimizer changes weights inside
+    `Accelerator.lomo_backward`, so its `step` does nothing.
+
+    Attributes:
+        optimizer: the wrapped optimizer.
+        raw: the user's optimizer, if the wrapped one is a library's wrapper of it; else None.
+        steps_in_backward: whether it is a LOMO optimizer.
 
     Args:
         optimizer: the optimizer to wrap.
-        device_placement: move state that it already has to where its parameters are.
-        scaler: a `GradScaler` to step through, for mixed precision in float16.
-        runtime: whose gradient flags decide; by default the runtime of the process.
-        hooks: called around each step.
+        device_placement: move the state that it already has to the device of its parameters.
+        scaler: a `GradScaler` for float16.
+        runtime: its gradient flags say when a step is due; by default the runtime of the process.
+        hooks: called before and after each step.
     """
 
     def __init__(
@@ -45,16 +58,16 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         runtime: Runtime | None = None,
         hooks: StepHooks | None = None,
     ) -> None:
-        # The base class is not initialised: state, groups and hooks are those of the wrapped optimizer.
+        # The base class is not initialised: state, groups and hooks belong to the wrapped optimizer.
         self.optimizer = optimizer
         self.scaler = scaler
         self.device_placement = device_placement
         self._runtime = runtime if runtime is not None else process.current()
         self._hooks = hooks
-        self.raw: Any = None  # the user's, where the wrapped one is a library's around it
+        self.raw: Any = None
         self._was_skipped = False
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
-        # by name: importing lomo_optim imports transformers
+        # the module's name, because the import of lomo_optim imports transformers
         self.steps_in_backward = any(
             kind.__module__.partition(".")[0] == "lomo_optim" for kind in type(optimizer).__mro__
         )
@@ -62,7 +75,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             optimizer.load_state_dict(optimizer.state_dict())
 
     def __getattr__(self, name: str) -> Any:
-        if name == "optimizer":  # unpickling asks before it is there
+        if name == "optimizer":  # unpickling asks for it before it is set
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 
@@ -104,11 +117,15 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     @property
     def step_was_skipped(self) -> bool:
-        """True if the scaler found infinite or undefined gradients and left out the last step."""
+        """True if the scaler found infinite or NaN gradients and skipped the last step."""
         return self._was_skipped
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to the wrapped optimizer."""
+        """Add a parameter group to the wrapped optimizer.
+
+        Args:
+            param_group: parameters and their options.
+        """
         self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -116,15 +133,19 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the wrapped optimizer's state."""
+        """Load the wrapped optimizer's state.
+
+        Args:
+            state_dict: what `state_dict` returned.
+        """
         self.optimizer.load_state_dict(state_dict)
 
     def train(self) -> None:
-        """Switch an optimizer that knows a training mode, such as a schedule-free one, to it."""
+        """Switch to training mode, if the optimizer has one, as schedule-free optimizers do."""
         self._switch("train")
 
     def eval(self) -> None:
-        """Switch an optimizer that knows an evaluation mode, such as a schedule-free one, to it."""
+        """Switch to evaluation mode, if the optimizer has one, as schedule-free optimizers do."""
         self._switch("eval")
 
     def _switch(self, mode: str) -> None:
@@ -135,7 +156,14 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
                 return
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Clear the gradients, unless they are being accumulated; ValueError for an unknown `set_to_none`."""
+        """Clear the gradients, unless they are being accumulated.
+
+        Args:
+            set_to_none: passed on to the wrapped optimizer; by default True where that takes it.
+
+        Raises:
+            ValueError: the wrapped optimizer does not take `set_to_none`.
+        """
         if not self._is_due():
             return
         if self._takes_set_to_none:
@@ -149,7 +177,14 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step, unless gradients are being accumulated; return what the wrapped optimizer returns."""
+        """Step, unless gradients are being accumulated.
+
+        Args:
+            closure: computes the loss again; passed on to the wrapped optimizer.
+
+        Returns:
+            What the wrapped optimizer returns; None if it did not step.
+        """
         if self.steps_in_backward or not self._is_due():
             return None
         arguments = () if closure is None else (closure,)
@@ -178,7 +213,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self._was_skipped = self.scaler.found_inf(self.optimizer)
             request_update()
             return result
-        # Optimizers that unscale by themselves always run: whether they changed anything, only the scale tells.
+        # Optimizers that unscale by themselves always run. A smaller scale means that they changed nothing.
         hooked = hasattr(self.optimizer, "register_step_post_hook")
         if not hooked or getattr(self.optimizer, "_step_supports_amp_scaling", False):
             before = self.scaler.get_scale()
@@ -197,6 +232,6 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return result
 
     def _switch_parameters(self, parameters_map: dict[torch.Tensor, torch.Tensor]) -> None:
-        """Replace parameters in all groups, for strategies that make new ones."""
+        """Replace parameters in all groups."""
         for group in self.optimizer.param_groups:
             group["params"] = [parameters_map.get(parameter, parameter) for parameter in group["params"]]

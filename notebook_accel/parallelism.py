@@ -1,4 +1,4 @@
-"""Several kinds of parallelism over one mesh of processes: how many processes each has, and the mesh."""
+"""ParallelismConfig: the number of processes for each kind of parallelism, and their device mesh."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _ORDER: Final = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
-"""Of the dimensions, outermost first."""
+"""The dimensions of the mesh, outermost first."""
 
 
 class _Exchange(Choice):
@@ -23,14 +23,14 @@ class _Exchange(Choice):
 
 @dataclass
 class TorchTensorParallelConfig:
-    """How layers are split by torch.
+    """How torch splits layers over processes.
 
     Attributes:
         enable_async_tp: not supported.
-        plan: for each pattern of module names (`*` stands for a part between dots, as in `layers.*.up`), a
-            `ParallelStyle` of `torch.distributed.tensor.parallel` or one of `colwise`, `colwise_rep` (or
-            `colwise_gather_output`), `rowwise`, `rowwise_rep`, `embedding_rowwise`, `sequence_parallel`; by default the
-            model's own `tp_plan`.
+        plan: a style for each pattern of module names, by default the model's own `tp_plan`. In a pattern such as
+            `layers.*.up` the `*` stands for a part between dots. A style is a `ParallelStyle` of
+            `torch.distributed.tensor.parallel`, or one of `colwise`, `colwise_rep` (or `colwise_gather_output`),
+            `rowwise`, `rowwise_rep`, `embedding_rowwise`, `sequence_parallel`.
 
     Raises:
         ValueError: `enable_async_tp` is True.
@@ -49,11 +49,11 @@ class TorchTensorParallelConfig:
 
 @dataclass
 class TorchTensorParallelPlugin:
-    """Tensor parallel over `tp_size` processes, as older code spells it; `ParallelismConfig(tp_size=...)` does it too.
+    """Tensor parallel in the spelling of older code; the same as `ParallelismConfig(tp_size=...)`.
 
     Attributes:
-        tp_size: processes that share each layer.
-        torch_device_mesh: a mesh with a dimension `tp` of this size; by default one is made.
+        tp_size: number of processes that share each layer.
+        torch_device_mesh: a mesh with a dimension `tp` of this size; by default a new one.
     """
 
     tp_size: int = 1
@@ -65,7 +65,10 @@ class TorchContextParallelConfig:
     """How processes that share sequences exchange keys and values.
 
     Attributes:
-        cp_comm_strategy: `allgather` or `alltoall`; by default that of PARALLELISM_CONFIG_CP_COMM_STRATEGY.
+        cp_comm_strategy: `allgather` (the default) or `alltoall`; PARALLELISM_CONFIG_CP_COMM_STRATEGY replaces a None.
+
+    Raises:
+        ValueError: the strategy is unknown.
     """
 
     cp_comm_strategy: str | None = None
@@ -79,26 +82,27 @@ class TorchContextParallelConfig:
 
 @dataclass(repr=False)
 class ParallelismConfig:
-    """How many processes each kind of parallelism has; their product is the number of processes of the run.
+    """The number of processes for each kind of parallelism; their product is the world size.
 
-    What is None comes from PARALLELISM_CONFIG_* variables, else 1. Ranks that differ in `tp` or `cp` only see the same
-    batches.
+    PARALLELISM_CONFIG_* variables replace a None, and without them a size is 1. Ranks that differ only in `tp` or `cp`
+    see the same batches.
 
     Attributes:
-        dp_replicate_size: copies of the model, which see different batches.
-        dp_shard_size: processes over which FSDP shards a copy; they see different batches too.
-        tp_size: processes that share each layer.
-        cp_size: processes that share each sequence.
+        dp_replicate_size: number of copies of the model, which see different batches.
+        dp_shard_size: number of processes over which FSDP shards a copy; they see different batches too.
+        tp_size: number of processes that share each layer.
+        cp_size: number of processes that share each sequence.
         cp_backend: `torch`.
-        sp_size: processes that share each sequence by DeepSpeed; not supported.
+        sp_size: number of processes that share each sequence by DeepSpeed; not supported.
         sp_backend: `deepspeed`.
-        tp_handler: more about `tp`.
-        cp_handler: more about `cp`.
-        sp_handler: more about `sp`.
-        device_mesh: made by the first `get_device_mesh` with a device.
+        tp_handler: options of tensor parallel.
+        cp_handler: options of context parallel.
+        sp_handler: options of DeepSpeed's sequence parallel; has no effect.
+        device_mesh: what `get_device_mesh` returned; None before.
 
     Raises:
         ValueError: a size is less than 1, a backend is unknown, or sizes exclude each other.
+        TypeError: a handler has another class.
     """
 
     dp_replicate_size: int | None = None
@@ -157,16 +161,23 @@ class ParallelismConfig:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The size of each kind, in the order of the mesh."""
+        """The size of each kind of parallelism, in the order of the mesh."""
         return {name: int(getattr(self, f"{name}_size")) for name in _ORDER}
 
     def equation(self) -> str:
-        """Return the product as text, `dp_shard 2 x tp 2`."""
+        """Return the product of the sizes as text: `dp_shard 2 x tp 2`."""
         parts = [f"{name} {size}" for name, size in self.sizes.items() if size > 1]
         return " x ".join(parts) or "dp_shard 1"
 
     def check(self, world_size: int) -> None:
-        """Raise ValueError with the equation unless the product is the number of processes."""
+        """Check that the product of the sizes is the world size.
+
+        Args:
+            world_size: number of processes of the run.
+
+        Raises:
+            ValueError: it is not; the message shows the equation.
+        """
         if self.total_size != world_size:
             raise ValueError(
                 f"{self.equation()} != world {world_size}: the sizes of ParallelismConfig must have the number of "
@@ -174,7 +185,7 @@ class ParallelismConfig:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields but the mesh, handlers as dicts."""
+        """Return all fields except the mesh; handlers are dicts."""
         return {
             item.name: vars(value).copy() if hasattr(value := getattr(self, item.name), "__dict__") else value
             for item in fields(self)
@@ -188,12 +199,12 @@ class ParallelismConfig:
 
     @property
     def data_parallel_size(self) -> int:
-        """Processes that see different batches."""
+        """Number of processes that see different batches."""
         return self.sizes["dp_replicate"] * self.sizes["dp_shard"]
 
     @property
     def non_data_parallel_size(self) -> int:
-        """Processes that see the same batch."""
+        """Number of processes that see the same batch."""
         return self.sizes["tp"] * self.sizes["cp"] * self.sizes["sp"]
 
     def _names(self, *names: str) -> list[str]:
@@ -211,7 +222,7 @@ class ParallelismConfig:
 
     @property
     def dp_shard_cp_dim_names(self) -> list[str]:
-        """Dimensions over which FSDP shards, `dp_shard_cp` together."""
+        """Dimensions over which FSDP shards; joined they are `dp_shard_cp`."""
         return self._names("dp_shard", "cp")
 
     @property
@@ -221,7 +232,7 @@ class ParallelismConfig:
 
     @property
     def fsdp_dim_names(self) -> list[str]:
-        """Dimensions of the mesh that FSDP works on."""
+        """Dimensions of the mesh for FSDP."""
         return [*self._names("dp_replicate"), "dp_shard_cp"]
 
     @property
@@ -255,14 +266,19 @@ class ParallelismConfig:
         return self.sizes["sp"] > 1
 
     def build_device_mesh(self, device_type: str) -> Any:
-        """Return a new mesh of the active dimensions, joint ones (`dp`, `dp_shard_cp`, `dp_cp`) added; None without.
+        """Return a new mesh; all processes of the run call this.
 
-        All processes of the run call it.
+        Args:
+            device_type: torch's device type, such as `cuda`.
+
+        Returns:
+            A mesh with all dimensions of more than one process, and the joint dimensions `dp`, `dp_shard_cp` and
+            `dp_cp`. None if there are no such dimensions.
         """
         names = [name for name in _ORDER if self.sizes[name] > 1]
         if not names or self.sp_enabled:
             return None
-        from torch.distributed.device_mesh import init_device_mesh  # half a second, for this alone
+        from torch.distributed.device_mesh import init_device_mesh  # its import takes half a second
 
         shape = tuple(self.sizes[name] for name in names)
         mesh: Any = init_device_mesh(device_type, shape, mesh_dim_names=tuple(names))
@@ -277,7 +293,14 @@ class ParallelismConfig:
         return mesh
 
     def get_device_mesh(self, device_type: str | None = None) -> Any:
-        """Return the mesh, made by the first call; ValueError if that names no device, or a later one another."""
+        """Return the mesh; the first call builds it.
+
+        Args:
+            device_type: see `build_device_mesh`; later calls may leave it out.
+
+        Raises:
+            ValueError: the first call has no device type, or a later call has another.
+        """
         if self.device_mesh is None:
             if device_type is None:
                 raise ValueError(
@@ -292,8 +315,13 @@ class ParallelismConfig:
         return self.device_mesh
 
 
-def wrong_in(environment: Mapping[str, str], world_size: int) -> list[str]:
-    """Return what is wrong for that many processes with these variables."""
+def check_variables(environment: Mapping[str, str], world_size: int) -> list[str]:
+    """Return a sentence for each reason why variables do not fit a number of processes.
+
+    Args:
+        environment: the variables of a worker.
+        world_size: number of processes of the run.
+    """
     if not environ.flag_in(environment, "ACCELERATE_USE_PARALLELISM_CONFIG"):
         return []
     own = {name: text for name, text in environment.items() if name.startswith("PARALLELISM_CONFIG_")}

@@ -1,4 +1,4 @@
-"""Mixed precision: autocast around a prepared model's forward, and the scaler that float16 needs."""
+"""Mixed precision: runs a prepared model's forward under autocast, and scales losses for float16."""
 
 from __future__ import annotations
 
@@ -26,15 +26,21 @@ class PrecisionType(Choice):
     BF16 = "bf16"
 
 
-# fp8 is for matrix products within linear layers; all around them runs in bfloat16
+# fp8 is for the matrix products inside linear layers; everything else runs in bfloat16
 PRECISIONS: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
-"""What operations compute in."""
+"""The dtype that operations compute in under autocast."""
 
 
-def settle(mixed_precision: str | None, device: torch.device) -> str:
-    """Return the precision asked for, by default that of ACCELERATE_MIXED_PRECISION, else `no`.
+def resolve(mixed_precision: str | None, device: torch.device) -> str:
+    """Return the name of the precision in lower case.
 
-    ValueError if it is unknown or this device cannot do it, ImportError if its library is missing.
+    Args:
+        mixed_precision: the argument; by default ACCELERATE_MIXED_PRECISION, else `no`.
+        device: where models run.
+
+    Raises:
+        ValueError: the precision is unknown, or the device does not support it.
+        ImportError: its library is not installed.
     """
     text = (
         mixed_precision if mixed_precision is not None else environ.get("ACCELERATE_MIXED_PRECISION") or "no"
@@ -45,29 +51,32 @@ def settle(mixed_precision: str | None, device: torch.device) -> str:
     if mode == "fp8":
         fp8.check(device)
     if device.type == "xla":
-        _settle_xla(mode)
+        _prepare_xla(mode)
     if mode == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         raise ValueError("mixed_precision 'bf16' is not supported by this GPU, use 'fp16'")
     return mode
 
 
-def _settle_xla(mode: str) -> None:
-    """Tell torch_xla of `downcast_bf16`; ValueError if its devices cannot do this precision."""
+def _prepare_xla(mode: str) -> None:
+    """Pass `downcast_bf16` on to torch_xla; ValueError if its devices do not support the precision."""
     if mode == "fp16":
         raise ValueError("mixed_precision 'fp16' is not supported by XLA devices, use 'bf16'")
     if environ.flag("ACCELERATE_DOWNCAST_BF16"):
         if mode != "bf16":
             raise ValueError(f"downcast_bf16 is for mixed_precision 'bf16', not {mode!r}: leave it out")
-        environ.put(
-            {"XLA_DOWNCAST_BF16": "1"}
-        )  # read with the first tensor: float32 is bfloat16 on the device
+        # torch_xla reads it with the first tensor, and then stores float32 as bfloat16
+        environ.put({"XLA_DOWNCAST_BF16": "1"})
 
 
 class LossScaler(torch.amp.GradScaler):
-    """A scaler that adapts its scale with the next loss, when all optimizers have stepped that share the last one.
+    """A gradient scaler for several optimizers that share a loss: it updates its scale at the start of the next loss.
 
-    An update between two of them would let the second divide its gradients again, or by another scale than its
-    loss was multiplied with.
+    An update after the first optimizer's step would be wrong for the second: it would divide its gradients twice, or by
+    a scale that differs from that of its loss.
+
+    Args:
+        device: device type of the losses.
+        kwargs: arguments of `torch.amp.GradScaler`.
     """
 
     def __init__(self, device: str, **kwargs: Any) -> None:
@@ -75,47 +84,72 @@ class LossScaler(torch.amp.GradScaler):
         self._update_is_due = False
 
     def request_update(self) -> None:
-        """Let the next loss start with `update`."""
+        """Let the next loss call `update` first."""
         self._update_is_due = True
 
-    def _settle(self) -> None:
+    def _apply_update(self) -> None:
         if self._update_is_due:
             self.update()
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        """Adapt the scale to what the last steps found, or set it."""
+        """Adapt the scale to the infinite values that the last steps found.
+
+        Args:
+            new_scale: the scale to set instead.
+        """
         self._update_is_due = False
         super().update(new_scale)
 
     def scale(self, outputs: Any) -> Any:
-        """Return the outputs multiplied with the scale."""
-        self._settle()
+        """Multiply outputs by the scale.
+
+        Args:
+            outputs: a tensor, or nested iterables of tensors.
+        """
+        self._apply_update()
         return super().scale(outputs)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the optimizer's gradients by the scale, unless that was done for this step."""
+        """Divide gradients by the scale, unless this was done since the last step.
+
+        Args:
+            optimizer: the raw optimizer.
+        """
         if self._stage(optimizer) is OptState.STEPPED:
-            self._settle()
+            self._apply_update()
         if self._stage(optimizer) is not OptState.UNSCALED:
             super().unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Step, unless a gradient is infinite or undefined."""
+        """Step, unless a gradient is infinite or NaN.
+
+        Args:
+            optimizer: the raw optimizer.
+            args: of its `step`.
+            kwargs: of its `step`.
+
+        Returns:
+            What its `step` returns; None if it was skipped.
+        """
         if self._stage(optimizer) is OptState.STEPPED:
-            self._settle()
+            self._apply_update()
         return super().step(optimizer, *args, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scale and what it adapts by."""
-        self._settle()
+        """Return the scale and its growth factors."""
+        self._apply_update()
         return super().state_dict()
 
     def __getstate__(self) -> dict[str, Any]:
-        self._settle()
+        self._apply_update()
         return super().__getstate__()
 
     def found_inf(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return True if the optimizer's last gradients held an infinite or undefined value."""
+        """Return True if an optimizer's last gradients had an infinite or NaN value.
+
+        Args:
+            optimizer: the raw optimizer.
+        """
         if not self.is_enabled():
             return False
         found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
@@ -124,7 +158,7 @@ class LossScaler(torch.amp.GradScaler):
     def _stage(self, optimizer: torch.optim.Optimizer) -> OptState:
         if not self.is_enabled():
             return OptState.READY
-        # torch keeps this for every optimizer, and makes the entry when it is first asked for
+        # torch makes the entry of an optimizer when it is first read
         stage: OptState = self._per_optimizer_states[id(optimizer)]["stage"]
         return stage
 
@@ -135,10 +169,10 @@ class Precision:
     Args:
         mode: `no`, `bf16`, `fp16` or `fp8`.
         device: where models run.
-        autocast: arguments for `torch.autocast`.
-        scaling: arguments for the scaler that `fp16` makes.
+        autocast: arguments of `torch.autocast`.
+        scaling: arguments of the scaler for `fp16`.
         recipe: how `fp8` converts layers.
-        is_library_s: a library that trains converts models and scales losses itself.
+        is_external: a library that trains, such as DeepSpeed, casts models and scales losses itself.
     """
 
     def __init__(
@@ -149,28 +183,38 @@ class Precision:
         autocast: AutocastKwargs | None = None,
         scaling: GradScalerKwargs | None = None,
         recipe: fp8.AORecipeKwargs | None = None,
-        is_library_s: bool = False,
+        is_external: bool = False,
     ) -> None:
         self.mode = mode
-        self.is_mixed = mode in PRECISIONS and not is_library_s
+        self.is_mixed = mode in PRECISIONS and not is_external
         self.scaler: torch.amp.GradScaler | None = None
         self.recipe = recipe
         self._device = device
         self._autocast = autocast
-        if mode == "fp16" and not is_library_s:
+        if mode == "fp16" and not is_external:
             self.scaler = LossScaler(device.type, **({} if scaling is None else scaling.to_kwargs()))
         if mode == "fp8" and recipe is None:
             self.recipe = fp8.AORecipeKwargs()
 
     def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
-        """Return a context in which operations run in this precision."""
+        """Return a context in which operations run in this precision.
+
+        Args:
+            handler: arguments of `torch.autocast`; by default those of the constructor.
+        """
         return self.context(self.mode, self._device, self._autocast if handler is None else handler)
 
     @staticmethod
     def context(
         mode: str, device: torch.device, handler: AutocastKwargs | None = None
     ) -> AbstractContextManager[Any]:
-        """Return a context in which operations on the device run in the precision of this name."""
+        """Return a context in which operations run in a precision.
+
+        Args:
+            mode: name of the precision.
+            device: where operations run.
+            handler: arguments of `torch.autocast`.
+        """
         if mode not in PRECISIONS:
             return nullcontext()
         return torch.autocast(
@@ -178,18 +222,27 @@ class Precision:
         )
 
     def apply(self, model: torch.nn.Module) -> None:
-        """Let the model's forward run in this precision and return float32; `no` leaves the model alone."""
+        """Make the model's forward run in this precision and return float32; `no` changes nothing.
+
+        Args:
+            model: changed in place.
+        """
         if self.recipe is not None:
             fp8.convert(model, self.recipe)
         if self.is_mixed and "_original_forward" not in model.__dict__:
             forward = model.forward
-            # not this object: copies of the model would copy its scaler
+            # the partial does not hold this object: copies of the model would copy its scaler
             context = functools.partial(self.context, self.mode, self._device, self._autocast)
             vars(model).update(_original_forward=forward, forward=MixedForward(forward, context))
 
 
 class MixedForward:
-    """A forward within a context, autocast, whose outputs are float32; its signature is that of the model's own."""
+    """A forward that runs under autocast and returns float32; it has the signature of the model's own forward.
+
+    Args:
+        forward: the model's own.
+        context: returns the context to run it in; None calls it directly.
+    """
 
     def __init__(
         self, forward: Callable[..., Any], context: Callable[[], AbstractContextManager[Any]] | None
@@ -199,7 +252,7 @@ class MixedForward:
         self._context = context
 
     def disable(self) -> None:
-        """Become the forward inside, for whom something else calls this one."""
+        """Call the model's own forward directly from now on."""
         self._context = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -209,32 +262,45 @@ class MixedForward:
             outputs = self._forward(*args, **kwargs)
         return convert_to_fp32(outputs)
 
-    def rebound(self, old: torch.nn.Module, new: torch.nn.Module) -> MixedForward:
-        """Return the same for a copy of the model, whose own forward it then calls."""
+    def rebind(self, old: torch.nn.Module, new: torch.nn.Module) -> MixedForward:
+        """Return the wrapper for a copy of the model.
+
+        Args:
+            old: the model.
+            new: its copy, whose forward the result calls.
+        """
         if getattr(self._forward, "__self__", None) is not old:
             return self
         return MixedForward(MethodType(self._forward.__func__, new), self._context)  # type: ignore[attr-defined]
 
 
 def restore_forward(model: torch.nn.Module) -> None:
-    """Undo `Precision.apply`."""
+    """Undo `Precision.apply`.
+
+    Args:
+        model: changed in place.
+    """
     if model.__dict__.pop("_original_forward", None) is not None:
         wrapper = model.__dict__.get("forward")
         inner = wrapper
         while inner is not None and not hasattr(inner, "_forward"):
             inner = getattr(inner, "__wrapped__", None)
-        if isinstance(inner, MixedForward) and inner is not wrapper:  # a hook was put around it since
+        if isinstance(inner, MixedForward) and inner is not wrapper:  # somebody wrapped it later
             inner.disable()
             return
         model.__dict__.pop("forward", None)
         own = getattr(wrapper, "_forward", None)
-        # a forward that was itself set on the instance goes back there
+        # a forward that was set on the instance is restored there
         if own is not None and getattr(own, "__func__", None) is not type(model).forward:
             vars(model)["forward"] = own
 
 
 def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `model_forward` and turns float16 and bfloat16 outputs into float32."""
+    """Return a forward whose float16 and bfloat16 outputs are converted to float32.
+
+    Args:
+        model_forward: the forward to call.
+    """
 
     @functools.wraps(model_forward)
     def forward(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What is installed: answered without importing a library and without initialising a device."""
+"""Finds out which libraries are installed, without importing them and without initialising a device."""
 
 from __future__ import annotations
 
@@ -11,22 +11,32 @@ _DISTRIBUTIONS = {"yaml": "pyyaml", "sklearn": "scikit-learn", "PIL": "pillow"}
 
 @cache
 def is_available(name: str) -> bool:
-    """Return True if the top-level module `name` can be imported; it is looked up, not imported.
+    """Return True if a module can be imported; the module is not imported.
 
-    A folder without code is none: wandb, for one, leaves a folder `wandb` beside the notebook.
+    A folder without code does not count. For example, wandb leaves a folder `wandb` beside the notebook.
+
+    Args:
+        name: of a top-level module.
+
+    Raises:
+        ValueError: the name has dots.
     """
     if "." in name:
         raise ValueError(f"is_available takes a top-level module, not {name!r}")
     try:
         spec = importlib.util.find_spec(name)
         return spec is not None and spec.origin is not None
-    except ValueError:  # a module in sys.modules without a spec, as tests and notebooks make them
+    except ValueError:  # tests and notebooks put modules without a spec into sys.modules
         return True
 
 
 @cache
 def version(name: str) -> str | None:
-    """Return the installed version of a distribution, None if it is absent."""
+    """Return the installed version of a distribution, None if it is not installed.
+
+    Args:
+        name: of the distribution, or of its module: `yaml`, `sklearn` and `PIL`.
+    """
     try:
         return importlib.metadata.version(_DISTRIBUTIONS.get(name, name))
     except importlib.metadata.PackageNotFoundError:
@@ -35,9 +45,13 @@ def version(name: str) -> str | None:
 
 @cache
 def at_least(name: str, minimum: str) -> bool:
-    """Return True if distribution `name` is installed in version `minimum` or later.
+    """Return True if a distribution is installed in some version or a later one.
 
-    A development or local build counts as the release that it leads to: 2.9.0a0+git1 is at least 2.9.
+    A development or local build counts as the release that follows it: 2.9.0a0+git1 is at least 2.9.
+
+    Args:
+        name: see `version`.
+        minimum: the version, such as `2.9`.
     """
     from packaging.version import InvalidVersion, Version
 

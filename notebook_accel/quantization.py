@@ -12,7 +12,7 @@ from torch import nn
 
 from . import detect, probes
 from .big_modeling.load import load_checkpoint_in_model
-from .checkpointing.project import PathLike
+from .checkpointing.folder import PathLike
 
 _DTYPES: Final = {
     name: dtype
@@ -28,19 +28,22 @@ _FORMATS: Final = ("fp4", "nf4")
 
 @dataclass
 class BnbQuantizationConfig:
-    """How `load_and_quantize_model` quantizes; one of `load_in_8bit` and `load_in_4bit` is to be True.
+    """How `load_and_quantize_model` quantizes; either `load_in_8bit` or `load_in_4bit` has to be True.
 
     Attributes:
-        load_in_8bit: 8 bits a weight, LLM.int8() (Dettmers, Lewis, Belkada, Zettlemoyer 2022, arXiv:2208.07339).
-        llm_int8_threshold: columns of inputs with larger values than this are multiplied in full precision.
-        load_in_4bit: 4 bits a weight, QLoRA (Dettmers, Pagnoni, Holtzman, Zettlemoyer 2023, arXiv:2305.14314).
+        load_in_8bit: 8 bits per weight, by LLM.int8() (Dettmers, Lewis, Belkada, Zettlemoyer 2022, arXiv:2208.07339).
+        llm_int8_threshold: input columns with a larger value are multiplied in full precision.
+        load_in_4bit: 4 bits per weight, by QLoRA (Dettmers, Pagnoni, Holtzman, Zettlemoyer 2023, arXiv:2305.14314).
         bnb_4bit_quant_type: `fp4` or `nf4`.
         bnb_4bit_use_double_quant: quantize the scales of the 4-bit blocks too.
-        bnb_4bit_compute_dtype: `fp32`, `fp16`, `bf16` or a dtype, in which 4-bit layers compute.
-        torch_dtype: of all other weights, in the same words; by default what 4-bit layers compute in, float16 for 8.
-        skip_modules: names of modules that are not quantized, with what is inside; by default the last linear layer
-            and those that share their weights.
-        keep_in_fp32_modules: names of modules that are not quantized and keep float32.
+        bnb_4bit_compute_dtype: dtype in which 4-bit layers compute: `fp32`, `fp16`, `bf16` or a dtype of torch.
+        torch_dtype: dtype of all other weights; by default `bnb_4bit_compute_dtype` with 4 bits, float16 with 8.
+        skip_modules: names of modules that are not quantized, with all inside; by default the last linear layer and
+            those that share their weights with another module.
+        keep_in_fp32_modules: names of modules that are not quantized and stay in float32.
+
+    Raises:
+        ValueError: a value is unknown, or both or neither number of bits is chosen.
     """
 
     load_in_8bit: bool = False
@@ -77,22 +80,24 @@ def load_and_quantize_model(
     offload_folder: PathLike | None = None,
     offload_state_dict: bool = False,
 ) -> nn.Module:
-    """Replace a model's linear layers by quantized ones, in place, and return it on the device of this process.
+    """Replace the linear layers of a model by quantized layers, and move the model to the device.
 
     Args:
-        model: with weights, or with parameters on the meta device where `weights_location` has them all.
+        model: has weights, or has parameters on the meta device and `weights_location` has all of them.
         bnb_quantization_config: how to quantize.
-        weights_location: what `load_checkpoint_in_model` takes, loaded first.
-        device_map: `{"": device}` for another device; maps of several entries are not supported, nor are the
-            arguments for them, which are all that follow.
-        no_split_module_classes: see `device_map`.
-        max_memory: see `device_map`.
-        offload_folder: see `device_map`.
-        offload_state_dict: see `device_map`.
+        weights_location: checkpoint to load first, see `load_checkpoint_in_model`.
+        device_map: `{"": device}` for a device; by default that of this process. Other maps are not supported.
+        no_split_module_classes: has no effect.
+        max_memory: not supported.
+        offload_folder: not supported.
+        offload_state_dict: not supported.
+
+    Returns:
+        The model, changed in place.
 
     Raises:
         ImportError: bitsandbytes is not installed.
-        ValueError: there are tensors without values, or no layer to quantize.
+        ValueError: tensors have no values, or there is no layer to quantize.
         CheckpointError: the weights are damaged or do not fit.
         NotImplementedError: an argument is not supported.
     """
@@ -104,12 +109,12 @@ def load_and_quantize_model(
     device = torch.device(device_map[""]) if device_map else detect.ensure().device
     _fill(model, weights_location)
     config = bnb_quantization_config
-    chosen = list(_layers(model, config))
-    if not chosen:
+    layers = list(_layers(model, config))
+    if not layers:
         raise ValueError(
-            f"{type(model).__name__} has no linear layer to quantize besides {_skipped(model, config)}"
+            f"{type(model).__name__} has no linear layer to quantize besides {_find_skipped(model, config)}"
         )
-    quantized = {name: _quantized(layer, config) for name, layer in chosen}
+    quantized = {name: _quantize(layer, config) for name, layer in layers}
     for name in quantized:
         model.set_submodule(name, nn.Identity())
     _cast(model, config)
@@ -146,7 +151,7 @@ def _refuse_spreading(
 
 
 def _fill(model: nn.Module, weights_location: PathLike | None) -> None:
-    """Load the weights; ValueError where tensors would stay without values."""
+    """Load the weights; ValueError if tensors would be left without values."""
     stored = set(model.state_dict())
     named = [*model.named_parameters(), *model.named_buffers()]
     empty = [name for name, tensor in named if tensor.is_meta]
@@ -164,13 +169,13 @@ def _fill(model: nn.Module, weights_location: PathLike | None) -> None:
 
 
 def _layers(model: nn.Module, config: BnbQuantizationConfig) -> Iterator[tuple[str, nn.Linear]]:
-    skipped = [*_skipped(model, config), *(config.keep_in_fp32_modules or ())]
+    skipped = [*_find_skipped(model, config), *(config.keep_in_fp32_modules or ())]
     for name, part in model.named_modules():
         if type(part) is nn.Linear and name and not _is_within(name, skipped):
             yield name, part
 
 
-def _skipped(model: nn.Module, config: BnbQuantizationConfig) -> list[str]:
+def _find_skipped(model: nn.Module, config: BnbQuantizationConfig) -> list[str]:
     if config.skip_modules is not None:
         return config.skip_modules
     owners: dict[nn.Parameter, list[str]] = {}
@@ -184,12 +189,12 @@ def _skipped(model: nn.Module, config: BnbQuantizationConfig) -> list[str]:
 
 
 def _is_within(name: str, modules: Sequence[str]) -> bool:
-    """Return True if the name is one of the modules' or leads through one; `head` also means `model.head`."""
+    """Return True if a name is that of a module or of a part of one; `head` also means `model.head`."""
     return any(f".{module}." in f".{name}." for module in modules)
 
 
-def _quantized(layer: nn.Linear, config: BnbQuantizationConfig) -> Any:
-    """Return the layer of bitsandbytes over the same weights, which are quantized when they go to a device."""
+def _quantize(layer: nn.Linear, config: BnbQuantizationConfig) -> Any:
+    """Return a layer of bitsandbytes with the same weights; it quantizes them when it moves to a device."""
     kinds: Any = importlib.import_module("bitsandbytes.nn")
     sizes = layer.in_features, layer.out_features, layer.bias is not None
     weight = layer.weight.detach().cpu()

@@ -1,4 +1,4 @@
-"""The only module with globals that change: the runtime of this process, and its way to the notebook."""
+"""The runtime of this process and its reporter to the notebook; only this module has globals that change."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
+if TYPE_CHECKING:  # a script that does without torch is not to wait for it
+    import torch
 
-from .comm.base import Comm
-from .topology import Topology
+    from .comm.base import Comm
+    from .topology import Topology
 
 
 class Loader(Protocol):
-    """What gradient accumulation reads of a prepared data loader."""
+    """The attributes of a prepared data loader that gradient accumulation reads.
+
+    Attributes:
+        end_of_dataloader: whether the last batch was handed out.
+        remainder: see `GradientFlags.remainder`.
+        iteration: the epoch, from 0.
+        batches_seen: batches of this epoch that were handed out.
+        length: batches of an epoch, None where it is unknown.
+    """
 
     end_of_dataloader: bool
     remainder: int
@@ -25,17 +34,17 @@ class Loader(Protocol):
 
 
 class GradientFlags:
-    """Where gradient accumulation stands; the accelerator writes it, loaders push themselves while iterated.
+    """The state of gradient accumulation; the accelerator and the prepared loaders write it.
 
     Attributes:
-        sync_gradients: True when the next optimizer step is to happen.
+        sync_gradients: whether the next step of an optimizer is due.
         num_steps: batches per optimizer step.
-        adjust_scheduler: what the user asked for; schedules step with the optimizer in either case.
-        sync_with_dataloader: True makes the last batch of a loader a step.
-        sync_each_batch: True reduces gradients on accumulated batches too, which saves memory.
+        adjust_scheduler: the user's choice; has no effect, schedules always step with the optimizer.
+        sync_with_dataloader: whether a step follows the last batch of a loader.
+        sync_each_batch: whether gradients are reduced for accumulated batches too, which saves memory.
         loaders: weak references to the loaders that are being iterated, innermost last.
         steps: optimizer steps so far.
-        xla_gradients_synced: on XLA devices, gradients were averaged before the step.
+        xla_gradients_synced: whether gradients on XLA devices have been averaged since the last step.
     """
 
     __slots__ = (
@@ -60,11 +69,19 @@ class GradientFlags:
         self.loaders: list[weakref.ref[Any]] = []
 
     def begin(self, loader: Loader) -> None:
-        """Note that the iteration of a loader starts; entries of dead loaders go."""
+        """Add a loader whose iteration starts, and remove loaders that no longer exist.
+
+        Args:
+            loader: becomes the active one.
+        """
         self.loaders = [*self._alive(), weakref.ref(loader)]
 
     def end(self, loader: Loader) -> None:
-        """Note that the iteration of a loader ended; its innermost entry goes, and entries of dead loaders."""
+        """Remove a loader whose iteration ended, and loaders that no longer exist.
+
+        Args:
+            loader: its innermost iteration ended.
+        """
         for position in range(len(self.loaders) - 1, -1, -1):
             if self.loaders[position]() is loader:
                 del self.loaders[position]
@@ -72,9 +89,11 @@ class GradientFlags:
         self.loaders = self._alive()
 
     def position(self) -> tuple[int, int, int | None]:
-        """Return epoch, batch (from 1) and length of the outermost loader that is being iterated, for any thread.
+        """Return where the outermost loader that is being iterated stands; any thread may call it.
 
-        Without one the batch is 0; the length is None where nobody knows it.
+        Returns:
+            The epoch (from 0), the batch (from 1; 0 without a loader), and the number of batches, None where it is
+            unknown.
         """
         for reference in list(self.loaders):
             loader = reference()
@@ -87,7 +106,7 @@ class GradientFlags:
 
     @property
     def active(self) -> Any | None:
-        """The innermost loader that is being iterated."""
+        """The innermost loader that is being iterated, None without one."""
         while self.loaders:
             loader = self.loaders[-1]()
             if loader is not None:
@@ -97,32 +116,33 @@ class GradientFlags:
 
     @property
     def end_of_dataloader(self) -> bool:
-        """True while the active loader hands out its last batch; False without one."""
+        """True while the loop works on the last batch of the active loader."""
         loader = self.active
         return loader is not None and bool(loader.end_of_dataloader)
 
     @property
     def remainder(self) -> int:
-        """Samples of the last global batch that are no duplicates; -1 without an active loader."""
+        """Number of samples in the last batch of all processes without duplicates; -1 without an active loader."""
         loader = self.active
         return -1 if loader is None else int(loader.remainder)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What the user asked for; a second request that differs is a conflict.
+    """The choices of the user; a later choice that differs is an error.
 
     Attributes:
         mixed_precision: `no`, `bf16`, `fp16` or `fp8`.
-        debug: compare the inputs of all ranks before each collective.
-        cpu: no accelerator device, asked for by argument or environment.
-        backend: of the process group, None in a single process.
-        group_options: what the process group was opened with.
-        dynamo_plugin: what the first accelerator compiles with.
-        distributed_type: what the last accelerator's way to train is called, None for what devices make of it.
-        shards_weights: a process holds only a part of each weight.
+        debug: whether collectives compare the inputs of all ranks first.
+        cpu: whether an argument or the environment asked for the CPU.
+        backend: of the process group; None in a single process.
+        group_options: arguments that opened the process group.
+        dynamo_plugin: how the first accelerator compiles models.
+        distributed_type: name of the `DistributedType` of the last accelerator's strategy; None where it follows from
+            the devices.
+        shards_weights: whether a process holds only a part of each weight.
         fsdp_plugin: the last accelerator's.
-        deepspeed_plugins: the last accelerator's, by name.
+        deepspeed_plugins: the last accelerator's `PluginSet`.
         parallelism_config: the last accelerator's.
     """
 
@@ -140,21 +160,27 @@ class Settings:
 
 
 class Feed(Protocol):
-    """The way of batches to a device that is more than a copy."""
+    """Sends batches to a device, where that takes more than a copy."""
 
     def open(self) -> Callable[[Any], Any]:
-        """Return what sends the batches of an epoch to the device, in order."""
+        """Return a function that sends the batches of an epoch to the device, in order."""
 
     def mark(self) -> None:
-        """Note that a batch was used."""
+        """Tell the feed that a batch was used."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Runtime:
-    """What this process is to the run, and how it talks to the others.
+    """The place of this process in the run, its device, and its way to the other processes.
 
-    `accelerated` becomes True with the first `Accelerator`, which settles the precision. `feed` is None where
-    batches are copied to the device.
+    Attributes:
+        topology: rank, world size and nodes.
+        device: where this process trains.
+        comm: the collectives.
+        settings: the user's choices.
+        gradient: the state of gradient accumulation.
+        accelerated: whether there is an `Accelerator`; the first one fixes the precision.
+        feed: sends batches to the device; None where they are only copied.
     """
 
     topology: Topology
@@ -167,16 +193,21 @@ class Runtime:
 
 
 class Reporter(Protocol):
-    """The way from a launched function to the notebook."""
+    """Reports to the notebook from inside a launched function."""
 
     def metrics(self, values: Mapping[str, float], step: int | None) -> None:
-        """Report numbers of one step."""
+        """Report the numbers of one step.
+
+        Args:
+            values: numbers by name.
+            step: number of the step, None where it has none.
+        """
 
     def flush(self) -> None:
-        """Return when the notebook has this process's output, or after a moment."""
+        """Wait until the notebook has the output of this process, but not for long."""
 
     def should_stop(self) -> bool:
-        """Return whether the run was asked to stop: on all ranks of the node at the same question."""
+        """Return whether the run is to stop. All ranks of a node get True at the same call."""
 
 
 _current: Runtime | None = None
@@ -187,16 +218,22 @@ _sessions: list[Any] = []
 
 
 def current() -> Runtime | None:
-    """Return the runtime of this thread where it has its own, else that of the process.
+    """Return the runtime of this thread if it has its own, else that of the process.
 
-    None before the first `PartialState` or `Accelerator`.
+    Returns:
+        None before the first `PartialState` or `Accelerator`.
     """
     own: Runtime | None = getattr(_thread, "runtime", None)
     return _current if own is None else own
 
 
 def install(runtime: Runtime, *, for_thread: bool = False) -> None:
-    """Make this the runtime of the process, or of this thread alone, where threads are what ranks are."""
+    """Set the runtime of the process or of this thread.
+
+    Args:
+        runtime: the new one.
+        for_thread: set it for this thread only, because each rank is a thread.
+    """
     global _current
     if for_thread:
         _thread.runtime = runtime
@@ -205,7 +242,7 @@ def install(runtime: Runtime, *, for_thread: bool = False) -> None:
 
 
 def reset() -> None:
-    """Forget the runtime; a process group that it opened stays open, see `Comm.close`."""
+    """Remove the runtime. Its process group stays open, see `Comm.close`."""
     global _current
     if getattr(_thread, "runtime", None) is not None:
         _thread.runtime = None
@@ -214,21 +251,25 @@ def reset() -> None:
 
 
 def reporter() -> Reporter | None:
-    """Return the way to the notebook, None where none launched this process."""
+    """Return the reporter; None in a process that no notebook launched."""
     return _reporter
 
 
 def runs() -> list[Any]:
-    """Return the launches of this process that are known: the list itself."""
+    """Return the launches of this process; changes of the list count."""
     return _runs
 
 
 def sessions() -> list[Any]:
-    """Return weak references to the sessions of this process, oldest first: the list itself."""
+    """Return weak references to the sessions of this process, oldest first; changes of the list count."""
     return _sessions
 
 
 def set_reporter(reporter: Reporter | None) -> None:
-    """Make this the way to the notebook; `reset` leaves it, since it belongs to the launch."""
+    """Set the reporter; `reset` does not remove it, because it belongs to the launch.
+
+    Args:
+        reporter: the new one, None for none.
+    """
     global _reporter
     _reporter = reporter

@@ -1,4 +1,4 @@
-"""AcceleratedScheduler: a learning rate scheduler that follows its optimizers' real steps."""
+"""AcceleratedScheduler: a learning rate scheduler that steps when its optimizers really step."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .runtime import Runtime
 
 
 class AcceleratedScheduler:
-    """A wrapper that steps when all optimizers did, once for each process that sees other batches.
+    """A wrapper whose `step` steps the schedule only after all optimizers stepped.
 
-    A schedule is written for the batches that one process would see. N processes get through N of them in a step,
-    so each call steps N times; with `split_batches` a step is one batch, and each call steps once.
+    A schedule counts the batches that one process alone would see. N processes see N batches in one step, so each call
+    steps the schedule N times. With `split_batches` they share one batch, so each call steps it once.
 
     Args:
         scheduler: the scheduler to wrap.
-        optimizers: one optimizer, or all that it follows, as `AcceleratedOptimizer`.
-        step_with_optimizer: False steps once at every call, whatever the optimizers do.
-        split_batches: True if the data loaders split batches over the processes.
-        num_shares: processes that see different batches; by default all of the run.
-        runtime: whose gradient flags decide; by default the runtime of the process.
+        optimizers: its optimizer, or several, as `AcceleratedOptimizer`.
+        step_with_optimizer: False steps once at every call, whether the optimizers stepped or not.
+        split_batches: True if data loaders split each batch over the processes.
+        num_shares: number of processes that see different batches; by default all of the run.
+        runtime: its gradient flags say when a step is due; by default the runtime of the process.
     """
 
     def __init__(
@@ -49,9 +49,11 @@ class AcceleratedScheduler:
         return {**self.__dict__, "_runtime": None}
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step as often as the schedule moved on; the arguments go to every step.
+        """Step the schedule; do nothing while gradients accumulate, whatever `adjust_scheduler` says.
 
-        While gradients accumulate nothing is stepped or counted, whatever `adjust_scheduler` says.
+        Args:
+            args: of every step of the wrapped scheduler.
+            kwargs: of every step of the wrapped scheduler.
         """
         if not self.step_with_optimizer:
             self.scheduler.step(*args, **kwargs)
@@ -66,7 +68,7 @@ class AcceleratedScheduler:
             return
         shares = 1 if runtime is None else runtime.topology.world_size
         for _ in range(shares if self._num_shares is None else self._num_shares):
-            # OneCycleLR raises beyond its total steps; rounding up to full rounds may ask for more.
+            # OneCycleLR raises after its last step, and the last call may ask for more steps than are left.
             total = getattr(self.scheduler, "total_steps", None)
             if total is None or self.scheduler._step_count <= total:
                 self.scheduler.step(*args, **kwargs)
@@ -77,12 +79,17 @@ class AcceleratedScheduler:
         return rates
 
     def get_lr(self) -> list[float]:
-        """Return the learning rates the scheduler computes now."""
+        """Return the learning rates that the scheduler computes now."""
         rates: list[float] = self.scheduler.get_lr()
         return rates
 
     def print_lr(self, *args: Any, **kwargs: Any) -> Any:
-        """Print the learning rate, for schedulers that can."""
+        """Print the learning rate, if the wrapped scheduler can.
+
+        Args:
+            args: of its `print_lr`.
+            kwargs: of its `print_lr`.
+        """
         return self.scheduler.print_lr(*args, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,5 +98,9 @@ class AcceleratedScheduler:
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the wrapped scheduler's state."""
+        """Load the wrapped scheduler's state.
+
+        Args:
+            state_dict: what `state_dict` returned.
+        """
         self.scheduler.load_state_dict(state_dict)

@@ -1,4 +1,4 @@
-"""Seeds and random states: set them everywhere, or make all processes' states that of rank 0."""
+"""Seeds all random generators, and copies the random states of rank 0 to all processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .runtime import Runtime
 
 
 class RNGType(Choice):
-    """A source of random numbers: torch's, that of a device torch has a module for, or a generator given."""
+    """A source of random numbers: torch, a kind of device, or a generator of the caller."""
 
     TORCH = "torch"
     CUDA = "cuda"
@@ -34,21 +34,21 @@ class RNGType(Choice):
 
 
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
-    """Seed `random`, NumPy where it is installed, torch and all its devices; none of these is initialised by it.
+    """Seed `random`, torch with all its devices, and NumPy if it is installed; no device is initialised.
 
     Args:
-        seed: from 0 to 2**32 - 1, as NumPy demands.
-        device_specific: add the rank, so that processes draw different numbers.
-        deterministic: let torch use deterministic algorithms only; it raises where it has none.
+        seed: from 0 to 2**32 - 1, which are NumPy's limits.
+        device_specific: add the rank to the seed, so that processes draw different numbers.
+        deterministic: make torch use deterministic algorithms only; it raises for operations that have none.
     """
     if device_specific:
         seed += detect.ensure().topology.rank
     random.seed(seed)
     if probes.is_available("numpy"):
         importlib.import_module("numpy").random.seed(seed)
-    torch.manual_seed(seed)  # a device that is not initialised yet is seeded when it is
+    torch.manual_seed(seed)  # also seeds devices that are initialised later
     if (current := process.current()) is not None and current.device.type == "xla":
-        xla.set_seed(seed)  # one that is not in use yet takes its seed from torch
+        xla.set_seed(seed)  # a device that is not in use yet takes its seed from torch
     if deterministic:
         if torch.backends.cuda.is_built() and environ.get("CUBLAS_WORKSPACE_CONFIG") is None:
             environ.put({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
@@ -61,7 +61,16 @@ def synchronize_rng_states(
     *,
     runtime: Runtime | None = None,
 ) -> None:
-    """Give all processes rank 0's random states; see `synchronize_rng_state`."""
+    """Copy random states of rank 0 to all processes.
+
+    Args:
+        rng_types: the sources.
+        generator: see `synchronize_rng_state`.
+        runtime: see `synchronize_rng_state`.
+
+    Raises:
+        ValueError: see `synchronize_rng_state`.
+    """
     for rng_type in rng_types:
         synchronize_rng_state(rng_type, generator, runtime=runtime)
 
@@ -72,9 +81,15 @@ def synchronize_rng_state(
     *,
     runtime: Runtime | None = None,
 ) -> None:
-    """Give all processes rank 0's state of one source; `generator` in `rng_type` means the generator passed.
+    """Copy the random state of rank 0 to all processes; all of them call it.
 
-    ValueError if the source is unknown or not there.
+    Args:
+        rng_type: the source.
+        generator: the source if `rng_type` is `generator`; has no effect otherwise.
+        runtime: of this process; by default the installed one.
+
+    Raises:
+        ValueError: the source is unknown, or this process has no such device or generator.
     """
     if rng_type not in RNGType:
         raise ValueError(f"rng type {rng_type!r} is unknown, choose among {', '.join(RNGType.list())}")

@@ -1,11 +1,9 @@
-"""PartialState, AcceleratorState and GradientState: views of the process's runtime under the names users know."""
+"""PartialState, AcceleratorState and GradientState: the runtime of this process under Accelerate's names."""
 
 from __future__ import annotations
 
 import builtins
-import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,9 +11,8 @@ import torch
 from . import detect, devices, environ, runtime
 from .choices import Choice
 from .comm import torch_dist
-from .nested import honor_type, send_to_device
+from .processes import run_if, split_between_processes, take_turns
 from .runtime import GradientFlags, Runtime
-from .zero import chosen
 
 
 class DistributedType(Choice):
@@ -37,33 +34,34 @@ class DistributedType(Choice):
     MEGATRON_LM = "MEGATRON_LM"
 
 
-def distributed_type(of: Runtime) -> DistributedType:
-    """Return the type of a run: that of its strategy, else by the kind of its devices; NO for one process."""
-    if of.settings.distributed_type is not None:
-        return DistributedType(of.settings.distributed_type)
-    if of.device.type == "xla":
+def _distributed_type(own: Runtime) -> DistributedType:
+    """Return the type of the strategy if it has one, else that of the devices; NO for one process."""
+    if own.settings.distributed_type is not None:
+        return DistributedType(own.settings.distributed_type)
+    if own.device.type == "xla":
         return DistributedType.XLA
-    if of.topology.world_size == 1:
+    if own.topology.world_size == 1:
         return DistributedType.NO
     types = {
         "cpu": DistributedType.MULTI_CPU,
         "cuda": DistributedType.MULTI_GPU,
         "xpu": DistributedType.MULTI_XPU,
     }
-    return types[of.device.type]
+    return types[own.device.type]
 
 
 class PartialState:
-    """What this process is to the run, and the means to let processes take turns.
+    """Rank, device and world size of this process, and contexts in which processes take turns.
 
-    The first one made opens the process group if WORLD_SIZE is above 1 and there is none; later ones show the same.
+    The first instance opens the process group, if WORLD_SIZE is above 1 and there is none. Later instances show the
+    same state.
 
     Args:
         cpu: use no accelerator device.
         kwargs: `backend`, `init_method` and `timeout` of the process group.
 
     Raises:
-        ValueError: the environment contradicts itself, or an argument contradicts the first call's.
+        ValueError: variables contradict each other, or an argument differs from that of the first instance.
     """
 
     def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
@@ -73,7 +71,7 @@ class PartialState:
     def _runtime(self) -> Runtime:
         installed = runtime.current()
         if installed is None:
-            # no AttributeError: inside a property Python would report the property as missing
+            # an AttributeError inside a property would look like a missing property
             raise RuntimeError(f"the state was reset: make a new {type(self).__name__} or Accelerator")
         return installed
 
@@ -91,7 +89,7 @@ class PartialState:
 
     @classmethod
     def _reset_state(cls) -> None:
-        """Forget everything; an open process group stays open."""
+        """Remove the state; an open process group stays open."""
         runtime.reset()
 
     @property
@@ -102,7 +100,7 @@ class PartialState:
     @property
     def distributed_type(self) -> DistributedType:
         """How the processes work together."""
-        return distributed_type(self._runtime)
+        return _distributed_type(self._runtime)
 
     @property
     def backend(self) -> str | None:
@@ -116,12 +114,12 @@ class PartialState:
 
     @property
     def default_device(self) -> torch.device:
-        """The kind of device that a first process would use now: the environment's choice, else the best one."""
-        return devices.requested() or torch.device(devices.best().name)
+        """The device that the first process would use now: the environment's choice, else the best kind."""
+        return devices.find_requested() or torch.device(devices.best().name)
 
     @property
     def debug(self) -> bool:
-        """True if the inputs of collectives are compared."""
+        """True if collectives compare the inputs of all ranks first."""
         return self._runtime.settings.debug
 
     @property
@@ -169,72 +167,114 @@ class PartialState:
         devices.use(self.device)
 
     def wait_for_everyone(self) -> None:
-        """Return once every process has come here."""
+        """Wait until every process has called this."""
         self._runtime.comm.barrier()
 
     def destroy_process_group(self, group: Any = None) -> None:
-        """Destroy the group, the default one without an argument; that of a launched worker is its launcher's."""
+        """Destroy a process group. The default group of a launched worker stays: its launcher closes it.
+
+        Args:
+            group: by default the default group.
+        """
         if group is not None or not self.fork_launched:
             torch_dist.close_group(group)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print in the first process of each node."""
+        """Print in the first process of each node.
+
+        Args:
+            args: see the built-in `print`.
+            kwargs: see the built-in `print`.
+        """
         if self.is_local_main_process:
             builtins.print(*args, **kwargs)
 
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Any:
-        """Return a context manager that gives this process its share of the inputs.
+        """Return a context manager whose value is this process's share of the inputs.
 
         Args:
-            inputs: a list, tuple, tensor, dataset with `select`, or a dict of these with one length; the first
-                processes get one item more where the length is no multiple. Anything else is given to all.
-            apply_padding: repeat the last item where a share is shorter than the longest; tensors are then moved to
-                the process's device.
+            inputs: a list, tuple, tensor, dataset with `select`, or a dict of these with one length. The first
+                processes get one item more where the items do not divide. Every process gets the whole of anything
+                else.
+            apply_padding: repeat the last item until all shares have the same length, and move tensors to the device.
 
         Raises:
-            ValueError: the lengths in a dict differ.
+            ValueError: the values of a dict differ in length.
         """
-        return split_between(self._runtime, inputs, apply_padding)
+        return split_between_processes(self._runtime, inputs, apply_padding)
 
     def main_process_first(self) -> Any:
-        """Return a context manager whose block rank 0 runs before all others do."""
-        return _taking_turns(self._runtime, self.is_main_process)
+        """Return a context manager: rank 0 runs the block first, then all other ranks."""
+        return take_turns(self._runtime, self.is_main_process)
 
     def local_main_process_first(self) -> Any:
-        """Return a context manager whose block the first process of each node runs before the others do."""
-        return _taking_turns(self._runtime, self.is_local_main_process)
+        """Return a context manager: the first process of each node runs the block first, then the others."""
+        return take_turns(self._runtime, self.is_local_main_process)
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
-        """Decorate a function to run in rank 0 only; elsewhere it returns None."""
-        return _only_where(lambda: self.is_main_process, function)
+        """Decorate a function to run in rank 0 only; in other ranks it returns None.
+
+        Args:
+            function: what to decorate; without it the result is a decorator.
+        """
+        return run_if(lambda: self.is_main_process, function)
 
     def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Any:
-        """Decorate a function to run in the first process of each node only; elsewhere it returns None."""
-        return _only_where(lambda: self.is_local_main_process, function)
+        """Decorate a function to run in the first process of each node only; in others it returns None.
+
+        Args:
+            function: see `on_main_process`.
+        """
+        return run_if(lambda: self.is_local_main_process, function)
 
     def on_last_process(self, function: Callable[..., Any] | None = None) -> Any:
-        """Decorate a function to run in the highest rank only; elsewhere it returns None."""
-        return _only_where(lambda: self.is_last_process, function)
+        """Decorate a function to run in the highest rank only; in other ranks it returns None.
+
+        Args:
+            function: see `on_main_process`.
+        """
+        return run_if(lambda: self.is_last_process, function)
 
     def on_process(self, function: Callable[..., Any] | None = None, process_index: int | None = None) -> Any:
-        """Decorate a function to run in one rank only; elsewhere it returns None."""
-        return _only_where(lambda: not self.use_distributed or self.process_index == process_index, function)
+        """Decorate a function to run in one rank only; in other ranks it returns None.
+
+        Args:
+            function: see `on_main_process`.
+            process_index: the rank.
+        """
+        return run_if(lambda: not self.use_distributed or self.process_index == process_index, function)
 
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Any:
-        """Decorate a function to run in one process of each node only; elsewhere it returns None."""
-        return _only_where(
+        """Decorate a function to run in one process of each node only; in others it returns None.
+
+        Args:
+            function: see `on_main_process`.
+            local_process_index: the rank on the node.
+        """
+        return run_if(
             lambda: not self.use_distributed or self.local_process_index == local_process_index, function
         )
 
 
 class AcceleratorState(PartialState):
-    """What `PartialState` shows, and the precision; an `Accelerator` must have been made before.
+    """What `PartialState` shows, and the choices of the accelerator: precision and plugins.
+
+    Args:
+        mixed_precision: has to be that of the accelerator.
+        cpu: see `PartialState`.
+        dynamo_plugin: not supported, as all plugins.
+        deepspeed_plugin: not supported.
+        fsdp_plugin: not supported.
+        torch_tp_plugin: not supported.
+        megatron_lm_plugin: not supported.
+        parallelism_config: not supported.
+        kwargs: see `PartialState`.
 
     Raises:
-        ValueError: there is no accelerator yet, or an argument contradicts it.
-        NotImplementedError: a plugin is given.
+        ValueError: there is no accelerator yet, or its precision is another.
+        NotImplementedError: a plugin was given.
     """
 
     def __init__(
@@ -250,11 +290,13 @@ class AcceleratorState(PartialState):
         _from_accelerator: bool = False,
         **kwargs: Any,
     ) -> None:
+        if _from_accelerator:  # which has checked all of this
+            return
         plugins = (dynamo_plugin, deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin)
         if any(plugin is not None for plugin in (*plugins, parallelism_config)):
             raise NotImplementedError("AcceleratorState takes no plugins: leave them out")
         super().__init__(cpu, **kwargs)
-        if not _from_accelerator and not self._runtime.accelerated:
+        if not self._runtime.accelerated:
             raise ValueError("make an Accelerator() before an AcceleratorState()")
         own = self._runtime.settings.mixed_precision
         if mixed_precision is not None and str(mixed_precision).lower() != own:
@@ -267,7 +309,11 @@ class AcceleratorState(PartialState):
 
     @classmethod
     def _reset_state(cls, reset_partial_state: bool = False) -> None:
-        """Forget that there was an accelerator, and with `reset_partial_state` everything."""
+        """Remove the accelerator's part of the state.
+
+        Args:
+            reset_partial_state: remove the whole state.
+        """
         installed = runtime.current()
         if reset_partial_state:
             runtime.reset()
@@ -287,7 +333,7 @@ class AcceleratorState(PartialState):
 
     @property
     def dynamo_plugin(self) -> Any:
-        """What the first accelerator compiles models with."""
+        """How the first accelerator compiles models."""
         return self._runtime.settings.dynamo_plugin
 
     @property
@@ -302,36 +348,58 @@ class AcceleratorState(PartialState):
 
     @property
     def parallelism_config(self) -> Any:
-        """The sizes of each kind of parallelism, None where they are not combined."""
+        """The sizes of each kind of parallelism, None without a ParallelismConfig."""
         return self._runtime.settings.parallelism_config
 
     @property
     def deepspeed_plugin(self) -> Any:
-        """The selected plugin of DeepSpeed, None where that does not train."""
-        return chosen.selected(self._runtime.settings.deepspeed_plugins)
+        """The selected plugin of DeepSpeed, None where DeepSpeed does not train."""
+        plugins = self._runtime.settings.deepspeed_plugins
+        return None if plugins is None else plugins.selected
 
     def get_deepspeed_plugin(self, name: str) -> Any:
-        """Return the plugin of this name; ValueError without one."""
-        return chosen.named(self._runtime.settings.deepspeed_plugins, name)
+        """Return a DeepSpeed plugin of the accelerator.
+
+        Args:
+            name: its key in the dict that the accelerator got; `default` for a single plugin.
+
+        Raises:
+            ValueError: there is no plugin of this name, or none at all.
+        """
+        return self._deepspeed_plugins().find(name)
 
     def select_deepspeed_plugin(self, name: str | None = None) -> None:
-        """Let models that are made and prepared from now on use the plugin of this name; None is the first."""
-        chosen.select(self._runtime.settings.deepspeed_plugins, name)
+        """Select the DeepSpeed plugin for models that are made and prepared from now on.
+
+        Args:
+            name: as in `get_deepspeed_plugin`; by default the first plugin.
+
+        Raises:
+            ValueError: there is no plugin of this name, or none at all.
+        """
+        self._deepspeed_plugins().select(name)
+
+    def _deepspeed_plugins(self) -> Any:
+        plugins = self._runtime.settings.deepspeed_plugins
+        if plugins is None:
+            raise ValueError("DeepSpeed is not in use: give Accelerator a deepspeed_plugin")
+        return plugins
 
 
 class GradientState:
-    """Where gradient accumulation stands.
+    """The state of gradient accumulation.
 
     Args:
-        gradient_accumulation_plugin: an object with a `to_kwargs` that returns what to change of `num_steps`,
-            `adjust_scheduler`, `sync_with_dataloader` and `sync_each_batch`.
+        gradient_accumulation_plugin: its `to_kwargs` returns new values by name, of `num_steps`, `adjust_scheduler`,
+            `sync_with_dataloader` and `sync_each_batch`.
     """
 
     def __init__(self, gradient_accumulation_plugin: Any = None) -> None:
         self._alone = GradientFlags()
         if gradient_accumulation_plugin is not None:
+            flags = self._flags
             for name, value in gradient_accumulation_plugin.to_kwargs().items():
-                setattr(self._flags, name, value)
+                setattr(flags, name, value)
 
     def __repr__(self) -> str:
         return (
@@ -342,7 +410,7 @@ class GradientState:
 
     @classmethod
     def _reset_state(cls) -> None:
-        """Start over with default flags."""
+        """Set all flags to their defaults."""
         installed = runtime.current()
         if installed is not None:
             installed.gradient = GradientFlags()
@@ -354,12 +422,12 @@ class GradientState:
 
     @property
     def initialized(self) -> bool:
-        """True: the flags have defaults."""
+        """True, because the flags have defaults."""
         return True
 
     @property
     def sync_gradients(self) -> bool:
-        """True when the next optimizer step is to happen."""
+        """True when the next step of an optimizer is due."""
         return self._flags.sync_gradients
 
     @sync_gradients.setter
@@ -376,110 +444,44 @@ class GradientState:
 
     @property
     def adjust_scheduler(self) -> bool:
-        """What the user asked for; schedules step with the optimizer in either case."""
+        """The user's choice; has no effect, schedules always step with the optimizer."""
         return self._flags.adjust_scheduler
 
     @property
     def sync_with_dataloader(self) -> bool:
-        """True makes the last batch of a loader a step."""
+        """True if a step follows the last batch of a loader."""
         return self._flags.sync_with_dataloader
 
     @property
     def end_of_dataloader(self) -> bool:
-        """True while the active loader hands out its last batch."""
+        """True while the loop works on the last batch of the active loader."""
         return self._flags.end_of_dataloader
 
     @property
     def remainder(self) -> int:
-        """Samples of the last global batch that are no duplicates; -1 where unknown."""
+        """Number of samples in the last batch of all processes without duplicates; -1 where it is unknown."""
         return self._flags.remainder
 
     @property
     def in_dataloader(self) -> bool:
-        """True while a prepared loader is iterated."""
+        """True while a prepared loader is being iterated."""
         return self._flags.active is not None
 
     @property
     def active_dataloader(self) -> Any:
-        """The innermost prepared loader that is iterated, None without one."""
+        """The innermost prepared loader that is being iterated, None without one."""
         return self._flags.active
 
     @property
     def dataloader_references(self) -> list[Any]:
-        """The prepared loaders that are iterated, after a None, innermost last."""
+        """A None, and the prepared loaders that are being iterated, innermost last."""
         return [None, *(reference() for reference in self._flags.loaders)]
 
     @property
     def is_xla_gradients_synced(self) -> bool:
-        """True from when gradients on XLA devices were averaged to the step; set it to True after doing so yourself."""
+        """True if gradients on XLA devices have been averaged since the last step; set it if your code averages."""
         return self._flags.xla_gradients_synced
 
     @is_xla_gradients_synced.setter
     def is_xla_gradients_synced(self, is_synced: bool) -> None:
         self._flags.xla_gradients_synced = is_synced
-
-    def _add_dataloader(self, dataloader: Any) -> None:
-        self._flags.begin(dataloader)
-
-    def _remove_dataloader(self, dataloader: Any) -> None:
-        self._flags.end(dataloader)
-
-
-@contextmanager
-def split_between(of: Runtime, inputs: Any, apply_padding: bool) -> Iterator[Any]:
-    """Yield this process's share, see `PartialState.split_between_processes`."""
-    world_size, rank = of.topology.world_size, of.topology.rank
-    if world_size == 1:
-        yield inputs
-        return
-    if isinstance(inputs, dict):
-        lengths = {key: len(value) for key, value in inputs.items()}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"all values of the dict must have one length, but they have {lengths}")
-        length = next(iter(lengths.values()), 0)
-    else:
-        length = len(inputs) if hasattr(inputs, "__len__") else 0
-    size, extra = divmod(length, world_size)
-    start = rank * size + min(rank, extra)
-    own = size + (rank < extra)
-    missing = (size + (extra > 0) - own) if apply_padding and length else 0
-    part = _take(inputs, start, own, missing)
-    yield send_to_device(part, of.device) if apply_padding else part
-
-
-def _take(inputs: Any, start: int, own: int, missing: int) -> Any:
-    if isinstance(inputs, dict):
-        return {key: _take(value, start, own, missing) for key, value in inputs.items()}
-    if isinstance(inputs, torch.Tensor):
-        part = inputs[start : start + own]
-        return torch.cat([part, inputs[-1:].expand(missing, *inputs.shape[1:])]) if missing else part
-    if isinstance(inputs, (list, tuple)):
-        return honor_type(
-            inputs, [*inputs[start : start + own], *([inputs[-1]] * missing if missing else [])]
-        )
-    if hasattr(inputs, "select") and hasattr(inputs, "__len__"):
-        return inputs.select([*range(start, start + own), *([len(inputs) - 1] * missing)])
-    return inputs
-
-
-@contextmanager
-def _taking_turns(of: Runtime, first: bool) -> Iterator[None]:
-    if not first:
-        of.comm.barrier()
-    try:
-        yield
-    finally:
-        if first:
-            of.comm.barrier()
-
-
-def _only_where(condition: Callable[[], bool], function: Callable[..., Any] | None) -> Any:
-    """Return a function that runs where the condition holds when it is called; a decorator without a function."""
-    if function is None:
-        return functools.partial(_only_where, condition)
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs) if condition() else None
-
-    return run

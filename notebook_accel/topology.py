@@ -1,4 +1,4 @@
-"""Topology: which process of which run this is."""
+"""Topology: the rank of this process, and the number of processes and nodes of the run."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from . import environ
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topology:
-    """The place of one process in a run; ValueError shows the equation that does not hold.
+    """The place of one process in a run.
 
     Attributes:
-        rank: among all processes, `0 <= rank < world_size`.
-        local_rank: among the processes of this node.
+        rank: among all processes, from 0 to `world_size - 1`.
+        local_rank: among the processes of this node, from 0 to `local_world_size - 1`.
         world_size: number of processes in the run.
         local_world_size: number of processes on this node.
-        node_rank: of this node.
+        node_rank: of this node, from 0 to `num_nodes - 1`.
         num_nodes: number of nodes in the run.
+
+    Raises:
+        ValueError: the numbers contradict each other; the message shows the equation that does not hold.
     """
 
     rank: int = 0
@@ -62,10 +65,12 @@ class Topology:
 
 
 def from_environ() -> Topology:
-    """Read the variables that torchrun sets; a process without WORLD_SIZE or RANK is alone.
+    """Return the topology that the variables of torchrun give; without WORLD_SIZE and RANK the process is alone.
 
-    What is missing is filled in as one node: LOCAL_RANK = RANK and LOCAL_WORLD_SIZE = WORLD_SIZE. Variables that
-    contradict each other raise ValueError with the equation, as in `RANK 3 >= WORLD_SIZE 2`.
+    Missing variables get the values of a run on one node: LOCAL_RANK = RANK and LOCAL_WORLD_SIZE = WORLD_SIZE.
+
+    Raises:
+        ValueError: variables contradict each other; the message shows the equation: `RANK 3 >= WORLD_SIZE 2`.
     """
     world_size = environ.integer("WORLD_SIZE")
     rank = environ.integer("RANK")
@@ -82,8 +87,16 @@ def from_environ() -> Topology:
     return _complete(rank, world_size)
 
 
-def of_world(rank: int, world_size: int) -> Topology:
-    """Return the topology of a process group that exists already; the environment adds what it knows of nodes."""
+def from_group(rank: int, world_size: int) -> Topology:
+    """Return the topology of a process group that is open; variables that agree with it say which nodes there are.
+
+    Args:
+        rank: of this process in the group.
+        world_size: number of processes in the group.
+
+    Raises:
+        ValueError: see `from_environ`.
+    """
     if environ.integer("WORLD_SIZE") == world_size and environ.integer("RANK") == rank:
         return _complete(rank, world_size)
     return Topology(rank=rank, local_rank=rank, world_size=world_size, local_world_size=world_size)
@@ -117,6 +130,6 @@ def _below(name: str, value: int, limit_name: str, limit: int) -> None:
     _require(value < limit, f"{name} {value} >= {limit_name} {limit}")
 
 
-def _require(holds: bool, violated: str) -> None:
+def _require(holds: bool, equation: str) -> None:
     if not holds:
-        raise ValueError(f"the process topology is inconsistent: {violated}")
+        raise ValueError(f"the process topology is inconsistent: {equation}")

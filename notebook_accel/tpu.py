@@ -1,4 +1,4 @@
-"""Which TPU chips this machine has: read from its variables and files, the runtime stays untouched."""
+"""Finds the TPU chips of this machine in variables and files, without initialising the runtime of torch_xla."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from . import environ, probes
 Mode = Literal["process", "spmd"]
 
 MODES: Final[tuple[Mode, ...]] = ("process", "spmd")
+"""`process`: each XLA device has a process. `spmd`: one process uses all devices."""
 _ROOT: Final = Path("/")
 _GOOGLE: Final = "0x1ae0"
 _TWO_CORES: Final = "0x0027"  # TPU v2 and v3: each chip is two devices
@@ -20,47 +21,49 @@ _CHIPS: Final = {_TWO_CORES, "0x005e", "0x0056", "0x0062", "0x0063", "0x006f", "
 
 
 def is_here(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether this machine has a TPU that torch_xla is to use: PJRT_DEVICE decides where it is set.
+    """Return True if this machine has a TPU for torch_xla; PJRT_DEVICE decides if it is set.
 
-    TPU_NAME alone may be a setting of Google's command line tools, so it counts where torch_xla is installed.
+    TPU_NAME alone may be a setting of Google's command line tools. It counts only if torch_xla is installed.
 
     Args:
-        environment: variables that count more than this process's.
+        environment: variables that override those of this process.
     """
-    chosen = (environment or {}).get("PJRT_DEVICE") or environ.get("PJRT_DEVICE")
+    own = environ.snapshot()
+    chosen = (environment or {}).get("PJRT_DEVICE") or own.get("PJRT_DEVICE")
     if chosen:
         return _device_type(chosen) == "TPU"
-    named = bool(environ.get("TPU_NAME")) and probes.is_available("torch_xla")
-    return named or _is_vm() or bool(_attached() or _files("dev/accel[0-9]*"))
+    is_vm = own.get("ISTPUVM", "").strip().lower() in ("1", "true")
+    named = bool(own.get("TPU_NAME")) and probes.is_available("torch_xla")
+    return named or is_vm or bool(_find_chips() or _files("dev/accel[0-9]*"))
 
 
 def pjrt_device(environment: Mapping[str, str] | None = None) -> str:
-    """Return what torch_xla's runtime runs on: `TPU`, `CPU` and so on; empty where nothing says it.
+    """Return the device type of torch_xla's runtime, such as `TPU` or `CPU`; empty where it is unknown.
 
     Args:
-        environment: variables that count more than this process's.
+        environment: variables that override those of this process.
     """
     chosen = (environment or {}).get("PJRT_DEVICE") or environ.get("PJRT_DEVICE") or ""
     return _device_type(chosen) or ("TPU" if is_here() else "")
 
 
 def chips(environment: Mapping[str, str] | None = None) -> int:
-    """Return the chips of this machine; 1 where there is a TPU and nothing counts them, 0 where there is none.
+    """Return the number of chips of this machine: 0 without a TPU, 1 if there is one and its chips cannot be counted.
 
     Args:
-        environment: variables that count more than this process's.
+        environment: variables that override those of this process.
     """
     if not is_here(environment):
         return 0
     files = _files("dev/accel[0-9]*") or _files("dev/vfio/[0-9]*")
-    return len(_attached()) or files or _product("TPU_CHIPS_PER_HOST_BOUNDS") or 1
+    return len(_find_chips()) or files or _product("TPU_CHIPS_PER_HOST_BOUNDS") or 1
 
 
 def num_processes(environment: Mapping[str, str] | None = None) -> int:
-    """Return the processes that use all chips, one each: no more than TPU_PROCESS_BOUNDS has.
+    """Return the number of processes that use all chips, one each, but no more than TPU_PROCESS_BOUNDS allows.
 
     Args:
-        environment: variables that count more than this process's.
+        environment: variables that override those of this process.
     """
     number = chips(environment)
     if len(visible_chips()) == 1:
@@ -69,22 +72,20 @@ def num_processes(environment: Mapping[str, str] | None = None) -> int:
 
 
 def visible_chips() -> tuple[str, ...]:
-    """Return the chips that TPU_VISIBLE_CHIPS names; empty where it does not."""
+    """Return the chips that TPU_VISIBLE_CHIPS names; empty if it is not set."""
     text = environ.get("TPU_VISIBLE_CHIPS") or ""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def devices_per_chip() -> int:
     """Return 2 for TPU v2 and v3, and 1 for later ones."""
-    old = _TWO_CORES in _attached() or (environ.get("TPU_ACCELERATOR_TYPE") or "").startswith(("v2-", "v3-"))
+    old = _TWO_CORES in _find_chips() or (environ.get("TPU_ACCELERATOR_TYPE") or "").startswith(
+        ("v2-", "v3-")
+    )
     return 2 if old else 1
 
 
-def _is_vm() -> bool:
-    return (environ.get("ISTPUVM") or "").strip().lower() in ("1", "true")
-
-
-def _attached() -> list[str]:
+def _find_chips() -> list[str]:
     """Return the PCI device id of each chip."""
     found = []
     for vendor in _ROOT.glob("sys/bus/pci/devices/*/vendor"):
@@ -92,7 +93,7 @@ def _attached() -> list[str]:
             if vendor.read_text().strip() == _GOOGLE:
                 found.append(vendor.with_name("device").read_text().strip())
         except OSError:
-            continue  # it was taken out, or is not ours to read
+            continue  # the device was removed, or we may not read it
     return [name for name in found if name in _CHIPS]
 
 
@@ -101,7 +102,7 @@ def _files(pattern: str) -> int:
 
 
 def _product(name: str) -> int:
-    """Return the product of bounds like `2,2,1`, 0 where the variable has none."""
+    """Return the product of bounds such as `2,2,1`; 0 if the variable has none."""
     words = (environ.get(name) or "").split(",")
     return math.prod(map(int, words)) if all(word.strip().isdecimal() for word in words) else 0
 

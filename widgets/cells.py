@@ -11,21 +11,23 @@ from typing import Any, Final, NoReturn
 
 from IPython.core.error import UsageError
 
+from notebook_accel.config.argument_checks import OUTPUTS
+from notebook_accel.config.arguments import legal_words
 from notebook_accel.session import Session, current_session
 
 _WORDS: Final = ("close", "restart")
 
 
 class SessionMagics:
-    """Runs cells on the workers of a session, which it starts where there is none.
+    """Runs cells on the workers of a session, and starts a session where there is none.
 
     Args:
-        shell: whose magics these are.
+        shell: IPython's shell, which gets the magics.
     """
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
-        self._started: Session | None = None  # holds it: nobody else may
+        self._started: Session | None = None  # perhaps the only reference: without it the session closes
 
     def register(self) -> None:
         """Give the shell the magics."""
@@ -36,16 +38,16 @@ class SessionMagics:
     def session(self, line: str) -> Session | None:
         """Start a session (`%session 4 --mixed-precision bf16`), show it, `%session restart` or `%session close`."""
         __tracebackhide__ = True
-        options = _parsed(line)
+        options = _parse(line)
         if options is None:
-            return None  # it has shown the help
+            return None  # _parse has shown the help
         found = current_session()
-        if options.what is None and not options.given and found is not None:
+        if options.what is None and not options.arguments and found is not None:
             return found
         if options.what in _WORDS and found is None:
             print("There is no session: `%session 2` starts one of two processes.", file=sys.stderr)
             return None
-        if options.what is None and not options.given:
+        if options.what is None and not options.arguments:
             print("There is no session: `%session 2` starts one of two processes.")
             return None
         if options.what == "close":
@@ -61,7 +63,7 @@ class SessionMagics:
             return found
         if found is not None:
             raise UsageError(f"there is {found!r}: `%session close` ends it, then start another")
-        self._started = Session(options.what, **options.given)
+        self._started = Session(options.what, **options.arguments)
         return self._started
 
     def distributed(self, line: str, cell: str) -> None:
@@ -76,7 +78,7 @@ class SessionMagics:
     def rank(self, line: str, cell: str) -> None:
         """Run the cell on some workers: `%%rank 0`, `%%rank 0,2`, `%%rank 1-3`."""
         __tracebackhide__ = True
-        self._execute(cell, f"%%rank {line}", _ranks(line))
+        self._execute(cell, f"%%rank {line}", _parse_ranks(line))
 
     def _execute(self, cell: str, first_line: str, ranks: Any) -> None:
         __tracebackhide__ = True
@@ -88,18 +90,23 @@ class SessionMagics:
         if ranks != "all" and max(ranks) >= session.num_processes:
             raise UsageError(f"{first_line}: the ranks of the session are 0 to {session.num_processes - 1}")
         source = "\n" + self._shell.transform_cell(cell)  # below the line with the magic
-        name = self._named(f"{first_line}\n{cell}")
+        name = self._register_source(f"{first_line}\n{cell}")
         ast.parse(source, name)  # here, where its error is no rank's
         session.execute(source, ranks, filename=name)
 
-    def _named(self, text: str) -> str:
-        """Let tracebacks find a cell's lines as they are written; return the name to compile it under."""
+    def _register_source(self, text: str) -> str:
+        """Give tracebacks the lines of a cell as they are written, and return the file name to compile it under."""
         compiler = self._shell.compile
-        return str(compiler.cache(text, _number(compiler) or self._shell.execution_count, raw_code=text))
+        return str(
+            compiler.cache(text, _running_cell(compiler) or self._shell.execution_count, raw_code=text)
+        )
 
 
-def _number(compiler: Any) -> int | None:
-    """Return the number of the cell that runs: IPython counts on before the cell, or after it, by its version."""
+def _running_cell(compiler: Any) -> int | None:
+    """Return the number of the cell that runs, None outside a cell.
+
+    IPython's own count is of no use: some versions count on before a cell runs, others after it.
+    """
     numbers = getattr(compiler, "_filename_map", {})
     frame = sys._getframe()
     while frame is not None:
@@ -109,17 +116,17 @@ def _number(compiler: Any) -> int | None:
     return None
 
 
-def _ranks(line: str) -> list[int]:
-    """Return the ranks that a line names; UsageError where it names none."""
-    found: list[int] = []
+def _parse_ranks(line: str) -> list[int]:
+    """Return the ranks that a line such as `0,2` or `1-3` names; UsageError where it names none."""
+    ranks: list[int] = []
     for part in line.replace(",", " ").split():
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UsageError(f"%%rank {line.strip()}: ranks are numbers, as in `%%rank 0` or `%%rank 0,2`")
-        found += range(int(first), int(last if dash else first) + 1)
-    if not found:
+        ranks += range(int(first), int(last if dash else first) + 1)
+    if not ranks:
         raise UsageError("%%rank needs a rank, as in `%%rank 0` or `%%rank 0,2`")
-    return found
+    return ranks
 
 
 class _Parser(argparse.ArgumentParser):
@@ -127,17 +134,20 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"%session: {message}; `%session --help` shows what there is")
 
 
-def _parsed(line: str) -> Any:
-    """Return what a line asks for: `what` is a number, a word or None, `given` the options; None for help."""
+def _parse(line: str) -> Any:
+    """Return what a line asks for, None where it asks for help.
+
+    `what` is a number, a word or None; `arguments` are the options of `Session` by name.
+    """
     parser = _Parser(
         prog="%session", add_help=False, description="Workers that stay, for %%distributed and %%rank."
     )
     parser.add_argument(
         "what", nargs="?", help="number of processes to start, `restart` or `close`; none shows it"
     )
-    parser.add_argument("--mixed-precision", choices=("no", "fp16", "bf16", "fp8"))
-    parser.add_argument("--start-method", choices=("auto", "fork", "forkserver", "spawn"))
-    parser.add_argument("--output", choices=("all", "first", "none"))
+    parser.add_argument("--mixed-precision", choices=legal_words("mixed_precision"))
+    parser.add_argument("--start-method", choices=legal_words("start_method"))
+    parser.add_argument("--output", choices=OUTPUTS)
     parser.add_argument("--config", help="`default`, or the path of a config file")
     parser.add_argument("--hang-timeout", type=_seconds, help="seconds, or `none`")
     parser.add_argument("--help", "-h", action="store_true")
@@ -150,9 +160,9 @@ def _parsed(line: str) -> Any:
         print(parser.format_help())
         return None
     names: Sequence[str] = ("mixed_precision", "start_method", "output", "config", "hang_timeout")
-    options.given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    if options.given.get("hang_timeout") == 0:
-        options.given["hang_timeout"] = None
+    options.arguments = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if options.arguments.get("hang_timeout") == 0:
+        options.arguments["hang_timeout"] = None
     if options.what is not None and options.what not in _WORDS:
         if not options.what.isdecimal():
             raise UsageError(f"%session {options.what}: a number of processes, `restart` or `close`")

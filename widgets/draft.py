@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from notebook_accel.config import problems
-from notebook_accel.config.file import flat_values
 from notebook_accel.config.option import Option, as_text, read_number
-from notebook_accel.config.schema import LaunchConfig, matters, section_title, table
+from notebook_accel.config.schema import LaunchConfig, flat_values, has_effect, section_title, table
 from notebook_accel.errors import ConfigError
 
 
 class Draft:
-    """Values of all options, the last ones that were right among them.
+    """The values of all options, right or wrong, and the last value of each that was right.
+
+    Args:
+        config: what to start from.
 
     Attributes:
-        sentences: what is wrong, by the name of the option it is about; by "" where it is about none.
+        sentences: what is wrong, by the name of the option; the name "" has what is about no single option.
     """
 
     def __init__(self, config: LaunchConfig) -> None:
         self.replace(config)
 
     def replace(self, config: LaunchConfig) -> None:
-        """Start anew from a config."""
+        """Take all values from a config."""
         self._values = flat_values(config)
         self._right = dict(self._values)
         self._config: LaunchConfig | ConfigError = config
@@ -37,14 +38,14 @@ class Draft:
         return self._config
 
     def value(self, name: str) -> Any:
-        """Return the value of an option, which may be a wrong one."""
+        """Return the value of an option, right or wrong."""
         return self._values[name]
 
     def change(self, name: str, value: Any) -> None:
-        """Give an option a value and check all of them."""
+        """Change the value of an option, and check all options."""
         self._values[name] = value
         try:
-            self._config = problems.check(_nested(self._values))
+            self._config = LaunchConfig.model_validate(_nest(self._values))
         except ConfigError as error:
             self._config = error
             self.sentences = _by_option(error)
@@ -55,31 +56,37 @@ class Draft:
             self.sentences = {}
 
     def _without_wrong_ones(self) -> dict[str, Any]:
-        """Return all values, with the last right ones in place of those with a sentence."""
+        """Return all values, with the last right value in place of each wrong one."""
         kept = {name: value for name, value in self._values.items() if name not in self.sentences}
         try:
-            return flat_values(problems.check(_nested({**self._right, **kept})))
-        except ConfigError:  # the last right ones do not go with the others
+            return flat_values(LaunchConfig.model_validate(_nest({**self._right, **kept})))
+        except ConfigError:  # the last right values contradict the others
             return self._right
 
-    def shown(self, *, expert: bool) -> list[Option]:
-        """Return the options that have a meaning beside the choices so far, and all that are wrong."""
+    def visible_options(self, *, expert: bool) -> list[Option]:
+        """Return the options that have an effect beside the choices so far, and those with a wrong value.
+
+        Args:
+            expert: include the expert options.
+        """
         return [
             option
             for option in table()
             if option.name in self.sentences
-            or (matters(option, self._right) and (expert or not option.face.expert))
+            or (has_effect(option, self._right) and (expert or not option.face.expert))
         ]
 
 
 def read_text(option: Option, text: str) -> Any:
-    """Return the value that a typed text means, as a config file would be read; without a text the default.
+    """Return the value that a typed text means, as in a config file; an empty text means the default.
 
-    Lists have an item on each line, variables a line `name=value` each.
+    Args:
+        option: that the text is for.
+        text: a list has an item on each line, variables a line `name=value` each.
     """
-    text = text.strip()
-    if not text:
+    if not text.strip():
         return option.default
+    text = text if option.row.spaces else text.strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if option.kind is tuple:
         return tuple(lines)
@@ -92,7 +99,7 @@ def read_text(option: Option, text: str) -> Any:
 
 
 def write_text(value: Any) -> str:
-    """Return the text that means a value."""
+    """Return the text from which `read_text` reads a value."""
     if value is None:
         return ""
     if isinstance(value, tuple):
@@ -102,22 +109,22 @@ def write_text(value: Any) -> str:
     return as_text(value)
 
 
-def in_sections(options: Iterable[Option]) -> dict[str, list[Option]]:
-    """Return the options by what their section says of itself; those of no section come first."""
-    found: dict[str, list[Option]] = {"Launch": []}
+def group_by_section(options: Iterable[Option]) -> dict[str, list[Option]]:
+    """Return the options by the titles of their sections; those of no section come first, as "Launch"."""
+    groups: dict[str, list[Option]] = {"Launch": []}
     for option in options:
-        found.setdefault(section_title(option) or "Launch", []).append(option)
-    return found
+        groups.setdefault(section_title(option) or "Launch", []).append(option)
+    return groups
 
 
 def as_table(draft: Draft) -> str:
-    """Return the options that have a meaning as lines of text, with a sentence below each wrong one."""
-    shown = draft.shown(expert=False)
+    """Return the options that have an effect as lines of text, with a sentence below each wrong value."""
+    shown = draft.visible_options(expert=False)
     names = max(len(option.path[-1]) for option in shown)
     texts = {option.name: write_text(draft.value(option.name)).replace("\n", ", ") or "-" for option in shown}
     width = max(map(len, texts.values()))
     lines: list[str] = []
-    for title, options in in_sections(shown).items():
+    for title, options in group_by_section(shown).items():
         lines += [title, "-" * len(title)]
         for option in options:
             lines.append(f"{option.path[-1]:{names}}  {texts[option.name]:{width}}  {option.help}")
@@ -128,7 +135,7 @@ def as_table(draft: Draft) -> str:
     return "\n".join(lines).rstrip()
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for option in table():
         place = values
@@ -139,7 +146,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_option(error: ConfigError) -> dict[str, str]:
-    """Return the sentences by option; one about several options belongs to the one it begins with."""
+    """Return the sentences by option; a sentence about several options belongs to the option it begins with."""
     names = {option.name for option in table()}
     found: dict[str, list[str]] = {}
     for problem in error.problems:

@@ -1,4 +1,4 @@
-"""The widgets of one option: what it is chosen with, its help text, and what is wrong with it."""
+"""The widgets of one option: its control, its help text, and the sentence about a wrong value."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Field:
         changed: called with the option's name and the new value, whenever the user changes it.
 
     Attributes:
-        control: what the user changes.
-        row: the control with help text and sentence.
+        control: the widget that the user changes.
+        row: the control with the help text and the sentence.
     """
 
     def __init__(self, option: Option, changed: Callable[[str, Any], None]) -> None:
@@ -83,14 +83,14 @@ class Field:
             elif isinstance(self.control, ipywidgets.Checkbox):
                 if isinstance(value, bool):
                     self.control.value = value
-            elif self._value() != value or not self._filled:  # else it is what the user types
+            elif self._value() != value or not self._filled:  # else the user is typing this value
                 self.control.value = write_text(value)
         finally:
             self._filling = False
         self._filled = True
 
     def say(self, sentence: str) -> None:
-        """Show a sentence about a wrong value, or none."""
+        """Show a sentence about a wrong value; an empty one removes it."""
         words = _QUOTED.sub(r"<code>\1</code>", html.escape(self.option.help))
         text = f'<div class="accel-help">{words}</div>'
         if sentence:
@@ -115,7 +115,10 @@ class Field:
         return ipywidgets.Text(description=label, placeholder=placeholder or "default")
 
     def _choices(self, value: Any) -> list[tuple[str, Any]]:
-        """Return the legal values with their names; None only where a file can say it, or where it is chosen."""
+        """Return the legal values with their names.
+
+        None is among them where it is the default or the present value: a file cannot say it otherwise.
+        """
         choices = self.option.choices or (True, False)
         found = [(as_text(choice), choice) for choice in choices]
         if self.option.optional and (self.option.default is None or value is None):

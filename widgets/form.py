@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_accel.config import basic, file
+from notebook_accel.config import basic, document, file
 from notebook_accel.config import launch as by_config
 from notebook_accel.config.option import Option
 from notebook_accel.config.schema import LaunchConfig, table
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 class ConfigForm:
     """A form for the options of a launch: the last value of a cell, it shows itself.
 
-    It shows the options that matter for the choices so far, checks them while they are typed, and shows the file
-    that it would write. Where nothing can show it, it prints as a table.
+    It shows the options that have an effect beside the choices so far, checks them while the user types, and shows the
+    file that it would write. Without widgets it prints as a table.
 
     Args:
         config: what to start from, as `notebook_launcher(config=...)` takes it; None is a config for the devices
             of this machine, none of which is initialised.
-        path: the file of the buttons Load and Save; None is the one that all tools look for.
+        path: the file of the buttons Load and Save; None is the default config file.
         function: what the button Launch runs, as `function(*args)`, with the form's config; None is no button.
         args: arguments of the function.
 
@@ -54,22 +54,27 @@ class ConfigForm:
         self.function = function
         self.args = args
         self.result: Any = None
-        self._draft = Draft(basic.detected() if config is None else by_config.found(config))
+        self._draft = Draft(basic.detect() if config is None else by_config.find_config(config))
         self._view: FormView | None = None
 
     @property
     def config(self) -> LaunchConfig:
-        """The config as it stands.
+        """The config with the present values.
 
         Raises:
-            ConfigError: all that is wrong, while something is.
+            ConfigError: lists everything that is wrong.
         """
         return self._draft.config
 
     def set(self, **values: Any) -> None:
-        """Change options by their names, those of sections as `fsdp_config__fsdp_version`.
+        """Change options.
 
-        A wrong value is taken too, and shown as such; TypeError for a name that no option has.
+        Args:
+            values: by the names of the options, `fsdp_config__fsdp_version` for one of a section. A wrong value is kept
+                and shown with a sentence.
+
+        Raises:
+            TypeError: no option has this name.
         """
         options: dict[str, Option] = {option.name.replace(".", "__"): option for option in table()}
         if unknown := values.keys() - options:
@@ -82,7 +87,7 @@ class ConfigForm:
         """Take all options from a file.
 
         Raises:
-            ConfigError: all that is wrong with it; the form stays as it is.
+            ConfigError: lists everything that is wrong; the form stays as it is.
         """
         found = file.read(path)
         self.path = found.path
@@ -90,20 +95,27 @@ class ConfigForm:
         self._refresh()
 
     def save(self, path: str | os.PathLike[str] | None = None, overwrite: bool = False) -> Path:
-        """Write the config to a file, by default the one in the form, and return its path.
+        """Write the config to a file.
+
+        Args:
+            path: of the file; None is the one in the form.
+            overwrite: replace a file that is there.
+
+        Returns:
+            The path that was written.
 
         Raises:
             ConfigError: an option is wrong, or the name is none of a config file.
-            FileExistsError: the file is there, and is not to be overwritten.
+            FileExistsError: the file is there, and `overwrite` is False.
         """
         config = self.config
-        target = file.expanded(self.path if path is None else path)
+        target = document.expand(self.path if path is None else path)
         if target.is_dir():
             text = f"{target} is a folder: name a file, such as {target / 'default_config.yaml'}"
             raise ConfigError([Problem(name="", text=text)])
         if target.exists() and not overwrite:
             raise FileExistsError(f"{target} is there already: overwrite=True replaces it")
-        self.path = file.write(config, target, replace=True)
+        self.path = config.write(target, replace=True)
         self._refresh()
         return self.path
 
@@ -122,7 +134,7 @@ class ConfigForm:
 
     @property
     def view(self) -> FormView:
-        """The widgets, made when they are first asked for.
+        """The widgets, which are made at the first use.
 
         Raises:
             ImportError: ipywidgets is not installed.

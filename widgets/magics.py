@@ -6,7 +6,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from notebook_accel.config import file
+from notebook_accel.config import document, file
 from notebook_accel.diagnosis import report
 from notebook_accel.errors import ConfigError
 
@@ -25,7 +25,7 @@ def accel_config(line: str) -> ConfigForm:
     """Show the form for a config file, `%accel_config path`, by default the one that all tools look for."""
     path = line.strip().strip("'\"") or file.default_path()
     form = ConfigForm(path=path)
-    if file.expanded(form.path).exists():
+    if document.expand(form.path).exists():
         try:
             form.load(form.path)
         except ConfigError as error:
@@ -36,13 +36,13 @@ def accel_config(line: str) -> ConfigForm:
 def accel_env(line: str) -> report.EnvironmentReport:
     """Show what a bug report should say about this machine and this kernel, without secrets."""
     _no_arguments("accel_env", line)
-    return report.machine()
+    return report.report_environment()
 
 
 def accel_doctor(line: str) -> report.DoctorReport:
     """Show what hinders launches from this kernel, and how to mend it."""
     _no_arguments("accel_doctor", line)
-    return report.doctor()
+    return report.report_checks()
 
 
 def _no_arguments(magic: str, line: str) -> None:

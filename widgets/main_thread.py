@@ -1,4 +1,4 @@
-"""Runs what a button asks for in the kernel's main thread: only there may processes be started and signals caught."""
+"""Runs the work of a button in the kernel's main thread: only there processes can be started and signals caught."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any
 
 
 def run(work: Callable[[], None]) -> None:
-    """Run a function in the main thread and return when it has ended.
+    """Run a function in the main thread, and return when it has ended.
 
-    Kernels with subshells call a button's function in a thread of its own. What the work shows belongs to the
-    click that asked for it, which is why the click waits.
+    Kernels with subshells call a button's function in a thread of its own. That thread waits here, so that the kernel
+    shows the output of the work as output of the click.
+
+    Args:
+        work: what to run; its exceptions are raised in the main thread.
     """
     kernel = None if threading.current_thread() is threading.main_thread() else _kernel()
     if kernel is None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import ipywidgets
 
@@ -14,28 +15,53 @@ from notebook_accel.config.option import Option
 from notebook_accel.errors import ConfigError
 
 from . import main_thread
-from .draft import Draft, in_sections
+from .draft import Draft, group_by_section
 from .fields import STYLE, Field
-
-if TYPE_CHECKING:
-    from .form import ConfigForm
 
 _SAVE = "Save"
 _OVERWRITE = "Overwrite?"
 
 
-class FormView:
-    """What a form shows; fields are made when they are first shown.
+class Form(Protocol):
+    """What the buttons of a form do.
 
     Attributes:
-        box: all of it.
-        fields: the rows made so far, by the names of their options.
-        all_options, path, load, save, launch: what can be clicked and typed beside the fields.
-        preview, status: what the file will say, and what the last click did, as HTML.
-        output: what a launch shows.
+        path: the file of the buttons Load and Save.
+        function: what the button Launch runs; None is no button.
     """
 
-    def __init__(self, form: ConfigForm, draft: Draft) -> None:
+    path: Path
+    function: Callable[..., Any] | None
+
+    def load(self, path: Path) -> None:
+        """Take all options from a file."""
+
+    def save(self, *, overwrite: bool) -> Path:
+        """Write the options to the file, and return its path."""
+
+    def launch(self) -> Any:
+        """Run the function with the options, and return what it returns."""
+
+
+class FormView:
+    """The widgets of a form; a field is made when it is first shown.
+
+    Args:
+        form: what the buttons act on.
+        draft: the values that the fields show and change.
+
+    Attributes:
+        box: the widget with all others in it.
+        fields: the fields made so far, by the names of their options.
+        all_options: the checkbox that shows the expert options too.
+        path: the text field with the path of the file.
+        load, save, launch: the buttons; `launch` is None where the form has no function.
+        preview: the text that would be written to the file, as HTML.
+        status: what the last click did, as HTML.
+        output: what a launch prints and displays.
+    """
+
+    def __init__(self, form: Form, draft: Draft) -> None:
         self._form = form
         self._draft = draft
         self._groups: dict[str, Any] = {}
@@ -82,8 +108,8 @@ class FormView:
         self.refresh()
 
     def refresh(self) -> None:
-        """Show the draft as it stands."""
-        sections = in_sections(self._draft.shown(expert=self.all_options.value))
+        """Show the values of the draft."""
+        sections = group_by_section(self._draft.visible_options(expert=self.all_options.value))
         for title, options in sections.items():
             if title not in self._groups:
                 self._groups[title] = ipywidgets.VBox([_title(title)])
@@ -97,12 +123,12 @@ class FormView:
         self._ask(_SAVE)
 
     def say(self, text: str, *, wrong: bool = False) -> None:
-        """Show a word about the last click."""
+        """Show a sentence about the last click."""
         kind, role = ("accel-wrong", "alert") if wrong else ("accel-help", "status")
         self.status.value = f'<div class="{kind}" role="{role}">{html.escape(text)}</div>' if text else ""
 
     def _row(self, option: Option) -> Any:
-        """Return the row of an option as it stands."""
+        """Return the row of an option with its present value."""
         if option.name not in self.fields:
             self.fields[option.name] = Field(option, self._on_change)
         field = self.fields[option.name]
@@ -194,6 +220,6 @@ def _title(text: str) -> Any:
 
 
 def _show(box: Any, children: tuple[Any, ...]) -> None:
-    """Change a box's children only where they differ: the browser draws them anew, and the focus is lost."""
+    """Change a box's children only where they differ: the browser draws new children, and the focus is lost."""
     if box.children != children:
         box.children = children

@@ -8,8 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ..compilation import TorchDynamoPlugin
-from ..data_loader.config import DataLoaderConfiguration
-from ..handlers import ProfileKwargs
+from ..handlers import DataLoaderConfiguration, ProfileKwargs
 from ..optimizer import AcceleratedOptimizer
 from ..precision import Precision
 from ..runtime import Runtime

@@ -12,29 +12,40 @@ from .base import Shared
 
 
 class CollectPart(Shared):
-    """Bring what the processes computed together."""
+    """Collect what the processes computed."""
 
     def gather(self, tensor: Any) -> Any:
-        """Concatenate nested tensors over all processes on dim 0; tensors without dimensions give [world]."""
+        """Concatenate the tensors of all processes; every process calls it.
+
+        Args:
+            tensor: nested lists, tuples and dicts of tensors, of the same shapes on all processes.
+
+        Returns:
+            The same nested data on every process; a tensor of shape [n, ...] becomes [world_size * n, ...], in the
+            order of ranks, and one without dimensions becomes [world_size].
+        """
         return ops.gather(self._runtime.comm, tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Gather what was computed for a batch, less the samples that only fill the last batch up.
+        """Gather what was computed for a batch, without the repeated samples that complete the last batch.
 
         Args:
             input_data: nested tensors whose dim 0 counts samples, or a list of objects, one per sample.
             use_gather_object: send tensors as objects too, where their shapes differ.
+
+        Returns:
+            As `gather` does; for objects one list of all.
         """
         if use_gather_object or not _is_all_tensors(input_data):
             gathered = ops.gather_object(self._runtime.comm, input_data)
-            keep = self._kept_samples()
+            keep = self._count_unique_samples()
             return gathered if keep is None else gathered[:keep]
         gathered = ops.gather(self._runtime.comm, input_data)
-        keep = self._kept_samples()
+        keep = self._count_unique_samples()
         return gathered if keep is None else nested.slice_tensors(gathered, slice(keep))
 
-    def _kept_samples(self) -> int | None:
-        """Return how many samples of the batch are no duplicates, None for all; one process has none."""
+    def _count_unique_samples(self) -> int | None:
+        """Return how many samples of the batch are no repeats, None where no sample is repeated."""
         if self._runtime.topology.world_size == 1:
             return None
         loader = self._runtime.gradient.active
@@ -43,24 +54,46 @@ class CollectPart(Shared):
         return int(loader.remainder)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Combine nested tensors over all processes by `sum`, `mean` or `max` and multiply with `scale`.
+        """Combine the tensors of all processes element by element; every process calls it.
 
-        `none` copies them. ValueError for another reduction.
+        Args:
+            tensor: nested lists, tuples and dicts of tensors, of the same shapes on all processes.
+            reduction: `sum`, `mean` or `max`; `none` returns copies.
+            scale: factor for the result.
+
+        Returns:
+            Nested data of the same shapes, on every process.
+
+        Raises:
+            ValueError: the reduction is unknown.
         """
         return ops.reduce(self._runtime.comm, tensor, reduction, scale)
 
     def pad_across_processes(
         self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False
     ) -> Any:
-        """Pad nested tensors along `dim` to the longest of all processes."""
+        """Pad tensors to the size of the longest of all processes; every process calls it.
+
+        Args:
+            tensor: nested lists, tuples and dicts of tensors.
+            dim: the dimension to pad; tensors without it stay as they are.
+            pad_index: the value to fill in.
+            pad_first: fill in front of the values, not behind them.
+
+        Returns:
+            Nested data, whose tensors have one size along `dim` on all processes.
+        """
         return ops.pad_across_processes(self._runtime.comm, tensor, dim, pad_index, pad_first)
 
     def set_trigger(self) -> None:
-        """Raise the flag that `check_trigger` shows to all processes."""
+        """Set a flag in this process, for `check_trigger` of all processes."""
         self._trigger = torch.ones(1, device=self._runtime.device)
 
     def check_trigger(self) -> bool:
-        """Return True in every process if one of them called `set_trigger`, and lower the flag."""
+        """Return True in every process if one of them called `set_trigger`, and clear the flag.
+
+        Every process calls it: it is a collective.
+        """
         own = self._trigger if self._trigger is not None else torch.zeros(1, device=self._runtime.device)
         self._trigger = None
         return bool(self._runtime.comm.all_reduce(own, "max").item())

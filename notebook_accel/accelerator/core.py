@@ -5,32 +5,34 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from .. import compilation, detect, devices, environ, precision, runtime
-from ..checkpointing.project import ProjectConfiguration
 from ..compilation import TorchDynamoPlugin
-from ..data_loader.config import DataLoaderConfiguration
 from ..fp8 import AORecipeKwargs, FP8BackendType
 from ..fsdp import FullyShardedDataParallelPlugin
 from ..handlers import (
     AutocastKwargs,
+    DataLoaderConfiguration,
     DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
     GradScalerKwargs,
     InitProcessGroupKwargs,
     KwargsHandler,
     ProfileKwargs,
+    ProjectConfiguration,
 )
 from ..parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from ..precision import Precision
-from ..runtime import Runtime, Settings
+from ..runtime import Runtime
 from ..seeding import RNGType
 from ..state import AcceleratorState, GradientState
-from ..strategies import table
+from ..strategies.base import Plugins
+from . import strategy_table
 from .collect import CollectPart
 from .prepare import PreparePart
 from .process import ProcessPart
@@ -38,6 +40,9 @@ from .profiling import ProfilePart
 from .save import SavePart
 from .track import TrackPart
 from .train import TrainPart
+
+if TYPE_CHECKING:  # trackers are imported by those who track
+    from ..tracking import GeneralTracker
 
 _UNSET: Final = object()
 _HANDLERS: Final = (
@@ -114,9 +119,11 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         deepspeed_plugins: Any = None,
         parallelism_config: ParallelismConfig | None = None,
     ) -> None:
+        installed = runtime.current()
+        earlier = installed.settings if installed is not None and installed.accelerated else None
         handlers = _sort_handlers(kwargs_handlers or ())
-        plugins = table.plugins_of(
-            settings=_settings(),
+        plugins = strategy_table.resolve_plugins(
+            settings=earlier,
             fsdp_plugin=fsdp_plugin,
             torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
@@ -125,44 +132,31 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
             deepspeed_plugins=deepspeed_plugins,
             ddp=handlers.get(DistributedDataParallelKwargs),
         )
-        self.dataloader_config = _loader_config(dataloader_config, split_batches)
-        self.rng_types = _rng_types(rng_types)
-        self._init_saving(project_config, project_dir)
-        self._choose_trackers(log_with)
-        accumulation = _accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
-        accumulation, mixed_precision = table.settle(plugins, accumulation, mixed_precision)
-        group: Any = handlers.get(InitProcessGroupKwargs)
-        dynamo = (
-            compilation.choose(dynamo_backend, dynamo_plugin) if dynamo_backend or dynamo_plugin else None
+        self.dataloader_config = _resolve_loader_config(dataloader_config, split_batches)
+        self.rng_types = _check_rng_types(rng_types)
+        self.project_configuration = _resolve_project(project_config, project_dir)
+        self.log_with = _choose_trackers(log_with, self.project_configuration)
+        accumulation = _resolve_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
+        accumulation, mixed_precision = strategy_table.resolve_arguments(
+            plugins, accumulation, mixed_precision
         )
-        options = {} if group is None else group.to_kwargs()
-        if plugins.fsdp is not None and plugins.fsdp.offloads:  # gradients on the CPU are added up there
-            options = devices.with_cpu_collectives(options, cpu or None)
-        self._runtime = _runtime_for(mixed_precision, cpu, options)
-        self._dynamo = dynamo or compilation.choose(None, None, self._runtime.settings.dynamo_plugin)
-        if self._runtime.settings.dynamo_plugin is None:
-            self._runtime.settings = dataclasses.replace(self._runtime.settings, dynamo_plugin=self._dynamo)
+        dynamo = None
+        if dynamo_backend or dynamo_plugin:
+            dynamo = compilation.choose(dynamo_backend, dynamo_plugin)
+        group = _resolve_group_options(handlers, plugins, cpu)
+        self._runtime = _resolve_runtime(installed, mixed_precision, cpu, group)
+        settings = self._runtime.settings
+        self._dynamo = dynamo or settings.dynamo_plugin or compilation.choose(None, None)
         self.state = AcceleratorState(_from_accelerator=True)
         self.gradient_state = GradientState(accumulation)
         self.device_placement = device_placement
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
-        recipe = handlers.get(AORecipeKwargs)
-        if recipe is not None and self._runtime.settings.mixed_precision != "fp8":
-            raise ValueError(
-                f"AORecipeKwargs is for mixed_precision='fp8', not {self._runtime.settings.mixed_precision!r}"
-            )
         self.profile_handler = handlers.get(ProfileKwargs)
-        self._precision = Precision(
-            self._runtime.settings.mixed_precision,
-            self._runtime.device,
-            autocast=handlers.get(AutocastKwargs),
-            scaling=handlers.get(GradScalerKwargs),
-            recipe=recipe,
-            is_library_s=plugins.deepspeed is not None,
-        )
-        self._strategy, kind = table.choose(self._runtime, self._precision, plugins)
+        self._precision = _make_precision(self._runtime, handlers, plugins)
+        self._strategy, kind = strategy_table.choose(self._runtime, self._precision, plugins)
         self._runtime.settings = dataclasses.replace(
-            self._runtime.settings,
+            settings,
+            dynamo_plugin=settings.dynamo_plugin or self._dynamo,
             distributed_type=kind,
             shards_weights=self._strategy.shards_weights,
             fsdp_plugin=plugins.fsdp,
@@ -170,7 +164,12 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
             parallelism_config=plugins.parallelism,
         )
         self.step = 0
+        self.trackers = []
         self._models, self._optimizers, self._schedulers, self._dataloaders = [], [], [], []
+        self._custom_objects = []
+        # handles refer to them weakly, which a dict does not allow
+        self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
+        self._writer = None
         self._trigger = None
 
     def __repr__(self) -> str:
@@ -273,16 +272,12 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
                 stack.callback(self._runtime.comm.close)
             stack.callback(self._strategy.close)
             stack.callback(self._finish_trackers)
-            self._writer.wait()
+            self._wait_for_writer()
 
 
-def _settings() -> Settings | None:
-    """Return what the first accelerator settled, None before it."""
-    installed = runtime.current()
-    return installed.settings if installed is not None and installed.accelerated else None
-
-
-def _loader_config(config: DataLoaderConfiguration | None, split_batches: Any) -> DataLoaderConfiguration:
+def _resolve_loader_config(
+    config: DataLoaderConfiguration | None, split_batches: Any
+) -> DataLoaderConfiguration:
     if split_batches is _UNSET:
         return config or DataLoaderConfiguration()
     if config is not None:
@@ -292,12 +287,33 @@ def _loader_config(config: DataLoaderConfiguration | None, split_batches: Any) -
     return DataLoaderConfiguration(split_batches=bool(split_batches))
 
 
-def _rng_types(rng_types: Sequence[str | RNGType] | None) -> list[str]:
-    chosen = ["generator"] if rng_types is None else [str(kind) for kind in rng_types]
-    unknown = [kind for kind in chosen if kind not in RNGType]
-    if unknown:
+def _check_rng_types(rng_types: Sequence[str | RNGType] | None) -> list[str]:
+    if rng_types is None:
+        return ["generator"]
+    chosen = [str(kind) for kind in rng_types]
+    if unknown := [kind for kind in chosen if kind not in RNGType]:
         raise ValueError(f"rng_types {unknown} are unknown, choose among {', '.join(RNGType.list())}")
     return chosen
+
+
+def _resolve_project(
+    config: ProjectConfiguration | None, project_dir: str | os.PathLike[str] | None
+) -> ProjectConfiguration:
+    if config is None:
+        return ProjectConfiguration(project_dir=project_dir)
+    if not isinstance(config, ProjectConfiguration):
+        raise TypeError(f"project_config is a {type(config).__name__}, not a ProjectConfiguration")
+    if project_dir is not None and config.project_dir is None:
+        config.set_directories(project_dir)
+    return config
+
+
+def _choose_trackers(log_with: Any, project: ProjectConfiguration) -> list[str | GeneralTracker]:
+    if log_with is None:
+        return []
+    from ..tracking import choose_trackers
+
+    return choose_trackers(log_with, project.logging_dir)
 
 
 def _sort_handlers(handlers: Sequence[KwargsHandler]) -> dict[type, Any]:
@@ -314,13 +330,15 @@ def _sort_handlers(handlers: Sequence[KwargsHandler]) -> dict[type, Any]:
     return found
 
 
-def _accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:
+def _resolve_accumulation(
+    steps: int, plugin: GradientAccumulationPlugin | None
+) -> GradientAccumulationPlugin:
     if plugin is not None and steps != 1:
         raise ValueError(
             "gradient_accumulation_steps and gradient_accumulation_plugin were both given: set num_steps in the latter"
         )
     if plugin is None:
-        name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # "auto" is for DeepSpeed: what is said here
+        name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # "auto" is a word for DeepSpeed: the argument counts
         plugin = GradientAccumulationPlugin(
             num_steps=steps if environ.get(name) == "auto" else environ.integer(name, steps)
         )
@@ -329,13 +347,39 @@ def _accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -> Grad
     return plugin
 
 
-def _runtime_for(mixed_precision: str | None, cpu: bool, group: dict[str, Any]) -> Runtime:
-    """Return the runtime, with its precision settled by the first accelerator; ValueError if a later one differs."""
-    installed = detect.ensure(cpu, **group)
+def _resolve_group_options(handlers: dict[type, Any], plugins: Plugins, cpu: bool) -> dict[str, Any]:
+    group: InitProcessGroupKwargs | None = handlers.get(InitProcessGroupKwargs)
+    options = {} if group is None else group.to_kwargs()
+    if plugins.fsdp is not None and plugins.fsdp.offloads:  # gradients are on the CPU, and are added up there
+        options = devices.with_cpu_collectives(options, cpu or None)
+    return options
+
+
+def _resolve_runtime(
+    installed: Runtime | None, mixed_precision: str | None, cpu: bool, group: dict[str, Any]
+) -> Runtime:
+    """Return the runtime, with the precision that the first accelerator asks for; ValueError if a later one differs."""
+    if installed is None or cpu or group:  # else there is nothing to find out, nor to compare
+        installed = detect.ensure(cpu, **group)
     if not installed.accelerated:
-        mode = precision.settle(mixed_precision, installed.device)
+        mode = precision.resolve(mixed_precision, installed.device)
         installed.settings = dataclasses.replace(installed.settings, mixed_precision=mode)
         installed.accelerated = True
     elif mixed_precision is not None:
         AcceleratorState(mixed_precision=str(mixed_precision))
     return installed
+
+
+def _make_precision(installed: Runtime, handlers: dict[type, Any], plugins: Plugins) -> Precision:
+    mode = installed.settings.mixed_precision
+    recipe = handlers.get(AORecipeKwargs)
+    if recipe is not None and mode != "fp8":
+        raise ValueError(f"AORecipeKwargs is for mixed_precision='fp8', not {mode!r}")
+    return Precision(
+        mode,
+        installed.device,
+        autocast=handlers.get(AutocastKwargs),
+        scaling=handlers.get(GradScalerKwargs),
+        recipe=recipe,
+        is_external=plugins.deepspeed is not None,
+    )

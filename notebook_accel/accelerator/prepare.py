@@ -14,10 +14,10 @@ from .. import devices
 from ..compilation import DynamoBackend
 from ..data_loader.prepare import prepare_data_loader
 from ..data_loader.skip import skip_first_batches
+from ..deepspeed.dummies import DummyOptim, DummyScheduler
 from ..optimizer import AcceleratedOptimizer
 from ..scheduler import AcceleratedScheduler
 from ..strategies.base import Bundle
-from ..zero.dummies import DummyOptim, DummyScheduler
 from .base import Shared
 
 _MARK = "_is_accelerate_prepared"
@@ -27,12 +27,15 @@ class PreparePart(Shared):
     """Make objects ready for the run, and let go of them."""
 
     def prepare(self, *args: Any, device_placement: Sequence[bool | None] | None = None) -> Any:
-        """Return the objects ready for the run, in order; a single one as itself.
+        """Make objects ready for the run.
 
         Args:
             args: models, optimizers, data loaders and schedulers in any order and number; anything else, and what
                 is prepared already, comes back as it is.
             device_placement: for each object, whether to move it to the device; None for the accelerator's choice.
+
+        Returns:
+            The prepared objects as a tuple; a single one as itself.
 
         Raises:
             ValueError: `device_placement` has another length, or a model is spread over devices.
@@ -55,7 +58,19 @@ class PreparePart(Shared):
     def prepare_model(
         self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> Any:
-        """Return the model ready for the run; with `evaluation_mode` it is only moved and given its precision."""
+        """Make a model ready for the run.
+
+        Args:
+            model: the model.
+            device_placement: whether to move it to the device; by default the accelerator's choice.
+            evaluation_mode: only move it and give it its precision: it is not to be trained.
+
+        Returns:
+            The model, or a wrapper around it.
+
+        Raises:
+            ValueError: several processes are to train a model that is spread over devices.
+        """
         results: list[Any] = [model]
         place = self.device_placement if device_placement is None else device_placement
         self._prepare_training(results, [place], evaluation=evaluation_mode)
@@ -64,7 +79,13 @@ class PreparePart(Shared):
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
-        """Return the optimizer wrapped so that it follows gradient accumulation."""
+        """Return an optimizer that steps only when gradients are complete.
+
+        Args:
+            optimizer: of torch; a prepared one is returned as it is.
+            device_placement: whether to move its state to where its parameters are; by default the accelerator's
+                choice.
+        """
         place = self.device_placement if device_placement is None else device_placement
         if isinstance(optimizer, AcceleratedOptimizer):
             _remember(self._optimizers, optimizer)
@@ -87,7 +108,17 @@ class PreparePart(Shared):
         device_placement: bool | None = None,
         slice_fn_for_dispatch: Callable[..., Any] | None = None,
     ) -> DataLoader[Any]:
-        """Return a loader of this process's share of the batches."""
+        """Return a loader that gives this process its share of the batches, as `dataloader_config` says.
+
+        Args:
+            data_loader: of torch; a prepared one is returned as it is.
+            device_placement: whether to move batches to the device; by default the accelerator's choice.
+            slice_fn_for_dispatch: takes the part of a process out of a batch that rank 0 read; called as
+                `slice_fn(batch, slice, process_index=, num_processes=)`.
+
+        Raises:
+            ValueError: the batch size is no multiple of the number of processes with `split_batches`.
+        """
         if getattr(data_loader, _MARK, False):
             _remember(self._dataloaders, data_loader)
             return data_loader
@@ -97,7 +128,7 @@ class PreparePart(Shared):
             data_loader,
             self._runtime.device,
             split_batches=config.split_batches,
-            put_on_device=place and self._strategy.places_batches,
+            put_on_device=place,
             rng_types=list(self.rng_types),
             dispatch_batches=config.dispatch_batches,
             even_batches=config.even_batches,
@@ -114,7 +145,12 @@ class PreparePart(Shared):
         return prepared
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> AcceleratedScheduler:
-        """Return the scheduler wrapped so that it follows its optimizer, or all of them if it names none of ours."""
+        """Return a scheduler that steps when its optimizer did.
+
+        Args:
+            scheduler: of torch; a prepared one is returned as it is. If its optimizer was not prepared, it follows
+                all that were.
+        """
         if isinstance(scheduler, AcceleratedScheduler):
             _remember(self._schedulers, scheduler)
             return scheduler
@@ -138,19 +174,38 @@ class PreparePart(Shared):
     def unwrap_model(
         self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
     ) -> Any:
-        """Return the user's model out of what `prepare` put around it.
+        """Return the user's model without the wrappers of `prepare`.
 
-        `keep_fp32_wrapper=False` gives it its own forward back; `keep_torch_compile=False` gives the model that was
-        compiled. The prepared model stays as it is.
+        Args:
+            model: prepared or not; it stays as it is.
+            keep_fp32_wrapper: False gives the user's model its own forward back, without mixed precision.
+            keep_torch_compile: False returns the model that was compiled, not the compiled one.
         """
         return self._strategy.unwrap(model, keep_fp32_wrapper, keep_torch_compile)
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return the whole state of a prepared model, under the user's names unless `unwrap` is False."""
+        """Return the whole state of a prepared model; every process calls it.
+
+        Args:
+            model: prepared or not.
+            unwrap: False keeps the prefixes that wrappers put in front of names.
+
+        Returns:
+            Tensors by name. Where weights are sharded, only the first process of each node gets them, and the
+            others an empty dict.
+        """
         return self._strategy.state_dict(model) if unwrap else model.state_dict()
 
     def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
-        """Return a loader that leaves out the first batches, to go on in the middle of an epoch."""
+        """Return a loader whose iterations leave out the first batches, to go on in the middle of an epoch.
+
+        Args:
+            dataloader: prepared or not.
+            num_batches: how many to leave out; those that this process would get.
+
+        Raises:
+            ValueError: `num_batches` is negative.
+        """
         return skip_first_batches(dataloader, num_batches=num_batches)
 
     def verify_device_map(self, model: torch.nn.Module) -> bool:
@@ -158,9 +213,16 @@ class PreparePart(Shared):
         return any(len(getattr(part, "hf_device_map", ())) > 1 for part in model.modules())
 
     def free_memory(self, *objects: Any) -> list[None]:
-        """Forget all prepared objects, and return a None for each argument to assign to its names.
+        """Forget all prepared objects.
 
-        The memory is free once the caller's names are gone too.
+        The memory is free once no variable of the caller refers to them: `model, optimizer = free_memory(model,
+        optimizer)`.
+
+        Args:
+            objects: any.
+
+        Returns:
+            A None for each argument.
         """
         for kept in (self._models, self._optimizers, self._schedulers, self._dataloaders):
             kept.clear()
@@ -177,7 +239,7 @@ class PreparePart(Shared):
         return self.free_memory(*objects)
 
     def _prepare_training(self, results: list[Any], places: Sequence[bool], *, evaluation: bool) -> None:
-        """Replace the models and optimizers in `results` by prepared ones; they go through the strategy together."""
+        """Replace the models and optimizers in `results` by prepared ones; the strategy prepares them in one call."""
         models: list[int] = []
         optimizers: list[int] = []
         for index, item in enumerate(results):
@@ -192,6 +254,8 @@ class PreparePart(Shared):
         schedulers = [
             index for index, item in enumerate(results) if isinstance(item, (LRScheduler, DummyScheduler))
         ]
+        if not (models or optimizers or schedulers):
+            return
         self._refuse_strangers(results)
         bundle = self._strategy.prepare(
             Bundle(
@@ -208,7 +272,7 @@ class PreparePart(Shared):
             )
         )
         for index, strategic in zip(models, bundle.models, strict=True):
-            model = self._strategy.compiled(strategic, self._dynamo)
+            model = self._strategy.compile(strategic, self._dynamo)
             setattr(model, _MARK, True)
             _remember(self._models, model)
             results[index] = model

@@ -1,4 +1,4 @@
-"""The accelerator's view of the run: which process this is, and taking turns."""
+"""The accelerator's view of the run: which process this is, and code that only some processes run."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ class ProcessPart(Shared):
     def should_stop(self) -> bool:
         """Whether the notebook asked the run to stop, see `Run.stop`: then save and return.
 
-        All ranks have to ask equally often, once a step for example; they get True at the same question. On one node
-        asking costs nothing; on several it is a collective. Without a notebook it is always False.
+        All ranks must read it equally often, once a step for example. They get True at the same reading. On one node
+        it costs nothing; on several nodes it is a collective. Without a notebook it is always False.
         """
         reporter = runtime.reporter()
         if reporter is None:
@@ -111,7 +111,7 @@ class ProcessPart(Shared):
         return bool(self._runtime.comm.all_reduce(flag, "max"))
 
     def wait_for_everyone(self) -> None:
-        """Return once every process has come here."""
+        """Return when every process has called it."""
         self._runtime.comm.barrier()
 
     def print(self, *args: Any, **kwargs: Any) -> None:
@@ -131,13 +131,23 @@ class ProcessPart(Shared):
         return self.state.on_last_process(function)
 
     def on_process(self, function: Callable[..., Any] | None = None, process_index: int | None = None) -> Any:
-        """Decorate a function to run in one rank only; elsewhere it returns None."""
+        """Decorate a function to run in one rank only; elsewhere it returns None.
+
+        Args:
+            function: what to decorate; without it a decorator is returned.
+            process_index: the rank.
+        """
         return self.state.on_process(function, process_index)
 
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Any:
-        """Decorate a function to run in one process of each node only; elsewhere it returns None."""
+        """Decorate a function to run in one process of each node only; elsewhere it returns None.
+
+        Args:
+            function: what to decorate; without it a decorator is returned.
+            local_process_index: the rank on the node.
+        """
         return self.state.on_local_process(function, local_process_index)
 
     def main_process_first(self) -> Any:
@@ -149,5 +159,15 @@ class ProcessPart(Shared):
         return self.state.local_main_process_first()
 
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Any:
-        """Return a context manager that gives this process its share; see `PartialState`."""
+        """Return a context manager that gives this process its share of the inputs.
+
+        Args:
+            inputs: a list, tuple, tensor, dataset with `select`, or a dict of these with one length; the first
+                processes get one item more where the length is no multiple. Anything else is given to all.
+            apply_padding: repeat the last item where a share is shorter than the longest; tensors are then moved to
+                the process's device.
+
+        Raises:
+            ValueError: the lengths in a dict differ.
+        """
         return self.state.split_between_processes(inputs, apply_padding)

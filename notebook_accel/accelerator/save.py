@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,33 +12,23 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from ..big_modeling.state import get_state_dict_offloaded_model
-from ..checkpointing import agreement, folder, gather, names, plain, read, shards, together, write
-from ..checkpointing.background import Writer
-from ..checkpointing.project import PathLike, ProjectConfiguration
+from ..checkpointing import background, folder, names, plain, read, shards, write
+from ..checkpointing.folder import PathLike
+from ..checkpointing.parts import CollectiveFolder, Parts
 from ..errors import CheckpointError
+from ..handlers import ProjectConfiguration
 from ..hooks import has_offloaded_params
 from .base import Shared
 
 
 class SavePart(Shared):
-    """Save and load all that was prepared or registered, as a whole or not at all."""
+    """Save and load everything that was prepared or registered, whole or not at all."""
 
     _custom_objects: list[Any]
     _save_hooks: dict[int, Callable[..., None]]
     _load_hooks: dict[int, Callable[..., None]]
-    _writer: Writer
+    _writer: background.BackgroundWriter | None
     project_configuration: ProjectConfiguration
-
-    def _init_saving(self, config: ProjectConfiguration | None, project_dir: PathLike | None) -> None:
-        if config is not None and not isinstance(config, ProjectConfiguration):
-            raise TypeError(f"project_config is a {type(config).__name__}, not a ProjectConfiguration")
-        self.project_configuration = config or ProjectConfiguration(project_dir=project_dir)
-        if project_dir is not None and self.project_configuration.project_dir is None:
-            self.project_configuration.set_directories(project_dir)
-        self._custom_objects = []
-        # handles refer to them weakly, which a dict does not allow
-        self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
-        self._writer = Writer()
 
     @property
     def project_dir(self) -> PathLike | None:
@@ -58,7 +46,14 @@ class SavePart(Shared):
         return self.project_configuration.iteration
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Save and load these objects too; ValueError names those without `state_dict` and `load_state_dict`."""
+        """Let `save_state` and `load_state` save and load these objects too.
+
+        Args:
+            objects: any with `state_dict` and `load_state_dict`.
+
+        Raises:
+            ValueError: an object has not both methods.
+        """
         wrong = [
             item
             for item in objects
@@ -73,17 +68,28 @@ class SavePart(Shared):
         self._custom_objects += objects
 
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call `hook(models, weights, output_dir)` on every rank before models are saved.
+        """Call a hook on every rank before models are saved.
 
-        What it takes out of `weights` is not saved; `output_dir` is the folder that becomes the checkpoint, and
-        files it writes there belong to it. The handle's `remove` ends it.
+        Args:
+            hook: called as `hook(models, weights, output_dir)`. What it removes from the list `weights` is not
+                saved. Files that it writes to `output_dir` become part of the checkpoint.
+
+        Returns:
+            A handle, whose `remove` removes the hook.
         """
         handle = RemovableHandle(self._save_hooks)
         self._save_hooks[handle.id] = hook
         return handle
 
     def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call `hook(models, input_dir)` before models are loaded; what it takes out of `models` is not loaded."""
+        """Call a hook on every rank before models are loaded.
+
+        Args:
+            hook: called as `hook(models, input_dir)`. What it removes from the list `models` is not loaded.
+
+        Returns:
+            A handle, whose `remove` removes the hook.
+        """
         handle = RemovableHandle(self._load_hooks)
         self._load_hooks[handle.id] = hook
         return handle
@@ -117,49 +123,62 @@ class SavePart(Shared):
         """
         if save_model_func_kwargs:
             raise ValueError(f"save_state does not know {', '.join(save_model_func_kwargs)}: leave it out")
-        self._writer.wait()
+        self._wait_for_writer()
         target, keep = self._save_target(output_dir)
-        meet: agreement.Agreement = agreement.ByCollectives(self._runtime.comm)
         topology = self._runtime.topology
-        write.start(target, topology, meet)
+        barrier: write.ErrorBarrier = write.CollectiveErrorBarrier(self._runtime.comm)
+        write.start(target, topology, barrier)
         error = None
         files: list[write.File] = []
-        shared: list[together.Together] = []
+        folders: list[CollectiveFolder] = []
         try:
-            files, shared = self._files_to_save(folder.saving(target), safe_serialization)
-        except Exception as found:  # the other ranks wait to hear of it
+            files, folders = self._files_to_save(folder.staging(target), safe_serialization)
+        except Exception as found:  # the other ranks wait for the outcome
             error = found
         self._require_all(error, target)
         if async_save:
-            files, shared = self._snapshot(files, shared, target)
+            files, folders = self._snapshot(files, folders, target)
         plan = write.Plan(
             target=target,
             files=files,
-            together=functools.partial(together.write_all, shared),
+            folders=folders,
             topology=topology,
             facts={"world_size": topology.world_size, "step": self.step},
             keep=keep,
         )
         if async_save:
-            meet = agreement.ByFiles(self._meeting_place(target), topology.rank, topology.world_size)
-            self._writer.start(lambda: write.finish(plan, meet), target.name)
+            self._write_in_background(plan)
         else:
-            write.finish(plan, meet)
+            write.finish(plan, barrier)
         self.project_configuration.iteration += 1
         return target
 
+    def _wait_for_writer(self) -> None:
+        """Return once the checkpoint that a thread writes is on the disk; CheckpointError if it was not written."""
+        if self._writer is not None:
+            self._writer.wait()
+
     def _snapshot(
-        self, files: list[write.File], shared: list[together.Together], target: Path
-    ) -> tuple[list[write.File], list[together.Together]]:
+        self, files: list[write.File], folders: list[CollectiveFolder], target: Path
+    ) -> tuple[list[write.File], list[CollectiveFolder]]:
         """Return what is to be written with contents that training does not change any more."""
+        if self._writer is None:
+            self._writer = background.BackgroundWriter()
         error = None
         try:
-            shared = [part.snapshot(self._writer.copies) for part in shared]
-            files = write.snapshot(files, self._writer.copies)
-        except Exception as found:  # the other ranks wait to hear of it
+            folders = [part.snapshot(self._writer.copies) for part in folders]
+            files = background.snapshot(files, self._writer.copies)
+        except Exception as found:  # the other ranks wait for the outcome
             error = found
         self._require_all(error, target)
-        return files, shared
+        return files, folders
+
+    def _write_in_background(self, plan: write.Plan) -> None:
+        assert self._writer is not None
+        token = self._runtime.comm.broadcast_object(uuid.uuid4().hex[:8])
+        place = folder.barrier_files(plan.target, token)
+        barrier = background.FileErrorBarrier(place, plan.topology.rank, plan.topology.world_size)
+        self._writer.start(lambda: write.finish(plan, barrier), plan.target.name)
 
     def _require_all(self, error: Exception | None, target: Path) -> None:
         """Raise this rank's error, or tell of another rank's, with nothing left of the new checkpoint."""
@@ -168,7 +187,7 @@ class SavePart(Shared):
         if not any(errors):
             return
         if self._runtime.topology.is_local_main:
-            folder.remove(folder.saving(target))
+            folder.remove(folder.staging(target))
         if error is not None:
             raise error
         found = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(errors) if text)
@@ -201,16 +220,12 @@ class SavePart(Shared):
             )
         return Path(os.path.abspath(Path(self.project_dir).expanduser())) / "checkpoints"
 
-    def _meeting_place(self, target: Path) -> Path:
-        token = self._runtime.comm.broadcast_object(uuid.uuid4().hex[:8])
-        return folder.meeting(target, token)
-
-    def _parts(self, models: list[torch.nn.Module]) -> read.Parts:
-        return read.Parts(
+    def _parts(self, models: list[torch.nn.Module]) -> Parts:
+        return Parts(
             models=models,
             owners=[self._strategy.unwrap(model, keep_torch_compile=False) for model in self._models],
-            optimizers=self._optimizers,
-            schedulers=self._schedulers,
+            optimizers=[optimizer.optimizer for optimizer in self._optimizers],
+            schedulers=[scheduler.scheduler for scheduler in self._schedulers],
             loaders=self._dataloaders,
             scaler=self._precision.scaler,
             custom=self._custom_objects,
@@ -218,24 +233,28 @@ class SavePart(Shared):
 
     def _files_to_save(
         self, where: Path, safe_serialization: bool
-    ) -> tuple[list[write.File], list[together.Together]]:
-        models = [self._strategy.unwrap(model) for model in self._models]
-        is_shared = self._strategy.saves_together
-        # first what all ranks gather together: a hook, or a registered object, may fail on one of them
-        weights = [self._strategy.weights(model) for model in self._models]
-        states = [] if is_shared else [self._strategy.optimizer_state(item) for item in self._optimizers]
-        for hook in list(self._save_hooks.values()):
-            hook(models, weights, str(where))
-        topology = self._runtime.topology
+    ) -> tuple[list[write.File], list[CollectiveFolder]]:
+        strategy, runtime = self._strategy, self._runtime
+        is_collective = strategy.saves_collectively
         parts = self._parts(self._models)
-        files = gather.own_files(parts, topology.rank, self.step)
-        shared = self._strategy.together(parts, weights)
-        each_node = self.project_configuration.save_on_each_node
-        if topology.is_local_main if each_node else topology.is_main:
-            files += [] if is_shared else gather.model_files(weights, safe_serialization)
-            files += gather.optimizer_files(states)
-            files += gather.shared_files(parts)
-        return files, shared
+        # collectives come first: a hook or a registered object may fail on one rank
+        weights = [strategy.weights(model) for model in self._models]
+        states = [] if is_collective else list(map(strategy.optimizer_state, parts.optimizers))
+        if self._save_hooks:
+            models = [strategy.unwrap(model) for model in self._models]
+            for hook in list(self._save_hooks.values()):
+                hook(models, weights, str(where))
+        files = write.own_files(parts, runtime.topology.rank, self.step, runtime.device)
+        folders = strategy.collective_folders(parts, weights)
+        if self._writes_shared_files():
+            files += [] if is_collective else write.model_files(weights, safe_serialization)
+            files += write.shared_files(parts, states, runtime.device)
+        return files, folders
+
+    def _writes_shared_files(self) -> bool:
+        """Return True in the process that writes what is the same in all: one of the run, or one of each node."""
+        topology = self._runtime.topology
+        return (topology.local_rank if self.project_configuration.save_on_each_node else topology.rank) == 0
 
     def load_state(
         self,
@@ -271,7 +290,7 @@ class SavePart(Shared):
             ValueError: there is no such folder.
             CheckpointError: the checkpoint is damaged or does not fit; it names file and key.
         """
-        self._writer.wait()
+        self._wait_for_writer()
         source = self._load_source(input_dir)
         if source is None:
             return False
@@ -288,12 +307,13 @@ class SavePart(Shared):
                 self._parts([self._strategy.unwrap(model, keep_torch_compile=False) for model in models]),
                 self._runtime.topology.rank,
                 self._runtime.topology.world_size,
+                self._runtime.device,
                 count_models=not self._load_hooks,
                 options=load_kwargs or {},
                 model_options=options,
-                load_together=self._strategy.load_together,
+                load_folders=self._strategy.load_collective_folders,
             )
-        except Exception as found:  # the other ranks wait to hear of it
+        except Exception as found:  # the other ranks wait for the outcome
             error = found
         errors = self._runtime.comm.all_gather_object(None if error is None else str(error))
         if error is not None:
@@ -331,7 +351,16 @@ class SavePart(Shared):
         return target, None
 
     def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
-        """Write an object in rank 0 only, or once on each node where the project is configured so."""
+        """Write an object in rank 0, or once on each node with `save_on_each_node` of the project.
+
+        Args:
+            obj: any object; with `safe_serialization` tensors by name.
+            f: the path of a file, which is replaced as a whole or not at all; or an open file.
+            safe_serialization: write safetensors, not a file of torch.save.
+
+        Raises:
+            ValueError: `safe_serialization` with an open file, or with what is no tensor.
+        """
         plain.save(
             obj, f, self.project_configuration.save_on_each_node, safe_serialization, runtime=self._runtime
         )
@@ -361,8 +390,6 @@ class SavePart(Shared):
             state: dict[str, Any] = get_state_dict_offloaded_model(original)
         else:
             state = self._strategy.state_dict(model)
-        topology = self._runtime.topology
-        each_node = self.project_configuration.save_on_each_node
-        if topology.is_local_main if each_node else topology.is_main:
+        if self._writes_shared_files():
             path = Path(save_directory).expanduser()
             shards.save_weights(state, path, max_shard_size, safe_serialization)

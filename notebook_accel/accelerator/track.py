@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .. import runtime
-from ..checkpointing.project import ProjectConfiguration
+from ..handlers import ProjectConfiguration
 from .base import Shared
 
 if TYPE_CHECKING:  # trackers are imported by those who track
@@ -26,21 +26,13 @@ class TrackPart(Shared):
     log_with: list[str | GeneralTracker]
     trackers: list[GeneralTracker]
 
-    def _choose_trackers(self, log_with: Any) -> None:
-        """Take what `log_with` asks for; see `choose_trackers`."""
-        self.log_with, self.trackers = [], []
-        if log_with is not None:
-            from ..tracking import choose_trackers
-
-            self.log_with = choose_trackers(log_with, self.project_configuration.logging_dir)
-
     def init_trackers(
         self,
         project_name: str,
         config: dict[str, Any] | None = None,
         init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Start the trackers that `log_with` asked for; those of an earlier call are finished first.
+        """Start the trackers of `log_with`; those of an earlier call are finished first.
 
         Args:
             project_name: what each tracker calls the project or run.
@@ -71,10 +63,10 @@ class TrackPart(Shared):
         step: int | None = None,
         log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Log values in rank 0, to each tracker and, where a notebook launched the run, its numbers to that.
+        """Log values in rank 0: to each tracker, and the numbers among them to the notebook that launched the run.
 
         Args:
-            values: numbers, texts and what else the trackers take, by name.
+            values: by name: numbers, texts, and whatever else the trackers take.
             step: the step that they belong to.
             log_kwargs: keywords for trackers' `log`, by their names.
 
@@ -97,9 +89,14 @@ class TrackPart(Shared):
             tracker.log(dict(values), step=step, **options.get(tracker.name, {}))
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """Return a tracker by name, or with `unwrap` the library's own object.
+        """Return a tracker by name.
 
-        Outside rank 0, and where the accelerator has no trackers, it is a tracker whose methods do nothing.
+        Args:
+            name: as in `log_with`.
+            unwrap: return the object of the tracker's library instead.
+
+        Returns:
+            The tracker; outside rank 0, and where the accelerator has no trackers, one whose methods do nothing.
 
         Raises:
             ValueError: there are trackers, but none of this name.

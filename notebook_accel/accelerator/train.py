@@ -22,15 +22,17 @@ class TrainPart(Shared):
     """Backward, accumulation, clipping and precision."""
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Run the backward pass of the loss, divided by the batches per step and scaled where precision needs it.
+        """Run the backward pass of a loss.
+
+        The loss is divided by the number of batches per optimizer step, and scaled where the precision needs it.
 
         Args:
-            loss: a single number.
-            kwargs: for the loss's own `backward`; or `learning_rate`, for LOMO optimizers: see `lomo_backward`.
+            loss: a tensor with one element.
+            kwargs: arguments of the loss's own `backward`; or `learning_rate`, see `lomo_backward`.
         """
         learning_rate = kwargs.pop("learning_rate", None)
         steps = self._runtime.gradient.num_steps
-        if steps != 1 and not self._strategy.owns_accumulation:
+        if steps != 1:
             loss = loss / steps
         if learning_rate is None:
             self._strategy.backward(loss, **kwargs)
@@ -38,7 +40,11 @@ class TrainPart(Shared):
             self.lomo_backward(loss, learning_rate)
 
     def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
-        """Run the backward pass with the prepared LOMO optimizers, which change weights as their gradients come.
+        """Run the backward pass with the prepared LOMO optimizers: they change each weight when its gradient is there.
+
+        Args:
+            loss: a tensor with one element.
+            learning_rate: of this step.
 
         Raises:
             ImportError: lomo-optim is not installed.
@@ -84,10 +90,13 @@ class TrainPart(Shared):
         self._runtime.gradient.num_steps = gradient_accumulation_steps
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[None]:
-        """Return a context whose block counts as one batch; optimizers and schedulers step in every N-th only.
+        """Return a context whose block counts as one batch; optimizers and schedulers step in every N-th block only.
 
-        N is `gradient_accumulation_steps`; the last batch of a loader is a step too. Gradients of the models are
-        reduced over the processes with the step.
+        N is `gradient_accumulation_steps`. The last batch of a loader is a step too. Gradients are reduced over the
+        processes in the blocks with a step.
+
+        Args:
+            models: the prepared models that the block trains.
         """
         return _Accumulation(self, models)
 
@@ -103,11 +112,19 @@ class TrainPart(Shared):
         return not (flags.sync_gradients or flags.sync_each_batch)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which backward passes of the model reduce no gradients over the processes."""
+        """Return a context in which backward passes do not reduce gradients over the processes.
+
+        Args:
+            model: the prepared model.
+        """
         return self._strategy.no_sync(model)
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context whose backward pass reduces gradients, though its forward ran under `no_sync`."""
+        """Return a context whose backward pass reduces gradients, though the forward ran under `no_sync`.
+
+        Args:
+            model: the prepared model.
+        """
         return self._strategy.sync_in_backward(model)
 
     def maybe_context_parallel(
@@ -116,14 +133,14 @@ class TrainPart(Shared):
         buffer_seq_dims: list[int] | None = None,
         no_restore_buffers: set[torch.Tensor] | None = None,
     ) -> AbstractContextManager[None]:
-        """Return a context in which the processes of a context parallel run have a part of each sequence.
+        """Return a context in which each process of a context parallel run has its part of each sequence.
 
-        Elsewhere it does nothing.
+        In other runs it does nothing.
 
         Args:
-            buffers: tensors with a dimension of sequences, such as inputs and labels: in place, each keeps its part.
+            buffers: tensors with a dimension of sequences, such as inputs and labels; they are cut in place.
             buffer_seq_dims: that dimension of each.
-            no_restore_buffers: those of `buffers` that need not be whole again afterwards.
+            no_restore_buffers: those of `buffers` that stay cut after the block.
         """
         return self._strategy.context_parallel(
             buffers or [], buffer_seq_dims or [], no_restore_buffers or set()
@@ -131,11 +148,11 @@ class TrainPart(Shared):
 
     @contextmanager
     def join_uneven_inputs(self, joinables: list[Any], even_batches: bool | None = None) -> Iterator[None]:
-        """Let processes that run out of batches take part in the others' collectives until all are done.
+        """Let processes without further batches take part in the collectives of the others, until all are done.
 
         Args:
             joinables: models that `prepare` wrapped for several processes.
-            even_batches: of the prepared loaders within the block; join has work to do only where it is False.
+            even_batches: of the prepared loaders within the block; only with False does join have work to do.
         """
         if not self._runtime.topology.world_size > 1:
             yield
@@ -167,7 +184,11 @@ class TrainPart(Shared):
         return shards
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
-        """Divide the gradients of the optimizers, by default all, by the loss scale; only `fp16` has one."""
+        """Divide gradients by the loss scale; only `fp16` has one.
+
+        Args:
+            optimizer: a prepared optimizer or a list of them; by default all.
+        """
         scaler = self._precision.scaler
         if scaler is None:
             return
@@ -180,17 +201,35 @@ class TrainPart(Shared):
     def clip_grad_norm_(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
     ) -> torch.Tensor:
-        """Clip the gradients to a total norm and return the norm that they had, after unscaling."""
+        """Unscale the gradients and clip them to a total norm.
+
+        Args:
+            parameters: those whose gradients count; under DeepSpeed all of a model.
+            max_norm: largest norm of all gradients together.
+            norm_type: the p of the p-norm, `inf` for the largest absolute value.
+
+        Returns:
+            The norm before clipping, a tensor with one element.
+        """
         self.unscale_gradients()
         return self._strategy.clip_grad_norm(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
-        """Clip every element of the gradients to [-clip_value, clip_value], after unscaling."""
+        """Unscale the gradients and clip every element to [-clip_value, clip_value].
+
+        Args:
+            parameters: those whose gradients are clipped.
+            clip_value: the bound.
+        """
         self.unscale_gradients()
         self._strategy.clip_grad_value(parameters, clip_value)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
-        """Return a context in which operations run in the accelerator's precision."""
+        """Return a context in which operations run in the accelerator's precision.
+
+        Args:
+            autocast_handler: arguments of `torch.autocast`; by default those of `kwargs_handlers`.
+        """
         return self._precision.autocast(autocast_handler)
 
     @property

@@ -1,4 +1,4 @@
-"""Inference with models that are larger than a device: parts on several ones, on the CPU and on the disk."""
+"""Inference with models that are larger than a device: parts on several devices, on the CPU and on the disk."""
 
 from ..hooks import attach_layerwise_casting_hooks
 from .device_map import infer_auto_device_map

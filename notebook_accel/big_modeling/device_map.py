@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .. import devices
-from ..checkpointing.models import listed
+from ..checkpointing.models import join_names
 from ..hooks.tensors import as_device, named_module_tensors, non_persistent_buffers
 from . import limits, sizes, ties
 from .explanation import Explanation
@@ -33,40 +33,46 @@ def infer_auto_device_map(
     offload_buffers: bool = False,
     fallback_allocation: bool = False,
 ) -> dict[str, int | str]:
-    """Return a device for each part of the model: GPUs are filled in order, then the CPU, the rest goes to the disk.
+    """Return a device for each part of the model: GPUs are filled in order, then the CPU, then the disk.
 
-    The first GPU, or the CPU without one, keeps room for the largest layer that is on none of the devices before it:
-    layers of the CPU and of the disk come there to compute. Shared weights stay together.
+    Layers of the CPU and of the disk compute on the first GPU, or on the CPU if there is no GPU. That device keeps room
+    for the largest of the layers that are not placed before it. Weights that are shared stay together.
 
     Args:
         model: on any device, best on the meta device.
         max_memory: bytes or texts such as `10GiB` by device, see `get_max_memory`.
-        no_split_module_classes: names of classes whose modules stay whole; by default what the model names in
-            `_no_split_modules`, and `[]` for none.
+        no_split_module_classes: names of classes whose modules stay whole. By default the names that the model has in
+            `_no_split_modules`; `[]` for none.
         dtype: that the weights will have; those that are smaller already stay as they are.
         special_dtypes: other dtypes by name.
-        verbose: print a table of what went where, and why.
-        clean_result: name a module instead of all parts in it where these are on one device.
-        offload_buffers: buffers of parts that do not stay on a GPU are not kept there.
-        fallback_allocation: where the next part does not fit a device that is empty, look for a later one that does.
+        verbose: print a table of where each part went, and why.
+        clean_result: name a module instead of all parts in it if these are on one device.
+        offload_buffers: do not keep buffers of parts that leave a GPU there.
+        fallback_allocation: if the next part does not fit an empty device, place a later part there that fits.
+
+    Returns:
+        A device by name: a number of a GPU, `mps`, `cpu` or `disk`.
     """
     planner = _Planner(
         model, max_memory, no_split_module_classes, dtype, special_dtypes, fallback=fallback_allocation
     )
     found = planner.run()
     if verbose:
-        print(planner.explanation.table(planner.used, planner.limits, planner.total))
+        print(planner.explanation.format(planner.used, planner.limits, planner.total))
     if not offload_buffers:
         planner.warn_of_buffers(found, dtype, special_dtypes)
     return clean_device_map(found) if clean_result else found
 
 
 def clean_device_map(device_map: dict[str, Any], module_name: str = "") -> dict[str, Any]:
-    """Name a module instead of the parts in it where all these are on one device, in place, and return the map.
+    """Name a module instead of the parts in it if all these are on one device.
 
     Args:
-        device_map: a device by name.
+        device_map: a device by name; it is changed in place.
         module_name: where to begin.
+
+    Returns:
+        The same map.
     """
     inside = [name for name in device_map if is_within(name, module_name)]
     places = {device_map[name] for name in inside}
@@ -83,30 +89,52 @@ def clean_device_map(device_map: dict[str, Any], module_name: str = "") -> dict[
 
 
 def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
-    """Raise ValueError if the map leaves a tensor without a device; warn of names that the model does not have."""
+    """Check that a map gives every tensor a device; warn of names that the model does not have.
+
+    Args:
+        model: with the tensors.
+        device_map: a device by name.
+
+    Raises:
+        ValueError: a tensor has no device, or a device is not legal.
+    """
     check_devices(device_map)
     tensors = list(model.state_dict(keep_vars=True))
     known = {name for name, _ in model.named_modules()} | set(tensors)
     known |= {name for name, _ in named_module_tensors(model, recurse=True)}
     if unknown := sorted(name for name in device_map if name not in known):
         warnings.warn(f"the device map names what the model does not have: {unknown}", stacklevel=3)
-    lost = [name for name in tensors if ties.device_of(name, device_map) is None]
+    lost = [name for name in tensors if ties.find_device(name, device_map) is None]
     if lost:
-        raise ValueError(f"the device map says no device for {listed(lost)}")
+        raise ValueError(f"the device map says no device for {join_names(lost)}")
 
 
 def check_buffers(model: nn.Module) -> None:
-    """Raise ValueError if a buffer has no values that no checkpoint has either, since it is not in the state dict."""
+    """Check that every buffer without values can get them from a checkpoint.
+
+    Args:
+        model: with the buffers.
+
+    Raises:
+        ValueError: a buffer is on the meta device and not in the state dict.
+    """
     transient = non_persistent_buffers(model, recurse=True)
     if lost := [name for name, buffer in model.named_buffers() if name in transient and buffer.is_meta]:
         raise ValueError(
-            f"{listed(lost)} of the model are on the meta device, and buffers that are not in its state dict get "
+            f"{join_names(lost)} of the model are on the meta device, and buffers that are not in its state dict get "
             "values only while it is built: build it by init_empty_weights(include_buffers=False)"
         )
 
 
 def check_devices(device_map: DeviceMap) -> None:
-    """Raise ValueError if this is no map, or names a device that cannot be."""
+    """Check that a map names legal devices, whether or not they exist here.
+
+    Args:
+        device_map: a device by name.
+
+    Raises:
+        ValueError: it is no mapping, or a device is not legal.
+    """
     if not isinstance(device_map, Mapping):
         raise ValueError(f"a device map says a device for each part by name, {device_map!r} is none")
     for name, device in device_map.items():
@@ -121,8 +149,15 @@ def check_devices(device_map: DeviceMap) -> None:
             )
 
 
-def check_present(device_map: DeviceMap) -> None:
-    """Raise ValueError if the map names an accelerator that this machine does not have."""
+def check_devices_exist(device_map: DeviceMap) -> None:
+    """Check that this machine has the accelerators of a map.
+
+    Args:
+        device_map: a device by name.
+
+    Raises:
+        ValueError: one of them does not exist.
+    """
     for name, device in device_map.items():
         target = None if device == "disk" else as_device(device)
         if target is None or target.type not in ("cuda", "xpu", "mps"):
@@ -154,7 +189,7 @@ class _Planner:
         self.main = {gpus[0], "cpu"} if gpus else {"cpu"}
         if "mps" in gpus:
             self.main = {"mps"}
-        self.whole = set(sizes.no_split_classes(model, no_split))
+        self.whole = set(sizes.find_whole_classes(model, no_split))
         self.sizes = sizes.compute_module_sizes(model, dtype, special_dtypes)
         self.ties = ties.find_tied_parameters(model)
         self.fallback = fallback
@@ -164,7 +199,7 @@ class _Planner:
             *model.named_buffers(recurse=False),
         ]
         self.used: dict[int | str, int] = dict.fromkeys(self.devices, 0)
-        self.held: dict[int | str, int] = dict.fromkeys(self.devices, 0)
+        self.reserved: dict[int | str, int] = dict.fromkeys(self.devices, 0)
         self.lacking: dict[int | str, int] = {}
         self.result: dict[str, int | str] = {}
         self.explanation = Explanation()
@@ -184,8 +219,8 @@ class _Planner:
         number = 0
         while self.waiting:
             name, part = self.waiting.pop(0)
-            self._leave_out(name)
-            number += self._treat(name, part, self.devices[number])
+            self._drop_from_largest(name)
+            number += self._try_part(name, part, self.devices[number])
         if self.lacking:
             texts = ", ".join(f"{device!r} by {size:,} bytes" for device, size in self.lacking.items())
             _log.info(
@@ -195,8 +230,8 @@ class _Planner:
             )
         return self.result
 
-    def _treat(self, name: str, part: Any, device: int | str) -> int:
-        """Place, split or put back a part; return 1 if the next device is to be tried."""
+    def _try_part(self, name: str, part: Any, device: int | str) -> int:
+        """Place, split or put back a part; return 1 if the next device comes after this."""
         size, tied = self._with_ties(name)
         limit = self.limits.get(device) if device != "disk" else None
         reserved = self._largest[0] if device in self.main else 0
@@ -209,7 +244,7 @@ class _Planner:
                 return 0
             why = f"shares weights with {', '.join(one for one, _ in tied)}"
         elif self._can_split(part):
-            self.explanation.split(name, size, device, room)
+            self.explanation.add_split(name, size, device, room)
             self.waiting = self._children(name, part) + self.waiting
             self._measure()
             return 0
@@ -221,8 +256,8 @@ class _Planner:
             return 0
         if self.used[device] == 0:
             self.lacking[device] = size + reserved
-        self.held[device] = reserved
-        self.explanation.too_large(name, size, device, room, reserved, why)
+        self.reserved[device] = reserved
+        self.explanation.add_too_large(name, size, device, room, reserved, why)
         return 1
 
     def _place(self, name: str, size: int, tied: list[Named], device: int | str) -> None:
@@ -231,13 +266,13 @@ class _Planner:
         for other, _ in tied:
             self.waiting = [item for item in self.waiting if item[0] != other]
             self.result[other] = device
-        self.explanation.placed(name, size, device, [other for other, _ in tied])
+        self.explanation.add_placed(name, size, device, [other for other, _ in tied])
 
     def _with_ties(self, name: str) -> tuple[int, list[Named]]:
         """Return the bytes of a part along with parts that share its weights, and these parts."""
         size = self.sizes.get(name, 0)
         tied: list[Named] = []
-        for other in ties.tied_elsewhere(name, self.ties):
+        for other in ties.find_tied_elsewhere(name, self.ties):
             item = next((item for item in self.waiting if is_within(other, item[0])), None)
             if item is None or item[0] in [one for one, _ in tied]:
                 size -= self.sizes.get(other, 0) if item is not None else 0
@@ -261,20 +296,20 @@ class _Planner:
         return [(f"{name}.{key}", item) for key, item in inside]
 
     def _split_tied(self, name: str, part: Any, tied: list[Named]) -> bool:
-        """Split the first of these parts that can be; the part itself is tried again after that."""
+        """Split the first part of these that can be split; the part itself is tried again later."""
         for other, module in tied:
             if not self._can_split(module):
                 continue
             at = next(number for number, item in enumerate(self.waiting) if item[0] == other)
             self.waiting[at : at + 1] = self._children(other, module)
             self.waiting.insert(0, (name, part))
-            self.explanation.split(other, self.sizes.get(other, 0), None, None)
+            self.explanation.add_split(other, self.sizes.get(other, 0), None, None)
             self._measure()
             return True
         return False
 
     def _look_further(self, room: int) -> bool:
-        """Bring the first part to the front that fits, found by splitting parts on the way to it."""
+        """Bring the first part that fits to the front; parts on the way to it are split."""
         waiting = list(self.waiting)
         place = 0
         while place < len(waiting):
@@ -294,13 +329,13 @@ class _Planner:
         return False
 
     def _measure(self) -> None:
-        """Find the largest of the layers that wait."""
+        """Find the largest of the layers that are not placed."""
         modules = [item for item in self.waiting if isinstance(item[1], nn.Module)]
         size, names = sizes.get_max_layer_size(modules, self.sizes, list(self.whole))
         self._largest = (size, names)
 
-    def _leave_out(self, name: str) -> None:
-        """Look for the largest layer anew where this was the last that is as large."""
+    def _drop_from_largest(self, name: str) -> None:
+        """Search the largest layer again if a part with this name was the last of that size."""
         left = [one for one in self._largest[1] if not is_within(one, name)]
         if left:
             self._largest = (self._largest[0], left)
@@ -313,14 +348,20 @@ class _Planner:
         dtype: DtypeLike | None,
         special_dtypes: Mapping[str, DtypeLike] | None,
     ) -> None:
-        """Warn where buffers of parts that are on no GPU do not fit on the first one, where they stay."""
+        """Warn if a GPU has no room for the buffers of parts that are on none: they stay there.
+
+        Args:
+            found: the device map.
+            dtype: as in `infer_auto_device_map`.
+            special_dtypes: as in `infer_auto_device_map`.
+        """
         gpus = [device for device in self.limits if device not in ("cpu", "disk")]
         if not gpus:
             return
         by_name = sizes.compute_module_sizes(self.model, dtype, special_dtypes, buffers_only=True)
         tensors = [name for name, _ in self.model.named_buffers()]
-        away = sum(by_name[name] for name in tensors if ties.device_of(name, found) in ("cpu", "disk"))
-        room = max(self.limits[device] - self.used[device] - self.held[device] for device in gpus)
+        away = sum(by_name[name] for name in tensors if ties.find_device(name, found) in ("cpu", "disk"))
+        room = max(self.limits[device] - self.used[device] - self.reserved[device] for device in gpus)
         if away > room:
             warnings.warn(
                 f"buffers of the parts that are on no GPU need {away:,} bytes on one, which leaves {max(room, 0):,}: "

@@ -9,7 +9,11 @@ _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")
 
 
 def show_size(size: int) -> str:
-    """Return bytes with a unit."""
+    """Return a size as text with a unit: `1.50 GiB`.
+
+    Args:
+        size: bytes.
+    """
     for factor, unit in _UNITS:
         if abs(size) >= factor:
             return f"{size / factor:.2f} {unit}"
@@ -30,28 +34,57 @@ class Explanation:
 
     rows: list[_Row] = field(default_factory=list)
 
-    def placed(self, name: str, size: int, device: int | str, tied: Sequence[str]) -> None:
-        """Note that a part goes to a device, with parts that share its weights."""
+    def add_placed(self, name: str, size: int, device: int | str, tied: Sequence[str]) -> None:
+        """Note that a part goes to a device.
+
+        Args:
+            name: of the part.
+            size: its bytes, with those of `tied`.
+            device: where it goes.
+            tied: names of parts that share its weights and go with it.
+        """
         why = f"with {', '.join(tied)}, which shares weights" if tied else ""
         self.rows.append(_Row(part=name, size=size, device=str(device), why=why))
 
-    def split(self, name: str, size: int, device: int | str | None, room: int | None) -> None:
-        """Note that a part is looked at piece by piece; without a device because of one that shares its weights."""
+    def add_split(self, name: str, size: int, device: int | str | None, room: int | None) -> None:
+        """Note that a part is split.
+
+        Args:
+            name: of the part.
+            size: its bytes.
+            device: too small for the whole part; None if it is split because it shares weights with another.
+            room: bytes left on the device.
+        """
         why = "split: it shares weights with what is next"
         if room is not None:
             why = f"split: {show_size(max(room, 0))} left on {device}"
         self.rows.append(_Row(part=name, size=size, device="", why=why))
 
-    def too_large(
+    def add_too_large(
         self, name: str, size: int, device: int | str, room: int, reserved: int, reason: str
     ) -> None:
-        """Note that a part does not fit a device, which is full by that."""
+        """Note that a part does not fit a device, which counts as full then.
+
+        Args:
+            name: of the part.
+            size: its bytes.
+            device: the device.
+            room: bytes left on it.
+            reserved: bytes that it keeps for the largest layer.
+            reason: why the part is not split.
+        """
         kept = f" ({show_size(reserved)} kept for the largest layer)" if reserved else ""
         why = f"not on {device}: {show_size(max(room, 0))} left{kept}, {reason}"
         self.rows.append(_Row(part=name, size=size, device="", why=why))
 
-    def table(self, used: Mapping[int | str, int], limits: Mapping[int | str, int], total: int) -> str:
-        """Return the decisions as lines, and what each device holds in the end."""
+    def format(self, used: Mapping[int | str, int], limits: Mapping[int | str, int], total: int) -> str:
+        """Return the decisions as a table, and what each device has in the end.
+
+        Args:
+            used: bytes by device.
+            limits: bytes that each device may give.
+            total: bytes of the model.
+        """
         lines = [("part", "size", "device", "why")]
         lines += [(row.part, show_size(row.size), row.device, row.why) for row in self.rows]
         widths = [max(len(line[column]) for line in lines) for column in range(3)]

@@ -1,4 +1,4 @@
-"""Models built without memory for their weights, or straight on a device."""
+"""Builds models without memory for their weights, or directly on a device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.modules import module as registration
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import environ
-from ..hooks.away import like_parameter
+from ..hooks.offloaded_tensor import like_parameter
 from ..hooks.tensors import Device, as_device
 
 
@@ -20,11 +20,11 @@ from ..hooks.tensors import Device, as_device
 def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
     """Within the block, modules are built with their parameters on the meta device, which has no values.
 
-    Weights that share a parameter go on sharing it.
+    Modules that share a parameter still share it.
 
     Args:
         include_buffers: True puts buffers there too; a model that reads their values while it is built then fails.
-            By default what ACCELERATE_INIT_INCLUDE_BUFFERS says, else False.
+            The default is what ACCELERATE_INIT_INCLUDE_BUFFERS says, else False.
     """
     if include_buffers is None:
         include_buffers = environ.flag("ACCELERATE_INIT_INCLUDE_BUFFERS")
@@ -38,19 +38,27 @@ def init_on_device(device: Device, include_buffers: bool | None = None) -> Itera
 
     Args:
         device: any of torch's, `meta` too.
-        include_buffers: True builds all tensors there; by default what ACCELERATE_INIT_INCLUDE_BUFFERS says.
+        include_buffers: True builds all tensors there. The default is what ACCELERATE_INIT_INCLUDE_BUFFERS says, else
+            False.
     """
     target = as_device(device)
     if include_buffers is None:
         include_buffers = environ.flag("ACCELERATE_INIT_INCLUDE_BUFFERS")
     built = target if include_buffers else contextlib.nullcontext()
-    with built, registering(target, include_buffers=include_buffers):
+    with built, redirect_registration(target, include_buffers=include_buffers):
         yield
 
 
 @contextlib.contextmanager
-def registering(device: torch.device, *, include_buffers: bool) -> Iterator[None]:
-    """Within the block, tensors go to the device when they become part of a module; what was shared stays shared."""
+def redirect_registration(device: torch.device, *, include_buffers: bool) -> Iterator[None]:
+    """Within the block, tensors move to the device when they become part of a module.
+
+    Modules that share a tensor still share it.
+
+    Args:
+        device: where they go.
+        include_buffers: buffers too, not only parameters.
+    """
     known: Any = WeakTensorKeyDictionary()
 
     def move(_module: nn.Module, _name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -19,11 +19,18 @@ Limits = Mapping[int | str, int | str]
 _NAMED: Final = ("mps", "cpu", "disk")
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])(I?)B\s*")
 _POWERS: Final = {"K": 1, "M": 2, "G": 3, "T": 4}
-_SHARE: Final = 0.9  # of what is free on a GPU: kernels' work space and fragments need some
+_SHARE: Final = 0.9  # of what is free on a GPU; kernels' work space and fragments need the rest
 
 
 def convert_file_size_to_int(size: int | str) -> int:
-    """Return bytes of a number, or of a text such as `500MB` or `10GiB`; ValueError for anything else."""
+    """Return a size in bytes.
+
+    Args:
+        size: bytes, or a text such as `500MB` or `10GiB`.
+
+    Raises:
+        ValueError: it is neither, or negative.
+    """
     if isinstance(size, int) and not isinstance(size, bool):
         if size < 0:
             raise ValueError(f"size {size!r} is negative")
@@ -41,8 +48,11 @@ def get_max_memory(max_memory: Limits | None = None) -> dict[int | str, int]:
     """Return bytes by device: GPUs by number in order, then `mps`, `cpu` and `disk`.
 
     Args:
-        max_memory: bytes or texts such as `10GiB`, for all devices that may be used; without it nine tenths of what
-            is free on each GPU, and what is available on the CPU.
+        max_memory: bytes or texts such as `10GiB`, for all devices that may be used. The default is nine tenths of
+            what is free on each GPU, and what is available on the CPU.
+
+    Raises:
+        ValueError: it is no mapping, or names a device or a size that is not legal.
     """
     if max_memory is None:
         found: dict[int | str, int] = {number: int(free * _SHARE) for number, free in _free_on_gpus().items()}
@@ -84,7 +94,7 @@ def get_balanced_memory(
     special_dtypes: Mapping[str, DtypeLike] | None = None,
     low_zero: bool = False,
 ) -> dict[int | str, int]:
-    """Return limits for `infer_auto_device_map` that give each GPU about as much of the model.
+    """Return limits for `infer_auto_device_map` that give each GPU about the same amount of the model.
 
     The last GPU keeps its limit, since what does not fit before it goes there. Without several GPUs the limits stay.
 
@@ -94,7 +104,10 @@ def get_balanced_memory(
         no_split_module_classes: names of classes whose modules stay whole, by default the model's own.
         dtype: that the weights will have.
         special_dtypes: other dtypes by name.
-        low_zero: leave the first GPU as empty as can be, for what `generate` keeps there.
+        low_zero: leave the first GPU as empty as possible, for what `generate` keeps there.
+
+    Returns:
+        Bytes by device.
     """
     limits = get_max_memory(max_memory)
     gpus = [name for name, size in limits.items() if isinstance(name, int) and size > 0]
@@ -104,7 +117,9 @@ def get_balanced_memory(
         return limits
     by_name = sizes.compute_module_sizes(model, dtype, special_dtypes)
     share = by_name[""] // (len(gpus) - 1 if low_zero and len(gpus) > 1 else len(gpus))
-    share += int(1.25 * max(_largest_whole(model, by_name, no_split_module_classes), _usual_module(by_name)))
+    share += int(
+        1.25 * max(_largest_whole(model, by_name, no_split_module_classes), _mean_module_size(by_name))
+    )
     for number in gpus[:-1]:
         if not (low_zero and number == gpus[0]):
             limits[number] = min(limits[number], share)
@@ -116,7 +131,7 @@ def get_balanced_memory(
 
 def _largest_whole(model: nn.Module, by_name: Mapping[str, int], given: str | Sequence[str] | None) -> int:
     """Return the bytes of the largest first module of each class that stays whole."""
-    whole = sizes.no_split_classes(model, given)
+    whole = sizes.find_whole_classes(model, given)
     first: dict[str, int] = {}
     for name, part in model.named_modules():
         if name and (kind := type(part).__name__) in whole:
@@ -124,9 +139,9 @@ def _largest_whole(model: nn.Module, by_name: Mapping[str, int], given: str | Se
     return max(first.values(), default=0)
 
 
-def _usual_module(by_name: Mapping[str, int]) -> int:
+def _mean_module_size(by_name: Mapping[str, int]) -> int:
     """Return the mean bytes of the modules that hold tensors and no modules."""
-    tensors = set(sizes.leaf_names(by_name))
+    tensors = set(sizes.list_leaves(by_name))
     modules = {name: size for name, size in by_name.items() if name not in tensors}
-    innermost = sizes.leaf_names(modules)
+    innermost = sizes.list_leaves(modules)
     return sum(modules[name] for name in innermost) // max(len(innermost), 1)

@@ -1,4 +1,4 @@
-"""Weights of a checkpoint into a model whose parts are on several devices; checked before anything changes."""
+"""Loads a checkpoint into a model whose parts are on several devices; checks everything before anything changes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from ..checkpointing import models, pickled, shards, weights
+from ..checkpointing.folder import PathLike
 from ..checkpointing.models import Source
-from ..checkpointing.project import PathLike
 from ..hooks import tensors
 from . import offload, ties
-from .device_map import DeviceMap, check_buffers, check_device_map, check_devices, check_present
-from .placing import Loading, Slot, slots_of
+from .device_map import DeviceMap, check_buffers, check_device_map, check_devices, check_devices_exist
+from .placing import Loading, Slot, list_slots
 
 
 def load_checkpoint_in_model(
@@ -33,21 +33,21 @@ def load_checkpoint_in_model(
     full_state_dict: bool = True,
     broadcast_from_rank0: bool = False,
 ) -> None:
-    """Load the weights of a file, an index or a folder into a model; nothing changes where they do not fit.
+    """Load the weights of a file, an index or a folder into a model. If they do not fit, nothing changes.
 
     Args:
         model: not wrapped; tensors on the meta device get values too.
         checkpoint: a safetensors file or one of torch.save, an index of several, or a folder with one of these.
         device_map: a device for each part by name; weights of `disk` go to the meta device. Without it tensors stay
-            where they are, those on the meta device come to the CPU.
+            where they are, and those on the meta device come to the CPU.
         offload_folder: gets an index of the weights of `disk`, and files of those that are in no safetensors file.
         dtype: floating point weights are cast to it; without `device_map`, all floating point tensors of the model.
-        offload_state_dict: accepted; no more memory is used than for the weights that stay in it.
+        offload_state_dict: accepted and not needed: only weights that stay in memory take memory.
         offload_buffers: buffers of `disk` go there too.
         keep_in_fp32_modules: with `dtype` float16, names of modules that get float32.
         offload_8bit_bnb: True is not supported.
-        strict: refuse names that are missing or unknown; else the unknown ones are warned of.
-        full_state_dict: False where the checkpoint has this process's part of sharded weights only; without a map.
+        strict: refuse names that are missing or unknown. By default unknown names are warned of.
+        full_state_dict: False if the checkpoint has only this process's part of sharded weights; without a map.
         broadcast_from_rank0: read the checkpoint in rank 0 only, which sends it to the others; without a map.
 
     Raises:
@@ -58,12 +58,12 @@ def load_checkpoint_in_model(
         raise NotImplementedError(
             "offload_8bit_bnb=True: 8-bit weights stay on one device, see load_and_quantize_model"
         )
-    wanted = floating_dtype(dtype)
+    wanted = as_floating_dtype(dtype)
     check_sharded(device_map, full_state_dict, broadcast_from_rank0)
     if broadcast_from_rank0 or not full_state_dict:
         _load_sharded(model, checkpoint, wanted, strict, full_state_dict, broadcast_from_rank0)
         return
-    has_empty = any(slot.tensor.is_meta for slot in slots_of(model))
+    has_empty = any(slot.tensor.is_meta for slot in list_slots(model))
     if device_map is None and not has_empty:
         _load_in_place(model, checkpoint, wanted, keep_in_fp32_modules or [], strict)
         return
@@ -87,8 +87,15 @@ def load_checkpoint_in_model(
         offload.save_offload_index(index, offload_folder)
 
 
-def floating_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """Return the dtype that weights are cast to; ValueError for one that is not of floating point."""
+def as_floating_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """Return the dtype that weights are cast to.
+
+    Args:
+        dtype: of torch, or its name; None stays None.
+
+    Raises:
+        ValueError: it is no floating point dtype.
+    """
     found = tensors.as_dtype(dtype)
     if found is not None and not found.is_floating_point:
         raise ValueError(f"dtype {dtype!r}: weights are cast to a floating point dtype such as 'bfloat16'")
@@ -96,7 +103,16 @@ def floating_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def check_sharded(device_map: Any, full_state_dict: bool, broadcast_from_rank0: bool) -> None:
-    """Raise ValueError if these do not go together."""
+    """Check that the arguments for models of several processes go together.
+
+    Args:
+        device_map: as given to `load_checkpoint_in_model`.
+        full_state_dict: likewise.
+        broadcast_from_rank0: likewise.
+
+    Raises:
+        ValueError: they do not.
+    """
     if broadcast_from_rank0 and not full_state_dict:
         raise ValueError(
             "broadcast_from_rank0=True sends whole weights: full_state_dict=False cannot go with it"
@@ -164,9 +180,14 @@ def _load_sharded(
 
 
 def load_state_dict(checkpoint_file: PathLike, device_map: DeviceMap | None = None) -> dict[str, Any]:
-    """Return the weights in a file by name; CheckpointError if it is damaged.
+    """Return the weights in a file by name.
 
-    A `device_map` says where each goes; those of `disk`, and all without a map, come to the CPU.
+    Args:
+        checkpoint_file: a safetensors file or one of torch.save.
+        device_map: a device for each part by name. Weights of `disk`, and all without a map, come to the CPU.
+
+    Raises:
+        CheckpointError: the file is damaged.
     """
     if device_map is not None:
         check_devices(device_map)
@@ -177,7 +198,7 @@ def load_state_dict(checkpoint_file: PathLike, device_map: DeviceMap | None = No
     else:
         content = pickled.read(path)
     for name, value in content.items() if device_map is not None else ():
-        device = ties.device_of(name, device_map or {})
+        device = ties.find_device(name, device_map or {})
         if isinstance(value, torch.Tensor) and device not in (None, "disk"):
             content[name] = value.to(tensors.as_device(device))
     return content
@@ -197,24 +218,36 @@ def plan(
 ) -> Loading:
     """Check a checkpoint against a model and a device map, and return what loads it.
 
-    Besides the arguments of `load_checkpoint_in_model`: `whole` refuses a model that would keep a tensor without
-    values.
+    Args:
+        model: see `load_checkpoint_in_model`.
+        checkpoint: likewise.
+        device_map: likewise.
+        offload_folder: likewise.
+        dtype: likewise.
+        keep_in_fp32_modules: likewise.
+        offload_buffers: likewise.
+        strict: likewise.
+        whole: refuse a model that would keep a tensor without values.
+
+    Raises:
+        CheckpointError: the weights are damaged or do not fit.
+        ValueError: the map is not legal here.
     """
     if device_map is not None:
         check_device_map(model, device_map)
-        check_present(device_map)
+        check_devices_exist(device_map)
     if whole:
         check_buffers(model)
     sources = [models.open_source(path) for path in shards.find_files(checkpoint)]
     loading = Loading(model=model, sources=sources, folder=offload_folder)
     groups: dict[int, list[Slot]] = {}
-    for slot in slots_of(model):
+    for slot in list_slots(model):
         groups.setdefault(id(slot.tensor), []).append(slot)
     loading.check_names(list(groups.values()), strict=strict, whole=whole)
     if not strict:
         _warn_of_unknown(checkpoint, sources, {slot.name for group in groups.values() for slot in group})
     for group in groups.values():
-        found = loading.source_of(group)
+        found = loading.find_source(group)
         if found is None:
             continue
         by_device: dict[Any, list[Slot]] = {}
@@ -230,7 +263,7 @@ def plan(
 def _place(slot: Slot, device_map: DeviceMap | None, offload_buffers: bool) -> str | torch.device:
     if device_map is None:
         return torch.device("cpu") if slot.tensor.is_meta else slot.tensor.device
-    device = ties.device_of(slot.name, device_map)
+    device = ties.find_device(slot.name, device_map)
     assert device is not None  # check_device_map found one for each
     if device == "disk":
         return torch.device("cpu") if slot.is_buffer and not offload_buffers else "disk"

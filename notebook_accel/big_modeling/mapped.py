@@ -1,4 +1,4 @@
-"""Tensors whose values are pages of a file, which the system reads when they are used and may drop again."""
+"""Tensors whose values are pages of a file: the system reads them when they are used, and may drop them again."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..checkpointing import rawio
 from ..errors import CheckpointError
 
 _ALIGNMENT: Final = 64
-# Kernels of matrix products start at such addresses and add up in another order elsewhere: the last bits of a result
-# would depend on where in its file a weight lies.
+# Kernels of matrix products add up in another order at other addresses: the last bits of a result would depend on
+# the position of a weight in its file.
 _LARGE: Final = 1 << 20
 _NORESERVE: Final = 0x4000  # Linux's; Python knows it from 3.11 on
 # man 2 madvise
@@ -29,10 +29,14 @@ _POPULATE_READ: Final = 22  # from Linux 5.14 on
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where in a file the values of a tensor lie, one after the other.
+    """Where the values of a tensor are in a file, one after the other.
 
     Attributes:
-        stamp: of the file when this was found out, see `stamp_of`; None reads whatever is there.
+        path: the file.
+        offset: bytes before the first value.
+        shape: of the tensor.
+        dtype: of the tensor.
+        stamp: of the file when this was looked up, see `read_stamp`; None reads whatever is there.
     """
 
     path: Path
@@ -47,8 +51,12 @@ class Place:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def stamp_of(path: Path) -> tuple[int, int]:
-    """Return what changes when a file is written again: its bytes, and when it was written."""
+def read_stamp(path: Path) -> tuple[int, int]:
+    """Return the size and the time of the last change of a file, in bytes and ns: they change when it is written again.
+
+    Args:
+        path: the file.
+    """
     found = path.stat()
     return found.st_size, found.st_mtime_ns
 
@@ -56,8 +64,14 @@ def stamp_of(path: Path) -> tuple[int, int]:
 def read(places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
     """Return tensors with the values at these places.
 
-    Where the address allows it a tensor is the file itself, mapped; what is written to it the file never sees. The
-    others are copies. A mapping ends with the last tensor of this call that is in it.
+    A tensor is the mapped file itself where its address allows that; writes to it never reach the file. The others are
+    copies. A mapping ends with the last tensor of this call that uses it.
+
+    Args:
+        places: by name.
+
+    Raises:
+        CheckpointError: a file cannot be read, or changed since its places were looked up.
     """
     found: dict[str, torch.Tensor] = {}
     for path in dict.fromkeys(place.path for place in places.values()):
@@ -70,7 +84,7 @@ def read(places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
 
 
 def _read_file(path: Path, places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
-    now = stamp_of(path)
+    now = read_stamp(path)
     if any(place.stamp not in (None, now) for place in places.values()):
         raise OSError(
             f"it was written again after the model was loaded, it has {now[0]:,} bytes now: load the model again"
@@ -91,9 +105,9 @@ def _read_file(path: Path, places: Mapping[str, Place]) -> dict[str, torch.Tenso
 
 
 def _room(place: Place) -> torch.Tensor:
-    """Return a tensor for these values whose memory goes back to the system with it.
+    """Return a tensor for these values whose memory goes back to the system when the tensor is freed.
 
-    That of malloc may not, of which each thread has a share of its own.
+    Memory of malloc may stay with the process: each thread keeps some.
     """
     if place.nbytes < _LARGE or sys.platform == "win32":
         return torch.empty(place.shape, dtype=place.dtype, device="cpu")
@@ -104,7 +118,11 @@ def _room(place: Place) -> torch.Tensor:
 
 
 def ask_for_large_pages(tensor: torch.Tensor) -> None:
-    """Say that new memory of the CPU may be in large pages, which fill three times as fast, where there are some."""
+    """Tell the system that new memory may be in large pages, which fill three times as fast.
+
+    Args:
+        tensor: on the CPU, not written yet.
+    """
     if tensor.nbytes >= _LARGE:
         _advise(tensor, _HUGEPAGE)
 
@@ -119,8 +137,8 @@ def _map(path: Path, places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
         if sys.platform == "win32":
             pages = mmap.mmap(file.fileno(), end - start, access=mmap.ACCESS_COPY, offset=start)
         else:
-            # such memory counts as used, and more than there is may not be asked for, unless it is told that little
-            # of it will be written
+            # by default the system counts such memory as used, and refuses more than it has; with NORESERVE it does
+            # not, as little of it will be written
             flags = mmap.MAP_PRIVATE | getattr(
                 mmap, "MAP_NORESERVE", _NORESERVE if sys.platform == "linux" else 0
             )

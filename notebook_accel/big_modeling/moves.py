@@ -1,4 +1,4 @@
-"""Guards models whose parts have their places against being moved as a whole."""
+"""Refuses to move a model as a whole if its parts have their places."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..hooks.align import align_hook
 
 
 class _Move:
-    """`to`, `cuda` and the like of a model with hooks, which brings its weights where they compute by itself."""
+    """Stands for `to`, `cuda` and the like of a model whose hooks bring the weights to where they compute."""
 
     def __init__(self, model: nn.Module, name: str, inner: Callable[..., Any]) -> None:
         self._model = model
@@ -34,7 +34,11 @@ class _Move:
 
 
 def guard_moves(model: nn.Module) -> None:
-    """Refuse to move a model as a whole that has parts elsewhere."""
+    """Make `to`, `cpu`, `cuda` and `xpu` of a dispatched model raise, or warn if all its weights are on devices.
+
+    Args:
+        model: whose methods are replaced.
+    """
     for name in ("to", "cpu", "cuda", "xpu"):
         if not isinstance(vars(model).get(name), _Move) and hasattr(model, name):
             vars(model)[name] = _Move(model, name, getattr(model, name))

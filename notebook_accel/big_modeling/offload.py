@@ -1,4 +1,4 @@
-"""Weights that stay on the disk: where they lie, how they get there, and a mapping that reads them."""
+"""Weights that stay on the disk: writes them there, keeps an index of where they are, and reads them by name."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 from ..checkpointing import rawio, weights
-from ..checkpointing.project import PathLike
+from ..checkpointing.folder import PathLike
 from ..errors import CheckpointError
-from ..hooks.tensors import as_device, owner_of, set_module_tensor_to_device
+from ..hooks.tensors import as_device, find_owner, set_module_tensor_to_device
 from ..hooks.weights import Weights
 from . import mapped
 from .mapped import Place
 
 Index = Mapping[str, Mapping[str, Any]]
-"""By name where a weight is: `safetensors_file`, `weight_name` and `dtype`, or `dtype` and `shape` of `<name>.dat`."""
+"""Where each weight is: `safetensors_file`, `weight_name` and `dtype`, or `dtype` and `shape` of `<name>.dat`."""
 
 INDEX: Final = "index.json"
 
@@ -32,9 +32,19 @@ def offload_weight(
     offload_folder: PathLike,
     index: MutableMapping[str, Any] | None = None,
 ) -> MutableMapping[str, Any]:
-    """Write a weight to `<weight_name>.dat` in a folder, note it in the index, and return the index.
+    """Write a weight to `<weight_name>.dat` in a folder, and note it in an index.
 
-    CheckpointError where the folder has no room for it; nothing is left of it then.
+    Args:
+        weight: the values.
+        weight_name: its full name.
+        offload_folder: the folder, made if it does not exist.
+        index: gets the entry; None for a new one.
+
+    Returns:
+        The index.
+
+    Raises:
+        CheckpointError: the folder has no room or cannot be written; the file is removed then.
     """
     path = Path(offload_folder) / f"{weight_name}.dat"
     part = path.with_name(f"{path.name}.part")
@@ -43,7 +53,7 @@ def offload_weight(
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(part, "wb") as file:
             file.write(rawio.memory(values))
-        part.replace(path)  # the values may be the pages of the file that was there
+        part.replace(path)  # not written in place: the values may be pages of the old file
     except OSError as error:
         part.unlink(missing_ok=True)
         reason = "there is no room" if error.errno == errno.ENOSPC else error
@@ -62,6 +72,9 @@ def load_offloaded_weight(weight_file: PathLike, weight_info: Mapping[str, Any])
     Args:
         weight_file: the file `<name>.dat`.
         weight_info: its entry in the index, with `dtype` and `shape`.
+
+    Raises:
+        CheckpointError: the file is missing, or its size is another.
     """
     place = _dat_place(Path(weight_file), weight_info)
     return mapped.read({"weight": place})["weight"]
@@ -73,7 +86,7 @@ def _dat_place(path: Path, info: Mapping[str, Any]) -> Place:
     dtype = _dtype_of(info["dtype"], path)
     if not path.is_file():
         raise CheckpointError(f"{path} is missing, though the index lists it")
-    place = Place(path=path, offset=0, shape=tuple(info["shape"]), dtype=dtype, stamp=mapped.stamp_of(path))
+    place = Place(path=path, offset=0, shape=tuple(info["shape"]), dtype=dtype, stamp=mapped.read_stamp(path))
     if path.stat().st_size != place.nbytes:
         raise CheckpointError(
             f"{path} has {path.stat().st_size} bytes, and {list(place.shape)} of {dtype} needs {place.nbytes}"
@@ -89,7 +102,12 @@ def _dtype_of(name: Any, path: Path) -> torch.dtype:
 
 
 def save_offload_index(index: Index, offload_folder: PathLike) -> None:
-    """Write the index to a folder, along with what is in one there; nothing is written where there is nothing new."""
+    """Add an index to that of a folder. An empty index is not written.
+
+    Args:
+        index: the entries.
+        offload_folder: the folder, made if it does not exist.
+    """
     if not index:
         return
     path = Path(offload_folder) / INDEX
@@ -99,7 +117,14 @@ def save_offload_index(index: Index, offload_folder: PathLike) -> None:
 
 
 def read_index(folder: PathLike) -> dict[str, dict[str, Any]]:
-    """Return the index in a folder; CheckpointError if it is missing or damaged."""
+    """Return the index in a folder.
+
+    Args:
+        folder: of `offload_state_dict`.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
     path = Path(folder) / INDEX
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -111,10 +136,16 @@ def read_index(folder: PathLike) -> dict[str, dict[str, Any]]:
 
 
 def offload_state_dict(save_dir: PathLike, state_dict: Mapping[str, torch.Tensor]) -> None:
-    """Write weights to a folder, a file each and an index.
+    """Write weights to a folder: a file for each, and an index.
 
-    CheckpointError where there is no room, before anything is written as far as the system says, or with what was
-    written removed again.
+    Args:
+        save_dir: the folder, made if it does not exist.
+        state_dict: the weights by name.
+
+    Raises:
+        CheckpointError: there is no room. What was written is removed then; if the system says before that there is no
+            room, nothing is written.
+        ValueError: `save_dir` is a file.
     """
     folder = Path(save_dir)
     if folder.exists() and not folder.is_dir():
@@ -152,20 +183,20 @@ def load_offloaded_weights(model: nn.Module, index: Index, offload_folder: PathL
     """
     loader = OffloadedWeightsLoader(save_folder=offload_folder, index=index)
     for name in index:
-        owner, key = owner_of(model, name)
+        owner, key = find_owner(model, name)
         old: Any = owner._parameters.get(key) if key in owner._parameters else owner._buffers[key]
         device = torch.device("cpu") if old.is_meta else old.device
-        set_module_tensor_to_device(model, name, device, value=loader.lasting(name))
+        set_module_tensor_to_device(model, name, device, value=loader.get_lasting(name))
 
 
 class OffloadedWeightsLoader(Weights):
-    """Weights in memory and on the disk by name, read when they are asked for.
+    """A mapping of weights in memory and on the disk; those on the disk are read on access.
 
     Args:
         state_dict: those in memory.
         save_folder: of `offload_state_dict`, with the index of those on the disk.
-        index: of weights on the disk, in place of the folder's.
-        device: where weights of safetensors files are returned, by default on the CPU.
+        index: of weights on the disk, instead of the folder's.
+        device: where weights of the disk are returned, by default on the CPU.
 
     Raises:
         ValueError: none of the first three is given.
@@ -203,7 +234,7 @@ class OffloadedWeightsLoader(Weights):
                 continue
             path = Path(file)
             if path not in headers:
-                headers[path] = weights.read_header(path), mapped.stamp_of(path)
+                headers[path] = weights.read_header(path), mapped.read_stamp(path)
             header, stamp = headers[path]
             entry = header.entries.get(key := info.get("weight_name", name))
             if entry is None:
@@ -216,7 +247,7 @@ class OffloadedWeightsLoader(Weights):
         return places, dtypes
 
     def __getitem__(self, key: str) -> torch.Tensor:
-        return self.together([key])[key]
+        return self.get_many([key])[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.all_keys)
@@ -224,21 +255,26 @@ class OffloadedWeightsLoader(Weights):
     def __len__(self) -> int:
         return len(self.all_keys)
 
-    def together(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    def get_many(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         found = mapped.read({name: self._places[name] for name in names if name not in self.state_dict})
         for name, tensor in found.items():
             made = tensor.to(self._dtypes[name]) if name in self._dtypes else tensor
             found[name] = made if self.device is None else made.to(as_device(self.device))
         return {name: self.state_dict[name] if name in self.state_dict else found[name] for name in names}
 
-    def lasting(self, name: str) -> torch.Tensor:
+    def get_lasting(self, name: str) -> torch.Tensor:
         return self.state_dict[name] if name in self.state_dict else self[name].clone()
 
 
 def extract_submodules_state_dict(
     state_dict: Mapping[str, torch.Tensor], submodule_names: Sequence[str]
 ) -> dict[str, torch.Tensor]:
-    """Return the entries of these modules: with their own names, or with what is inside."""
+    """Return the entries of these modules, with their full names.
+
+    Args:
+        state_dict: tensors by name.
+        submodule_names: names of modules, or of single tensors.
+    """
     found: dict[str, torch.Tensor] = {}
     for module in submodule_names:
         found |= {

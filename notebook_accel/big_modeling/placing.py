@@ -1,4 +1,4 @@
-"""Values of a checkpoint for the tensors of a model: all read first, then put in their places."""
+"""Puts values of a checkpoint into the tensors of a model: reads all of them first, then replaces."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ import torch
 from torch import nn
 
 from ..checkpointing import models
+from ..checkpointing.folder import PathLike
 from ..checkpointing.models import Source
-from ..checkpointing.project import PathLike
 from ..errors import CheckpointError
 from ..hooks import tensors
-from ..hooks.away import like_parameter
+from ..hooks.offloaded_tensor import like_parameter
 from . import offload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
-    """A name of a model's state dict: a parameter or a buffer of one of its modules."""
+    """A name of a model's state dict: a parameter or a buffer of one of its modules.
+
+    Attributes:
+        name: the full name.
+        owner: the module that has the tensor.
+        key: the tensor's name in it.
+        tensor: the tensor.
+        is_buffer: True for a buffer.
+    """
 
     name: str
     owner: nn.Module
@@ -31,8 +39,12 @@ class Slot:
     is_buffer: bool
 
 
-def slots_of(model: nn.Module) -> Iterator[Slot]:
-    """Yield all names of the state dict, those too that mean the same tensor."""
+def list_slots(model: nn.Module) -> Iterator[Slot]:
+    """Yield all names of the state dict. A tensor with several names comes once for each.
+
+    Args:
+        model: with the tensors.
+    """
     for path, part in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
         for key, parameter in part._parameters.items():
@@ -45,7 +57,15 @@ def slots_of(model: nn.Module) -> Iterator[Slot]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Value:
-    """What the file calls `key` goes to these slots, on one device."""
+    """A tensor of a file that goes to these slots, on one device.
+
+    Attributes:
+        slots: names of one tensor of the model.
+        source: the file.
+        key: the tensor's name in the file.
+        device: where it goes.
+        dtype: that it gets.
+    """
 
     slots: list[Slot]
     source: Source
@@ -55,17 +75,17 @@ class _Value:
 
     @property
     def own(self) -> torch.Tensor:
-        """The model's tensor."""
+        """The model's own tensor."""
         return self.slots[0].tensor
 
     @property
     def is_in_place(self) -> bool:
-        """True where the model's own tensor is the right one to read into."""
-        same = tensors.same_device(self.own.device, self.device) and self.own.dtype == self.dtype
+        """True if values can be read into the model's own tensor."""
+        same = tensors.is_same_device(self.own.device, self.device) and self.own.dtype == self.dtype
         return same and not self.own.is_meta and self.own.is_contiguous()
 
     def target(self) -> torch.Tensor:
-        """Return the tensor to read into, a new one if the model's own is not right."""
+        """Return the tensor to read into: the model's own, or a new one."""
         if self.is_in_place:
             return self.own.detach()
         return torch.empty(self.own.shape, dtype=self.dtype, device=self.device)
@@ -73,10 +93,10 @@ class _Value:
 
 @dataclass(kw_only=True, slots=True)
 class Loading:
-    """Collects what a checkpoint has for a model; `run` loads it.
+    """Collects the values that a checkpoint has for a model; `run` loads them.
 
     Attributes:
-        model: whose tensors.
+        model: gets the values.
         sources: the files.
         folder: for weights that stay on the disk and are in no safetensors file.
     """
@@ -93,11 +113,20 @@ class Loading:
 
     @property
     def on_disk(self) -> list[str]:
-        """Names of the weights that stay on the disk."""
+        """The names of the weights that stay on the disk."""
         return [*self._index, *(slot.name for slots, *_ in self._written for slot in slots)]
 
     def check_names(self, groups: Sequence[Sequence[Slot]], *, strict: bool, whole: bool) -> None:
-        """Match the names of the files with the model's; CheckpointError as far as they have to be the same."""
+        """Match the names of the files with those of the model.
+
+        Args:
+            groups: the names of each tensor of the model.
+            strict: all names have to match.
+            whole: every tensor on the meta device has to get values.
+
+        Raises:
+            CheckpointError: names are missing or unknown that may not be.
+        """
         known = {slot.name for group in groups for slot in group}
         renamed = models.strip_prefixes({name for source in self.sources for name in source.shapes}, known)
         for source in self.sources:
@@ -106,20 +135,27 @@ class Loading:
             for name, kept in source.twins.items():
                 self._twins[renamed(name)] = renamed(kept)
         where = ", ".join(str(source.path) for source in self.sources)
-        empty = [group[0].name for group in groups if self.source_of(group) is None]
+        empty = [group[0].name for group in groups if self.find_source(group) is None]
         if not strict:
             metas = {slot.name for group in groups for slot in group if slot.tensor.is_meta}
             empty = [name for name in empty if whole and name in metas]
         if empty:
             reason = "" if strict else ", which are on the meta device"
-            raise CheckpointError(f"{where} has no weights for {models.listed(empty)}{reason}")
+            raise CheckpointError(f"{where} has no weights for {models.join_names(empty)}{reason}")
         if strict and (unknown := sorted(self._places.keys() - known)):
             raise CheckpointError(
-                f"{where} has weights that the model does not know: {models.listed(unknown)}"
+                f"{where} has weights that the model does not know: {models.join_names(unknown)}"
             )
 
-    def source_of(self, group: Sequence[Slot]) -> tuple[Source, str] | None:
-        """Return the file with the values of a tensor of these names, and its name there."""
+    def find_source(self, group: Sequence[Slot]) -> tuple[Source, str] | None:
+        """Return where the values of a tensor are.
+
+        Args:
+            group: the tensor's names.
+
+        Returns:
+            The file and the name there; None if no file has the values.
+        """
         for slot in group:
             for name in (slot.name, self._twins.get(slot.name)):
                 if name in self._places:
@@ -129,7 +165,18 @@ class Loading:
     def add(
         self, slots: list[Slot], source: Source, key: str, *, device: str | torch.device, dtype: torch.dtype
     ) -> None:
-        """Load a value for these slots, or leave it on the disk; CheckpointError if it has another shape."""
+        """Note that a value goes to a device, or stays on the disk.
+
+        Args:
+            slots: names of one tensor of the model.
+            source: the file.
+            key: the tensor's name in the file.
+            device: where it goes; the text `disk` leaves it on the disk.
+            dtype: that it gets.
+
+        Raises:
+            CheckpointError: the file has another shape than the model.
+        """
         shape = source.shapes[key]
         if shape != tuple(slots[0].tensor.shape):
             raise CheckpointError(
@@ -154,7 +201,12 @@ class Loading:
             }
 
     def check_folder(self) -> None:
-        """Raise where weights have to be written and cannot be."""
+        """Check that weights that have to be written to the folder can be.
+
+        Raises:
+            ValueError: there is no folder, or it is a file.
+            CheckpointError: it has no room.
+        """
         if not self._written:
             return
         first, source, key, _ = self._written[0]
@@ -175,10 +227,10 @@ class Loading:
             )
 
     def run(self) -> dict[str, dict[str, Any]]:
-        """Load, and return the index of what stays on the disk."""
+        """Load all values, and return the index of the weights that stay on the disk."""
         index = {**self._index, **self._write()}
         pairs = [(value, value.target()) for value in self._values]
-        # new tensors first, of all files: reading into the model's own is what cannot be undone
+        # new tensors of all files first: what is read into the model's own tensors cannot be undone
         for in_place in (False, True):
             for source in self.sources:
                 _read_all(
@@ -196,7 +248,7 @@ class Loading:
         return index
 
     def _write(self) -> dict[str, dict[str, Any]]:
-        """Write what is in no safetensors file to the folder, one weight after the other."""
+        """Write weights that are in no safetensors file to the folder, one after the other."""
         index: dict[str, Any] = {}
         if not self._written:
             return index
@@ -219,7 +271,7 @@ class Loading:
 
 @torch.no_grad()
 def _read_all(source: Source, pairs: list[tuple[_Value, torch.Tensor]]) -> None:
-    """Read into the second of each pair what the first says."""
+    """Read each value into the tensor beside it."""
     while pairs:  # one name may be wanted on several devices
         targets = {value.key: target for value, target in reversed(pairs)}
         _read(source, targets)
@@ -231,5 +283,5 @@ def _read(source: Source, targets: dict[str, torch.Tensor]) -> None:
         source.read_into(targets)
     except OSError as error:
         raise CheckpointError(
-            f"{source.path} cannot be read for {models.listed(list(targets))}: {error}"
+            f"{source.path} cannot be read for {models.join_names(list(targets))}: {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""Bytes of a model's tensors, modules and layers."""
+"""Adds up the bytes of a model's tensors, modules and layers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,36 @@ Named = tuple[str, Any]
 
 
 def dtype_byte_size(dtype: torch.dtype) -> int:
-    """Return the bytes of a value."""
+    """Return the bytes of one value.
+
+    Args:
+        dtype: of torch.
+
+    Raises:
+        TypeError: it is no dtype.
+    """
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype_byte_size takes a dtype of torch, not {dtype!r}")
     return dtype.itemsize
 
 
 def is_within(name: str, module: str) -> bool:
-    """Return True if the name is the module's, or that of something inside; all is inside the model, named ``""``."""
+    """Return True if a name is the module's own, or of something inside it.
+
+    Args:
+        name: a full name.
+        module: the module's name, ``""`` for the model: everything is within it.
+    """
     return module == "" or name == module or name.startswith(f"{module}.")
 
 
-def no_split_classes(model: nn.Module, given: str | Sequence[str] | None = None) -> list[str]:
-    """Return the names of classes whose modules stay whole: those given, or those that the model's parts name."""
+def find_whole_classes(model: nn.Module, given: str | Sequence[str] | None = None) -> list[str]:
+    """Return the names of classes whose modules stay whole.
+
+    Args:
+        model: its modules name such classes in `_no_split_modules`.
+        given: a name or names to use instead.
+    """
     if given is not None:
         return [given] if isinstance(given, str) else list(given)
     names = {name for part in model.modules() for name in getattr(part, "_no_split_modules", None) or ()}
@@ -42,7 +59,7 @@ def compute_module_sizes(
     special_dtypes: Mapping[str, DtypeLike] | None = None,
     buffers_only: bool = False,
 ) -> dict[str, int]:
-    """Return bytes by the name of each module and tensor; shared tensors count where they come first.
+    """Return the bytes of each module and tensor by name; shared tensors count where they come first.
 
     Args:
         model: on any device.
@@ -73,7 +90,13 @@ def compute_module_total_buffer_size(
     dtype: DtypeLike | None = None,
     special_dtypes: Mapping[str, DtypeLike] | None = None,
 ) -> int:
-    """Return bytes of all buffers; for the arguments see `compute_module_sizes`."""
+    """Return the bytes of all buffers.
+
+    Args:
+        model: see `compute_module_sizes`.
+        dtype: likewise.
+        special_dtypes: likewise.
+    """
     return compute_module_sizes(model, dtype, special_dtypes, buffers_only=True).get("", 0)
 
 
@@ -82,14 +105,17 @@ def get_max_layer_size(
     module_sizes: Mapping[str, int],
     no_split_module_classes: Sequence[str] | None,
 ) -> tuple[int, list[str]]:
-    """Return the bytes of the largest layer, and the names of all that are as large.
+    """Return the size of the largest layer.
 
     A layer is a module without others inside, or one of a class that stays whole.
 
     Args:
-        modules: with their names, looked through with all inside; tensors count too.
+        modules: modules and tensors with their names; modules are searched with all that is inside.
         module_sizes: of `compute_module_sizes`.
         no_split_module_classes: names of the classes that stay whole.
+
+    Returns:
+        Its bytes, and the names of all layers of that size.
     """
     whole = set(no_split_module_classes or ())
     largest, names = 0, list[str]()
@@ -109,15 +135,26 @@ def get_max_layer_size(
 
 
 def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]]]:
-    """Return the bytes of the model, and those of its largest layer with the names of all that are as large."""
+    """Return the size of a model and of its largest layer.
+
+    Args:
+        model: on any device.
+
+    Returns:
+        The model's bytes, and for the largest layer its bytes and the names of all layers of that size.
+    """
     sizes = compute_module_sizes(model)
     parts: list[Named] = [*model.named_parameters(recurse=False), *model.named_children()]
     parts += model.named_buffers(recurse=False)
-    layers = get_max_layer_size(parts, sizes, no_split_classes(model))
+    layers = get_max_layer_size(parts, sizes, find_whole_classes(model))
     return sizes[""], layers
 
 
-def leaf_names(sizes: Mapping[str, int]) -> list[str]:
-    """Return the names that no other name of the sizes lies within."""
+def list_leaves(sizes: Mapping[str, int]) -> list[str]:
+    """Return the names that have no other names within them.
+
+    Args:
+        sizes: bytes by name.
+    """
     inner = {name.rpartition(".")[0] for name in sizes}
     return [name for name in sizes if name and name not in inner]

@@ -1,4 +1,4 @@
-"""State dicts of models whose weights are elsewhere between forwards."""
+"""State dicts of models whose weights are offloaded between forwards."""
 
 from __future__ import annotations
 
@@ -13,9 +13,18 @@ from ..hooks.tensors import Device, as_device
 
 
 def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return all weights of a model on the CPU, those too that its hooks bring for the forward alone.
+    """Return all weights of a model on the CPU, also those that its hooks bring only for the forward.
 
-    Weights that are on the disk take memory in the result. ValueError names one that has no values anywhere.
+    Weights that are on the disk take memory in the result.
+
+    Args:
+        model: with hooks or without.
+
+    Returns:
+        The tensors by name.
+
+    Raises:
+        ValueError: a weight has no values anywhere.
     """
     found: dict[str, torch.Tensor] = {}
     known: dict[int, torch.Tensor] = {}
@@ -27,7 +36,7 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
             for key, tensor in _state_with(part, hook).items():
                 if tensor.is_meta:
                     continue
-                if before[key] not in known:  # a copy of what goes again, which may be pages of a file
+                if before[key] not in known:  # copy what the hook takes away again; it may be pages of a file
                     known[before[key]] = tensor.detach().to("cpu", copy=hook is not None)
                 found.setdefault(prefix + key, known[before[key]])
     if lost := [name for name in model.state_dict() if name not in found]:
@@ -36,17 +45,21 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _state_with(module: nn.Module, hook: AlignDevicesHook | None) -> dict[str, torch.Tensor]:
-    """Return what the module has itself, and what its hook brings of modules inside."""
+    """Return the module's own state, with what its hook brings for modules inside."""
     parts = [("", module)] if hook is None else hook.parts_of(module)
     return {
         f"{path}.{key}" if path else key: tensor
         for path, part in parts
-        for key, tensor in own_state(part).items()
+        for key, tensor in collect_own_state(part).items()
     }
 
 
-def own_state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters and persistent buffers of the module alone."""
+def collect_own_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and persistent buffers of a module, without those of modules inside.
+
+    Args:
+        module: the module.
+    """
     state = {name: item for name, item in module._parameters.items() if item is not None}
     transient = module._non_persistent_buffers_set
     return state | {
@@ -60,18 +73,21 @@ def get_state_dict_from_offload(
     state_dict: dict[str, str | torch.Tensor],
     device_to_put_offload: Device = "cpu",
 ) -> dict[str, str | torch.Tensor]:
-    """Put a module's own weights into a state dict that has other values for their names, and return it.
+    """Put a module's own weights into a state dict that has other values for their names.
 
     Args:
-        module: its weights may be elsewhere between forwards.
+        module: its weights may be offloaded.
         module_name: the full name of one of its tensors.
-        state_dict: gets values for names below the module's.
+        state_dict: gets values for names below the module's; it is changed in place.
         device_to_put_offload: where the values are put.
+
+    Returns:
+        The same state dict.
     """
     root = module_name.rpartition(".")[0]
     prefix = f"{root}." if root else ""
     with align_module_device(module, device_to_put_offload):
-        state: Mapping[str, Any] = own_state(module)
+        state: Mapping[str, Any] = collect_own_state(module)
         for name, tensor in state.items():
             if prefix + name in state_dict:
                 state_dict[prefix + name] = tensor.detach().to(as_device(device_to_put_offload))

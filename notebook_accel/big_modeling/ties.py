@@ -1,4 +1,4 @@
-"""Weights that several modules share: found, checked, and shared again."""
+"""Weights that several modules share: finds them, checks them, and shares them again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,18 @@ Device = int | str | torch.device
 
 
 def find_tied_parameters(model: nn.Module, **kwargs: Any) -> list[list[str]]:
-    """Return the names of each parameter that has several, in order."""
+    """Return the names of each parameter that has several.
+
+    Args:
+        model: with the parameters.
+        kwargs: none are known; Accelerate's signature has them.
+
+    Returns:
+        A sorted list of names for each such parameter.
+
+    Raises:
+        TypeError: there are keywords.
+    """
     if kwargs:
         raise TypeError(f"find_tied_parameters takes a model alone, not {', '.join(kwargs)}")
     names: dict[int, list[str]] = {}
@@ -26,14 +37,14 @@ def find_tied_parameters(model: nn.Module, **kwargs: Any) -> list[list[str]]:
 
 
 def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> None:
-    """Make the names of each group one parameter again: the first that has values, or the first.
+    """Make the names of each group one parameter again: the first that has values, else the first.
 
     Args:
-        model: whose parameters.
+        model: with the parameters.
         tied_params: of `find_tied_parameters`.
     """
     for group in tied_params:
-        places = [tensors.owner_of(model, name) for name in group]
+        places = [tensors.find_owner(model, name) for name in group]
         found = [owner._parameters[key] for owner, key in places]
         kept = next((item for item in found if item is not None and not item.is_meta), found[0])
         for owner, key in places:
@@ -41,7 +52,11 @@ def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> 
 
 
 def check_tied_parameters_in_config(model: nn.Module) -> bool:
-    """Return True if the config of a transformers model says that weights are to be shared."""
+    """Return True if the config of a transformers model asks for shared weights.
+
+    Args:
+        model: any model; one without a config shares none.
+    """
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "get_output_embeddings"):
         return False
@@ -50,8 +65,16 @@ def check_tied_parameters_in_config(model: nn.Module) -> bool:
     return words or bool(getattr(config, "tie_encoder_decoder", False))
 
 
-def device_of(name: str, device_map: Mapping[str, Device]) -> Device | None:
-    """Return what the map says of the longest name that this one lies within, None if it says nothing."""
+def find_device(name: str, device_map: Mapping[str, Device]) -> Device | None:
+    """Return the device of the longest name in a map that this name lies within.
+
+    Args:
+        name: a full name.
+        device_map: a device by name.
+
+    Returns:
+        The device, None if the map has no such name.
+    """
     while name not in device_map:
         if not name:
             return None
@@ -62,9 +85,14 @@ def device_of(name: str, device_map: Mapping[str, Device]) -> Device | None:
 def check_tied_parameters_on_same_device(
     tied_params: Sequence[Sequence[str]], device_map: Mapping[str, Device]
 ) -> None:
-    """Warn of shared weights that a map puts on several devices, where they are shared no more."""
+    """Warn of shared weights that a map puts on several devices: each device gets its own copy.
+
+    Args:
+        tied_params: of `find_tied_parameters`.
+        device_map: a device by name.
+    """
     for group in tied_params:
-        places = {name: device_of(name, device_map) for name in group}
+        places = {name: find_device(name, device_map) for name in group}
         if len(set(places.values())) > 1:
             warnings.warn(
                 f"the device map puts one weight on several devices, each gets its own copy: {places}; "
@@ -73,8 +101,13 @@ def check_tied_parameters_on_same_device(
             )
 
 
-def tied_elsewhere(name: str, groups: Sequence[Sequence[str]]) -> list[str]:
-    """Return the names outside a module or tensor of weights that it has too."""
+def find_tied_elsewhere(name: str, groups: Sequence[Sequence[str]]) -> list[str]:
+    """Return the other names of weights in a module that lie outside it.
+
+    Args:
+        name: of a module or a tensor.
+        groups: of `find_tied_parameters`.
+    """
     return [
         other
         for group in groups

@@ -1,4 +1,4 @@
-"""Models whose weights are all on the CPU or the disk until their forward."""
+"""Keeps all weights of a model on the CPU or the disk until its forward."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from .. import devices
-from ..checkpointing.models import listed
-from ..checkpointing.project import PathLike
+from ..checkpointing.folder import PathLike
+from ..checkpointing.models import join_names
 from ..hooks import (
     AlignDevicesHook,
     CpuOffload,
@@ -18,7 +18,7 @@ from ..hooks import (
     attach_align_device_hook,
     tensors,
 )
-from ..hooks.align import align_hooks, drop_offloading
+from ..hooks.align import align_hooks, remove_offload_hooks
 from ..hooks.prefetch import Prefetcher
 from ..hooks.tensors import Device
 from . import offload
@@ -33,15 +33,21 @@ def cpu_offload(
     state_dict: Mapping[str, torch.Tensor] | None = None,
     preload_module_classes: list[str] | None = None,
 ) -> nn.Module:
-    """Keep a model's weights on the CPU, and bring those of each module to a device for its forward, in place.
+    """Keep a model's weights on the CPU, in place; those of each module come to a device for its forward.
 
     Args:
-        model: to be offloaded.
+        model: the model.
         execution_device: where it computes, by default where its first parameter is.
-        offload_buffers: take buffers away too.
+        offload_buffers: offload buffers too.
         state_dict: the weights, by default the model's own.
-        preload_module_classes: names of classes whose modules get all weights inside at once, because they use them
-            without calling the modules that have them.
+        preload_module_classes: names of classes whose modules get all weights inside them at once, because they use
+            these without calling the modules inside.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: a weight has no values, or the model has no parameters and no `execution_device` is given.
     """
     device = _device_of(model) if execution_device is None else tensors.as_device(execution_device)
     check_buffers(model)
@@ -58,14 +64,21 @@ def disk_offload(
     offload_buffers: bool = False,
     preload_module_classes: list[str] | None = None,
 ) -> nn.Module:
-    """Write a model's weights to a folder, and bring those of each module to a device for its forward, in place.
+    """Write a model's weights to a folder, in place; those of each module come to a device for its forward.
 
     Args:
-        model: to be offloaded.
-        offload_dir: gets the weights; for those that are on the meta device it has them from an earlier call.
+        model: the model.
+        offload_dir: gets the weights. If some are on the meta device it has their values from an earlier call.
         execution_device: where it computes, by default where its first parameter is.
-        offload_buffers: take buffers away too.
+        offload_buffers: offload buffers too.
         preload_module_classes: see `cpu_offload`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: as in `cpu_offload`.
+        CheckpointError: the folder has no room or cannot be read.
     """
     device = _device_of(model) if execution_device is None else tensors.as_device(execution_device)
     check_buffers(model)
@@ -103,7 +116,7 @@ def _check_has_values(
     if lost:
         where = "they are on the meta device" if given is None else "the state_dict has none"
         raise ValueError(
-            f"no values for {listed(lost)}, {where}: give a state_dict with all weights; from a model that is "
+            f"no values for {join_names(lost)}, {where}: give a state_dict with all weights; from a model that is "
             "offloaded already remove_hook_from_submodules takes the hooks off first"
         )
 
@@ -122,7 +135,7 @@ def _offload(
     offload_buffers: bool,
     preload_module_classes: Sequence[str] | None,
 ) -> nn.Module:
-    drop_offloading(model)
+    remove_offload_hooks(model)
     prefetcher = Prefetcher()
     before = list(align_hooks(vars(model).get("_hf_hook")))
     attach_align_device_hook(
@@ -147,12 +160,15 @@ def cpu_offload_with_hook(
     execution_device: Device | None = None,
     prev_module_hook: UserCpuOffloadHook | None = None,
 ) -> tuple[nn.Module, UserCpuOffloadHook]:
-    """Keep a model on the CPU until its forward, then on a device until its hook's `offload`; return both.
+    """Keep a model on the CPU until its forward, then on a device until its hook's `offload`.
 
     Args:
         model: goes to the CPU.
         execution_device: where it computes, by default the accelerator of this machine.
         prev_module_hook: of the model before it in a pipeline, which leaves the device when this one comes.
+
+    Returns:
+        The model and its hook.
     """
     hook = CpuOffload(execution_device=execution_device, prev_module_hook=prev_module_hook)
     add_hook_to_module(model, hook, append=True)

@@ -1,26 +1,31 @@
-"""A checkpoint's folder: written beside its place, put there whole, and found again after a crash.
+"""A checkpoint's folder: written under another name, put in its place whole, and found again after a crash.
 
-`NAME.saving` is being written, or is what `NAME` was before; `NAME.previous` holds the old checkpoint for the
-moment between two renames, on systems that cannot exchange two folders in one step. A process may die at any
-instant: `NAME` is whole or, in that moment, `recover` brings it back.
+Files are written to `NAME.saving`, which is then exchanged with `NAME` and removed. Systems that cannot exchange two
+folders in one step need two renames: between them `NAME.previous` holds the old checkpoint. A process may die at any
+instant: either `NAME` is whole, or `recover` brings it back.
 """
 
 from __future__ import annotations
 
 import ctypes
 import glob
+import json
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from . import names, rawio
+
+PathLike = str | os.PathLike[str]
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
-def saving(target: Path) -> Path:
+def staging(target: Path) -> Path:
     """Return the folder in which the checkpoint is written."""
     return target.with_name(f"{target.name}.saving")
 
@@ -30,19 +35,24 @@ def previous(target: Path) -> Path:
     return target.with_name(f"{target.name}.previous")
 
 
-def resolve(path: str | os.PathLike[str]) -> Path:
-    """Return the absolute path of a checkpoint; where a link has its name, that of the folder it leads to."""
+def resolve(path: PathLike) -> Path:
+    """Return the absolute path of a checkpoint; for a link, that of the folder it leads to."""
     target = Path(os.path.abspath(Path(path).expanduser()))
     return Path(os.path.realpath(target)) if target.is_symlink() else target
 
 
-def meeting(target: Path, token: str) -> Path:
-    """Return the folder in which the ranks meet that write the checkpoint in the background."""
+def barrier_files(target: Path, token: str) -> Path:
+    """Return the folder for the files by which ranks wait for each other in the background.
+
+    Args:
+        target: the checkpoint's folder.
+        token: of this save alone; the same on all ranks.
+    """
     return target.with_name(f"{target.name}.meeting-{token}")
 
 
 def check(target: Path) -> None:
-    """Raise ValueError if a checkpoint cannot be put there."""
+    """Raise ValueError if a checkpoint cannot be there: at a file, a mount point, or around the working folder."""
     if target.exists() and not target.is_dir():
         raise ValueError(f"{target} is a file: a checkpoint is a folder, choose another name")
     inside = target == Path.cwd() or target in Path.cwd().parents
@@ -65,22 +75,44 @@ def recover(target: Path) -> None:
 def prepare(target: Path) -> None:
     """Make an empty folder to write the checkpoint in."""
     recover(target)
-    remove(saving(target))
+    remove(staging(target))
     remove(previous(target))
     for left in target.parent.glob(f"{glob.escape(target.name)}.meeting-*"):  # by processes that were killed
         shutil.rmtree(left, ignore_errors=True)
-    saving(target).mkdir(parents=True)
+    staging(target).mkdir(parents=True)
 
 
-def commit(target: Path) -> None:
+def commit(target: Path, facts: Mapping[str, Any], keep: int | None = None) -> None:
     """Put the written folder in its place, durably.
 
     Files in the old folder that no checkpoint is made of stay: they are linked into the new one first.
+
+    Args:
+        target: the checkpoint's folder.
+        facts: what the manifest says besides the sizes of files.
+        keep: how many automatically named checkpoints stay beside each other; None for all.
     """
-    new = saving(target)
+    new = staging(target)
+    _write_manifest(new, facts)
     if target.exists():
         _carry(target, new)
-    _sync_tree(new)
+    rawio.sync_tree(new)
+    _put_in_place(new, target)
+    if keep is not None:
+        for _, path in names.checkpoints(target.parent)[:-keep]:
+            if path != target:
+                remove(path)
+
+
+def _write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
+    """List the checkpoint's files with their sizes."""
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in names.list_files(folder)}
+    text = json.dumps({"version": 1, **facts, "files": sizes}, indent=1)
+    (folder / names.MANIFEST).write_text(text, encoding="utf-8")
+
+
+def _put_in_place(new: Path, target: Path) -> None:
+    """Exchange the folders; files in the old one that were added meanwhile are carried over too."""
     if not target.exists():
         os.rename(new, target)
         rawio.sync(target.parent)
@@ -96,7 +128,7 @@ def commit(target: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder, under another name first so that no half of it is taken for a checkpoint."""
+    """Remove a folder. It gets another name first, so that half of it is never taken for a checkpoint."""
     if folder.is_symlink():  # to a checkpoint that was put elsewhere by hand
         folder.unlink()
         return
@@ -123,15 +155,6 @@ def _carry(source: Path, into: Path, top: bool = True) -> None:
                 os.link(entry.path, there, follow_symlinks=False)
             except (OSError, NotImplementedError):  # a file system without hard links
                 shutil.copy2(entry.path, there, follow_symlinks=False)
-
-
-def _sync_tree(folder: Path) -> None:
-    for where, _, files in os.walk(folder):
-        for name in files:
-            path = Path(where, name)
-            if not names.is_ours(name) and not path.is_symlink():
-                rawio.sync(path)
-        rawio.sync(Path(where))
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -15,7 +15,7 @@ import torch
 from .. import runtime
 from ..errors import CheckpointError
 from . import folder, models, rawio, shards
-from .project import PathLike
+from .folder import PathLike
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
@@ -38,13 +38,13 @@ def merge_weights(
 ) -> list[Path]:
     """Merge a sharded checkpoint into ordinary weights, and return the files.
 
-    They are written aside, read back and compared before they get their names, those of several files before their
-    index: a process that dies leaves no half of them to be taken for weights. All weights are in memory meanwhile.
+    The files are written under other names, read back and compared, and renamed at the end; an index is the last. A
+    process that dies leaves no half of the weights under their names. All weights are in memory meanwhile.
 
     Args:
         checkpoint: a folder of torch.distributed.checkpoint, which is read with pickle: one that you trust; or a
-            folder of weights with an index. Of a folder with several things, such as a model and its optimizer,
-            what lies below `model` is taken.
+            folder of weights with an index. If it holds several things, such as a model and its optimizer, what
+            is below `model` is merged.
         output: a folder, made where it is missing.
         safe_serialization: write `model.safetensors` instead of `pytorch_model.bin`.
         remove_checkpoint_dir: remove the checkpoint in the end.
@@ -85,10 +85,20 @@ def merge_fsdp_weights(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Merge what FSDP saved in shards into one file of weights, see `merge_weights`.
+    """Merge the shards that FSDP saved into one file of weights.
 
-    In a run of several processes every rank calls it: rank 0 merges, and all return when the weights are there. What
-    rank 0 raises, the others raise as CheckpointError.
+    In a run of several processes every rank calls it: rank 0 merges, and all return when the weights are there.
+
+    Args:
+        checkpoint_dir: folder with the shards; it is read with pickle: one that you trust.
+        output_path: folder for the weights, made where it is missing.
+        safe_serialization: write `model.safetensors` instead of `pytorch_model.bin`.
+        remove_checkpoint_dir: remove the shards in the end.
+        overwrite: replace weights that the folder has already.
+
+    Raises:
+        ValueError: see `merge_weights`.
+        CheckpointError: see `merge_weights`; and on other ranks, where rank 0 raised anything.
     """
     run = runtime.current()
     failure: Exception | None = None
@@ -165,7 +175,7 @@ def _read_distributed(source: Path) -> dict[str, Any]:
     from torch.distributed.checkpoint.metadata import Metadata
 
     reader = dcp.FileSystemReader(source)
-    with _damaged(source):
+    with _refuse_damage(source):
         metadata = reader.read_metadata()
         if not isinstance(metadata, Metadata):
             raise TypeError(f"{_METADATA} holds a {type(metadata).__name__}")
@@ -176,15 +186,15 @@ def _read_distributed(source: Path) -> dict[str, Any]:
     for key in wanted:
         entry: Any = metadata.state_dict_metadata[key]
         state[key] = torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")
-    with _damaged(source), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that it loads in one process, as it is told to
+    with _refuse_damage(source), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that it loads in one process, which is intended
         dcp.load(state, storage_reader=reader, no_dist=True)
     return {name: state[key] for key, name in wanted.items()}
 
 
 @contextlib.contextmanager
-def _damaged(source: Path) -> Iterator[None]:
-    """Raise CheckpointError for whatever torch raises when it reads files that are no checkpoint of its own."""
+def _refuse_damage(source: Path) -> Iterator[None]:
+    """Raise CheckpointError for whatever torch raises where files are damaged or not its own."""
     from torch.distributed import checkpoint as dcp
 
     try:

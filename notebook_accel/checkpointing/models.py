@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from ..comm import xla
-from ..dtensors import is_sharded, own_part, sharded_like
+from ..dtensors import is_sharded, shard_like, to_local
 from ..errors import CheckpointError
 from . import rawio, weights
 from .pickled import Outline
@@ -61,7 +61,7 @@ class Source:
         for name, value in self.outline.fill(choose, only=targets.keys()).items():
             target = targets.get(name)
             if target is not None and target is not value:
-                target.copy_(sharded_like(value, target))
+                target.copy_(shard_like(value, target))
 
     def _read_safe(self, header: weights.Header, targets: Mapping[str, torch.Tensor]) -> None:
         direct: list[rawio.Piece] = []
@@ -72,7 +72,7 @@ class Source:
                 continue
             value = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
             rawio.read_at(self.path, [(entry.offset, value)])
-            target.copy_(sharded_like(value, target))
+            target.copy_(shard_like(value, target))
         rawio.read_at(self.path, direct)
 
 
@@ -140,9 +140,9 @@ def plan(
     used = {kept for kept in wanted.values() if kept in places}
     where = ", ".join(str(source.path) for source in sources)
     if strict and missing:
-        raise CheckpointError(f"{where} has no weights for {listed(missing)}")
+        raise CheckpointError(f"{where} has no weights for {join_names(missing)}")
     if strict and (unknown := sorted(places.keys() - used)):
-        raise CheckpointError(f"{where} has weights that the model does not know: {listed(unknown)}")
+        raise CheckpointError(f"{where} has weights that the model does not know: {join_names(unknown)}")
     for name, kept in wanted.items():
         if kept in places:
             shape = places[kept].shapes[originals[kept]]
@@ -170,7 +170,7 @@ def plan(
 
 
 def _plan_by_model(model: torch.nn.Module, sources: Sequence[Source], **options: Any) -> Apply:
-    """Return what lets the model's own code load the weights, and undoes it where that fails."""
+    """Return what loads the weights by the model's own code, and restores the old ones where that fails."""
 
     def apply() -> None:
         content = {name: value for source in sources for name, value in source.read().items()}
@@ -187,7 +187,7 @@ def _plan_by_model(model: torch.nn.Module, sources: Sequence[Source], **options:
         for name, value in content.items():
             like: Any = state.get(name)
             if is_sharded(like) and isinstance(value, torch.Tensor) and value.shape == like.shape:
-                content[name] = sharded_like(value, like)
+                content[name] = shard_like(value, like)
         try:
             model.load_state_dict(content, **options)
         except Exception as error:
@@ -226,7 +226,12 @@ def _only_shards(hook: Any) -> bool:
 
 
 def strip_prefixes(names: set[str], known: Any) -> Callable[[str], str]:
-    """Return what takes wrappers' prefixes off names, as many as give the most names that the model knows."""
+    """Return a function that removes wrappers' prefixes from a name, so that the model knows most of the names.
+
+    Args:
+        names: of stored weights.
+        known: names in the model.
+    """
     known = set(known)
     best, best_count = "", len(names & known)
     prefix, rest = "", names
@@ -240,7 +245,7 @@ def strip_prefixes(names: set[str], known: Any) -> Callable[[str], str]:
             best, best_count = prefix, len(rest & known)
     if best:
         return lambda name: name.removeprefix(best)
-    # weights of a bare model in one whose own names carry a prefix, such as a compiled one
+    # the names in the model have a prefix, as in a compiled model, and the stored names have none
     for extra in _PREFIXES:
         if len({extra + name for name in names} & known) > best_count:
             return lambda name, extra=extra: extra + name  # type: ignore[misc]
@@ -249,13 +254,13 @@ def strip_prefixes(names: set[str], known: Any) -> Callable[[str], str]:
 
 def _address(tensor: torch.Tensor) -> tuple[Any, ...]:
     if is_sharded(tensor):
-        tensor = own_part(tensor)
+        tensor = to_local(tensor)
     if tensor.device.type == "xla":
         return tensor.device, xla.tensor_id(tensor)
     return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
-def listed(found: Sequence[str]) -> str:
+def join_names(found: Sequence[str]) -> str:
     """Return the first few names, and how many more there are."""
     shown = ", ".join(repr(name) for name in found[:_SHOWN])
     return shown if len(found) <= _SHOWN else f"{shown} and {len(found) - _SHOWN} more"

@@ -22,8 +22,13 @@ _OURS: Final = re.compile(
 _NUMBERED: Final = re.compile(r"checkpoint_(\d+)")
 
 
-def numbered(name: str, index: int) -> str:
-    """Return the name of the file for the object of this index: `optimizer.bin`, `optimizer_1.bin`."""
+def with_index(name: str, index: int) -> str:
+    """Return the name of the file of one of several objects: `optimizer.bin`, `optimizer_1.bin`.
+
+    Args:
+        name: of the first object's file.
+        index: of the object, from 0.
+    """
     stem, dot, ending = name.partition(".")
     return name if index == 0 else f"{stem}_{index}{dot}{ending}"
 
@@ -58,8 +63,19 @@ def is_ours(name: str) -> bool:
     return _OURS.fullmatch(name) is not None
 
 
+def list_files(folder: Path) -> list[Path]:
+    """Return the files of a checkpoint in its folder and in the folders there, in the order of their paths."""
+    paths = sorted(folder.rglob("*"))
+    return [path for path in paths if path.is_file() and is_ours(path.relative_to(folder).parts[0])]
+
+
 def count(folder: Path, name: str) -> int:
-    """Return how many files of this kind the folder holds, `name` and its numbered ones."""
+    """Return how many files of a kind the folder holds.
+
+    Args:
+        folder: of the checkpoint.
+        name: of the first one; the others have an index, see `with_index`.
+    """
     stem, dot, ending = name.partition(".")
     pattern = re.compile(rf"{re.escape(stem)}(_\d+)?{re.escape(dot + ending)}")
     return sum(pattern.fullmatch(path.name) is not None for path in folder.iterdir())

@@ -77,21 +77,21 @@ def check_kind(
     options = {str(key) for key in raw.defaults} - _FILLED
     for number, group in enumerate(groups):
         if missing := sorted(options - set(group)):
-            problems.append(f"group {number} has no {_listed(missing)}")
+            problems.append(f"group {number} has no {_join_keys(missing)}")
             break
     foreign = _ALL - _NEEDS[kind] - _KNOWS.get(kind, frozenset())
     for name, keys in states:
         missing = sorted(_NEEDS[kind] - set(keys)) if keys else []
         unknown = sorted(foreign & set(keys))
         if missing:
-            problems.append(f"the state of parameter {name} has no key {_listed(missing)}")
+            problems.append(f"the state of parameter {name} has no key {_join_keys(missing)}")
         if unknown:
-            problems.append(f"the state of parameter {name} has {_listed(unknown)}, of another optimizer")
+            problems.append(f"the state of parameter {name} has {_join_keys(unknown)}, of another optimizer")
         if missing or unknown:
             break
     if problems:
         raise CheckpointError(f"{where} does not fit {kind}: {'; '.join(problems)}")
 
 
-def _listed(keys: Iterable[str]) -> str:
+def _join_keys(keys: Iterable[str]) -> str:
     return ", ".join(map(repr, keys))

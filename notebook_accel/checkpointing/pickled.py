@@ -16,15 +16,19 @@ import torch
 from .. import probes
 from ..errors import CheckpointError
 from . import rawio
-from .output import Output
 
 _one_writer: Final = threading.Lock()  # torch's option for checksums is one for all threads
 
 
 def write(path: Path, obj: Any, *, cached: bool = True) -> None:
-    """Write the object with torch.save, durably; for `cached` see `Output`."""
-    with _one_writer, Output(path, cached=cached) as output:
-        file: Any = output  # of IO[bytes], torch needs `write` and `flush`
+    """Write an object with torch.save; the file is on the disk afterwards.
+
+    Args:
+        path: of the file.
+        obj: any object that can be pickled.
+        cached: see `rawio.create`.
+    """
+    with _one_writer, rawio.create(path, cached=cached) as file:
         before = torch.serialization.get_crc32_options()
         # torch.load never compares them, and computing them takes most of the time
         torch.serialization.set_crc32_options(False)
@@ -35,15 +39,25 @@ def write(path: Path, obj: Any, *, cached: bool = True) -> None:
 
 
 def load(f: Any, **options: Any) -> Any:
-    """Return the object of a file or an open file, with `weights_only` unless told otherwise."""
+    """Return the object in a file of torch.save.
+
+    Args:
+        f: a path or an open file.
+        options: arguments of `torch.load`; `weights_only` is True by default.
+    """
     with torch.serialization.safe_globals(_numpy_names()):
         return torch.load(f, **{"weights_only": True} | options)
 
 
 def read(path: Path, **options: Any) -> Any:
-    """Return the object of a file, on the CPU and with `weights_only` unless told otherwise.
+    """Return the object in a file of torch.save, on the CPU.
 
-    CheckpointError names a file that is missing, cut off or foreign.
+    Args:
+        path: of the file.
+        options: arguments of `torch.load`; `weights_only` is True by default.
+
+    Raises:
+        CheckpointError: the file is missing, cut off, or not of torch.save.
     """
     try:
         return load(path, **{"map_location": "cpu"} | options)
@@ -79,7 +93,7 @@ class Outline:
                 self._lazy = all(map(_is_placed, tensors_in(self.content)))
             except (
                 CheckpointError
-            ):  # tensors that meta has none of, such as quantized ones; or damage, as seen below
+            ):  # the meta device has no quantized tensors, for example; or the file is damaged, see below
                 self._lazy = False
         if not self._lazy:
             self.content = read(path, **options)
@@ -91,8 +105,10 @@ class Outline:
     ) -> Any:
         """Return the object with values.
 
-        `choose(path, tensor)` may give a contiguous CPU tensor of the same shape and dtype to read into. `only` names
-        the entries of a dict that are read and returned.
+        Args:
+            choose: called with the path and the empty tensor; may return a contiguous CPU tensor of the same shape
+                and dtype to read into, or None for a new one.
+            only: keys of the entries to read and return, where the object is a dict; None for all.
         """
         content = (
             self.content
@@ -131,7 +147,13 @@ class Outline:
 def replace_tensors(
     tree: Any, change: Callable[[tuple[Any, ...], torch.Tensor], Any], path: tuple[Any, ...] = ()
 ) -> Any:
-    """Return a copy of nested dicts, lists and tuples with `change(path, tensor)` for each tensor."""
+    """Return a copy of nested dicts, lists and tuples with other tensors.
+
+    Args:
+        tree: the nested data.
+        change: called as `change(path, tensor)`; returns what replaces the tensor.
+        path: keys and indices that lead to `tree`.
+    """
     if isinstance(tree, torch.Tensor):
         return change(path, tree)
     if isinstance(tree, dict):
@@ -157,10 +179,10 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 
 def _is_placed(tensor: torch.Tensor) -> bool:
-    """Return True for a plain tensor of which it is known where in the file its values lie."""
+    """Return True for a plain tensor whose place in the file is known."""
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_quantized:
         return False
-    if tensor.is_conj() or tensor.is_neg():  # the file has values that are to be changed
+    if tensor.is_conj() or tensor.is_neg():  # the values in the file are not the final ones
         return False
     return getattr(tensor.untyped_storage(), "_checkpoint_offset", None) is not None
 

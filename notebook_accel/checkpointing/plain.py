@@ -15,9 +15,16 @@ from . import pickled, rawio, weights
 
 
 def write(obj: Any, f: Any, safe_serialization: bool = False) -> None:
-    """Write an object to a file, whole or not at all, or to something that can be written to, such as a device.
+    """Write an object to a file, whole or not at all.
 
-    With `safe_serialization` the object is tensors by name; names of the same memory are written once.
+    Args:
+        obj: any object; with `safe_serialization` tensors by name, of which those of the same memory are written once.
+        f: a path, where a file is replaced and a device is written to; or an open file.
+        safe_serialization: write safetensors, not a file of torch.save.
+
+    Raises:
+        IsADirectoryError: the path is a folder.
+        ValueError: `safe_serialization` with an open file, a device, or with what is no tensor.
     """
     obj = to_cpu(obj)
     if not isinstance(f, (str, os.PathLike)):
@@ -56,15 +63,26 @@ def save(
     *,
     runtime: Runtime | None = None,
 ) -> None:
-    """Write an object in rank 0, or with `save_on_each_node` in the first process of each node; see `write`."""
+    """Write an object in one process.
+
+    Args:
+        obj: see `write`, as for `f` and `safe_serialization`.
+        f: see `obj`.
+        save_on_each_node: write in the first process of each node, not in rank 0 alone.
+        safe_serialization: see `obj`.
+        runtime: of the process; by default the one that is installed.
+    """
     topology = (runtime or detect.ensure()).topology
     if topology.is_local_main if save_on_each_node else topology.is_main:
         write(obj, f, safe_serialization)
 
 
 def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
-    """Return what torch.load makes of a file, with `weights_only` unless told otherwise.
+    """Return the object in a file of torch.save; NumPy arrays in it are allowed.
 
-    NumPy arrays are allowed too. `kwargs` go to torch.load.
+    Args:
+        f: a path or an open file.
+        map_location: where tensors go, see `torch.load`.
+        kwargs: other arguments of `torch.load`; `weights_only` is True by default.
     """
     return pickled.load(f, map_location=map_location, **kwargs)

@@ -11,15 +11,20 @@ from typing import Any
 
 import torch
 
-from .. import probes, runtime
+from .. import probes
 from ..comm import xla
 from ..errors import CheckpointError
 
 _KEYS = ("random_state", "torch_manual_seed")
 
 
-def capture(step: int) -> dict[str, Any]:
-    """Return the state of every random generator of this process, with the step, under Accelerate's keys."""
+def capture(step: int, device: torch.device) -> dict[str, Any]:
+    """Return the state of every random generator of this process, with the step, under Accelerate's keys.
+
+    Args:
+        step: of the accelerator.
+        device: of this process; torch_xla's generator is asked for an XLA device only.
+    """
     states: dict[str, Any] = {"step": step, "random_state": random.getstate()}
     if probes.is_available("numpy"):
         states["numpy_random_seed"] = importlib.import_module("numpy").random.get_state()
@@ -28,18 +33,21 @@ def capture(step: int) -> dict[str, Any]:
         states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state_all()
     if torch.xpu.is_available():
         states["torch_xpu_manual_seed"] = torch.xpu.get_rng_state_all()
-    if _uses_xla():
+    if device.type == "xla":
         states["xm_seed"] = xla.seed()
     return states
 
 
-def _uses_xla() -> bool:
-    current = runtime.current()
-    return current is not None and current.device.type == "xla"
-
-
 def check(path: Path, states: Any) -> None:
-    """Raise CheckpointError unless these are random states that `apply` can set."""
+    """Check that `apply` can set these random states.
+
+    Args:
+        path: of their file, for the message.
+        states: what the file holds.
+
+    Raises:
+        CheckpointError: they are no random states, or damaged.
+    """
     if not isinstance(states, dict):
         raise CheckpointError(f"{path} holds a {type(states).__name__}, no random states")
     for key in _KEYS:
@@ -52,13 +60,18 @@ def check(path: Path, states: Any) -> None:
         raise CheckpointError(f"{path} holds random states that do not fit: {error}") from error
 
 
-def apply(states: Mapping[str, Any]) -> None:
-    """Set the generators that the states name and this process has; devices are matched from the first on."""
+def apply(states: Mapping[str, Any], device: torch.device) -> None:
+    """Set the generators that the states name and this process has.
+
+    Args:
+        states: as `capture` returned them; those of several GPUs go to the GPUs in order.
+        device: of this process.
+    """
     random.setstate(states["random_state"])
     if "numpy_random_seed" in states and probes.is_available("numpy"):
         importlib.import_module("numpy").random.set_state(states["numpy_random_seed"])
     torch.set_rng_state(states["torch_manual_seed"])
-    if isinstance(states.get("xm_seed"), int) and _uses_xla():
+    if isinstance(states.get("xm_seed"), int) and device.type == "xla":
         xla.set_seed(states["xm_seed"])
     for key, module in (("torch_cuda_manual_seed", torch.cuda), ("torch_xpu_manual_seed", torch.xpu)):
         if key in states and module.is_available():
@@ -67,10 +80,14 @@ def apply(states: Mapping[str, Any]) -> None:
 
 
 def derive(states: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """Return states for a rank that the checkpoint has none of, made of another rank's.
+    """Return random states for a rank without states in the checkpoint.
 
     The seed is the first 4 bytes of SHA-256 over that rank's torch state and the decimal new rank: the same
     checkpoint and rank always give the same numbers, and other ranks other numbers.
+
+    Args:
+        states: of another rank.
+        rank: the new rank.
     """
     text = bytes(states["torch_manual_seed"].tolist()) + str(rank).encode()
     seed = int.from_bytes(hashlib.sha256(text).digest()[:4], "little")

@@ -12,12 +12,13 @@ from typing import Any, Final
 
 import torch
 
-from ..data_loader.base import PreparedLoader
-from ..dtensors import is_sharded, sharded_like
+from ..data_loader import resume
+from ..dtensors import is_sharded, shard_like
 from ..errors import CheckpointError
 from . import models, names, pickled, randomness
 from .models import Apply
 from .optimizers import check_kind
+from .parts import Parts
 from .pickled import Outline
 
 # state of torch's optimizers that has its parameter's shape
@@ -33,22 +34,6 @@ _LIKE_PARAMETER: Final = frozenset(
         "exp_inf",
     }
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
-    """What a checkpoint is made of, or loaded into: the objects that an accelerator prepared, in order.
-
-    `owners` are all models, without wrappers, which have the optimizers' parameters; hooks take some out of `models`.
-    """
-
-    models: Sequence[torch.nn.Module]
-    owners: Sequence[torch.nn.Module]
-    optimizers: Sequence[Any]
-    schedulers: Sequence[Any]
-    loaders: Sequence[Any]
-    scaler: Any
-    custom: Sequence[Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,11 +70,12 @@ def plan(
     parts: Parts,
     rank: int,
     world_size: int,
+    device: torch.device,
     *,
     count_models: bool,
     options: dict[str, Any],
     model_options: dict[str, Any],
-    load_together: Callable[[Path, Parts], list[Apply] | None] = lambda folder, parts: None,
+    load_folders: Callable[[Path, Parts], list[Apply] | None] = lambda folder, parts: None,
 ) -> Loading:
     """Check a checkpoint against the objects it is to be loaded into.
 
@@ -99,39 +85,40 @@ def plan(
         rank: of this process; a checkpoint of fewer processes has no random states for the last ones, which get
             those that `randomness.derive` makes of rank 0's.
         world_size: number of processes; stateful loaders go on in an epoch only where it was so many.
+        device: of this process.
         count_models: False if hooks load some models by themselves.
         options: arguments of `torch.load` for optimizers and schedulers.
         model_options: arguments of the models' `load_state_dict`.
-        load_together: checks what all ranks wrote together, and returns what loads models and optimizers; None where
-            they have files of their own.
+        load_folders: checks the folders that all ranks wrote together, and returns what loads models and optimizers;
+            None where these have files of their own.
 
     Raises:
         CheckpointError: names the file, and the key, that is missing, damaged or does not fit.
     """
     manifest = _check_manifest(folder)
-    together = load_together(folder, parts)
-    _check_counts(folder, parts, count_models, together is not None)
-    steps: list[Apply] = together or []
-    for index, model in enumerate(parts.models if together is None else ()):
+    collective = load_folders(folder, parts)
+    _check_counts(folder, parts, count_models, collective is not None)
+    steps: list[Apply] = collective or []
+    for index, model in enumerate(parts.models if collective is None else ()):
         source = models.open_source(_model_file(folder, index))
         steps.append(models.plan(model, [source], **model_options))
-    for index, optimizer in enumerate(parts.optimizers if together is None else ()):
-        path = folder / names.numbered(names.OPTIMIZER, index)
+    for index, optimizer in enumerate(parts.optimizers if collective is None else ()):
+        path = folder / names.with_index(names.OPTIMIZER, index)
         steps.append(_plan_optimizer(optimizer, Outline(path, **options)))
     for index, scheduler in enumerate(parts.schedulers):
-        path = folder / names.numbered(names.SCHEDULER, index)
+        path = folder / names.with_index(names.SCHEDULER, index)
         steps.append(_plan_simple(scheduler, path, pickled.read(path, **options)))
     if parts.scaler is not None:
         path = folder / names.SCALER
         steps.append(_plan_simple(parts.scaler, path, pickled.read(path)))
     for index, loader in enumerate(parts.loaders):
-        path = folder / names.numbered(names.SAMPLER, index)
+        path = folder / names.with_index(names.SAMPLER, index)
         if path.exists() and (folder / names.MANIFEST).exists():
             steps.append(_plan_loader(loader, path))
     states = _random_states(folder, rank)
-    steps.append(lambda: randomness.apply(states))
+    steps.append(lambda: randomness.apply(states, device))
     first = _plan_custom(folder, parts.custom)
-    if any(map(is_stateful, parts.loaders)):
+    if any(map(resume.is_stateful, parts.loaders)):
         first += _plan_stateful(folder, parts.loaders, rank, world_size, manifest.get("world_size"))
     return Loading(first=first, steps=steps, step=states.get("step"))
 
@@ -155,7 +142,7 @@ def _check_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def _check_counts(folder: Path, parts: Parts, count_models: bool, is_together: bool) -> None:
+def _check_counts(folder: Path, parts: Parts, count_models: bool, is_collective: bool) -> None:
     found = {
         "schedulers": (names.count(folder, names.SCHEDULER), len(parts.schedulers)),
         "objects registered for checkpointing": (
@@ -163,9 +150,9 @@ def _check_counts(folder: Path, parts: Parts, count_models: bool, is_together: b
             len(parts.custom),
         ),
     }
-    if not is_together:
+    if not is_collective:
         found = {"optimizers": (names.count(folder, names.OPTIMIZER), len(parts.optimizers)), **found}
-    if count_models and not is_together:
+    if count_models and not is_collective:
         stored = max(names.count(folder, names.SAFE_MODEL), names.count(folder, names.MODEL))
         found = {"models": (stored, len(parts.models)), **found}
     for what, (stored, prepared) in found.items():
@@ -177,7 +164,7 @@ def _check_counts(folder: Path, parts: Parts, count_models: bool, is_together: b
                     "optimizers": names.OPTIMIZER,
                     "schedulers": names.SCHEDULER,
                 }.get(what)
-                name = names.custom(stored) if first is None else names.numbered(first, stored)
+                name = names.custom(stored) if first is None else names.with_index(first, stored)
                 missing = f": it has no {name}"
             raise CheckpointError(
                 f"{folder} holds {stored} {what}, and this accelerator has {prepared}{missing}"
@@ -185,7 +172,7 @@ def _check_counts(folder: Path, parts: Parts, count_models: bool, is_together: b
 
 
 def _model_file(folder: Path, index: int) -> Path:
-    safe, plain = (folder / names.numbered(name, index) for name in (names.SAFE_MODEL, names.MODEL))
+    safe, plain = (folder / names.with_index(name, index) for name in (names.SAFE_MODEL, names.MODEL))
     if not safe.exists() and not plain.exists():
         raise CheckpointError(f"{folder} has neither {safe.name} nor {plain.name}")
     return safe if safe.exists() else plain
@@ -193,31 +180,30 @@ def _model_file(folder: Path, index: int) -> Path:
 
 def _plan_optimizer(optimizer: Any, outline: Outline) -> Apply:
     content, path = outline.content, outline.path
-    raw = getattr(optimizer, "optimizer", optimizer)
     for key in ("state", "param_groups"):
         if not isinstance(content, dict) or key not in content:
             raise CheckpointError(f"{path} has no key {key!r}: it holds no optimizer's state")
-    sizes = [len(group["params"]) for group in raw.param_groups]
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
     stored = [len(group["params"]) for group in content["param_groups"]]
     if sizes != stored:
         raise CheckpointError(
             f"{path}: param_groups hold {stored} parameters, those of the optimizer {sizes}"
         )
     numbers = [number for group in content["param_groups"] for number in group["params"]]
-    parameters = [parameter for group in raw.param_groups for parameter in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     by_number = dict(zip(numbers, parameters, strict=True))
-    # what others call exp_avg may have any shape, and come and go
-    known = type(raw).__module__.startswith("torch.optim.")
+    # in optimizers of others, exp_avg may have any shape or be missing
+    known = type(optimizer).__module__.startswith("torch.optim.")
     states = [(number, values) for number, values in content["state"].items() if isinstance(values, dict)]
-    check_kind(path, raw, content["param_groups"], states)
+    check_kind(path, optimizer, content["param_groups"], states)
     for number, values in content["state"].items():
         if known and number in by_number:
-            _check_state(path, number, values, by_number[number], raw.state.get(by_number[number], {}))
+            _check_state(path, number, values, by_number[number], optimizer.state.get(by_number[number], {}))
 
     def choose(where: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor | None:
         if len(where) != 3 or where[0] != "state" or where[1] not in by_number:
             return None
-        own = raw.state.get(by_number[where[1]], {}).get(where[2])
+        own = optimizer.state.get(by_number[where[1]], {}).get(where[2])
         if type(own) is not torch.Tensor or own.device.type != "cpu" or not own.is_contiguous():
             return None
         return own if own.shape == tensor.shape and own.dtype == tensor.dtype else None
@@ -230,7 +216,7 @@ def _plan_optimizer(optimizer: Any, outline: Outline) -> Apply:
                 continue
             for key, value in values.items():
                 if isinstance(value, torch.Tensor) and value.shape == like.shape:
-                    values[key] = sharded_like(value, like)
+                    values[key] = shard_like(value, like)
         optimizer.load_state_dict(filled)
 
     return apply
@@ -264,11 +250,6 @@ def _plan_simple(owner: Any, path: Path, content: Any) -> Apply:
     return lambda: owner.load_state_dict(content)
 
 
-def is_stateful(loader: Any) -> bool:
-    """Return True for a loader of which the position in its epoch is saved."""
-    return bool(getattr(loader, "use_stateful_dataloader", False))
-
-
 def _plan_stateful(
     folder: Path, loaders: Sequence[Any], rank: int, world_size: int, saved_by: int | None
 ) -> list[tuple[Apply, Apply]]:
@@ -285,22 +266,8 @@ def _plan_stateful(
     return [
         _with_undoing(loader, state)
         for loader, state in zip(loaders, states, strict=True)
-        if is_stateful(loader) and state is not None
+        if resume.is_stateful(loader) and state is not None
     ]
-
-
-def loader_state(loader: Any) -> dict[str, Any]:
-    """Return where the loader stands: its epoch, what decides its order, and in an epoch what decided that one's."""
-    state: dict[str, Any] = {"iteration": int(getattr(loader, "iteration", 0))}
-    if isinstance(loader, PreparedLoader):
-        state = loader.course.state_dict(loader.iteration)
-    sampler: Any = loader.get_sampler() if hasattr(loader, "get_sampler") else None
-    for key in ("epoch", "initial_seed"):
-        if isinstance(getattr(sampler, key, None), int):
-            state[key] = getattr(sampler, key)
-    if isinstance(getattr(sampler, "generator", None), torch.Generator):
-        state["generator"] = sampler.generator.get_state()
-    return state
 
 
 def _plan_loader(loader: Any, path: Path) -> Apply:
@@ -308,18 +275,7 @@ def _plan_loader(loader: Any, path: Path) -> Apply:
     if not isinstance(state, dict) or "iteration" not in state:
         raise CheckpointError(f"{path} has no key 'iteration'")
 
-    def apply() -> None:
-        loader.iteration = state["iteration"]
-        sampler: Any = loader.get_sampler() if hasattr(loader, "get_sampler") else None
-        for key in ("epoch", "initial_seed"):
-            if key in state and hasattr(sampler, key):
-                setattr(sampler, key, state[key])
-        if "generator" in state and isinstance(getattr(sampler, "generator", None), torch.Generator):
-            sampler.generator.set_state(state["generator"])
-        if isinstance(loader, PreparedLoader):
-            loader.course.load_state_dict(state)
-
-    return apply
+    return lambda: resume.go_to_position(loader, state)
 
 
 def _random_states(folder: Path, rank: int) -> dict[str, Any]:

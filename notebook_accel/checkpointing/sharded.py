@@ -12,14 +12,13 @@ from typing import Any, Final
 
 import torch
 
-from ..dtensors import is_sharded, own_part, with_part
+from ..dtensors import from_local, is_sharded, to_local
 from ..errors import CheckpointError
 from . import names
+from .copies import Copies
 from .models import Apply
 from .optimizers import check_kind
-from .read import Parts
-from .together import Together
-from .write import Copies
+from .parts import CollectiveFolder, Parts
 
 _METADATA: Final = ".metadata"
 _SHOWN: Final = 3
@@ -27,7 +26,7 @@ _Path = tuple[str | int, ...]
 """Keys of nested dicts, and places in lists."""
 
 
-class Shards(Together):
+class Shards(CollectiveFolder):
     """A folder that all ranks write.
 
     Args:
@@ -55,22 +54,27 @@ class Shards(Together):
             raise CheckpointError(f"{where / self._name} was not written: {_failures(error)}") from error
 
     def snapshot(self, copies: Copies) -> Shards:
-        group = self._background()  # before what may fail on one rank
-        return Shards(self._name, _copied(self._state, copies), self._background, group)
+        group = self._background()  # a collective: before what may fail on one rank
+        return Shards(self._name, _copy_tree(self._state, copies), self._background, group)
 
 
-def _copied(tree: Any, copies: Copies) -> Any:
+def _copy_tree(tree: Any, copies: Copies) -> Any:
     if isinstance(tree, dict):
-        return {key: _copied(value, copies) for key, value in tree.items()}
+        return {key: _copy_tree(value, copies) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [_copied(value, copies) for value in tree]
+        return [_copy_tree(value, copies) for value in tree]
     if is_sharded(tree):
-        return with_part(tree, copies.of(own_part(tree)))
+        return from_local(copies.of(to_local(tree)), tree)
     return copies.of(tree)
 
 
-def model_folders(weights: Sequence[dict[str, Any]], background: Callable[[], Any]) -> list[Together]:
-    """Return a folder for the sharded state of each model."""
+def model_folders(weights: Sequence[dict[str, Any]], background: Callable[[], Any]) -> list[CollectiveFolder]:
+    """Return a folder for the sharded state of each model.
+
+    Args:
+        weights: the state of each model, of which each rank has its part.
+        background: returns the process group of threads; all ranks call it.
+    """
     return [
         Shards(names.sharded_model(index), {"model": state}, background)
         for index, state in enumerate(weights)
@@ -79,18 +83,28 @@ def model_folders(weights: Sequence[dict[str, Any]], background: Callable[[], An
 
 def optimizer_folders(
     models: Sequence[torch.nn.Module], optimizers: Sequence[Any], background: Callable[[], Any]
-) -> list[Together]:
-    """Return a folder for the sharded state of each optimizer, with the names that models give its parameters."""
+) -> list[CollectiveFolder]:
+    """Return a folder for the sharded state of each optimizer, with parameters by name.
+
+    Args:
+        models: without wrappers; they name the parameters.
+        optimizers: of torch.
+        background: returns the process group of threads; all ranks call it.
+
+    Raises:
+        ValueError: no model has a parameter of an optimizer.
+    """
     known = parameter_names(models)
-    folders: list[Together] = []
+    folders: list[CollectiveFolder] = []
     for index, optimizer in enumerate(optimizers):
-        raw = getattr(optimizer, "optimizer", optimizer)
         state = {
-            _name_of(parameter, known): dict(values) for parameter, values in raw.state.items() if values
+            _name_of(parameter, known): dict(values)
+            for parameter, values in optimizer.state.items()
+            if values
         }
         groups = [
             {**group, "params": [_name_of(parameter, known) for parameter in group["params"]]}
-            for group in raw.param_groups
+            for group in optimizer.param_groups
         ]
         content = {"optimizer": {"state": state, "param_groups": groups}}
         folders.append(Shards(names.sharded_optimizer(index), content, background))
@@ -118,10 +132,14 @@ def _name_of(parameter: torch.Tensor, known: dict[int, str]) -> str:
 
 
 def plan(folder: Path, parts: Parts) -> list[Apply] | None:
-    """Check sharded models and optimizers against those they are to be loaded into, and return what loads them.
+    """Check sharded models and optimizers against the objects to load them into.
+
+    Args:
+        folder: of the checkpoint.
+        parts: the objects; models without wrappers.
 
     Returns:
-        None where the folder has no shards.
+        What loads them; None where the folder has no shards.
 
     Raises:
         CheckpointError: names the folder, and the key, that is missing, damaged or does not fit.
@@ -205,16 +223,15 @@ def _plan_model(folder: Path, model: torch.nn.Module) -> Apply:
         with torch.no_grad():
             _read(folder, target)
         if others:
-            own = {name: _nested(target, entries[name]) for name in others}
+            own = {name: _nest(target, entries[name]) for name in others}
             model.load_state_dict(own, strict=False)
 
     return apply
 
 
 def _plan_optimizer(folder: Path, optimizer: Any, known: dict[int, str]) -> Apply:
-    raw = getattr(optimizer, "optimizer", optimizer)
     entries = _entries(folder, "optimizer")
-    parameters = [parameter for group in raw.param_groups for parameter in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = {_name_of(parameter, known): number for number, parameter in enumerate(parameters)}
     stored: dict[str, dict[_Path, tuple[str, Any]]] = {}
     for path, item in entries.items():
@@ -222,11 +239,13 @@ def _plan_optimizer(folder: Path, optimizer: Any, known: dict[int, str]) -> Appl
             stored.setdefault(str(path[1]), {})[path[2:]] = item
     if unknown := sorted(set(stored) - set(numbers)):
         raise CheckpointError(f"{folder} has state for {_some(unknown)}, which the optimizer does not train")
-    groups = _groups(folder, entries, raw, numbers)
-    check_kind(folder, raw, groups, [(repr(name), {path[0] for path in own}) for name, own in stored.items()])
+    groups = _groups(folder, entries, optimizer, numbers)
+    check_kind(
+        folder, optimizer, groups, [(repr(name), {path[0] for path in own}) for name, own in stored.items()]
+    )
     for name, own in stored.items():
         for path, (_, entry) in own.items():
-            value = raw.state.get(parameters[numbers[name]], {}).get(path[0])
+            value = optimizer.state.get(parameters[numbers[name]], {}).get(path[0])
             if len(path) == 1 and isinstance(value, torch.Tensor):
                 _check_shape(folder, f"state.{name}.{path[0]}", entry, value)
 
@@ -235,27 +254,27 @@ def _plan_optimizer(folder: Path, optimizer: Any, known: dict[int, str]) -> Appl
         for name, own in stored.items():
             target |= {key: _room_for(entry, parameters[numbers[name]]) for key, entry in own.values()}
         _read(folder, target)
-        state = {numbers[name]: _nested(target, own) for name, own in stored.items()}
+        state = {numbers[name]: _nest(target, own) for name, own in stored.items()}
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     return apply
 
 
 def _groups(
-    folder: Path, entries: dict[_Path, tuple[str, Any]], raw: Any, numbers: dict[str, int]
+    folder: Path, entries: dict[_Path, tuple[str, Any]], optimizer: Any, numbers: dict[str, int]
 ) -> list[dict[str, Any]]:
     """Return the stored groups as the optimizer takes them, parameters by number in its own order."""
     found = {path[1:]: item for path, item in entries.items() if path[0] == "param_groups"}
     target = {key: _room_for(entry, None) for key, entry in found.values()}
     _read(folder, target)
-    stored: list[dict[str, Any]] = _nested(target, found) if found else [{} for _ in raw.param_groups]
-    if len(stored) != len(raw.param_groups):
+    stored: list[dict[str, Any]] = _nest(target, found) if found else [{} for _ in optimizer.param_groups]
+    if len(stored) != len(optimizer.param_groups):
         raise CheckpointError(
-            f"{folder} holds {len(stored)} groups of parameters, and the optimizer has {len(raw.param_groups)}"
+            f"{folder} holds {len(stored)} groups of parameters, and the optimizer has {len(optimizer.param_groups)}"
         )
     made: list[dict[str, Any]] = []
     first = 0
-    for own, group in zip(raw.param_groups, stored, strict=True):
+    for own, group in zip(optimizer.param_groups, stored, strict=True):
         places = range(first, first + len(own["params"]))
         known = [name for name in group.get("params", ()) if name in numbers]
         if moved := [name for name in known if numbers[name] not in places]:
@@ -267,14 +286,14 @@ def _groups(
     return made
 
 
-def _nested(values: Mapping[str, Any], entries: Mapping[_Path, tuple[str, Any]]) -> Any:
+def _nest(values: Mapping[str, Any], entries: Mapping[_Path, tuple[str, Any]]) -> Any:
     """Return the dicts and lists that torch took apart into entries; a number is a place in a list."""
     if () in entries:
         return values[entries[()][0]]
     below: dict[str | int, dict[_Path, tuple[str, Any]]] = {}
     for path, item in entries.items():
         below.setdefault(path[0], {})[path[1:]] = item
-    made = {key: _nested(values, inner) for key, inner in below.items()}
+    made = {key: _nest(values, inner) for key, inner in below.items()}
     return [made[key] for key in sorted(made)] if all(isinstance(key, int) for key in made) else made
 
 
@@ -284,7 +303,7 @@ def _room_for(entry: Any, parameter: torch.Tensor | None) -> Any:
         return None  # any object
     dtype = entry.properties.dtype
     if parameter is not None and is_sharded(parameter) and entry.size == parameter.shape:
-        return with_part(parameter, torch.empty_like(own_part(parameter), dtype=dtype))
+        return from_local(torch.empty_like(to_local(parameter), dtype=dtype), parameter)
     device = parameter.device if parameter is not None and entry.size == parameter.shape else "cpu"
     return torch.empty(entry.size, dtype=dtype, device=device)
 
@@ -297,7 +316,7 @@ def _read(folder: Path, target: dict[str, Any]) -> None:
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says that it loads in one process, as it is told to
+            warnings.simplefilter("ignore")  # torch warns that it loads in one process, which is intended
             dcp.load(target, storage_reader=dcp.FileSystemReader(folder), planner=planner, no_dist=True)
     except dcp.CheckpointException as error:
         raise CheckpointError(f"{folder} cannot be read: {_failures(error)}") from error

@@ -13,7 +13,7 @@ import torch
 
 from ..errors import CheckpointError
 from . import names, pickled, rawio, weights
-from .project import PathLike
+from .folder import PathLike
 
 _UNITS: Final = {
     "KB": 10**3,
@@ -49,10 +49,19 @@ def save_weights(
     max_shard_size: int | str = "10GB",
     safe_serialization: bool = True,
 ) -> None:
-    """Write weights to a folder: one file, or files of at most this size with an index.
+    """Write weights to a folder: one file, or several files with an index.
 
-    Names of the same memory are written once; safetensors files note the names left out. A process that dies
-    leaves a whole set of files behind: new files get their names once all are written, the index last.
+    A process that dies leaves a whole set of files behind: new files get their names once all are written, the
+    index last.
+
+    Args:
+        state: tensors by name. Names of the same memory are written once; safetensors files note the others.
+        folder: made where there is none; weights in it are replaced.
+        max_shard_size: bytes of a file at most, see `parse_size`; a larger tensor has a file alone.
+        safe_serialization: write safetensors, not files of torch.save.
+
+    Raises:
+        ValueError: `folder` is a file, the size is wrong, or a tensor has no values.
     """
     limit = parse_size(max_shard_size)
     if folder.exists() and not folder.is_dir():

@@ -12,7 +12,6 @@ import torch
 
 from ..errors import CheckpointError
 from . import rawio
-from .output import Output
 
 # https://github.com/huggingface/safetensors#format
 _CODES: Final = {
@@ -91,7 +90,13 @@ def without_ties(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dic
 
 
 def write(path: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, str]) -> None:
-    """Write a new file, durably."""
+    """Write a safetensors file; it is on the disk afterwards.
+
+    Args:
+        path: of the file.
+        tensors: by name, of any device; no two of them share memory.
+        texts: for the header: for each name that was left out, the name with the same values.
+    """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     head: dict[str, Any] = {"__metadata__": {"format": "pt", **texts}}
     at = 0
@@ -102,7 +107,7 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, s
         at += tensor.nbytes
     text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-    with Output(path) as file:
+    with rawio.create(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
             file.write(rawio.memory(_plain(tensors[name])))
@@ -151,7 +156,12 @@ def _entry(name: str, item: dict[str, Any], base: int) -> tuple[Entry, int]:
 
 
 def read(path: Path, header: Header | None = None) -> dict[str, torch.Tensor]:
-    """Return all tensors of a file, on the CPU."""
+    """Return all tensors of a safetensors file, on the CPU.
+
+    Args:
+        path: of the file.
+        header: what `read_header` returned, where it is known.
+    """
     header = header or read_header(path)
     tensors = {
         name: torch.empty(entry.shape, dtype=entry.dtype, device="cpu")

@@ -1,21 +1,23 @@
-"""Writing a checkpoint: each rank its files, then all or nothing."""
+"""Writing a checkpoint: what goes into which file, and how all ranks write their files, whole or not at all."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
-import json
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from ..comm import xla
+from ..comm.base import Comm
+from ..data_loader import resume
+from ..errors import CheckpointError
 from ..topology import Topology
-from . import folder, names, pickled, rawio, weights
-from .agreement import Agreement
+from . import folder, names, pickled, randomness, rawio, weights
+from .parts import CollectiveFolder, Parts
 
 _LANES: Final = 2
 
@@ -53,139 +55,200 @@ class Plan:
     Attributes:
         target: the checkpoint's folder.
         files: those of this rank.
-        together: writes into the checkpoint's folder what all ranks write together; each does so once.
+        folders: those that all ranks write together.
         topology: the place of this rank.
         facts: what the manifest says besides the sizes of files.
         keep: how many automatically named checkpoints stay; None for all.
     """
 
     target: Path
-    files: list[File]
-    together: Callable[[Path], None] = lambda where: None
+    files: Sequence[File]
+    folders: Sequence[CollectiveFolder] = ()
     topology: Topology
     facts: dict[str, Any]
     keep: int | None = None
 
 
-def start(target: Path, topology: Topology, agree: Agreement) -> None:
-    """Make the folder to write in; CheckpointError on all ranks where one cannot."""
-    error = _attempt(lambda: folder.prepare(target)) if topology.is_main else None
-    agree.require("start", error, f"checkpoint {target} cannot be written")
-    where = folder.saving(target)
-    if topology.is_local_main and not topology.is_main:  # a node that does not see rank 0's disk
+class ErrorBarrier(ABC):
+    """Barriers at which all ranks wait for each other and learn each other's errors."""
+
+    @abstractmethod
+    def exchange(self, stage: str, error: str | None) -> list[str | None]:
+        """Return every rank's error, or None, in rank order, once all ranks have come to this stage.
+
+        Args:
+            stage: the name of the barrier.
+            error: what went wrong in this rank, None for nothing.
+        """
+
+    def require_success(self, stage: str, error: str | None, what: str) -> None:
+        """Raise CheckpointError on all ranks if one of them has an error.
+
+        Args:
+            stage: the name of the barrier.
+            error: what went wrong in this rank, None for nothing.
+            what: the start of the message.
+        """
+        errors = self.exchange(stage, error)
+        found = [f"rank {rank}: {text}" for rank, text in enumerate(errors) if text is not None]
+        if found:
+            raise CheckpointError(f"{what}: {'; '.join(found)}")
+
+    def close(self) -> None:
+        """Give back what the barriers needed; this rank comes to no other."""
+        return None
+
+
+class CollectiveErrorBarrier(ErrorBarrier):
+    """For the main thread: each barrier is a collective."""
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+
+    def exchange(self, stage: str, error: str | None) -> list[str | None]:
+        return self._comm.all_gather_object(error)
+
+
+def model_files(states: Sequence[dict[str, Any]], safe_serialization: bool) -> list[File]:
+    """Return a file for each model's state.
+
+    Args:
+        states: tensors by name, for each model.
+        safe_serialization: safetensors, not files of torch.save.
+
+    Raises:
+        ValueError: an entry has no values, or safetensors cannot hold it.
+    """
+    if not safe_serialization:
+        for state in states:
+            weights.check_values(state)
+        return [
+            File(name=names.with_index(names.MODEL, index), content=dict(state))
+            for index, state in enumerate(states)
+        ]
+    files = []
+    for index, state in enumerate(states):
+        tensors, dropped = weights.without_ties(state)
+        files.append(File(name=names.with_index(names.SAFE_MODEL, index), content=tensors, texts=dropped))
+    return files
+
+
+def shared_files(
+    parts: Parts, optimizer_states: Sequence[dict[str, Any]], device: torch.device
+) -> list[File]:
+    """Return the files, but those of models, that are the same for all processes.
+
+    Args:
+        parts: what is saved.
+        optimizer_states: of the optimizers that have files; none where all ranks write these together.
+        device: of this process; tensors on XLA devices are copied to the CPU.
+    """
+    # only a resume reads these files: they need no place in the system's cache
+    files = [
+        File(name=names.with_index(names.OPTIMIZER, index), content=_on_cpu(state, device), cached=False)
+        for index, state in enumerate(optimizer_states)
+    ]
+    for index, scheduler in enumerate(parts.schedulers):
+        content = _on_cpu(scheduler.state_dict(), device)
+        files.append(File(name=names.with_index(names.SCHEDULER, index), content=content, cached=False))
+    for index, loader in enumerate(parts.loaders):
+        files.append(File(name=names.with_index(names.SAMPLER, index), content=resume.position_of(loader)))
+    if parts.scaler is not None:
+        files.append(File(name=names.SCALER, content=parts.scaler.state_dict()))
+    for index, item in enumerate(parts.custom):
+        content = _on_cpu(item.state_dict(), device)
+        files.append(File(name=names.custom(index), content=content, opaque=True))
+    return files
+
+
+def own_files(parts: Parts, rank: int, step: int, device: torch.device) -> list[File]:
+    """Return the files that each process has of its own.
+
+    Args:
+        parts: what is saved.
+        rank: of this process.
+        step: the accelerator's count of batches.
+        device: of this process, whose random state is saved too.
+    """
+    files = [File(name=names.random_states(rank), content=randomness.capture(step, device))]
+    are_stateful = [resume.is_stateful(loader) for loader in parts.loaders]
+    if any(are_stateful):
+        states = [
+            loader.state_dict() if is_stateful else None
+            for loader, is_stateful in zip(parts.loaders, are_stateful, strict=True)
+        ]
+        files.append(File(name=names.loader_states(rank), content=states, opaque=True))
+    return files
+
+
+def _on_cpu(content: Any, device: torch.device) -> Any:
+    return xla.to_cpu(content) if device.type == "xla" else content
+
+
+def start(target: Path, topology: Topology, barrier: ErrorBarrier) -> None:
+    """Make the folder to write in.
+
+    Args:
+        target: the checkpoint's folder.
+        topology: the place of this rank.
+        barrier: of all ranks, which all call this.
+
+    Raises:
+        CheckpointError: on all ranks where one cannot make it.
+    """
+    what = f"checkpoint {target} cannot be written"
+    error = _attempt(lambda: folder.prepare(target)) if topology.rank == 0 else None
+    barrier.require_success("start", error, what)
+    if topology.local_rank == 0 and topology.rank != 0:  # a node that does not see rank 0's disk
+        where = folder.staging(target)
         error = _attempt(lambda: None if where.exists() else folder.prepare(target))
-    agree.require("start-nodes", error, f"checkpoint {target} cannot be written")
+    barrier.require_success("start-nodes", error, what)
 
 
-def finish(plan: Plan, agree: Agreement) -> None:
+def finish(plan: Plan, barrier: ErrorBarrier) -> None:
     """Write this rank's files and put the checkpoint in its place, together with the other ranks.
 
-    CheckpointError on all ranks if one fails; then nothing is left of the new checkpoint.
+    Args:
+        plan: of this rank.
+        barrier: of all ranks; it is closed afterwards.
+
+    Raises:
+        CheckpointError: on all ranks if one fails; then nothing is left of the new checkpoint.
     """
     try:
-        _finish(plan, agree)
+        _finish(plan, barrier)
     finally:
-        agree.leave()
+        barrier.close()
 
 
-def _finish(plan: Plan, agree: Agreement) -> None:
-    where = folder.saving(plan.target)
+def _finish(plan: Plan, barrier: ErrorBarrier) -> None:
+    where = folder.staging(plan.target)
     what = f"checkpoint {plan.target} was not written, what was there before is untouched"
-    error = _attempt(lambda: plan.together(where))
-    error = error or _attempt(lambda: _write_all(plan.files, where))
-    failed = [text is not None for text in agree.exchange("written", error)]
+    error = _attempt(lambda: _write_all(plan, where))
+    failed = [text is not None for text in barrier.exchange("written", error)]
     if any(failed):
-        if plan.topology.is_local_main:
+        if plan.topology.local_rank == 0:
             _attempt(lambda: folder.remove(where))
-        agree.require("failed", error, what)
-    error = _attempt(lambda: _commit(plan)) if plan.topology.is_main else None
-    agree.require("committed", error, what)
-    if plan.topology.is_local_main and not plan.topology.is_main and where.exists():
-        error = _attempt(lambda: _commit(plan))
-    agree.require("committed-nodes", error, what)
+        barrier.require_success("failed", error, what)
+    commit = functools.partial(folder.commit, plan.target, plan.facts, plan.keep)
+    error = _attempt(commit) if plan.topology.rank == 0 else None
+    barrier.require_success("committed", error, what)
+    if plan.topology.local_rank == 0 and plan.topology.rank != 0 and where.exists():
+        error = _attempt(commit)
+    barrier.require_success("committed-nodes", error, what)
 
 
-def _write_all(files: list[File], where: Path) -> None:
+def _write_all(plan: Plan, where: Path) -> None:
     """Write files of safetensors beside those of torch.save, which a lock keeps one after the other."""
-    rawio.work_off([functools.partial(file.write, where) for file in files], _LANES)
-
-
-def _commit(plan: Plan) -> None:
-    where = folder.saving(plan.target)
-    sizes = {
-        path.relative_to(where).as_posix(): path.stat().st_size
-        for path in sorted(where.rglob("*"))
-        if path.is_file() and names.is_ours(path.relative_to(where).parts[0])
-    }
-    text = json.dumps({"version": 1, **plan.facts, "files": sizes}, indent=1)
-    (where / names.MANIFEST).write_text(text, encoding="utf-8")
-    rawio.sync(where / names.MANIFEST)
-    folder.commit(plan.target)
-    if plan.keep is not None:
-        for _, path in names.checkpoints(plan.target.parent)[: -plan.keep]:
-            if path != plan.target:
-                folder.remove(path)
+    for part in plan.folders:
+        part.write(where)
+    rawio.run_jobs([functools.partial(file.write, where) for file in plan.files], _LANES)
 
 
 def _attempt(action: Callable[[], object]) -> str | None:
     """Return what went wrong as text, for all ranks to raise; None where nothing did."""
     try:
         action()
-    except Exception as error:  # whatever it is, the others are told and this rank raises with them
+    except Exception as error:  # of any kind: the other ranks learn of it, and all raise
         return f"{type(error).__name__}: {error}"
     return None
-
-
-def snapshot(files: list[File], copies: Copies) -> list[File]:
-    """Return the files with contents that training does not change any more."""
-    return [
-        dataclasses.replace(
-            file, content=copy.deepcopy(file.content) if file.opaque else copies.of(file.content)
-        )
-        for file in files
-    ]
-
-
-class Copies:
-    """Copies of tensors on the CPU; tensors that share memory share it in the copy.
-
-    The memory is kept, so that a second snapshot of the same sizes need not ask the system for it.
-    """
-
-    def __init__(self) -> None:
-        self._spare: dict[int, list[torch.Tensor]] = {}
-        self._used: list[torch.Tensor] = []
-
-    def reset(self) -> None:
-        """Let the next snapshot overwrite the copies made so far, and forget memory that the last did not use."""
-        self._spare = {}
-        for block in self._used:
-            self._spare.setdefault(block.nbytes, []).append(block)
-        self._used = []
-
-    def of(self, tree: Any) -> Any:
-        """Return a copy of nested dicts, lists and tuples of tensors."""
-        shared: dict[tuple[torch.device, int], torch.Tensor] = {}
-
-        def one(path: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor:
-            plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-            plain = plain and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
-            if not plain or tensor.nbytes == 0:
-                return tensor.detach().to("cpu", copy=True)
-            storage = tensor.untyped_storage()
-            key = (tensor.device, storage.data_ptr())
-            if key not in shared:
-                shared[key] = self._copy(storage)
-            result = torch.empty(0, dtype=tensor.dtype, device="cpu")
-            result.set_(shared[key].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
-            return result
-
-        return pickled.replace_tensors(tree, one)
-
-    def _copy(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        spare = self._spare.get(storage.nbytes())
-        block = spare.pop() if spare else torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
-        # between tensors, as torch copies these by several threads
-        block.copy_(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
-        self._used.append(block)
-        return block

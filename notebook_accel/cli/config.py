@@ -10,14 +10,14 @@ from typing import Any
 
 import rich_click as click
 
-from ..config import basic, file
+from ..config import basic, document, file
 from ..config.schema import LaunchConfig
 from . import flags
 from .main import INTERRUPTED
 from .questions import Questionnaire, confirm
 
 
-def _shared(command: Any) -> Any:
+def _add_shared_flags(command: Any) -> Any:
     """Give a command the flags of the schema and the one that names the file."""
     return click.option(
         "--config-file",
@@ -31,7 +31,7 @@ _every_option = click.option("--all", "ask_all", is_flag=True, help="Ask for the
 
 @click.group(invoke_without_command=True, context_settings=flags.settings())
 @_every_option
-@_shared
+@_add_shared_flags
 @click.pass_context
 def config(ctx: click.RichContext, /, ask_all: bool, config_file: Path | None, **values: Any) -> None:
     """Write or change a config file.
@@ -41,20 +41,20 @@ def config(ctx: click.RichContext, /, ask_all: bool, config_file: Path | None, *
     ctx.obj = {"config_file": config_file, **values}
     if ctx.invoked_subcommand is not None:
         return
-    given = flags.given(values)
+    given = flags.parse(values)
     path = _path(config_file)
     _need_terminal()
-    _ask(path, Questionnaire(lambda answers: basic.detected(**answers), given, every=ask_all))
+    _ask(path, Questionnaire(lambda answers: basic.detect(**answers), given, every=ask_all))
 
 
 @config.command("default", context_settings=flags.settings())
 @click.option("--overwrite", is_flag=True, help="Replace a file that is there.")
-@_shared
+@_add_shared_flags
 @click.pass_context
 def default(ctx: click.RichContext, /, overwrite: bool, config_file: Path | None, **values: Any) -> None:
     """Write a config that fits this machine, without a question asked."""
-    values, path = _merged(ctx, config_file, values)
-    written = basic.detected(**flags.given(values))
+    values, path = _merge(ctx, config_file, values)
+    written = basic.detect(**flags.parse(values))
     if path.exists() and not overwrite:
         click.echo(f"{path} is there already and was left as it is: --overwrite replaces it", err=True)
         return
@@ -64,13 +64,13 @@ def default(ctx: click.RichContext, /, overwrite: bool, config_file: Path | None
 @config.command("update", context_settings=flags.settings())
 @click.option("--ask", is_flag=True, help="Ask questions, the default of each being what the file says.")
 @_every_option
-@_shared
+@_add_shared_flags
 @click.pass_context
 def update(
     ctx: click.RichContext, /, ask: bool, ask_all: bool, config_file: Path | None, **values: Any
 ) -> None:
     """Write an older file in today's words, with the flags on top of it; its comments stay."""
-    values, path = _merged(ctx, config_file, values)
+    values, path = _merge(ctx, config_file, values)
     if not path.exists():
         raise click.ClickException(f"there is no file {path} to update: `notebook-accel config` writes one")
     with warnings.catch_warnings():
@@ -80,27 +80,27 @@ def update(
         click.echo(f"{path}: {', '.join(found.ignored)} means nothing any more and is left out", err=True)
     old = found.config
     if not (ask or ask_all):
-        _write(flags.chosen(old, values), path)
+        _write(flags.apply(old, values), path)
         return
     _need_terminal()
-    _ask(path, Questionnaire(lambda answers: old, flags.given(values), every=ask_all), old=old)
+    _ask(path, Questionnaire(lambda answers: old, flags.parse(values), every=ask_all), old=old)
 
 
-def _merged(
+def _merge(
     ctx: click.Context, config_file: Path | None, values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Path]:
-    """Return the flags and the path, also those that stand before the subcommand."""
+    """Return the flags and the path; those before the subcommand count too."""
     merged = {name: ctx.obj.get(name) if value in (None, ()) else value for name, value in values.items()}
     return merged, _path(config_file or ctx.obj["config_file"])
 
 
 def _path(config_file: Path | None) -> Path:
     """Return the file to write; ClickException where that cannot become one."""
-    path = file.expanded(config_file) if config_file is not None else file.default_path()
+    path = document.expand(config_file) if config_file is not None else file.default_path()
     if path.is_dir():
         raise click.ClickException(f"{path} is a folder: name a file, such as {path / 'default_config.yaml'}")
-    if path.suffix not in file.ENDINGS:
-        raise click.ClickException(f"{path} does not end in {', '.join(file.ENDINGS)}")
+    if path.suffix not in document.ENDINGS:
+        raise click.ClickException(f"{path} does not end in {', '.join(document.ENDINGS)}")
     return path
 
 
@@ -130,7 +130,7 @@ def _ask(path: Path, questions: Questionnaire, old: LaunchConfig | None = None) 
 def _write(config: LaunchConfig, path: Path, *, replace: bool = False) -> None:
     """Write a config; replace also what is no config file."""
     try:
-        file.write(config, path, replace=replace)
+        config.write(path, replace=replace)
     except OSError as error:
         raise click.ClickException(f"{path} cannot be written: {error.strerror or error}") from None
     click.echo(f"Wrote {path}")

@@ -9,7 +9,7 @@ from typing import Final
 
 import rich_click as click
 
-from ..diagnosis.checks import Check, as_line, checks
+from ..diagnosis.checks import Check, as_line, run_checks
 
 _COLOURS: Final = {"ok": "green", "warning": "yellow", "problem": "red"}
 
@@ -22,7 +22,7 @@ def doctor(as_json: bool) -> None:
     The exit code is 1 where there is a problem, 0 where there are warnings at most. No device is initialised.
     """
     found = []
-    for check in checks():
+    for check in run_checks():
         found.append(check)
         if not as_json:
             click.echo(_line(check))

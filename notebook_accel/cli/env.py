@@ -17,5 +17,5 @@ def env(as_json: bool) -> None:
 
     No device is initialised; what looks like a secret is left out.
     """
-    found = environment.environment()
+    found = environment.collect()
     click.echo(json.dumps(dataclasses.asdict(found), indent=2) if as_json else environment.as_text(found))

@@ -13,7 +13,7 @@ import rich_click as click
 from ..estimation import sizes, sources
 from ..estimation.sizes import Inventory, Need
 from .progress import Progress
-from .refusal import refusing
+from .refusal import refuse_errors
 
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _HEADINGS: Final = ("dtype", "largest layer", "total size", "training with Adam")
@@ -78,7 +78,7 @@ def estimate_memory(
     MODEL is a class, a function or a model in code (package.module:name), a file of weights, a folder with weights or
     a config.json of transformers, or an id of the Hugging Face hub. Nothing of its size is allocated.
     """
-    with refusing(), Progress(f"reading {model}"):
+    with refuse_errors(), Progress(f"reading {model}"):
         chosen = _dtypes(dtypes)
         inventory = sources.find(
             model,
@@ -86,7 +86,7 @@ def estimate_memory(
             trust_remote_code=trust_remote_code,
             arguments=_arguments(arguments),
         )
-        needs = [sizes.need(inventory, dtype) for dtype in chosen]
+        needs = [sizes.estimate(inventory, dtype) for dtype in chosen]
     if as_json:
         click.echo(json.dumps(_content(inventory, needs), indent=2))
         return

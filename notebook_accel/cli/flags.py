@@ -10,7 +10,6 @@ import rich_click as click
 from click.shell_completion import CompletionItem
 
 from .. import environ
-from ..config import problems
 from ..config.option import Option, as_text, read_number
 from ..config.schema import LaunchConfig, section_title, table
 
@@ -24,9 +23,9 @@ PARADIGMS: Final = {
     "use_fsdp": ("FSDP", "Models sharded by torch's FSDP."),
     "use_deepspeed": ("DEEPSPEED", "Training by DeepSpeed."),
     "use_megatron_lm": ("MEGATRON_LM", "Training by Megatron-LM."),
-    "tpu": ("XLA", "Not supported: there are no launches on TPUs."),
+    "tpu": ("XLA", "A process for each TPU chip."),
 }
-"""Flags that only choose a distributed_type: which, and what it is."""
+"""Flags that only choose a distributed_type: the type, and the help of the flag."""
 
 _PANELS: Final[Mapping[str, tuple[str, ...]]] = {
     "Command": ("config_file", "dry_run", "quiet", "module", "no_python", "ask", "all", "overwrite", "help"),
@@ -43,35 +42,36 @@ _PANELS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Training": ("mixed_precision", "gradient_accumulation_steps", "debug"),
 }
-"""Flags of no section, by the names of their options or their own; help has those of sections below them."""
+"""The panels of help for flags of no section, with the names of their options; panels of sections come below."""
 
 
-def normal(name: str) -> str:
+def normalize(name: str) -> str:
     """Return a flag's one spelling: `--num_processes` is `--num-processes` too."""
     return name.replace("_", "-")
 
 
 def settings() -> dict[str, Any]:
-    """Return what click is to know of a command with these flags: both spellings, and the panels of its help."""
+    """Return click's settings for a command with these flags: both spellings, and the panels of its help."""
     shown = [option for option in options() if not is_hidden(option)]
-    own = {option.name: f"--{normal(str(option.face.flag))}" for option in options()}
+    own = {option.name: f"--{normalize(str(option.face.flag))}" for option in options()}
     panels = {
-        title: [own.get(name, f"--{normal(name)}") for name in names] for title, names in _PANELS.items()
+        title: [own.get(name, f"--{normalize(name)}") for name in names] for title, names in _PANELS.items()
     }
     told = {flag for names in panels.values() for flag in names}
     for option in options():
         if (title := section_title(option)) and title not in panels:
             choosing = [
-                f"--{normal(flag)}"
+                f"--{normalize(flag)}"
                 for flag in PARADIGMS
                 if flag.endswith(option.path[0].removesuffix("_config"))
             ]
             panels[title] = choosing
         if option in shown and own[option.name] not in told:
             panels.setdefault(title or _OTHERS, []).append(own[option.name])
+    panels[_OTHERS] = panels.pop(_OTHERS, [])  # the last one
     groups = [{"name": title, "options": names} for title, names in panels.items()]
     return {
-        "token_normalize_func": normal,
+        "token_normalize_func": normalize,
         "rich_help_config": {
             "option_groups": {"*": groups},
             "options_table_column_types": ["opt_short", "opt_long", "help"],
@@ -80,22 +80,22 @@ def settings() -> dict[str, Any]:
 
 
 def is_hidden(option: Option) -> bool:
-    """Return True for an expert option, and for one that depends on such."""
+    """Return whether help leaves an option out: an expert option, and one that has an effect beside such a one only."""
     known = {one.name: one for one in table()}
     return option.face.expert or any(known[name].face.expert for name in option.face.when)
 
 
 class FlagCommand(click.RichCommand):
-    """A command whose switches can be told yes or no, as in `--debug` and `--debug false`.
+    """A command whose switches may have a value, as in `--debug` and `--debug false`.
 
-    A switch takes the next word only where that is a truth word: in `--debug train.py` it does not.
+    A switch takes the next word only where that is a truth word: `--debug train.py` is `--debug` and a script.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _settled(self, ctx, args))
+        return super().parse_args(ctx, _complete_switches(self, ctx, args))
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the flags; for completion, which compares words as they were typed, in both spellings."""
+        """Return the flags; for completion in both spellings, because it compares words as the user typed them."""
         found: list[click.Parameter] = super().get_params(ctx)
         return [_in_both_spellings(parameter) for parameter in found] if ctx.resilient_parsing else found
 
@@ -109,7 +109,7 @@ class FlagCommand(click.RichCommand):
 
 
 def options() -> list[Option]:
-    """Return the options that have a flag, of several with the same flag the first."""
+    """Return the options that have a flag; of several with the same flag the first one."""
     named = {str(option.face.flag): option for option in reversed(table()) if option.face.flag is not None}
     return [option for option in table() if named.get(str(option.face.flag)) is option]
 
@@ -122,8 +122,8 @@ def is_switch(option: Option) -> bool:
 def add_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command a flag for every option of the schema, in both spellings, `--num_processes` and `--num-processes`.
 
-    Values arrive as texts, by the options' names with `.` as `__`, and None where a flag was not given: `chosen`
-    makes a config of them.
+    The command gets the values as texts, by the options' names with `__` for `.`, and None for a flag that was not
+    given. `apply` makes a config of them.
     """
     for option in reversed(options()):
         flag = str(option.face.flag)
@@ -132,7 +132,7 @@ def add_flags(command: Callable[..., Any]) -> Callable[..., Any]:
             extra = {"multiple": True}
         command = click.option(
             *_SHORT.get(flag, ()),
-            f"--{normal(flag)}",
+            f"--{normalize(flag)}",
             option.name.replace(".", "__"),
             type=str,
             metavar=_KINDS[option.kind],
@@ -152,7 +152,7 @@ def _in_both_spellings(parameter: click.Parameter) -> click.Parameter:
 
 
 def _completer(option: Option) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Return what tells a shell the values of an option: files where any text is one, or where none is needed."""
+    """Return what completes the value of an option: its words, or files where any text is legal or none is needed."""
 
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         if option.choices is None and option.kind in (str, bool):
@@ -163,10 +163,13 @@ def _completer(option: Option) -> Callable[[click.Context, click.Parameter, str]
     return complete
 
 
-def given(values: Mapping[str, Any]) -> dict[str, Any]:
+def parse(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flags that were given, as nested values of a config.
 
-    A flag that several options have is for all of them that can have its value.
+    A flag that several options have sets all of them that can have its value.
+
+    Args:
+        values: texts by the names of the options with `__` for `.`, None where a flag was not given.
     """
     texts = {str(option.face.flag): values.get(option.name.replace(".", "__")) for option in options()}
     found: dict[str, Any] = {}
@@ -189,12 +192,20 @@ def _value(option: Option, text: Any) -> Any:
     return next((choice for choice in option.choices or () if as_text(choice) == text), text)
 
 
-def chosen(config: LaunchConfig, values: Mapping[str, Any]) -> LaunchConfig:
-    """Return the config with the flags on top of it; ConfigError for wrong ones."""
+def apply(config: LaunchConfig, values: Mapping[str, Any]) -> LaunchConfig:
+    """Return a config with flags on top of it.
+
+    Args:
+        config: what flags change.
+        values: as in `parse`.
+
+    Raises:
+        ConfigError: a flag has a wrong value.
+    """
     merged = config.model_dump()
-    for name, value in given(values).items():
+    for name, value in parse(values).items():
         merged[name] = {**merged[name], **value} if isinstance(value, Mapping) else value
-    return problems.check(merged)
+    return LaunchConfig.model_validate(merged)
 
 
 def _help(option: Option) -> str:
@@ -207,33 +218,33 @@ def _help(option: Option) -> str:
     return f"{option.help}{choices}{told}"
 
 
-def _settled(command: click.Command, ctx: click.Context, args: list[str]) -> list[str]:
-    """Return the words with a value for each switch, and the first argument marked where options end with it."""
+def _complete_switches(command: click.Command, ctx: click.Context, args: list[str]) -> list[str]:
+    """Return the words with a value for each switch, and with `--` before the first word that is no option."""
     switches, takers = set[str](), set[str]()
     for parameter in command.get_params(ctx):
         if isinstance(parameter, click.Option) and not parameter.is_flag:
             optional = parameter.flag_value == "true"
             (switches if optional else takers).update((*parameter.opts, *parameter.secondary_opts))
-    settled: list[str] = []
+    completed: list[str] = []
     words = iter(enumerate(args))
     for index, word in words:
         following = args[index + 1] if index + 1 < len(args) else None
         if word == "--":
-            return [*settled, *args[index:]]
+            return [*completed, *args[index:]]
         if not word.startswith("-") and not ctx.allow_interspersed_args:
-            return [*settled, "--", *args[index:]]
-        flag = normal(word) if word.startswith("--") else word
+            return [*completed, "--", *args[index:]]
+        flag = normalize(word) if word.startswith("--") else word
         if flag in switches:
             is_told = following is not None and _is_truth(following)
-            settled.append(f"{word}={following if is_told else 'true'}")
+            completed.append(f"{word}={following if is_told else 'true'}")
             if is_told:
                 next(words)
         elif flag in takers and following is not None:
-            settled += [word, following]
+            completed += [word, following]
             next(words)
         else:
-            settled.append(word)
-    return settled
+            completed.append(word)
+    return completed
 
 
 def _is_truth(word: str) -> bool:

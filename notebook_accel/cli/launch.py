@@ -9,27 +9,29 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import rich_click as click
 from click.shell_completion import CompletionItem
 
-from ..config import file
 from ..config.option import as_text
-from ..config.schema import matters, table
+from ..config.schema import flat_values, has_effect, table
 from ..errors import ConfigError, Problem
+from ..launch.script import Script
 from . import flags, notebook
-from .plan import Plan, resolved
-from .start import Target, start
+from .plan import Plan, resolve
+from .start import describe_command, start
+
+_RANKED_HERE: Final = ("auto", "elastic", "xla")  # engines whose ranks torch elastic gives
 
 
-def _paradigm_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+def _add_paradigm_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     for name, (_, text) in reversed(flags.PARADIGMS.items()):
-        command = click.option(f"--{flags.normal(name)}", name, is_flag=True, help=text)(command)
+        command = click.option(f"--{flags.normalize(name)}", name, is_flag=True, help=text)(command)
     return command
 
 
-def _files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _complete_file(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(incomplete, type="file")]
 
 
@@ -43,7 +45,7 @@ def _files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but what the script says.")
 @click.option("-m", "--module", is_flag=True, help="Run a module, as python -m does.")
 @click.option("--no-python", "no_python", is_flag=True, help="Run a program without Python.")
-@_paradigm_flags
+@_add_paradigm_flags
 @flags.add_flags
 @click.option("--no-tpu-cluster", "no_tpu_cluster", is_flag=True, hidden=True)
 @click.option("--aws-access-key-id", "aws_access_key_id", hidden=True)
@@ -53,7 +55,7 @@ def _files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
     nargs=-1,
     required=True,
     type=click.UNPROCESSED,
-    shell_complete=_files,
+    shell_complete=_complete_file,
     metavar="SCRIPT [ARGUMENTS]...",
 )
 def launch(
@@ -67,21 +69,21 @@ def launch(
 ) -> None:
     """Run a script, a module (-m) or a notebook (.ipynb) on several processes.
 
-    A flag counts more than the config file, and the file more than defaults. What follows the script is for the
-    script alone. `launch NOTEBOOK.ipynb --help` shows the options of notebooks.
+    A flag counts more than the config file, and the file more than defaults. All words after the script are the
+    script's own. `launch NOTEBOOK.ipynb --help` shows the options of notebooks.
     """
     if module and no_python:
         raise click.UsageError("--module and --no_python exclude each other")
     wrong: list[Problem] = []
     found = None
     is_notebook = target[0].endswith(".ipynb") and not module and not no_python
-    what = Target(kind="module" if module else "program" if no_python else "script", words=target)
-    options = notebook.parsed(target) if is_notebook else None
+    what = Script(kind="module" if module else "program" if no_python else "script", words=target)
+    options = notebook.parse(target) if is_notebook else None
     try:
-        found = resolved(values, config_file)
+        found = resolve(values, config_file)
     except ConfigError as error:
         wrong += error.problems
-    wrong += _missing(what)
+    wrong += _find_missing(what)
     if found is None or wrong:
         raise ConfigError(list(dict.fromkeys(wrong)))
     plan, remarks = found
@@ -102,27 +104,27 @@ def launch(
     sys.exit(start(plan, what, quiet=quiet))
 
 
-def _missing(target: Target) -> list[Problem]:
+def _find_missing(script: Script) -> list[Problem]:
     """Return why there is nothing to run."""
-    name, text = target.words[0], ""
+    name, text = script.words[0], ""
     path = Path(name)
-    if target.kind == "module":
+    if script.kind == "module":
         if name.endswith(".py") and path.exists():
             text = f"{name} is a file, no module: leave -m out"
         elif not _has_module(name.partition(".")[0]):
             text = f"there is no module {name}"
-    elif target.kind == "program":
+    elif script.kind == "program":
         text = "" if shutil.which(name) else f"there is no program {name} that can be run"
     elif path.is_dir():
         text = f"{name} is a folder: name the script in it"
     elif not path.is_file():
-        near = difflib.get_close_matches(path.name, _names_in(path.parent), n=1)
+        near = difflib.get_close_matches(path.name, _list_names(path.parent), n=1)
         hint = f", did you mean {path.parent / near[0]}?" if near else f" in {Path.cwd()}"
         text = f"{name} does not exist{hint}"
     return [Problem(name="", text=text)] if text else []
 
 
-def _names_in(folder: Path) -> list[str]:
+def _list_names(folder: Path) -> list[str]:
     return [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
 
 
@@ -135,12 +137,18 @@ def _has_module(name: str) -> bool:
         return name in sys.modules
 
 
-def show(plan: Plan, target: Target, request: notebook.Request | None = None) -> None:
-    """Print command, options and environment of a plan, each with where it is from."""
+def show(plan: Plan, script: Script, request: notebook.Request | None = None) -> None:
+    """Print what a plan would run, its options and its environment, and where each value is from.
+
+    Args:
+        plan: the launch.
+        script: what it would run.
+        request: the notebook that it would run instead; None for a script.
+    """
     click.echo("Command")
-    command = _command(plan, target) if request is None else request.command
+    command = _describe_command(plan, script) if request is None else request.command
     click.echo(f"  {shlex.join(command)}")
-    values = file.flat_values(plan.config)
+    values = flat_values(plan.config)
     rows: list[tuple[str, str, str]] = []
     variables: dict[str, str] = {}
     for option in table():
@@ -148,21 +156,21 @@ def show(plan: Plan, target: Target, request: notebook.Request | None = None) ->
         if value is not None and option.face.env:
             variables.setdefault(option.face.env, source)
         is_shown = source != "default" or not option.face.expert
-        if value is not None and value != "" and matters(option, values) and is_shown:
+        if value is not None and value != "" and has_effect(option, values) and is_shown:
             rows.append((option.name, as_text(value), source))
     _print("Options", rows)
     given = plan.config.environment
-    texts = {name: (text, _origin(name, variables, given)) for name, text in plan.environment.items()}
-    if plan.is_distributed and request is None:
+    texts = {name: (text, _find_origin(name, variables, given)) for name, text in plan.environment.items()}
+    if plan.is_distributed and request is None and plan.config.engine in _RANKED_HERE:
         texts |= {name: (text, "derived") for name, text in plan.derived.items()}
-        for name, text in _ranks(plan).items():
+        for name, text in _describe_ranks(plan).items():
             texts[name] = (text, "torch elastic")
     _print("Environment", [(name, text, source) for name, (text, source) in sorted(texts.items())])
     for problem in plan.doubts:
         click.echo(f"Warning: {problem}", err=True)
 
 
-def _origin(name: str, variables: dict[str, str], given: dict[str, str]) -> str:
+def _find_origin(name: str, variables: dict[str, str], given: dict[str, str]) -> str:
     return "file: environment" if name in given else variables.get(name, "derived")
 
 
@@ -173,31 +181,35 @@ def _print(title: str, rows: list[tuple[str, str, str]]) -> None:
         click.echo(f"  {name:{widths[0]}}  {text:{widths[1]}}  {source}".rstrip())
 
 
-def _command(plan: Plan, target: Target) -> list[str]:
-    """Return the command that would do the same: torchrun's for several processes."""
+def _describe_command(plan: Plan, script: Script) -> list[str]:
+    """Return the command that does the same: torchrun's for processes of this machine, else that of each process."""
     config = plan.config
-    if not plan.is_distributed:
-        return list(target.command)
+    if not plan.is_distributed or config.engine not in ("auto", "elastic"):
+        return describe_command(script)
     meeting = ["--standalone"]
     if config.num_machines > 1:
-        endpoint = f"{config.main_process_ip}:{config.main_process_port or 29500}"
-        meeting = [f"--nnodes={config.num_machines}", f"--node-rank={config.machine_rank}"]
-        meeting += [f"--rdzv-backend={config.rdzv_backend}", f"--rdzv-endpoint={endpoint}"]
+        endpoint = config.rdzv_endpoint or f"{config.main_process_ip}:{config.main_process_port or 29500}"
+        least = config.min_machines
+        number = config.num_machines if least is None else f"{least}:{config.num_machines}"
+        meeting = [f"--nnodes={number}", f"--node-rank={config.machine_rank}"]
+        backend = config.rdzv_backend if least is None else "c10d"
+        meeting += [f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint}"]
     elif config.main_process_port:
         meeting = [f"--master-port={config.main_process_port}"]
-    kind = {"module": ["-m"], "program": ["--no-python"], "script": []}[target.kind]
-    return ["torchrun", *meeting, f"--nproc-per-node={plan.local_world_size}", *kind, *target.words]
+    kind = {"module": ["-m"], "program": ["--no-python"], "script": []}[script.kind]
+    return ["torchrun", *meeting, f"--nproc-per-node={plan.local_world_size}", *kind, *script.words]
 
 
-def _ranks(plan: Plan) -> dict[str, str]:
-    """Return the variables that differ from rank to rank, or that torch elastic sets."""
+def _describe_ranks(plan: Plan) -> dict[str, str]:
+    """Return the variables that torch elastic sets, those that differ from rank to rank as a range."""
     config, local = plan.config, plan.local_world_size
-    first = config.machine_rank * local
+    first, least = config.machine_rank * local, config.min_machines
+    meets = config.num_machines > 1 and (config.rdzv_backend == "c10d" or least is not None)
     port = config.main_process_port or (29500 if config.num_machines > 1 else "a free one")
     return {
-        "RANK": f"{first}..{first + local - 1}",
+        "RANK": "given as nodes meet" if meets else f"{first}..{first + local - 1}",
         "LOCAL_RANK": f"0..{local - 1}",
-        "WORLD_SIZE": str(config.num_processes),
+        "WORLD_SIZE": f"{'' if least is None else f'{least * local}..'}{config.num_processes}",
         "LOCAL_WORLD_SIZE": str(local),
         "MASTER_ADDR": config.main_process_ip or "127.0.0.1",
         "MASTER_PORT": str(port),

@@ -7,7 +7,7 @@ import rich_click as click
 from ..checkpointing import merge
 from .estimate_memory import size_text
 from .progress import Progress
-from .refusal import refusing
+from .refusal import refuse_errors
 
 
 @click.command("merge-weights")
@@ -46,7 +46,7 @@ def merge_weights(
     pytorch_model_fsdp_0, or a folder of weights with an index. The weights go to the folder OUTPUT_PATH, whole or not
     at all. All of them are in memory at once. Merge checkpoints that you trust only: reading runs pickle.
     """
-    with refusing(), Progress(f"merging {checkpoint_directory}"):
+    with refuse_errors(), Progress(f"merging {checkpoint_directory}"):
         files = merge.merge_weights(
             checkpoint_directory,
             output_path,

@@ -67,28 +67,35 @@ def options(ctx: click.Context, parameters: tuple[str, ...], output: str | None,
     path = Path(str(ctx.obj))
     return Request(
         path=path,
-        parameters=dict(_parameter(text) for text in parameters),
+        parameters=dict(_parse_parameter(text) for text in parameters),
         output=Path(output or f"{path.stem}.executed.ipynb"),
         kernel=kernel,
     )
 
 
-def parsed(words: Sequence[str]) -> Request:
-    """Return what the words after the notebook's name ask for; a usage error where they are wrong."""
+def parse(words: Sequence[str]) -> Request:
+    """Return what a command line asks for.
+
+    Args:
+        words: the notebook's path, and the words after it.
+
+    Raises:
+        click.UsageError: the words are wrong.
+    """
     with options.make_context(f"notebook-accel launch {words[0]}", list(words[1:]), obj=words[0]) as ctx:
         request: Request = options.invoke(ctx)
     return request
 
 
-def _parameter(text: str) -> tuple[str, Any]:
+def _parse_parameter(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier() or keyword.iskeyword(name):
         raise click.BadParameter(f"{text!r} is not NAME=VALUE with a Python name", param_hint="'-p'")
-    return name, scalar(value)
+    return name, parse_scalar(value)
 
 
-def scalar(text: str) -> Any:
-    """Return what a text means in YAML if that is a truth value, a number or null, else the text."""
+def parse_scalar(text: str) -> Any:
+    """Return the truth value, number or null that a text is in YAML; other texts as they are."""
     try:
         value = YAML(typ="safe", pure=True).load(text) if text else ""
     except (YAMLError, ValueError):
@@ -97,7 +104,18 @@ def scalar(text: str) -> Any:
 
 
 def run(request: Request, environment: Mapping[str, str]) -> int:
-    """Run the notebook and write it, also if a cell fails; return the exit code: 1 then, 128 + signal after one."""
+    """Run a notebook, and write it with its output, also where a cell failed.
+
+    Args:
+        request: the notebook, its parameters, and where the result goes.
+        environment: variables of the kernel, besides those of this process.
+
+    Returns:
+        The exit code: 1 where a cell failed or the kernel died, 128 + signal where one ended it.
+
+    Raises:
+        ConfigError: the notebook cannot be read, its result cannot be written, or there is no such kernel.
+    """
     import nbformat
     from jupyter_client.kernelspec import NoSuchKernel
     from nbclient.exceptions import CellExecutionError, DeadKernelError
@@ -108,7 +126,7 @@ def run(request: Request, environment: Mapping[str, str]) -> int:
         for remark in inject(book, request.parameters):
             click.echo(f"Warning: {remark}", err=True)
     ended_by: list[int] = []
-    client = _client(book, request, ended_by)
+    client = _make_client(book, request, ended_by)
     code = 1
     try:
         client.execute(env={"NOTEBOOK_ACCEL_VIEW": "text", **environ.snapshot(), **environment})
@@ -146,7 +164,7 @@ def _read(path: Path) -> Any:
 
 
 def _prepare(output: Path) -> None:
-    """Make the folder of the output; ConfigError where it cannot be written, before hours have gone into it."""
+    """Make the folder of the output; ConfigError where the output cannot be written, before hours are spent."""
     try:
         if output.is_dir():
             text = f"{output} is a folder: name a file in it"
@@ -160,13 +178,18 @@ def _prepare(output: Path) -> None:
 
 
 def inject(book: Any, values: Mapping[str, Any]) -> list[str]:
-    """Put a cell with the values after the one tagged `parameters`, or first; one of an earlier run is replaced.
+    """Put a cell with values after the one tagged `parameters`, or first; that of an earlier run is replaced.
 
-    Return remarks on names that the tagged cell does not set.
+    Args:
+        book: the notebook, which is changed.
+        values: what to set, by name.
+
+    Returns:
+        A remark for each name that the tagged cell does not set.
     """
     import nbformat
 
-    lines = [f"{name} = {_literal(value)}" for name, value in values.items()]
+    lines = [f"{name} = {_write_literal(value)}" for name, value in values.items()]
     cell = nbformat.v4.new_code_cell("\n".join(["# Parameters", *lines]), metadata={"tags": [_INJECTED]})
     if (book.nbformat, book.nbformat_minor) < (4, 5):
         del cell["id"]
@@ -175,7 +198,7 @@ def inject(book: Any, values: Mapping[str, Any]) -> list[str]:
     book.cells.insert(tagged[0] + 1 if tagged else 0, cell)
     if not tagged:
         return [f"no cell is tagged {_TAG!r}: the values are set before the first cell"]
-    known = _set_names(book.cells[tagged[0]].source)
+    known = _find_set_names(book.cells[tagged[0]].source)
     remarks = []
     for name in values.keys() - known:
         near = difflib.get_close_matches(name, known, n=1)
@@ -185,7 +208,7 @@ def inject(book: Any, values: Mapping[str, Any]) -> list[str]:
     return sorted(remarks)
 
 
-def _set_names(source: str) -> set[str]:
+def _find_set_names(source: str) -> set[str]:
     try:
         tree = ast.parse(source)
     except SyntaxError:  # magics
@@ -195,13 +218,13 @@ def _set_names(source: str) -> set[str]:
     }
 
 
-def _literal(value: Any) -> str:
+def _write_literal(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f"float({str(value)!r})"
     return repr(value)
 
 
-def _client(book: Any, request: Request, ended_by: list[int]) -> NotebookClient:
+def _make_client(book: Any, request: Request, ended_by: list[int]) -> NotebookClient:
     from nbclient import NotebookClient
 
     started: dict[int, float] = {}
@@ -239,9 +262,9 @@ def _client(book: Any, request: Request, ended_by: list[int]) -> NotebookClient:
 
 
 def _take_signals(client: NotebookClient, ended_by: list[int]) -> None:
-    """Let signals interrupt the cell, as a front end's stop button does; nbclient's own way loses its output.
+    """Let a signal interrupt the cell, as a front end's stop button does, and a second one kill the kernel.
 
-    A second one kills the kernel.
+    With nbclient's own handler the cell's output would be lost.
     """
 
     def take(signum: int) -> None:

@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from .. import devices, environ, parallelism, probes
-from ..config import export, file
+from ..config import arguments, export, file
+from ..config import launch as by_config
 from ..config.option import as_text
-from ..config.schema import LaunchConfig, matters, table
+from ..config.schema import LaunchConfig, chosen_names, flat_values, has_effect, table
 from ..errors import ConfigError, Problem
-from ..launch import addresses
+from ..launch.checks import addresses, xla_runtime
+from ..launch.engines import base
+from ..launch.request import LaunchRequest
+from ..launch.script import Script
 from . import flags
 from .flags import PARADIGMS
 
 _ON_DEVICES: Final = {"MULTI_GPU": devices.CUDA, "MULTI_XPU": devices.XPU}
-_LIBRARIES: Final = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+_WITH_RANKS: Final = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA")
+"""Kinds whose single process is a rank too: libraries that shard expect it, and XLA processes find their chip."""
 _MODULES: Final = {
     "DEEPSPEED": "deepspeed",
     "MEGATRON_LM": "megatron",
@@ -26,6 +31,10 @@ _MODULES: Final = {
     "TE": "transformer_engine",
     "MSAMP": "msamp",
 }
+_PRECISION: Final = "ACCELERATE_MIXED_PRECISION"
+_PORT: Final = 29500  # where several nodes meet, unless they name another port
+_AUTO: Final = "auto"
+_ENGINES_HERE: Final = (_AUTO, "inprocess", "elastic", "xla")
 _PODS: Final = "tpu_use_cluster: TPU pods are not supported"
 _MACHINE: Final = "this machine"
 
@@ -37,9 +46,9 @@ class Plan:
     Attributes:
         config: all options, with what this machine decides filled in.
         sources: where each option's value is from, by name: a flag, the file, this machine, or the default.
-        environment: what options say to processes, as variables.
-        derived: more variables of processes that share this node.
-        doubts: why it cannot run on this machine; another one may.
+        environment: variables that the options set in the processes.
+        derived: variables for processes that share this node.
+        doubts: what this machine lacks for it.
     """
 
     config: LaunchConfig
@@ -51,34 +60,66 @@ class Plan:
     @property
     def local_world_size(self) -> int:
         """Processes on this node."""
-        return _local(self.config)
+        return _count_local(self.config)
+
+    def make_request(self, script: Script) -> LaunchRequest:
+        """Return what a launch of a script from a cell would ask for with the same options.
+
+        Args:
+            script: what to run.
+        """
+        known, config = arguments.options(), self.config
+        values = {
+            name: value
+            for name, value in by_config.arguments(config, ()).values.items()
+            if known[name].row.launches != "notebooks"
+        }
+        if config.num_machines > 1 and not config.rdzv_endpoint:
+            values["use_port"] = config.main_process_port or _PORT
+        values["mixed_precision"] = self.environment.get(_PRECISION) or environ.get(_PRECISION) or "no"
+        if script.kind == "program":
+            values["hang_timeout"] = None  # it cannot be asked where it is
+        environment = {**self.derived, "ROLE_NAME": config.role, **self.environment}
+        values |= {"returns": "none", "environment": environment}
+        return LaunchRequest(function=script, options=values, quiet=True)
 
     @property
     def is_distributed(self) -> bool:
-        """Whether processes have to meet; libraries that shard expect it of a single one too."""
-        return (self.config.num_processes or 1) > 1 or self.config.distributed_type in _LIBRARIES
+        """Whether processes have to meet, or are watched: what a single one does not need takes this one's place."""
+        config = self.config
+        is_watched = config.on_hang == "raise" or config.log_dir is not None
+        has_workers = config.engine not in (_AUTO, "inprocess") or config.distributed_type in _WITH_RANKS
+        return (config.num_processes or 1) > 1 or has_workers or is_watched
 
 
-def resolved(values: Mapping[str, Any], config_file: str | None) -> tuple[Plan, list[str]]:
-    """Return the plan that flags and file make, and remarks on them.
+def resolve(values: Mapping[str, Any], config_file: str | None) -> tuple[Plan, list[str]]:
+    """Return the plan that flags and file make.
 
-    ConfigError lists what is wrong on any machine.
+    Args:
+        values: flags by the names of their options, as texts; None where one was not given.
+        config_file: path of the config; None is the default one, where there is one.
+
+    Returns:
+        The plan, and remarks on what it lacks or leaves out.
+
+    Raises:
+        ConfigError: lists everything that is wrong on any machine.
     """
-    wrong = _unsupported(values)
+    wrong = _find_unsupported(values)
     path = config_file or (file.default_path() if file.default_path().exists() else None)
     base, from_file, remarks = LaunchConfig(), frozenset[str](), list[str]()
     try:
         if path is not None:
             base, from_file, remarks = _read(path)
-        config = flags.chosen(_with_paradigm(base, values), values)
+        config = flags.apply(_set_paradigm(base, values), values)
     except ConfigError as error:
         raise ConfigError([*wrong, *error.problems]) from None
-    wrong = wrong or _contradictions(config)
+    wrong = wrong or _find_contradictions(config)
     if wrong:
         raise ConfigError(wrong)
-    given = _names(flags.given(values)) | ({"distributed_type"} if _paradigms(values) else set())
-    complete = _completed(config, is_given=values.get("use_cpu") is not None)
-    before, after = file.flat_values(config), file.flat_values(complete)
+    given = _list_names(flags.parse(values)) | ({"distributed_type"} if _list_paradigms(values) else set())
+    complete = _complete(config, is_given=values.get("use_cpu") is not None)
+    before, after = flat_values(config), flat_values(complete)
     sources = dict.fromkeys(after, "default")
     sources |= dict.fromkeys(from_file, f"{path}")
     sources |= dict.fromkeys(given, "flag")
@@ -88,16 +129,18 @@ def resolved(values: Mapping[str, Any], config_file: str | None) -> tuple[Plan, 
         config=complete,
         sources=sources,
         environment=export.environment(complete, chosen),
-        derived=_derived(complete),
-        doubts=(*_unfit(complete), *_taken_port(complete)),
+        derived=_derive_environment(complete),
+        doubts=(*_find_misfits(complete), *_check_port(complete)),
     )
-    if config.num_processes and (texts := parallelism.wrong_in(plan.environment, config.num_processes)):
+    if config.num_processes and (
+        texts := parallelism.check_variables(plan.environment, config.num_processes)
+    ):
         raise ConfigError([Problem(name="parallelism_config", text=text) for text in texts])
-    return plan, [*remarks, *_without_effect(after, given), *_lacking(complete, path)]
+    return plan, [*remarks, *_find_idle_flags(after, given), *_find_lacking(complete, path)]
 
 
-def _lacking(config: LaunchConfig, config_file: str | Path | None) -> list[str]:
-    """Return a remark for each library and file that the options name and this machine does not have."""
+def _find_lacking(config: LaunchConfig, config_file: str | Path | None) -> list[str]:
+    """Return a remark for each library and file that an option names and this machine lacks."""
     needed = {f"distributed_type {config.distributed_type}": _MODULES.get(config.distributed_type)}
     if config.mixed_precision == "fp8":
         backend = config.fp8_config.backend
@@ -115,11 +158,11 @@ def _lacking(config: LaunchConfig, config_file: str | Path | None) -> list[str]:
     return remarks
 
 
-def _without_effect(values: Mapping[str, Any], given: set[str]) -> list[str]:
+def _find_idle_flags(values: Mapping[str, Any], given: set[str]) -> list[str]:
     """Return a remark for each flag of a library or feature that is not used."""
     remarks = []
     for option in flags.options():
-        if option.name not in given or len(option.path) == 1 or matters(option, values):
+        if option.name not in given or len(option.path) == 1 or has_effect(option, values):
             continue
         unmet = [f"{name.rpartition('.')[2]} is {as_text(values[name])}" for name in option.face.when]
         remarks.append(f"--{option.face.flag} has no effect: {', '.join(unmet)}")
@@ -130,10 +173,10 @@ def _read(path: str | Path) -> tuple[LaunchConfig, frozenset[str], list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         config = file.read(path).config
-    return config, file.chosen_names(config), [str(warning.message) for warning in caught]
+    return config, chosen_names(config), [str(warning.message) for warning in caught]
 
 
-def _names(nested: Mapping[str, Any]) -> set[str]:
+def _list_names(nested: Mapping[str, Any]) -> set[str]:
     return {
         option.name
         for option in table()
@@ -141,12 +184,12 @@ def _names(nested: Mapping[str, Any]) -> set[str]:
     }
 
 
-def _paradigms(values: Mapping[str, Any]) -> list[str]:
+def _list_paradigms(values: Mapping[str, Any]) -> list[str]:
     return [flag for flag in PARADIGMS if values.get(flag)]
 
 
-def _with_paradigm(config: LaunchConfig, values: Mapping[str, Any]) -> LaunchConfig:
-    named = _paradigms(values)
+def _set_paradigm(config: LaunchConfig, values: Mapping[str, Any]) -> LaunchConfig:
+    named = _list_paradigms(values)
     if not named:
         return config
     kind = PARADIGMS[named[0]][0]
@@ -155,10 +198,10 @@ def _with_paradigm(config: LaunchConfig, values: Mapping[str, Any]) -> LaunchCon
     return config.model_copy(update={"distributed_type": kind})
 
 
-def _unsupported(values: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with the flags that are no options of a config."""
+def _find_unsupported(values: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with flags that a config has no option for."""
     found = []
-    named = [f"--{flag}" for flag in _paradigms(values)]
+    named = [f"--{flag}" for flag in _list_paradigms(values)]
     if len(named) > 1:
         found.append(f"{' and '.join(named)} exclude each other: give one of them")
     if values.get("use_cpu") == "true" and (values.get("multi_gpu") or values.get("tpu")):
@@ -171,8 +214,8 @@ def _unsupported(values: Mapping[str, Any]) -> list[Problem]:
     return [Problem(name="", text=text) for text in found]
 
 
-def _contradictions(config: LaunchConfig) -> list[Problem]:
-    """Return what cannot run anywhere."""
+def _find_contradictions(config: LaunchConfig) -> list[Problem]:
+    """Return why options cannot be launched on any machine."""
     found: dict[str, str] = {}
     if config.compute_environment != "LOCAL_MACHINE":
         found["compute_environment"] = (
@@ -185,7 +228,7 @@ def _contradictions(config: LaunchConfig) -> list[Problem]:
             "mpirun_hostfile: mpirun is not used; start the command on each node, with --num_machines, "
             "--machine_rank and --main_process_ip"
         )
-    if config.num_machines > 1 and not config.main_process_ip:
+    if config.num_machines > 1 and not (config.main_process_ip or config.rdzv_endpoint):
         found["main_process_ip"] = (
             f"num_machines {config.num_machines} needs main_process_ip: the address of the node of rank 0"
         )
@@ -200,11 +243,14 @@ def _is_tee(text: str) -> bool:
                for rank, colon, value in parts)  # fmt: skip
 
 
-def _completed(config: LaunchConfig, *, is_given: bool) -> LaunchConfig:
-    """Fill in what this machine decides: processes, their kind, and whether they use the CPU."""
-    kind = devices.CPU if config.use_cpu or config.distributed_type == "MULTI_CPU" else devices.best()
+def _complete(config: LaunchConfig, *, is_given: bool) -> LaunchConfig:
+    """Return the config with what this machine decides: processes, their kind, and whether they use the CPU."""
+    if _is_elsewhere(config):
+        return config
+    kind = _find_kind(config)
     ids = config.gpu_ids.split(",") if config.gpu_ids not in (None, "all") else []
-    total = config.num_processes or (len(ids) or devices.count(kind)) * config.num_machines
+    local = 1 if config.tpu_mode == "spmd" else max(1, len(ids) or devices.count(kind))
+    total = config.num_processes or local * config.num_machines
     if total > 1 and kind.backend is None:
         kind = devices.CPU
     paradigm: str = config.distributed_type
@@ -216,15 +262,34 @@ def _completed(config: LaunchConfig, *, is_given: bool) -> LaunchConfig:
     if kind is devices.CPU and paradigm in ("NO", "MULTI_CPU") and not is_given:
         use_cpu = True
     changes = {"num_processes": total, "distributed_type": paradigm, "use_cpu": use_cpu}
+    if paradigm == "XLA" and config.engine == _AUTO:
+        changes["engine"] = "xla"
     return config.model_copy(update=changes)
 
 
-def _derived(config: LaunchConfig) -> dict[str, str]:
-    """Return each process's fair share of the cores, and gloo's interface, where the user said nothing of them."""
-    if (config.num_processes or 1) == 1:
+def _is_elsewhere(config: LaunchConfig) -> bool:
+    """Return whether the processes start on a cluster: what this machine has does not count then."""
+    if config.engine in _ENGINES_HERE:
+        return False
+    try:
+        return not base.find(config.engine).on_this_node
+    except ValueError:  # preflight says why it cannot be had
+        return False
+
+
+def _find_kind(config: LaunchConfig) -> devices.DeviceKind:
+    """Return what the processes run on."""
+    if config.use_cpu or config.distributed_type == "MULTI_CPU":
+        return devices.CPU
+    return devices.XLA if config.distributed_type == "XLA" else devices.best()
+
+
+def _derive_environment(config: LaunchConfig) -> dict[str, str]:
+    """Return each process's share of the cores, and gloo's interface, unless the user chose them."""
+    if (config.num_processes or 1) == 1 or _is_elsewhere(config):
         return {}
-    texts = {"OMP_NUM_THREADS": str(devices.share_of_cores(_local(config)))}
-    loopback = addresses.loopback_interface()
+    texts = {"OMP_NUM_THREADS": str(devices.share_of_cores(_count_local(config)))}
+    loopback = addresses.find_loopback_interface()
     if loopback and config.num_machines == 1:
         texts["GLOO_SOCKET_IFNAME"] = loopback
     said = {name for name, text in environ.snapshot().items() if text} | config.environment.keys()
@@ -233,18 +298,18 @@ def _derived(config: LaunchConfig) -> dict[str, str]:
     return {name: text for name, text in texts.items() if name not in said}
 
 
-def _local(config: LaunchConfig) -> int:
+def _count_local(config: LaunchConfig) -> int:
     return (config.num_processes or 1) // config.num_machines
 
 
-def _unfit(config: LaunchConfig) -> list[Problem]:
+def _find_misfits(config: LaunchConfig) -> list[Problem]:
     """Return what this machine lacks for the config."""
-    kind, local = config.distributed_type, _local(config)
+    kind, local = config.distributed_type, _count_local(config)
     label = f"distributed_type {kind}"
     if kind == "XLA":
-        text = f"{label}: launches on TPUs are not supported; GPUs and CPUs are, for CPUs add --cpu"
-        return [Problem(name="distributed_type", text=text)]
-    if config.use_cpu or (kind == "NO" and local == 1 and not config.gpu_ids):
+        texts = xla_runtime.find_missing(config.environment)
+        return [Problem(name="distributed_type", text=f"{label}: {text}") for text in texts]
+    if config.use_cpu or (kind == "NO" and local == 1 and not config.gpu_ids) or _is_elsewhere(config):
         return []
     wanted = _ON_DEVICES.get(kind)
     if wanted is None and kind.startswith("MULTI_"):
@@ -258,10 +323,10 @@ def _unfit(config: LaunchConfig) -> list[Problem]:
         name = "GPU" if wanted is devices.CPU else wanted.label
         text = f"{label}: this machine has no {name}: launch where there is one, or add --cpu to use CPUs"
         return [Problem(name="distributed_type", text=text)]
-    return _too_few(config, wanted, number, local)
+    return _check_devices(config, wanted, number, local)
 
 
-def _too_few(config: LaunchConfig, kind: devices.DeviceKind, number: int, local: int) -> list[Problem]:
+def _check_devices(config: LaunchConfig, kind: devices.DeviceKind, number: int, local: int) -> list[Problem]:
     has = f"this machine has {number} {kind.label if number == 1 else kind.plural}"
     ids = [int(part) for part in config.gpu_ids.split(",")] if config.gpu_ids not in (None, "all") else []
     absent = [part for part in ids if part >= number]
@@ -278,11 +343,11 @@ def _too_few(config: LaunchConfig, kind: devices.DeviceKind, number: int, local:
     return []
 
 
-def _taken_port(config: LaunchConfig) -> list[Problem]:
+def _check_port(config: LaunchConfig) -> list[Problem]:
     port = config.main_process_port
     if not port or config.num_machines > 1 or (config.num_processes or 1) == 1:
         return []
-    reason = addresses.unusable("127.0.0.1", port)
+    reason = addresses.find_listen_problem("127.0.0.1", port)
     if not reason:
         return []
     text = f"main_process_port {port} cannot be used ({reason}): leave it out, and a free one is taken"

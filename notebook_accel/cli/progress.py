@@ -1,4 +1,4 @@
-"""What a command says while something takes long."""
+"""Shows that a command still works while something takes long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ _COLUMNS: Final = 100
 
 
 class Progress:
-    """Says on the error stream what is going on and for how long, once that takes more than two seconds."""
+    """Writes to the error stream what goes on and for how long, from the third second on.
+
+    Args:
+        name: what goes on.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

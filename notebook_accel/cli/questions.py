@@ -7,10 +7,9 @@ from typing import Any, Final
 
 import questionary
 
-from ..config import basic, problems
-from ..config.file import flat_values
+from ..config import basic
 from ..config.option import Option, as_text, read_number
-from ..config.schema import LaunchConfig, matters, table
+from ..config.schema import LaunchConfig, flat_values, has_effect, table
 from ..errors import ConfigError
 
 _FIRST: Final = ("distributed_type", "use_cpu", "num_machines")  # on which other defaults depend
@@ -25,11 +24,11 @@ def confirm(question: str) -> bool:
 
 
 class Questionnaire:
-    """Asks for the options that matter beside the answers so far.
+    """Asks for the options that have an effect beside the answers so far.
 
     Args:
         defaults: returns the config whose values are the defaults, for the answers so far.
-        given: answers, as nested values, that need no question.
+        given: answers that need no question, as nested values.
         every: ask for the expert options too.
 
     Raises:
@@ -43,13 +42,17 @@ class Questionnaire:
         *,
         every: bool = False,
     ) -> None:
-        problems.check(given)
+        LaunchConfig.model_validate(given)
         self._defaults = defaults
         self._answers: dict[str, Any] = dict(given)
         self._every = every
 
     def ask(self) -> LaunchConfig:
-        """Return the config of the answers; KeyboardInterrupt and EOFError where the user left."""
+        """Ask all questions and return the config of the answers.
+
+        Raises:
+            KeyboardInterrupt, EOFError: the user left.
+        """
         for option in sorted(table(), key=lambda option: option.name not in _FIRST):
             if not _has(self._answers, option) and self._is_asked(option):
                 default = flat_values(self._defaults(self._answers))[option.name]
@@ -59,22 +62,22 @@ class Questionnaire:
         merged = self._defaults(self._answers).model_dump()
         for name, value in self._answers.items():
             merged[name] = {**merged[name], **value} if name in _sections() else value
-        return problems.check(merged)
+        return LaunchConfig.model_validate(merged)
 
     def _is_asked(self, option: Option) -> bool:
         if option.face.expert and not self._every:
             return False
         values = flat_values(self._defaults(self._answers))
-        answers = flat_values(problems.check(self._answers))
+        answers = flat_values(LaunchConfig.model_validate(self._answers))
         values |= {known.name: answers[known.name] for known in table() if _has(self._answers, known)}
-        return matters(option, values)
+        return has_effect(option, values)
 
     def _answer(self, option: Option, default: Any) -> Any:
         message = f"{option.help} ({option.path[-1]})"
         labels = _labels(option, default)
         if labels:
             preset = next(label for label, value in labels.items() if value == default)
-            question = questionary.select(message, self._offered(option, labels), default=preset)
+            question = questionary.select(message, self._list_offers(option, labels), default=preset)
             return labels[question.unsafe_ask()]
 
         def judge(text: str) -> bool | str:
@@ -85,17 +88,17 @@ class Questionnaire:
         asked = questionary.text(message, instruction=f"[{shown}{unset}] ", validate=judge)
         return _value(option, asked.unsafe_ask(), default)
 
-    def _offered(self, option: Option, labels: Mapping[str, Any]) -> list[str | questionary.Separator]:
-        """Return what can be selected; of the distributed types, those that this machine serves come first."""
+    def _list_offers(self, option: Option, labels: Mapping[str, Any]) -> list[str | questionary.Separator]:
+        """Return what can be selected; the distributed types that this machine can run come first."""
         if option.name != "distributed_type":
             return list(labels)
-        first = basic.fitting_types(use_cpu=problems.check(self._answers).use_cpu)
+        first = basic.fitting_types(use_cpu=LaunchConfig.model_validate(self._answers).use_cpu)
         return [*first, questionary.Separator(_ELSEWHERE), *(label for label in labels if label not in first)]
 
     def _problem(self, option: Option, value: Any) -> str:
         """Return the sentence about an answer that is wrong beside the others, empty where it is right."""
         try:
-            problems.check(_with(self._answers, option, value))
+            LaunchConfig.model_validate(_with(self._answers, option, value))
         except ConfigError as error:
             return str(error.problems[0])
         return ""
@@ -106,7 +109,7 @@ def _sections() -> set[str]:
 
 
 def _same(option: Option) -> list[Option]:
-    """Return the options that one flag sets, which are one question too."""
+    """Return the options that the flag of this one sets: one question asks for all of them."""
     shared = [
         known for known in table() if known.face.flag is not None and known.face.flag == option.face.flag
     ]
@@ -142,10 +145,10 @@ def _labels(option: Option, default: Any) -> dict[str, Any]:
 
 
 def _value(option: Option, text: str, default: Any) -> Any:
-    """Return what was typed: nothing is the default, `none` is None where that is what was never set."""
-    text = text.strip()
-    if not text:
+    """Return the value of an answer: an empty one is the default, `none` is None where an option need not be set."""
+    if not text.strip():
         return default
+    text = text if option.row.spaces else text.strip()
     if option.default is None and text.lower() == _NONE:
         return None
     if option.kind is tuple:

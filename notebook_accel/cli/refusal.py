@@ -1,4 +1,4 @@
-"""How a command refuses what it was given."""
+"""How a command ends where its arguments are wrong, or the system refuses something."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ..errors import CheckpointError
 
 
 @contextlib.contextmanager
-def refusing() -> Iterator[None]:
-    """End the command with the error's sentence: with code 2 where arguments are wrong or a file is damaged.
+def refuse_errors() -> Iterator[None]:
+    """End the command with the sentence of an error that the block raises.
 
-    What the system refuses, such as to write to a full disk, ends it with code 1.
+    The exit code is 2 where arguments are wrong or a file is damaged. It is 1 where the system refuses something, such
+    as to write to a full disk.
     """
     try:
         yield

@@ -1,64 +1,74 @@
-"""Starts what a plan says: one process in place of this one, or several by torch elastic."""
+"""Starts what a plan says: one process in place of this one, or a launch of several."""
 
 from __future__ import annotations
 
-import dataclasses
-import logging
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-import tempfile
-import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from pathlib import Path
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import rich_click as click
 
 from .. import environ
-from ..errors import LaunchError
-from ..launch import signals
-from ..launch.job import Rendezvous
-from . import process
+from ..errors import HangError, LaunchError
+from ..events import Failure, RaisedError
+from ..launch.script import Script
+from .console import Console, Tee
 from .plan import Plan
 
-_PROCESS: Final = str(Path(process.__file__).resolve())
-_PORT: Final = 29500
-_RUN_ID: Final = "notebook-accel"
+_REFUSED: Final = 2
+_INTERRUPTED: Final = 130  # the exit code of what Ctrl-C ended, as shells have it
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
-    """What is run.
+def start(plan: Plan, script: Script, *, quiet: bool) -> int:
+    """Run a script as a plan says; a single process takes the place of this one where systems can.
 
-    Attributes:
-        kind: `script`, `module`, or `program`, which is run without Python.
-        words: its name and its arguments.
+    Args:
+        plan: how to run it.
+        script: what to run.
+        quiet: whether to say nothing but what the script says.
+
+    Returns:
+        The exit code.
     """
-
-    kind: str
-    words: tuple[str, ...]
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        """The words of a single process."""
-        if self.kind == "program":
-            return self.words
-        return (sys.executable, *(("-m",) if self.kind == "module" else ()), *self.words)
-
-
-def start(plan: Plan, target: Target, *, quiet: bool) -> int:
-    """Run the plan and return the exit code; a single process takes the place of this one where systems can."""
     if not plan.is_distributed:
-        return _single(target.command, {**plan.environment, **plan.derived})
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="notebook_accel_"))
-        return _elastic(plan, target, folder, quiet=quiet)
+        return _run_single(describe_command(script), {**plan.environment, **plan.derived})
+    from ..launch import preflight, registry
+
+    try:
+        job, engine = preflight.check(plan.make_request(script), "notebook-accel launch")
+    except (ValueError, TypeError) as error:
+        click.echo(f"Error: {error}", err=True)
+        return _REFUSED
+    tee = Tee(plan.config.tee)
+    console = Console(job.output, job.prefix or "", role=plan.config.role, tee=tee, quiet=quiet)
+    sinks: list[Any] = [lambda run: console, *_make_log_sinks(plan, tee)]
+    try:
+        run = registry.open_run(job, engine, sinks)
+        with _forward_signals(run, console) as signals:
+            run.execute()
+    except LaunchError as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        console.say(f"the nodes did not meet: {reason}" if job.rendezvous.num_nodes > 1 else reason)
+        return 1
+    if signals:
+        console.say(f"ended by {signals[0].name}, with all processes")
+        return 128 + signals[0]
+    return _report(run, console)
 
 
-def _single(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def describe_command(script: Script) -> list[str]:
+    """Return the words that run a script in a single process."""
+    if script.kind == "program":
+        return list(script.words)
+    return [sys.executable, *(["-m"] if script.kind == "module" else []), *script.words]
+
+
+def _run_single(command: Sequence[str], environment: Mapping[str, str]) -> int:
     texts = {**environ.snapshot(), **environment}
     sys.stdout.flush()
     sys.stderr.flush()
@@ -71,133 +81,96 @@ def _become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     os.execvpe(command[0], list(command), environment)
 
 
-def _elastic(plan: Plan, target: Target, folder: str, *, quiet: bool) -> int:
-    from torch.distributed import DistError
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
-    from torch.distributed.launcher.api import elastic_launch
+def _make_log_sinks(plan: Plan, tee: Tee) -> list[Any]:
+    """Return what makes the files of output: torchrun's where `tee` names streams, else those of any launch."""
+    folder = plan.config.log_dir
+    if folder is None:
+        return []
+    if tee:
+        from .tee import TeeFiles
 
-    if not environ.get("LOGLEVEL"):  # with which torch's own launcher is asked for more
-        _silence("torch.distributed.elastic")
-    _end_at_second_signal(quiet=quiet)
-    environ.put({**plan.environment, **plan.derived})
-    if target.kind == "program":
-        command = target.words
-    else:
-        command = (sys.executable, _PROCESS, folder, *target.command[1:])
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            # elastic replaces $$ and ${local_rank} in arguments
-            arguments = [word.replace("$", "$$") for word in command[1:]]
-            elastic_launch(_settings(plan, folder), command[0])(*arguments)
-    except ChildFailedError as error:
-        return _failed(error.failures, folder, quiet=quiet)
-    except (DistError, LaunchError, RendezvousError) as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        click.echo(f"notebook-accel: the nodes did not meet: {reason}", err=True)
-        return 1
-    except (SignalException, KeyboardInterrupt) as error:
-        signum = signal.Signals(getattr(error, "sigval", signal.SIGINT))
-        _say(f"ended by {signum.name}, with all processes", quiet=quiet)
-        return 128 + signum
-    return 0
+        return [lambda run: TeeFiles(folder, run.job.rendezvous.run_id, tee)]
+    from ..stream.logs import LogFiles
+
+    return [lambda run: LogFiles(folder, run.job.name)]
 
 
-def _end_at_second_signal(*, quiet: bool) -> None:
-    """Let a second signal kill what the first one asked to end: torch's own handler begins to wait anew, for 30 s."""
-    from torch.distributed.elastic.multiprocessing import api
+@contextlib.contextmanager
+def _forward_signals(run: Any, console: Console) -> Iterator[list[signal.Signals]]:
+    """Pass the signals that end this process on to the run meanwhile; the second one kills all processes.
 
-    own = api._terminate_process_handler
-    seen: list[int] = []
+    Yields:
+        The signals that came.
+    """
+    from ..launch import signals
+
+    came: list[signal.Signals] = []
 
     def handle(signum: int, frame: Any) -> None:
-        if not seen:
-            seen.append(signum)
-            if signum == signal.SIGINT:
-                _say("ending all processes; a second Ctrl-C kills them", quiet=quiet)
-            own(signum, frame)
-        signals.kill_groups([], signals.descendants([os.getpid()]))
+        came.append(signal.Signals(signum))
+        if len(came) > 1:
+            signals.kill_groups([], signals.descendants([os.getpid()]))
+            return
+        if signum == signal.SIGINT:
+            console.say("ending all processes; a second Ctrl-C kills them")
+        run.end(signum)
 
-    api._terminate_process_handler = handle
-
-
-def _silence(package: str) -> None:
-    """Quieten a package's loggers, each of which has a level of its own."""
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith(package):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def _settings(plan: Plan, folder: str) -> Any:
-    """Return torch elastic's options."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-    from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
-    from torch.distributed.launcher.api import LaunchConfig
-
-    from ..launch.engines.nodes.rendezvous import PatientNodes, SingleNode
-
-    config = plan.config
-    more: dict[str, Any] = dict(part.split("=", 1) for part in config.rdzv_conf.split(",") if part)
-    place = Rendezvous(
-        address=config.main_process_ip or "127.0.0.1",
-        port=config.main_process_port or (_PORT if config.num_machines > 1 else None),
-        node_rank=config.machine_rank,
-        num_nodes=config.num_machines,
-        run_id=_RUN_ID,
-        settings=more,
-    )
-    handler: Any = PatientNodes(place) if config.num_machines > 1 else SingleNode(place)
-    backend, endpoint = handler.get_backend(), f"{place.address}:{place.port}"
-    if config.num_machines > 1 and config.rdzv_backend != "static":
-        backend = config.rdzv_backend
-        if config.machine_rank > 0:  # the address may be one of this machine too
-            more.setdefault("is_host", "false")
-    else:
-        rendezvous_handler_registry.register(backend, lambda parameters: handler)
-    return LaunchConfig(
-        min_nodes=config.num_machines,
-        max_nodes=config.num_machines,
-        nproc_per_node=plan.local_world_size,
-        run_id=_RUN_ID,
-        role=config.role,
-        rdzv_backend=backend,
-        rdzv_endpoint=endpoint,
-        rdzv_configs=more,
-        max_restarts=config.max_restarts,
-        monitor_interval=config.monitor_interval,
-        logs_specs=DefaultLogsSpecs(
-            log_dir=config.log_dir or os.path.join(folder, "logs"), tee=Std.from_str(config.tee)
-        ),
-    )
+    named = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGQUIT") if hasattr(signal, name)]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
+        named.append(signal.SIGHUP)
+    before = {signum: signal.signal(signum, handle) for signum in named}
+    try:
+        yield came
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
-def _failed(failures: Mapping[int, Any], folder: str, *, quiet: bool) -> int:
-    """Say which rank failed first, and return its exit code."""
-    attempt = max((int(path.name.split("-")[1]) for path in Path(folder).glob("first-*")), default=0)
-    first = Path(folder, process.FIRST.format(attempt=attempt))
-    rank = int(first.read_text()) if first.exists() else -1
-    if rank not in failures:
-        # the others were ended by elastic, after the one that failed
-        own = {rank: one for rank, one in failures.items() if one.exitcode != -signal.SIGTERM} or failures
-        rank = min(own, key=lambda rank: (own[rank].timestamp, rank))
-    failure = failures[rank]
-    where = f"rank {rank} (local rank {failure.local_rank}, process {failure.pid})"
-    if failure.exitcode < 0:
-        cause = signals.likely_cause(-failure.exitcode)
-        _say(
-            f"{where} was ended by {signals.name_of(-failure.exitcode)}{cause and f': {cause}'}", quiet=quiet
-        )
-    else:
-        _say(f"{where} failed first, with exit code {failure.exitcode}", quiet=quiet)
-    prefix = process.LATER.format(attempt=attempt, rank="")
-    for path in sorted(Path(folder).glob(f"{prefix}*")):
-        lines = path.read_text(encoding="utf-8").splitlines() or [""]
-        _say(f"rank {path.name.removeprefix(prefix)} failed after it: {lines[0]}", quiet=quiet)
-    return 128 - failure.exitcode if failure.exitcode < 0 else int(failure.exitcode)
+def _report(run: Any, console: Console) -> int:
+    """Say how the run ended, and return the exit code: that of the rank that failed first."""
+    from ..launch.transfer import failures
+
+    if run.failure is None:
+        return 0
+    if isinstance(run.failure, HangError):
+        console.say("all processes were ended, because nothing went on any more")
+        return 1
+    first = run.first_failure
+    if first is None:
+        console.say(failures.describe_error(run.failure))
+        return 1
+    if first.error is not None and not console.has_traceback:  # a worker of Ray or XLA sends the error alone
+        error = failures.revive(first.error, first.rank, first.pid)
+        console.show_traceback("".join(traceback.format_exception(error)))
+    console.say(_describe_first(first, console.first_rank, run.failed_node))
+    for failure in console.failures:
+        if failure.rank != first.rank and failure.error is not None:
+            console.say(f"rank {failure.rank} failed after it: {_first_line(failure.error)}")
+    return _exit_code(first)
 
 
-def _say(text: str, *, quiet: bool) -> None:
-    if not quiet:
-        click.echo(f"notebook-accel: {text}", err=True)
+def _describe_first(failure: Failure, first_rank: int, node: str) -> str:
+    from ..launch import signals
+
+    where = f"rank {failure.rank} (local rank {failure.rank - first_rank}, process {failure.pid})"
+    if node:
+        where = f"rank {failure.rank} (process {failure.pid}) on {node}"
+    if failure.lost:
+        return f"{where} is lost: {failure.lost}"
+    if failure.error is None and (failure.exitcode or 0) < 0:
+        signum = -(failure.exitcode or 0)
+        cause = signals.likely_cause(signum)
+        return f"{where} was ended by {signals.name_of(signum)}{cause and f': {cause}'}"
+    reason = f" ({_first_line(failure.error)})" if node and failure.error is not None else ""
+    return f"{where} failed first, with exit code {_exit_code(failure)}{reason}"
+
+
+def _first_line(error: RaisedError) -> str:
+    return f"{error.type_name}: {error.message}".splitlines()[0]
+
+
+def _exit_code(failure: Failure) -> int:
+    if failure.error is not None:
+        return _INTERRUPTED if failure.error.type_name == "KeyboardInterrupt" else 1
+    code = failure.exitcode or 0
+    return 128 - code if code < 0 else code or 1

@@ -1,4 +1,4 @@
-"""`notebook-accel test`: tries out whether launches work on this machine."""
+"""`notebook-accel test`: tries whether launches work on this machine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import torch
 
 from .. import devices
 from ..launch import preflight
+from ..launch.engines.base import Engine
 from ..launch.job import Job
-from ..launch.start import launch
+from ..launch.registry import open_run
+from ..launch.request import LaunchRequest
 from .progress import Progress
 
 _ROWS: Final = 97  # no multiple of any number of processes: the last batches are uneven
@@ -41,22 +43,24 @@ class Machine:
 
     def run(self, function: Callable[..., Any], *args: Any, num_processes: int | None = None) -> list[Any]:
         """Return what each rank returned."""
-        job = self.job(function, *args, num_processes=num_processes or self.num_processes)
-        values: list[Any] = launch(job, [])
+        job, engine = self.prepare(function, *args, num_processes=num_processes or self.num_processes)
+        values: list[Any] = open_run(job, engine, []).call()
         return values
 
-    def job(self, function: Callable[..., Any], *args: Any, num_processes: int) -> Job:
-        """Return a checked job."""
-        job = Job(
+    def prepare(self, function: Callable[..., Any], *args: Any, num_processes: int) -> tuple[Job, Engine]:
+        """Return a job, and what runs it."""
+        request = LaunchRequest(
             function=function,
             args=args,
-            num_processes=num_processes,
-            returns="all",
-            output="none",
-            environment=self.environment,
+            options={
+                "num_processes": num_processes,
+                "returns": "all",
+                "output": "none",
+                "environment": self.environment,
+            },
             quiet=True,
         )
-        return preflight.checked(job, "notebook-accel test")
+        return preflight.check(request, "notebook-accel test")
 
 
 @click.command()
@@ -72,7 +76,7 @@ def test(num_processes: int | None) -> None:
     Starts processes, lets them talk, shares out data and trains a small model. The exit code is 1 where a test failed.
     """
     try:
-        machine = _machine(num_processes)
+        machine = _find_machine(num_processes)
     except ValueError as error:  # a variable of the environment has no legal value
         raise click.ClickException(str(error)) from None
     failed = 0
@@ -82,7 +86,7 @@ def test(num_processes: int | None) -> None:
             try:
                 text, passed = trial(machine), True
             except Exception as error:
-                text, passed = _first_line(error), False
+                text, passed = _describe_error(error), False
         failed += not passed
         status = click.style("ok    ", fg="green") if passed else click.style("failed", fg="red")
         click.echo(f"{status} {time.monotonic() - started:6.1f} s  {name}: {text}")
@@ -93,7 +97,7 @@ def test(num_processes: int | None) -> None:
     sys.exit(failed > 0)
 
 
-def _machine(num_processes: int | None) -> Machine:
+def _find_machine(num_processes: int | None) -> Machine:
     """Return the devices to test, the CPU where there are fewer than processes."""
     kind = devices.best()
     number = num_processes or max(2, devices.count(kind))
@@ -103,28 +107,29 @@ def _machine(num_processes: int | None) -> Machine:
     return Machine(num_processes=number, kind=kind, environment=environment)
 
 
-def _devices(machine: Machine) -> str:
+def _try_devices(machine: Machine) -> str:
     best = devices.best()
     number = devices.count(best)
     found = f"{number} {best.label if number == 1 else best.plural}"
     return found if best is machine.kind else f"{found}, fewer than processes: the tests use the CPU"
 
 
-def _start(machine: Machine) -> str:
-    method = machine.job(_rank, num_processes=machine.num_processes).start_method
-    ranks = machine.run(_rank)
+def _try_start(machine: Machine) -> str:
+    job, _ = machine.prepare(_read_rank, num_processes=machine.num_processes)
+    method = job.start_method
+    ranks = machine.run(_read_rank)
     _expect("ranks", ranks, list(range(machine.num_processes)))
     return f"{machine.num_processes} by {method}"
 
 
-def _collective(machine: Machine) -> str:
-    sums = machine.run(_summed, num_processes=2)
+def _try_collective(machine: Machine) -> str:
+    sums = machine.run(_sum_ranks, num_processes=2)
     _expect("sums of 1 and 2", sums, [3.0, 3.0])
     return f"2 {machine.kind.plural} by {machine.kind.backend}"
 
 
-def _sharding(machine: Machine) -> str:
-    shares = machine.run(_rows)
+def _try_sharding(machine: Machine) -> str:
+    shares = machine.run(_read_rows)
     _expect(
         "rows of all ranks together", sorted(row for share in shares for row in share), list(range(_ROWS))
     )
@@ -133,40 +138,40 @@ def _sharding(machine: Machine) -> str:
     )
 
 
-def _training(machine: Machine) -> str:
+def _try_training(machine: Machine) -> str:
     """Train on N processes, then on one, which is this one: nothing can be forked from here afterwards."""
-    together = machine.run(_trained, 8)
+    together = machine.run(_train, 8)
     for rank, weights in enumerate(together):
         _expect(f"weights of rank {rank}", weights, together[0])
-    alone = machine.run(_trained, 8 * machine.num_processes, num_processes=1)[0]
+    alone = machine.run(_train, 8 * machine.num_processes, num_processes=1)[0]
     difference = float((torch.tensor(alone) - torch.tensor(together[0])).abs().max())
     if difference > 1e-4:
         raise AssertionError(f"weights of 1 and {machine.num_processes} processes differ by {difference:.2g}")
     return f"1 and {machine.num_processes} processes agree (difference {difference:.1g})"
 
 
-def _rank() -> int:
-    return int(_accelerator().process_index)
+def _read_rank() -> int:
+    return int(_make_accelerator().process_index)
 
 
-def _summed() -> float:
-    accelerator = _accelerator()
+def _sum_ranks() -> float:
+    accelerator = _make_accelerator()
     own = torch.tensor([accelerator.process_index + 1.0], device=accelerator.device)
     total: torch.Tensor = accelerator.reduce(own, "sum")
     return float(total)
 
 
-def _rows() -> list[int]:
+def _read_rows() -> list[int]:
     """Return the rows of this rank."""
-    accelerator = _accelerator()
+    accelerator = _make_accelerator()
     accelerator.even_batches = False  # nothing is seen twice to even out the last batches
     loader: Any = accelerator.prepare(torch.utils.data.DataLoader(torch.arange(_ROWS), batch_size=4))  # type: ignore[arg-type]
     return [row for batch in loader for row in batch.tolist()]
 
 
-def _trained(batch_size: int) -> list[float]:
+def _train(batch_size: int) -> list[float]:
     """Return the weights of a small model after a few steps on batches of this size a rank."""
-    accelerator = _accelerator()
+    accelerator = _make_accelerator()
     torch.manual_seed(0)
     rows = batch_size * accelerator.num_processes * _STEPS
     data = torch.utils.data.TensorDataset(torch.randn(rows, 4), torch.randn(rows, 1))
@@ -183,7 +188,7 @@ def _trained(batch_size: int) -> list[float]:
     return [float(x) for part in plain.parameters() for x in part.detach().flatten().cpu()]
 
 
-def _accelerator() -> Any:
+def _make_accelerator() -> Any:
     from ..accelerator import Accelerator
     from ..handlers import InitProcessGroupKwargs
 
@@ -195,15 +200,15 @@ def _expect(what: str, found: Any, wanted: Any) -> None:
         raise AssertionError(f"{what} are {found}, expected {wanted}")
 
 
-def _first_line(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
 
 
 _TRIALS: Final[tuple[tuple[str, Callable[[Machine], str]], ...]] = (
-    ("devices", _devices),
-    ("process start", _start),
-    ("collective", _collective),
-    ("data sharding", _sharding),
-    ("training", _training),
+    ("devices", _try_devices),
+    ("process start", _try_start),
+    ("collective", _try_collective),
+    ("data sharding", _try_sharding),
+    ("training", _try_training),
 )

@@ -1,1 +1,1 @@
-"""Collectives over the processes of a run."""
+"""Collectives: their contract, one class for each backend, and what is built on them for nested data."""

@@ -16,48 +16,81 @@ ReduceOp = Literal["sum", "mean", "max", "min"]
 class Comm(ABC):
     """Collectives over all ranks of a run; every rank calls each of them in the same order.
 
-    Tensors lie on the device that the backend works on. `ops` builds what users call on these.
+    Tensors have to be on `device`. Users call the functions of `ops`, which are built on these methods.
+
+    Attributes:
+        rank: of this process.
+        world_size: number of ranks.
+        device: where tensors of collectives are.
+        debug: True makes `ops` compare the inputs of all ranks before each collective.
     """
 
     rank: int
     world_size: int
     device: torch.device
-    """Where tensors of collectives lie."""
     debug: bool = False
-    """True: `ops` compares the inputs of all ranks before each collective."""
 
     @cached_property
     def packing(self) -> Packing:
-        """How `ops` lays out trees of tensors that it gathers."""
+        """The layouts that `ops` keeps of trees of tensors that it gathers."""
         return Packing(self.world_size, self.device)
 
     @abstractmethod
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return every rank's tensor, in rank order, concatenated on dim 0; [n, ...] gives [world * n, ...].
+        """Concatenate every rank's tensor on dim 0, in rank order.
 
-        The tensor has at least one dimension, and the same shape and dtype on every rank; it may be strided.
+        Args:
+            tensor: [n, ...] with at least one dimension, of the same shape and dtype on every rank; it may be strided.
+
+        Returns:
+            A new tensor [world_size * n, ...].
         """
 
     @abstractmethod
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
-        """Reduce the tensor over all ranks in place and return it."""
+        """Reduce a tensor over all ranks, in place.
+
+        Args:
+            tensor: of the same shape and dtype on every rank.
+            op: what to compute of the values of all ranks.
+
+        Returns:
+            The same tensor.
+        """
 
     @abstractmethod
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
-        """Overwrite the tensor with that of rank `src` in place and return it."""
+        """Overwrite a tensor with that of one rank, in place.
+
+        Args:
+            tensor: of the same shape and dtype on every rank.
+            src: the rank whose values are taken.
+
+        Returns:
+            The same tensor.
+        """
 
     @abstractmethod
     def all_gather_object(self, obj: Any) -> list[Any]:
-        """Return every rank's object in rank order; it must be picklable."""
+        """Return every rank's object, in rank order.
+
+        Args:
+            obj: anything that can be pickled.
+        """
 
     @abstractmethod
     def broadcast_object(self, obj: Any, src: int = 0) -> Any:
-        """Return the object of rank `src`; it must be picklable."""
+        """Return the object of one rank.
+
+        Args:
+            obj: anything that can be pickled; only that of rank `src` counts.
+            src: the rank.
+        """
 
     @abstractmethod
     def barrier(self) -> None:
         """Return once every rank has called it."""
 
     def close(self) -> None:
-        """Give back what this object itself opened; a process group that the user made stays."""
+        """Close what this object itself opened. A process group that the user made stays."""
         return None

@@ -1,4 +1,4 @@
-"""The comparison of all ranks' inputs that ACCELERATE_DEBUG_MODE puts before each collective."""
+"""Compares all ranks' inputs before each collective, when ACCELERATE_DEBUG_MODE is set."""
 
 from __future__ import annotations
 
@@ -15,9 +15,18 @@ _MAX_LINES = 8
 
 
 def compare_inputs(comm: Comm, operation: str, flat: Flat, *, free_dim: int | None = None) -> None:
-    """Raise CollectiveError on every rank if ranks call different operations or pass different structures.
+    """Check that all ranks call the same operation with the same structure, shapes and dtypes.
 
-    One object all-gather. `free_dim` is a dimension in which lengths may differ. The message names paths and ranks.
+    It costs one gather of an object.
+
+    Args:
+        comm: the collectives.
+        operation: name of the function that the user called.
+        flat: its input.
+        free_dim: a dimension in which lengths may differ.
+
+    Raises:
+        CollectiveError: on every rank, if they differ; the message names paths and ranks.
     """
     own = (operation, _describe(flat, free_dim))
     everyone: list[tuple[str, list[tuple[str, str]]]] = comm.all_gather_object(own)

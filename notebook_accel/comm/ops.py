@@ -1,4 +1,4 @@
-"""Collectives over nested data, given a `Comm`: few messages, however many tensors there are."""
+"""Collectives over nested data: few messages, however many tensors there are."""
 
 from __future__ import annotations
 
@@ -17,14 +17,23 @@ REDUCTIONS: Final = ("sum", "mean", "max", "none")
 
 
 class CannotPadNestedTensorWarning(UserWarning):
-    """A `torch.nested` tensor was left as it is, because its lengths say nothing about padding."""
+    """A `torch.nested` tensor stays as it is, because its rows have no common length to pad to."""
 
 
 def gather(comm: Comm, tensor: Any) -> Any:
-    """Concatenate every leaf over all ranks on dim 0: [n, ...] gives [world * n, ...], [] gives [world].
+    """Concatenate every tensor over all ranks on dim 0.
 
-    All leaves travel as one flat buffer, so a tree costs one collective. In a single process the input itself is
-    returned. TypeError if a leaf is no tensor; ranks must agree about shapes and dtypes.
+    All tensors travel in one flat buffer, so a tree costs one collective.
+
+    Args:
+        comm: the collectives.
+        tensor: nested data of tensors [n, ...] or []; ranks have to agree about shapes and dtypes.
+
+    Returns:
+        The same structure with tensors [world_size * n, ...] or [world_size]; the input itself in a single process.
+
+    Raises:
+        TypeError: something in it is no tensor.
     """
     if comm.world_size == 1:
         return tensor
@@ -36,7 +45,7 @@ def gather(comm: Comm, tensor: Any) -> Any:
 
 def _gather_leaves(comm: Comm, leaves: list[Any]) -> Sequence[torch.Tensor]:
     layout = comm.packing.layout(leaves)
-    if layout is not None:  # a tree that came before, all of it tensors on the right device
+    if layout is not None:  # this tree came before, and all of it is on the right device
         return unpack_by(layout, comm.all_gather(pack_by(layout, leaves).detach()), leaves)
     tensors = [leaf.detach() for leaf in _tensors(leaves, "gather", comm.device)]
     if not tensors:
@@ -64,9 +73,17 @@ def _tensors(leaves: list[Any], operation: str, device: torch.device) -> list[to
 
 
 def gather_object(comm: Comm, object: Any) -> Any:
-    """Join the lists of all ranks into one, in rank order; in a single process the input itself is returned.
+    """Join the lists of all ranks into one, in rank order.
 
-    The items must be picklable. TypeError on every rank if one of them passed no list.
+    Args:
+        comm: the collectives.
+        object: a list of items that can be pickled.
+
+    Returns:
+        The joined list; the input itself in a single process.
+
+    Raises:
+        TypeError: on every rank, if one of them passed no list.
     """
     if comm.world_size == 1:
         return object
@@ -81,9 +98,19 @@ def gather_object(comm: Comm, object: Any) -> Any:
 
 
 def broadcast(comm: Comm, tensor: Any, from_process: int = 0) -> Any:
-    """Overwrite every leaf in place with that of one rank, in one message, and return the tree.
+    """Overwrite every tensor in place with that of one rank, in one message.
 
-    TypeError if a leaf is no tensor; ranks must agree about shapes and dtypes.
+    Args:
+        comm: the collectives.
+        tensor: nested data; ranks have to agree about shapes and dtypes.
+        from_process: the rank whose values are taken.
+
+    Returns:
+        The tree.
+
+    Raises:
+        TypeError: something in it is no tensor.
+        ValueError: there is no such rank.
     """
     _check_rank(comm, from_process)
     if comm.world_size == 1:
@@ -104,7 +131,19 @@ def broadcast(comm: Comm, tensor: Any, from_process: int = 0) -> Any:
 
 
 def broadcast_object_list(comm: Comm, object_list: list[Any], from_process: int = 0) -> list[Any]:
-    """Overwrite the list in place with that of one rank and return it; the items must be picklable."""
+    """Overwrite a list in place with that of one rank.
+
+    Args:
+        comm: the collectives.
+        object_list: a list of items that can be pickled.
+        from_process: the rank whose list is taken.
+
+    Returns:
+        The same list.
+
+    Raises:
+        ValueError: there is no such rank.
+    """
     _check_rank(comm, from_process)
     if comm.world_size > 1:
         object_list[:] = comm.broadcast_object(object_list, from_process)
@@ -112,10 +151,22 @@ def broadcast_object_list(comm: Comm, object_list: list[Any], from_process: int 
 
 
 def reduce(comm: Comm, tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
-    """Combine every leaf over all ranks into a new tensor and multiply it with `scale`.
+    """Combine every tensor over all ranks into a new one.
 
-    `none` copies the leaves without a collective. The leaves of one dtype travel as one buffer. The mean of integers
-    is a float tensor. ValueError for another reduction, TypeError if a leaf is no tensor or is bool.
+    The tensors of one dtype travel in one buffer.
+
+    Args:
+        comm: the collectives.
+        tensor: nested data; ranks have to agree about shapes and dtypes.
+        reduction: `sum`, `mean`, `max`, or `none`, which copies the tensors without a collective.
+        scale: factor of each result.
+
+    Returns:
+        The same structure with new tensors. The mean of integers is a float tensor.
+
+    Raises:
+        ValueError: the reduction is none of these.
+        TypeError: something in it is no tensor, or a tensor of bools.
     """
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction {reduction!r} is unknown, choose among {', '.join(REDUCTIONS)}")
@@ -157,10 +208,22 @@ def pad_across_processes(
     pad_index: float | torch.Tensor = 0,
     pad_first: bool = False,
 ) -> Any:
-    """Pad every leaf along `dim` with `pad_index` to the longest of all ranks, at the end or at the beginning.
+    """Pad every tensor along a dimension to the longest of all ranks.
 
-    All lengths travel in one collective. A leaf without that dimension, or of torch.nested, stays as it is.
-    TypeError if a leaf is no tensor.
+    All lengths travel in one collective.
+
+    Args:
+        comm: the collectives.
+        tensor: nested data. A tensor without that dimension, or of torch.nested, stays as it is.
+        dim: the dimension.
+        pad_index: the value to pad with, or a tensor of it.
+        pad_first: pad at the beginning instead of the end.
+
+    Returns:
+        The same structure with tensors of equal length along `dim`.
+
+    Raises:
+        TypeError: something in it is no tensor.
     """
     if comm.world_size == 1:
         return nested.recursively_apply(lambda leaf: leaf, tensor, error_on_other_type=True)

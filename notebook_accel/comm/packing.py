@@ -1,4 +1,4 @@
-"""Lay the tensors of a tree out in one flat buffer, and take the gathered buffer apart again."""
+"""Packs the tensors of a tree into one flat buffer, and unpacks the gathered buffer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 _MAX_INDEXED: Final = 16_384
-"""Elements of a gathered buffer up to which one indexing by a kept permutation beats a copy per leaf."""
+"""Elements of a gathered buffer up to which one indexing by a kept permutation is faster than a copy for each leaf."""
 _MAX_LAYOUTS: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Section:
-    """The leaves of one dtype: which they are, their bytes in the gathered buffer, and tensors of their shapes."""
+    """The leaves of one dtype.
+
+    Attributes:
+        dtype: theirs.
+        indices: their positions among all leaves.
+        first: where they begin in the gathered buffer.
+        last: where they end in it.
+        shapes: tensors of the shapes that they have after the gather.
+    """
 
     dtype: torch.dtype
     indices: list[int]
@@ -32,10 +40,10 @@ class _Layout:
 
 
 class Packing:
-    """Packs leaves for a gather over `world_size` ranks; keeps how it did it for trees that come again.
+    """Keeps the layouts of trees of small tensors for gathers over `world_size` ranks.
 
-    A gather of small tensors spends its time in the number of torch calls, so a tree that was seen before is packed
-    by one call per dtype and unpacked by one indexing and one call per dtype.
+    A gather of small tensors spends its time in the number of torch calls. A tree that came before is packed by one
+    call for each dtype, and unpacked by one indexing and one call for each dtype.
     """
 
     def __init__(self, world_size: int, device: torch.device) -> None:
@@ -44,7 +52,14 @@ class Packing:
         self._layouts: dict[object, _Layout | None] = {}
 
     def layout(self, leaves: list[Any]) -> _Layout | None:
-        """Return the layout of several small tensors that were asked for before, None for all else."""
+        """Return the layout of a tree that comes for the second time or later.
+
+        Args:
+            leaves: its leaves.
+
+        Returns:
+            None for a tree that is new, for a single leaf, and where tensors are too large or not plain.
+        """
         if len(leaves) < 2:
             return None
         try:
@@ -64,7 +79,15 @@ class Packing:
 
 
 def pack_by(layout: _Layout, leaves: list[torch.Tensor]) -> torch.Tensor:
-    """Return the leaves in one flat buffer, of their dtype where it is one and of bytes where there are several."""
+    """Pack leaves by a layout.
+
+    Args:
+        layout: that of the leaves.
+        leaves: the tensors.
+
+    Returns:
+        A flat buffer: of their dtype if they have one, of bytes if they have several.
+    """
     if len(layout.sections) == 1:
         flat: torch.Tensor = _flatten_dense_tensors(leaves)
         return flat
@@ -79,7 +102,16 @@ def pack_by(layout: _Layout, leaves: list[torch.Tensor]) -> torch.Tensor:
 
 
 def unpack_by(layout: _Layout, gathered: torch.Tensor, leaves: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Return each leaf of all ranks from the gathered buffer; the results share one fresh storage."""
+    """Unpack a gathered buffer by a layout.
+
+    Args:
+        layout: that of the leaves.
+        gathered: the buffers of all ranks, as `pack_by` makes them, one after the other.
+        leaves: this rank's tensors.
+
+    Returns:
+        For each leaf the tensor of all ranks. All of them share one new storage.
+    """
     ordered = gathered.index_select(0, layout.order)
     if len(layout.sections) == 1:
         views: Sequence[torch.Tensor] = _unflatten_dense_tensors(ordered, layout.sections[0].shapes)
@@ -93,7 +125,15 @@ def unpack_by(layout: _Layout, gathered: torch.Tensor, leaves: list[torch.Tensor
 
 
 def pack(leaves: list[torch.Tensor], *, as_bytes: bool) -> tuple[torch.Tensor, list[int]]:
-    """Return the leaves in one fresh flat buffer and their lengths; with `as_bytes` they may differ in dtype."""
+    """Pack leaves into one new flat buffer.
+
+    Args:
+        leaves: the tensors.
+        as_bytes: make a buffer of bytes; then the dtypes may differ.
+
+    Returns:
+        The buffer, and the length of each leaf in it.
+    """
     rows = [leaf.reshape(-1) for leaf in leaves]
     if as_bytes:
         rows = [row.resolve_conj().resolve_neg().view(torch.uint8) for row in rows]
@@ -103,13 +143,32 @@ def pack(leaves: list[torch.Tensor], *, as_bytes: bool) -> tuple[torch.Tensor, l
 def unpack(
     gathered: torch.Tensor, sizes: list[int], leaves: list[torch.Tensor], world_size: int, *, as_bytes: bool
 ) -> list[torch.Tensor]:
-    """Return each leaf of all ranks from the buffers that `pack` made on every rank."""
+    """Unpack the buffers that `pack` made on every rank.
+
+    Args:
+        gathered: all buffers, one after the other.
+        sizes: the lengths that `pack` returned.
+        leaves: this rank's tensors.
+        world_size: number of ranks.
+        as_bytes: as given to `pack`.
+
+    Returns:
+        For each leaf the tensor of all ranks.
+    """
     pieces = gathered.view(world_size, -1).split(sizes, dim=1)
     return [_unpack_one(piece, leaf, as_bytes=as_bytes) for piece, leaf in zip(pieces, leaves, strict=True)]
 
 
 def gathered_shape(leaf: torch.Tensor, world_size: int) -> tuple[int, ...]:
-    """Return the shape after a gather: dim 0 times the world, or [world] for a tensor without dimensions."""
+    """Return the shape of a leaf after a gather.
+
+    Args:
+        leaf: a tensor [n, ...] or [].
+        world_size: number of ranks.
+
+    Returns:
+        [world_size * n, ...] or [world_size].
+    """
     return (world_size * leaf.shape[0], *leaf.shape[1:]) if leaf.ndim else (world_size,)
 
 

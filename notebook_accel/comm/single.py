@@ -1,4 +1,4 @@
-"""The collectives of a run of one process: each returns what it was given."""
+"""The collectives of a run of one process: each returns its input."""
 
 from __future__ import annotations
 

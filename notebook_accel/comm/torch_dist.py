@@ -20,8 +20,8 @@ from ..topology import Topology
 from .base import Comm, ReduceOp
 
 _LAST_WORK_S: Final = 0.01
-"""Before Python ends. A thread of gloo frees the tensors of the last collective; one that asks for Python's lock after
-its end is ended within C++ code, which aborts the process."""
+"""Seconds to wait before Python ends. In these gloo's thread frees the tensors of the last collective. A thread that
+asks for Python's lock later is ended within C++ code, which aborts the process."""
 
 _OPS: Final = {
     "sum": dist.ReduceOp.SUM,
@@ -32,7 +32,13 @@ _OPS: Final = {
 
 
 class TorchComm(Comm):
-    """The default process group, which exists already; `owned` says that this package opened it."""
+    """The collectives of the default process group, which has to exist.
+
+    Args:
+        device: where tensors of collectives are.
+        debug: see `Comm`.
+        owned: True if this package opened the group; then `close` destroys it.
+    """
 
     def __init__(self, device: torch.device, *, debug: bool = False, owned: bool = False) -> None:
         self.rank = dist.get_rank()
@@ -41,7 +47,7 @@ class TorchComm(Comm):
         self.debug = debug
         self.owned = owned
         group: Any = dist.group.WORLD
-        # no reference that keeps the group: gloo's threads abort a process that ends with a group undestroyed
+        # weak: gloo's threads abort a process in which the group still exists at its end
         self._group = weakref.ref(group)
         self._gather = "all_gather_single" if hasattr(group, "all_gather_single") else "_allgather_base"
         self._gather_options = AllgatherOptions()
@@ -97,7 +103,7 @@ def group_exists() -> bool:
 
 
 def group_backend() -> str:
-    """Return the backend of the default group: `gloo`, or `cpu:gloo,cuda:nccl` where it has several."""
+    """Return the backend of the default group: `gloo`, or `cpu:gloo,cuda:nccl` if it has several."""
     name = str(dist.get_backend())
     return name if name in ("gloo", "nccl", "xccl", "mpi") else str(dist.get_backend_config())
 
@@ -115,9 +121,18 @@ def open_group(
     timeout: timedelta | None = None,
     init_method: str | None = None,
 ) -> None:
-    """Open the default process group; it meets at MASTER_ADDR:MASTER_PORT unless `init_method` names a place.
+    """Open the default process group.
 
-    On one node the address defaults to 127.0.0.1:29500; on several, ValueError if MASTER_ADDR is missing.
+    Args:
+        topology: rank and world size.
+        backend: torch's name of the backend, or several as in `cpu:gloo,cuda:nccl`.
+        device: of this rank.
+        timeout: of collectives; None for torch's default.
+        init_method: URL where the ranks meet. None, or `env://`, is MASTER_ADDR:MASTER_PORT, by default
+            127.0.0.1:29500 on one node.
+
+    Raises:
+        ValueError: torch lacks torch.distributed, or there are several nodes and MASTER_ADDR is not set.
     """
     if not dist.is_available():
         raise ValueError(
@@ -135,14 +150,19 @@ def open_group(
         world_size=topology.world_size,
         **options,
     )
-    if "gloo" in backend and not environ.flag("FORK_LAUNCHED"):  # a launched worker ends without finalizing
+    if "gloo" in backend and not environ.flag("FORK_LAUNCHED"):  # a launched worker ends without atexit
         atexit.register(time.sleep, _LAST_WORK_S)
 
 
 def open_group_of_one(device: torch.device, backend: str | None = None) -> None:
-    """Open the default process group of a run of one process, for what works on groups only.
+    """Open the default process group of a run of one process, for code that needs a group.
 
-    By default its backend works on CPU tensors too.
+    Args:
+        device: of the process.
+        backend: torch's name of it. By default one that works on tensors of the device and of the CPU.
+
+    Raises:
+        ValueError: torch lacks torch.distributed.
     """
     if not dist.is_available():
         raise ValueError("sharded models need torch.distributed, which this torch was built without")
@@ -155,13 +175,23 @@ def open_group_of_one(device: torch.device, backend: str | None = None) -> None:
     dist.init_process_group(backend, store=store, rank=0, world_size=1, **options)
 
 
-def second_group(backend: str) -> Any:
-    """Return a new group of all processes, which all of them call for; the default group's end is its end."""
+def new_group(backend: str) -> Any:
+    """Return a new group of all processes. All of them have to call this.
+
+    It ends when the default group ends.
+
+    Args:
+        backend: torch's name of it.
+    """
     return dist.new_group(backend=backend)
 
 
-def positions() -> dict[str, int] | None:
-    """Return how many collectives each group of this process has begun, None where there is no default group."""
+def count_collectives() -> dict[str, int] | None:
+    """Return how many collectives each group of this process has begun, by the group's name.
+
+    Returns:
+        None if there is no default group.
+    """
     if not group_exists():
         return None
     groups: list[Any] = [
@@ -175,13 +205,17 @@ def positions() -> dict[str, int] | None:
 
 
 def abort_groups() -> None:
-    """Abort what the groups of backends other than gloo wait for; a thread that waits there gets an error."""
+    """Abort the collectives of groups of backends other than gloo. A thread that waits in one gets an error."""
     if group_exists() and group_backend() != "gloo":
         distributed_c10d._abort_process_group()
 
 
 def close_group(group: Any = None) -> None:
-    """Destroy the group, the default one without an argument; nothing happens where there is none."""
+    """Destroy a process group, if there is a default one.
+
+    Args:
+        group: the group; None for the default one, with which all others end.
+    """
     if group_exists():
         dist.destroy_process_group(group)
 

@@ -1,4 +1,4 @@
-"""The runtime of torch_xla, its collectives, and how batches get to its devices; torch_xla is imported when used."""
+"""The runtime of torch_xla, its collectives, and the way of batches to its devices; torch_xla is imported on use."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Place:
     """What this process, or this thread of it, is to the runtime of torch_xla.
 
     Attributes:
-        device: where its tensors lie; with SPMD a virtual one that stands for all.
-        rank: among all devices of the run, or 0 with SPMD.
+        device: where its tensors are; with SPMD a virtual one that stands for all.
+        rank: among all devices of the run; 0 with SPMD.
         world_size: number of devices of the run, each with its own copy of the program; 1 with SPMD.
-        local_rank: among those of this machine.
+        local_rank: among the devices of this machine.
         local_world_size: number of devices of this machine.
         node_rank: of this machine.
-        has_thread: True if each thread of the process has a device of its own.
-        mesh: all devices in a row along which batches are split; None without SPMD.
+        has_thread: True if each thread of the process has its own device.
+        mesh: all devices in a row, along which batches are split; None without SPMD.
     """
 
     device: torch.device
@@ -43,15 +43,15 @@ class Place:
 
 
 def enter(*, spmd: bool, local_rank: int, local_world_size: int) -> Place:
-    """Start the runtime, or find it started, and return the place of this thread in it.
+    """Start the runtime if it is not started, and return the place of this thread in it.
 
     Args:
         spmd: run one program over all devices.
-        local_rank: of this process on its machine, where the runtime does not know it yet.
-        local_world_size: processes of this machine, likewise.
+        local_rank: of this process on its machine; used if the runtime does not know it yet.
+        local_world_size: processes of this machine; used likewise.
 
     Raises:
-        ValueError: one program over all devices is asked for, and these belong to several processes.
+        ValueError: `spmd` is asked for, and the devices belong to several processes.
     """
     runtime = _runtime()
     if spmd or runtime.is_spmd():
@@ -99,40 +99,63 @@ def _enter_spmd(runtime: Any) -> Place:
 
 
 def sync() -> None:
-    """Let the device begin with all operations noted so far, and return at once."""
+    """Let the device begin with all operations recorded so far, and return at once."""
     _library().sync()
 
 
 def seed() -> int:
-    """Return the state of the device's random numbers, which every `sync` and every draw changes."""
-    sync()  # a state that has no part in operations still to come
+    """Return the state of the device's random numbers. Every `sync` and every draw changes it."""
+    sync()  # so that the state does not depend on operations that have not run
     return int(_model().get_rng_state())
 
 
 def set_seed(value: int) -> None:
-    """Set the state of the device's random numbers."""
+    """Set the state of the device's random numbers.
+
+    Args:
+        value: the state; only its lowest 64 bits count.
+    """
     _model().set_rng_state(value % _SEEDS)
 
 
 def tensor_id(tensor: torch.Tensor) -> int:
-    """Return a number that only tensors of the same memory share: all have the address 0."""
+    """Return a number that tensors have in common only if they share their memory.
+
+    The address is of no use: it is 0 for all tensors of the device.
+
+    Args:
+        tensor: on the device.
+    """
     return int(_core()._xla_get_tensor_id(tensor))
 
 
 def broadcast_model(model: torch.nn.Module) -> None:
-    """Give a model on the device the parameters and buffers of rank 0's."""
+    """Overwrite a model's parameters and buffers with those of rank 0.
+
+    Args:
+        model: on the device.
+    """
     _model().broadcast_master_param(model)
     sync()
 
 
 def average(tensors: list[torch.Tensor], world_size: int) -> None:
-    """Replace tensors on the device by their means over all ranks."""
+    """Replace tensors by their means over all ranks.
+
+    Args:
+        tensors: on the device.
+        world_size: number of ranks.
+    """
     if tensors:
         _model().all_reduce("sum", tensors, scale=1.0 / world_size)
 
 
 def to_cpu(tree: Any) -> Any:
-    """Return nested data with tensors of the device on the CPU; those of the same memory share it there too."""
+    """Return nested data with the device's tensors moved to the CPU.
+
+    Args:
+        tree: nested data. Tensors that share memory on the device share it on the CPU too.
+    """
     if not any(
         isinstance(leaf, torch.Tensor) and leaf.device.type == "xla" for leaf in nested.leaves_of(tree)
     ):
@@ -153,7 +176,7 @@ def to_cpu(tree: Any) -> Any:
 class XlaComm(Comm):
     """Collectives between devices that each run their own copy of the program.
 
-    Every collective is a program of its own, which is the same on all ranks whatever each did before.
+    Every collective is a program of its own. So it is the same on all ranks, whatever each of them did before.
     """
 
     def __init__(self, place: Place, *, debug: bool = False) -> None:
@@ -176,7 +199,7 @@ class XlaComm(Comm):
         return tensor
 
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
-        # the sum of what rank src has and zeros; the rank is data, as programs that differ by rank never meet
+        # sum the tensor of rank src and zeros. The rank is a value: collectives of different programs never meet
         chosen = torch.tensor(self.rank == src).to(self.device)
         sent = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
         sent = torch.where(chosen, sent, torch.zeros_like(sent))
@@ -189,7 +212,7 @@ class XlaComm(Comm):
         payload = bytearray(pickle.dumps(obj))
         length = torch.tensor([len(payload)]).to(self.device)
         lengths = self.all_gather(length).tolist()
-        # a shape that was not there before is compiled, so there are few
+        # every new shape is compiled, so use few
         width = max(_SMALLEST_MESSAGE, 1 << (max(lengths) - 1).bit_length())
         padded = torch.zeros(width, dtype=torch.uint8)
         padded[: len(payload)] = torch.frombuffer(payload, dtype=torch.uint8)
@@ -206,11 +229,11 @@ class XlaComm(Comm):
 
 
 class XlaFeed:
-    """The way of batches to the device; with SPMD each device gets its part of the rows.
+    """Sends batches to the device; with SPMD each device gets its part of the rows.
 
     Args:
-        place: this thread's.
-        speaks: False leaves advice to another process.
+        place: that of this thread.
+        speaks: False if another process gives the advice on shapes.
     """
 
     def __init__(self, place: Place, *, speaks: bool = True) -> None:
@@ -219,15 +242,19 @@ class XlaFeed:
         self._silent = not speaks
 
     def mark(self) -> None:
-        """Note that all operations of a batch were noted; without it, programs would grow from batch to batch."""
+        """End the program of one batch. Without this, programs would grow from batch to batch."""
         sync()
 
     def open(self) -> _Sender:
-        """Return what sends the batches of an epoch."""
+        """Return a callable that sends the batches of one epoch."""
         return _Sender(self)
 
     def send(self, batch: Any) -> Any:
-        """Return the batch on the device."""
+        """Return a batch on the device.
+
+        Args:
+            batch: nested data.
+        """
         if self._mesh is not None:
             batch = nested.recursively_apply(self._split, batch)
         return nested.send_to_device(batch, self._device)
@@ -241,7 +268,12 @@ class XlaFeed:
         return sent
 
     def advise(self, first: list[tuple[int, ...]], other: list[tuple[int, ...]]) -> None:
-        """Say once that batches have several shapes."""
+        """Warn once that batches have several shapes.
+
+        Args:
+            first: the shapes of a batch's tensors.
+            other: those of a later batch.
+        """
         if self._silent:
             return
         self._silent = True
@@ -254,7 +286,7 @@ class XlaFeed:
 
 
 class _Sender:
-    """Sends the batches of one epoch, and sees to it that they have one shape."""
+    """Sends the batches of one epoch, and notices when their shapes change."""
 
     def __init__(self, feed: XlaFeed) -> None:
         self._feed = feed

@@ -1,4 +1,4 @@
-"""A config for the machine at hand, without a question asked and without a device touched."""
+"""A config for this machine: no question is asked, and no device is initialised."""
 
 from __future__ import annotations
 
@@ -17,29 +17,36 @@ _LIBRARIES: Final = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
 
 def fitting_types(*, use_cpu: bool = False) -> tuple[str, ...]:
-    """Return the distributed types that the devices of this machine, or its CPUs, serve; none is initialised."""
+    """Return the distributed types that this machine can run, without initialising a device.
+
+    Args:
+        use_cpu: leave accelerators alone.
+    """
     kind = devices.CPU if use_cpu else devices.best()
     if kind.name not in _KINDS:
         return ("NO", "MULTI_CPU")
     return ("NO", _KINDS[kind.name], *(_LIBRARIES if kind is not devices.XLA else ()))
 
 
-def detected(**options: Any) -> LaunchConfig:
-    """Return a config for the devices of this machine, with these options on top; none is initialised.
+def detect(**options: Any) -> LaunchConfig:
+    """Return a config for the devices of this machine, without initialising one.
 
-    Where nothing is said of processes, there is one for each device, on as many nodes as the options say.
-    ConfigError where an option has a wrong value.
+    Args:
+        options: count more than what was found. By default there is a process for each device of each node.
+
+    Raises:
+        ConfigError: an option has a wrong value.
     """
-    from . import problems
+    from .schema import LaunchConfig
 
-    given = problems.check(options)
+    given = LaunchConfig.model_validate(options)
     kind = devices.CPU if given.use_cpu else devices.best()
     alone = "distributed_type" in options and given.distributed_type == "NO"
     number = given.num_processes or (1 if alone else devices.count(kind)) * given.num_machines
     found: dict[str, Any] = {"num_processes": number, "use_cpu": kind is devices.CPU}
     if number > 1:
         found["distributed_type"] = _KINDS.get(kind.name, "MULTI_CPU")
-    return problems.check({**found, **options})
+    return LaunchConfig.model_validate({**found, **options})
 
 
 def write_basic_config(
@@ -55,20 +62,20 @@ def write_basic_config(
 
     Args:
         mixed_precision: `no`, `fp16`, `bf16` or `fp8`.
-        save_location: the file, ending in .yaml, .yml or .json; by default where all tools look for one.
-        use_xpu: without a meaning: Intel GPUs are found by themselves.
+        save_location: path of the file, which ends in .yaml, .yml or .json; None is the default config file.
+        use_xpu: has no effect: Intel GPUs are found without it.
         overwrite: replace a file that is there.
 
     Returns:
-        The file's path; None where a file is there already, which is left as it is, with a word about it.
+        The file's path; None where a file is there already: it stays, and a line says so.
 
     Raises:
-        ConfigError: a wrong precision, or a name that is none of a config file.
+        ConfigError: the precision is wrong, or `save_location` is no name of a config file.
     """
-    from . import file
+    from . import document, file
 
-    path = file.expanded(save_location) if save_location is not None else file.default_path()
-    config = detected(mixed_precision=mixed_precision)
+    path = document.expand(save_location) if save_location is not None else file.default_path()
+    config = detect(mixed_precision=mixed_precision)
     if path.is_dir():
         raise ConfigError(
             [
@@ -80,4 +87,4 @@ def write_basic_config(
     if path.exists() and not overwrite:
         print(f"{path} is there already and was left as it is: overwrite=True replaces it")
         return None
-    return file.write(config, path, replace=True)
+    return config.write(path, replace=True)

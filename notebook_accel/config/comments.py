@@ -1,4 +1,4 @@
-"""Comments of a config file whose options moved or went: they stay, above what they stood at."""
+"""Keeps the comments of a config file also where their options moved or were removed."""
 
 from __future__ import annotations
 
@@ -16,27 +16,33 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
-    """A line with an option or a section, and the comments above it and behind it."""
+    """A line with an option or a section, and the comments above it and behind it.
+
+    Attributes:
+        path: names of the section and the option.
+        number: of the line, from 0.
+        comments: the comments that belong to it.
+    """
 
     path: Path
     number: int
     comments: tuple[str, ...]
 
 
-def carried(old: str, new: str, moved: Mapping[Path, Path]) -> str:
-    """Return the new text with the comments of the old one that it lacks.
+def carry_over(old: str, new: str, moved: Mapping[Path, Path]) -> str:
+    """Return the new text with the comments that only the old text has.
 
     Args:
-        old: the file as it was.
-        new: what it is to be.
-        moved: where options of the old text are in the new one.
+        old: text of the file as it is.
+        new: text that the file is to have.
+        moved: the new path of each option that moved, by its old path.
     """
-    there = {place.path: place for place in _places(new)}
-    left = Counter(comment for place in _places(new) for comment in place.comments)
+    there = {place.path: place for place in _find_places(new)}
+    left = Counter(comment for place in _find_places(new) for comment in place.comments)
     lines = new.splitlines()
     above: dict[int, list[str]] = {}
     waiting: list[str] = []
-    for place in _places(old):
+    for place in _find_places(old):
         for comment in place.comments:
             if left[comment] > 0:
                 left[comment] -= 1
@@ -45,7 +51,7 @@ def carried(old: str, new: str, moved: Mapping[Path, Path]) -> str:
         target = there.get(moved.get(place.path, place.path))
         if waiting and target is not None:
             number = target.number
-            if len(target.path) > len(place.path):  # it moved into a section: above the whole
+            if len(target.path) > len(place.path):  # into a section: above the whole section
                 number = there[target.path[:-1]].number
             above.setdefault(number, []).extend(waiting)
             waiting = []
@@ -59,8 +65,8 @@ def carried(old: str, new: str, moved: Mapping[Path, Path]) -> str:
     return "\n".join(found) + "\n"
 
 
-def _places(text: str) -> Iterator[_Place]:
-    """Yield the lines with a name; the last one, with an empty path, stands for the end of the text."""
+def _find_places(text: str) -> Iterator[_Place]:
+    """Yield the lines with a name, and at last one with an empty path for the end of the text."""
     comments: list[str] = []
     section = ""
     number = 0

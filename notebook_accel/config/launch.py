@@ -1,4 +1,4 @@
-"""A config as the arguments of a launch from a notebook or a script."""
+"""Translates a config into the arguments of `notebook_launcher`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 from ..errors import ConfigError, Problem
 from . import export, file
-from .schema import LaunchConfig
+from .arguments import options as argument_options
+from .schema import LaunchConfig, chosen_names, flat_values
 
 Source = LaunchConfig | str | os.PathLike[str]
-"""A config, the path of one, or `default` for the one that lies where all tools look."""
+"""A config, the path of a config file, or `default` for the default config file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +29,7 @@ class Arguments:
     environment: Mapping[str, str]
 
 
-def found(source: Source) -> LaunchConfig:
+def find_config(source: Source) -> LaunchConfig:
     """Return the config that a source names.
 
     Raises:
@@ -45,11 +46,18 @@ def found(source: Source) -> LaunchConfig:
     if source == "default" and not os.path.exists(path):
         text = f"there is no default config at {path}: write_basic_config() writes one"
         raise ConfigError([Problem(name="", text=text)])
-    return file.read(path).config
+    return LaunchConfig.read(path)
 
 
 def arguments(config: LaunchConfig, given: Collection[str]) -> Arguments:
-    """Return what the config says for arguments that were not given by hand.
+    """Return what a config says to a launch.
+
+    Args:
+        config: all options.
+        given: names of the arguments that were given by hand, which count more.
+
+    Returns:
+        The arguments that differ from their default, and the variables of the workers.
 
     Raises:
         ConfigError: the config is of a run that no launch from here can be.
@@ -57,23 +65,23 @@ def arguments(config: LaunchConfig, given: Collection[str]) -> Arguments:
     if config.compute_environment != "LOCAL_MACHINE":
         text = f"compute_environment {config.compute_environment}: runs are launched on this machine only"
         raise ConfigError([Problem(name="compute_environment", text=text)])
-    values: dict[str, Any] = {
-        "num_processes": None
-        if config.num_processes is None
-        else config.num_processes // config.num_machines,
-        "mixed_precision": config.mixed_precision,
-        "use_port": config.main_process_port,
-        "master_addr": config.main_process_ip or "127.0.0.1",
-        "node_rank": config.machine_rank,
-        "num_nodes": config.num_machines,
-        "rdzv_backend": config.rdzv_backend,
-        "rdzv_conf": dict(part.split("=", 1) for part in config.rdzv_conf.split(",") if part) or None,
-        "max_restarts": config.max_restarts,
-        "monitor_interval": config.monitor_interval,
-        "log_dir": config.log_dir,
+    flat, options = flat_values(config), argument_options()
+    environment = export.environment(config, chosen_names(config))
+    for option in options.values():
+        environment.pop(option.face.env or "", None)  # an argument says it, which can be given by hand
+    values = {
+        name: value
+        for name, value in _convert(flat).items()
+        if name not in given and value != options[name].argument_default
     }
-    environment = export.environment(config, file.chosen_names(config))
-    environment.pop("ACCELERATE_MIXED_PRECISION", None)  # an argument, as it can be given by hand
-    return Arguments(
-        values={name: value for name, value in values.items() if name not in given}, environment=environment
-    )
+    return Arguments(values=values, environment=environment)
+
+
+def _convert(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all arguments but the variables of workers, for the values of all options by name."""
+    values: dict[str, Any] = {}
+    for name, option in argument_options().items():
+        convert = None if option.row.argument is None else option.row.argument.convert
+        values[name] = flat[option.name] if convert is None else convert(flat[option.name], flat)
+    del values["environment"]
+    return values

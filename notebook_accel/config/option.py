@@ -1,68 +1,168 @@
-"""An option: a field of the schema with all that its faces need to know of it."""
+"""An option: a row of the table, and what its faces have to know of it. Nothing here imports pydantic."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic.fields import FieldInfo
+from typing_extensions import dataclass_transform
 
+from .argument_checks import Check
 
-class Section(BaseModel):
-    """Options that belong together.
+Launches = Literal["all", "notebooks", "scripts"]
+Rules: TypeAlias = Mapping[str, tuple[Any, ...]]
+Bounds: TypeAlias = Mapping[str, Any]
 
-    Subclasses say how their options are called elsewhere: `prefix` is what their names begin with in the file,
-    `flag_prefix` what their flags begin with in place of it, `env_prefix` what their variables begin with.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=False)
+_NAME = "="  # "as the option is called"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Face:
-    """How an option shows itself.
+class Argument:
+    """How an option is given to `notebook_launcher`.
 
     Attributes:
-        when: values of other options under which it has a meaning, such as `{"distributed_type": ("FSDP",)}`, where
+        name: of the argument; empty where it is the option's.
+        help: what the argument does, where that is not what the option's help says.
+        default: the argument's default; `...` where it is the option's.
+        convert: returns the argument for the option's value and the values of all options by name; None where the
+            argument has the option's value.
+        check: yields what is wrong with an argument; None checks it by the option's type, words and bounds.
+        any_case: whether words may be spelled in any case.
+        variable: the environment variable that decides where the argument has its default; None where none does.
+    """
+
+    name: str = ""
+    help: str = ""
+    default: Any = ...
+    convert: Callable[[Any, Mapping[str, Any]], Any] | None = None
+    check: Check | None = None
+    any_case: bool = False
+    variable: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """An option as the table says it.
+
+    Attributes:
+        default: its value where nobody chose one.
+        help: what it does, a sentence or two.
+        when: values of other options under which it has an effect, such as `{"distributed_type": ("FSDP",)}`, where
             `!X` is all but X and `>1` all above 1; empty where it always has one.
-        env: the variable that tells workers; None where there is none.
+        env: the variable that tells workers; None is the section's prefix and the name, empty is none.
         flag: its flag without dashes; None where the command line has none.
         file: whether files hold it with its default too; Accelerate's reader refuses names that it does not have.
         expert: questionnaire and form leave it out unless all options are asked for.
-        quiet_default: workers are not told of a default that nobody chose, so that what the user's own environment says
-            counts, or the default of the library that reads it.
+        quiet: workers are not told of a default that nobody chose.
+        spaces: whether spaces at the ends of a typed text belong to it.
+        launches: the launches that it has an effect on; one for notebooks alone has no flag.
+        engines: the engines that it has an effect on; empty for all.
+        argument: how `notebook_launcher` takes it; None where it does not.
+        bounds: `ge`, `gt`, `le` and `lt` of numbers, `pattern` of texts.
     """
 
-    when: Mapping[str, tuple[Any, ...]]
-    env: str | None
-    flag: str | None
-    file: bool
-    expert: bool
-    quiet_default: bool
-
-
-_NAME = "="  # "as the option is called"
+    default: Any
+    help: str
+    when: Rules = field(default_factory=dict)
+    env: str | None = None
+    flag: str | None = _NAME
+    file: bool = True
+    expert: bool = False
+    quiet: bool = False
+    spaces: bool = False
+    launches: Launches = "all"
+    engines: tuple[str, ...] = ()
+    argument: Argument | None = None
+    bounds: Bounds = field(default_factory=dict)
 
 
 def option(
     default: Any,
     help: str,
     *,
-    when: Mapping[str, tuple[Any, ...]] | None = None,
+    when: Rules | None = None,
     env: str | None = None,
     flag: str | None = _NAME,
     file: bool = True,
     expert: bool = False,
     quiet: bool = False,
-    **checks: Any,
+    spaces: bool = False,
+    launches: Launches = "all",
+    engines: tuple[str, ...] = (),
+    argument: Argument | None = None,
+    **bounds: Any,
 ) -> Any:
-    """Return a field with its help text, its checks (`ge=1`, `pattern=...`) and its faces."""
-    extra: Any = {"when": dict(when or {}), "env": env, "flag": flag, "file": file, "expert": expert}
-    extra["quiet"] = quiet
-    return Field(default=default, description=help, json_schema_extra=extra, **checks)
+    """Return the row of an option; `bounds` are `ge=1`, `pattern=...`, the rest as in `Row`."""
+    return Row(
+        default=default,
+        help=help,
+        when=dict(when or {}),
+        env=env,
+        flag=flag,
+        file=file,
+        expert=expert,
+        quiet=quiet,
+        spaces=spaces,
+        launches=launches,
+        engines=engines,
+        argument=argument,
+        bounds=bounds,
+    )
+
+
+@dataclass_transform(kw_only_default=True)
+class Rows:
+    """A class whose fields are rows: the part of a schema that needs no pydantic."""
+
+
+def rows_of(schema: type) -> dict[str, Row]:
+    """Return the rows of a schema by name, those of its bases first."""
+    return {
+        name: row
+        for base in reversed(schema.__mro__)
+        for name, row in {**vars(base), **vars(base).get("rows", {})}.items()
+        if isinstance(row, Row)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Makes of a value the one that is checked, in an annotation: `Annotated[int, Read(function)]`.
+
+    Attributes:
+        function: returns the value to check; ValueError says in words why there is none.
+    """
+
+    function: Callable[[Any], Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(self.function, handler(source))
+
+
+def any_case(**aliases: Any) -> Read:
+    """Let a choice be spelled in any case, and old spellings stand for new ones: `any_case(tpu="XLA")`."""
+
+    def change(value: Any) -> Any:
+        text = str(value)
+        return aliases.get(text.lower(), text.upper() if isinstance(value, str) else value)
+
+    return Read(change)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Face:
+    """How an option shows itself; the fields are those of `Row`, with what the section adds to them."""
+
+    when: Rules
+    env: str | None
+    flag: str | None
+    file: bool
+    expert: bool
+    quiet_default: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,63 +171,81 @@ class Option:
 
     Attributes:
         path: names of the sections and the field, as in the file.
+        name: the path as text: `fsdp_config.fsdp_version`.
         help: what it does, a sentence or two.
         default: its value where nobody chose one.
         choices: the legal values, None where there are too many.
-        kind: bool, int, float, str or list.
+        kind: bool, int, float, str, tuple or dict.
         optional: whether None is legal.
-        field: pydantic's own description.
+        row: what the table says of it.
         face: how it shows itself.
+        argument: the name of the argument of `notebook_launcher`; empty where it has none.
+        argument_default: the default of that argument.
     """
 
     path: tuple[str, ...]
+    name: str
     help: str
     default: Any
     choices: tuple[Any, ...] | None
     kind: type
     optional: bool
-    field: FieldInfo
+    row: Row
     face: Face
-
-    @property
-    def name(self) -> str:
-        """The path as text: `fsdp_config.fsdp_version`."""
-        return ".".join(self.path)
+    argument: str
+    argument_default: Any
 
 
-def options_of(schema: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[Option]:
+def options_of(schema: type, path: tuple[str, ...] = ()) -> Iterator[Option]:
     """Yield every option of a schema and of its sections, in the order of definition."""
-    for name, field in schema.model_fields.items():
-        kind, choices, optional = _kind(field.annotation)
-        if isinstance(kind, type) and issubclass(kind, Section):
-            yield from options_of(kind, (*path, name))
+    rows = rows_of(schema)
+    for name, annotation in _annotations(schema).items():
+        if name not in rows:
+            yield from options_of(annotation, (*path, name))
             continue
-        extra: Any = field.json_schema_extra or {}
+        row = rows[name]
+        kind, choices, optional = _kind(annotation)
+        argument = row.argument
         yield Option(
             path=(*path, name),
-            help=field.description or "",
-            default=field.get_default(),
+            name=".".join((*path, name)),
+            help=row.help,
+            default=row.default,
             choices=choices,
             kind=kind,
             optional=optional,
-            field=field,
-            face=_face(schema, name, extra, path),
+            row=row,
+            face=_face(schema, name, row, path),
+            argument="" if argument is None else argument.name or name,
+            argument_default=_argument_default(row),
         )
 
 
-def _face(schema: type[BaseModel], name: str, extra: dict[str, Any], path: tuple[str, ...]) -> Face:
+def _argument_default(row: Row) -> Any:
+    return row.default if row.argument is None or row.argument.default is ... else row.argument.default
+
+
+def _annotations(schema: type) -> dict[str, Any]:
+    """Return the types of a schema's fields by name; pydantic has resolved those of its own classes."""
+    fields = getattr(schema, "model_fields", None)
+    if fields is None:
+        return get_type_hints(schema, include_extras=True)
+    return {name: field.annotation for name, field in fields.items()}
+
+
+def _face(schema: type, name: str, row: Row, path: tuple[str, ...]) -> Face:
     stem = name.removeprefix(getattr(schema, "prefix", ""))
-    flag = extra.get("flag", _NAME)
-    env = extra.get("env")
-    if env is None and getattr(schema, "env_prefix", None) is not None:
-        env = schema.env_prefix + stem.upper()  # type: ignore[attr-defined]
+    flag = getattr(schema, "flag_prefix", "") + stem if row.flag == _NAME else row.flag
+    env = row.env
+    if env is None and (prefix := getattr(schema, "env_prefix", None)) is not None:
+        env = prefix + stem.upper()
     return Face(
-        when={**getattr(schema, "when", {}), **extra.get("when", {})},
+        when={**getattr(schema, "when", {}), **row.when},
         env=env or None,
-        flag=getattr(schema, "flag_prefix", "") + stem if flag == _NAME else flag,
-        file=extra.get("file", True),
-        expert=extra.get("expert", False) or getattr(schema, "expert", False),
-        quiet_default=not path or extra.get("quiet", False),
+        flag=None if row.launches == "notebooks" else flag,
+        file=row.file,
+        expert=row.expert or getattr(schema, "expert", False),
+        quiet_default=not path or row.quiet,
     )
 
 
@@ -149,16 +267,6 @@ def _kind(annotation: Any) -> tuple[Any, tuple[Any, ...] | None, bool]:
     return get_origin(annotation) or annotation, None, False
 
 
-def spelled(**aliases: Any) -> BeforeValidator:
-    """Let a choice be spelled in any case, and old spellings stand for new ones: `spelled(tpu="XLA")`."""
-
-    def change(value: Any) -> Any:
-        text = str(value)
-        return aliases.get(text.lower(), text.upper() if isinstance(value, str) else value)
-
-    return BeforeValidator(change)
-
-
 def as_text(value: Any) -> str:
     """Return a value as variables and flags hold it."""
     if isinstance(value, bool):
@@ -168,6 +276,11 @@ def as_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ",".join(f"{key}={as_text(inner)}" for key, inner in value.items())
     return str(value)
+
+
+def as_texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return values by name, each as variables hold it."""
+    return {name: as_text(value) for name, value in values.items()}
 
 
 def read_number(option: Option, text: str) -> Any:

@@ -4,51 +4,66 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 
 from ..errors import ConfigError, Problem
-from .option import as_text
-from .schema import LaunchConfig, table
+from .option import Option, as_text
 
 
-def check(values: Mapping[str, Any]) -> LaunchConfig:
-    """Return the config of nested values; ConfigError lists everything that is wrong with them."""
-    return LaunchConfig.model_validate(values)
+class Checkable(Protocol):
+    """A config that knows which of its options contradict each other."""
+
+    def misfits(self) -> Iterator[str]:
+        """Yield a sentence for each pair of options that contradict each other; it begins with the name of one."""
 
 
-def raised_by(make: Callable[[Any], LaunchConfig], values: Mapping[str, Any]) -> LaunchConfig:
-    """Return what `make` makes of nested values; ConfigError instead of pydantic's error."""
-    found = [*unknown(values), *_no_numbers(values)]
+Config = TypeVar("Config", bound=Checkable)
+
+
+def validate(make: Callable[[Any], Config], values: Mapping[str, Any], options: Sequence[Option]) -> Config:
+    """Return the config that `make` builds from nested values.
+
+    Args:
+        make: pydantic's validation.
+        values: of options, and of sections of options.
+        options: all that there are.
+
+    Raises:
+        ConfigError: lists everything that is wrong.
+    """
+    problems = [*_find_unknown(values, options), *_find_truth_values(values, options)]
     try:
-        config = make(_without(values, found))
+        config = make(_without(values, problems))
     except ValidationError as error:
-        raise ConfigError([*found, *of(error)]) from None
-    found += [Problem(name=text.partition(" ")[0], text=text) for text in config.misfits()]
-    if found:
-        raise ConfigError(found)
+        raise ConfigError([*problems, *_explain(error, options)]) from None
+    problems += [Problem(name=text.partition(" ")[0], text=text) for text in config.misfits()]
+    if problems:
+        raise ConfigError(problems)
     return config
 
 
-def unknown(values: Mapping[str, Any]) -> Iterable[Problem]:
+def _find_unknown(values: Mapping[str, Any], options: Sequence[Option]) -> Iterator[Problem]:
     """Yield a problem for each name that no option has, with the nearest name that one has."""
-    known = {option.path for option in table()}
+    known = {option.path for option in options}
     sections = {path[:1] for path in known if len(path) > 1}
     for name, value in values.items():
         if (name,) in known:
             continue
         if (name,) not in sections:
-            yield _unknown((str(name),), [path[0] for path in known])
+            yield _unknown((str(name),), [path[0] for path in known], options)
         elif isinstance(value, Mapping):
             names = [path[1] for path in known if path[0] == name and len(path) > 1]
-            yield from (_unknown((name, str(key)), names) for key in value if (name, key) not in known)
+            for key in value:
+                if (name, key) not in known:
+                    yield _unknown((name, str(key)), names, options)
 
 
-def _no_numbers(values: Mapping[str, Any]) -> Iterable[Problem]:
+def _find_truth_values(values: Mapping[str, Any], options: Sequence[Option]) -> Iterator[Problem]:
     """Yield a problem for each truth value where a number belongs: pydantic counts with them."""
-    for option in table():
+    for option in options:
         value: Any = values
         for name in option.path:
             value = value.get(name) if isinstance(value, Mapping) else None
@@ -57,9 +72,9 @@ def _no_numbers(values: Mapping[str, Any]) -> Iterable[Problem]:
             yield Problem(name=option.name, text=f"{option.path[-1]} {value} is {reason}")
 
 
-def of(error: ValidationError) -> list[Problem]:
-    """Return a problem for each error of pydantic."""
-    options = {option.path: option for option in table()}
+def _explain(error: ValidationError, known: Sequence[Option]) -> list[Problem]:
+    """Return a problem for each of pydantic's errors, one for each option."""
+    options = {option.path: option for option in known}
     found: dict[tuple[str, ...], Problem] = {}
     for detail in error.errors(include_url=False):
         path = tuple(str(part) for part in detail["loc"])
@@ -78,7 +93,7 @@ def of(error: ValidationError) -> list[Problem]:
         else:
             found[path] = Problem(
                 name=option.name,
-                text=f"{path[-1]} {_shown(_number(option, value))} {_reason(option, detail)}",
+                text=f"{path[-1]} {_shorten(_number(option, value))} {_reason(option, detail)}",
             )
     return list(found.values())
 
@@ -104,7 +119,7 @@ def _own_words(detail: Any) -> str:
 
 
 def _number(option: Any, value: Any) -> Any:
-    """Return a number for a text that is one, where one is wanted: flags and files give the same value as either."""
+    """Return the number that a text spells, where the option is a number: flags give texts, files numbers."""
     found = value
     if isinstance(value, str) and option.kind in (bool, int, float):
         with contextlib.suppress(ValueError):
@@ -112,20 +127,20 @@ def _number(option: Any, value: Any) -> Any:
     return int(found) if isinstance(found, float) and found.is_integer() else found
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _unknown(path: tuple[str, ...], names: list[str]) -> Problem:
-    elsewhere = [option.name for option in table() if option.path[-1] == path[-1]]
+def _unknown(path: tuple[str, ...], names: list[str], options: Sequence[Option]) -> Problem:
+    elsewhere = [option.name for option in options if option.path[-1] == path[-1]]
     near = elsewhere or difflib.get_close_matches(path[-1], names, n=1, cutoff=0.6)
     hint = f", did you mean {near[0]}?" if near else ""
     return Problem(name=".".join(path), text=f"{'.'.join(path)} is no option{hint}")
 
 
 def _without(values: Mapping[str, Any], problems: Iterable[Problem]) -> dict[str, Any]:
-    """Return the values but for those with a problem, so that the others are checked too."""
+    """Return the values without those that have a problem, so that pydantic checks the others too."""
     names = {problem.name for problem in problems}
     kept: dict[str, Any] = {}
     for name, value in values.items():

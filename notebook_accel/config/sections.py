@@ -4,23 +4,40 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from .option import Section, option, spelled
+from .option import Read, Row, any_case, option, rows_of
 
-Word = Annotated[str, BeforeValidator(lambda value: ",".join(value) if isinstance(value, list) else value)]
-"""A text; a list is taken as its comma-separated form."""
+Word = Annotated[str, Read(lambda value: ",".join(value) if isinstance(value, list) else value)]
+"""A text; a list becomes a text with commas."""
 
-_as_number = BeforeValidator(
-    lambda value: int(value) if isinstance(value, str) and value.isdecimal() else value
-)
+_as_number = Read(lambda value: int(value) if isinstance(value, str) and value.isdecimal() else value)
 """A number may be quoted."""
 
 _COMPILED = {"dynamo_config.dynamo_backend": ("!NO",)}
 _CONTEXT = {"parallelism_config.parallelism_config_cp_size": (">1",)}
 _SEQUENCE = {"parallelism_config.parallelism_config_sp_size": (">1",)}
-_DEVICES = spelled(none="none", cpu="cpu", nvme="nvme")
+_DEVICES = any_case(none="none", cpu="cpu", nvme="nvme")
 _RECOMPUTE = Literal["selective", "full"]
+
+
+class Section(BaseModel):
+    """Options that belong together: pydantic's model of rows.
+
+    Subclasses say how their options are called elsewhere: `prefix` is what their names begin with in the file,
+    `flag_prefix` what their flags begin with in place of it, `env_prefix` what their variables begin with.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=False)
+    rows: ClassVar[dict[str, Row]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Give pydantic a field for each row."""
+        super().__init_subclass__(**kwargs)
+        rows = rows_of(cls)
+        cls.rows = {name: row for name, row in rows.items() if getattr(cls, name, None) is row}
+        for name, row in cls.rows.items():
+            setattr(cls, name, Field(default=row.default, description=row.help, **row.bounds))
 
 
 class DynamoConfig(Section):
@@ -47,7 +64,7 @@ class DynamoConfig(Section):
             "TORCHXLA_TRACE_ONCE",
             "TVM",
         ],
-        spelled(torhchxla_trace_once="TORCHXLA_TRACE_ONCE"),
+        any_case(torhchxla_trace_once="TORCHXLA_TRACE_ONCE"),
     ] = option("NO", "What torch.compile compiles models with; NO leaves them as they are.")
     dynamo_mode: Literal["default", "reduce-overhead", "max-autotune"] = option(
         "default",
@@ -78,7 +95,7 @@ class FSDPConfig(Section):
     )
     fsdp_sharding_strategy: Annotated[
         Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"],
-        spelled(
+        any_case(
             **{
                 "1": "FULL_SHARD",
                 "2": "SHARD_GRAD_OP",
@@ -97,7 +114,7 @@ class FSDPConfig(Section):
         "Free the gathered weights after forward, which saves memory and costs another gather in backward.",
     )
     fsdp_auto_wrap_policy: Annotated[
-        Literal["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"], spelled()
+        Literal["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"], any_case()
     ] = option("TRANSFORMER_BASED_WRAP", "Which modules are sharded each on their own.", quiet=True)
     fsdp_transformer_layer_cls_to_wrap: Word | None = option(
         None,
@@ -113,7 +130,7 @@ class FSDPConfig(Section):
     )
     fsdp_offload_params: bool = option(False, "Keep weights and gradients in the CPU's memory.")
     fsdp_state_dict_type: Annotated[
-        Literal["FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"], spelled()
+        Literal["FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"], any_case()
     ] = option(
         "SHARDED_STATE_DICT",
         "How checkpoints are written: by each process its part, or one whole.",
@@ -123,7 +140,7 @@ class FSDPConfig(Section):
         True, "Rank 0 alone reads pretrained weights, the others get their part from it."
     )
     fsdp_sync_module_states: bool = option(True, "Start with rank 0's weights on all processes.", expert=True)
-    fsdp_backward_prefetch: Annotated[Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"], spelled()] = (
+    fsdp_backward_prefetch: Annotated[Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"], any_case()] = (
         option(
             "BACKWARD_PRE",
             "When the next weights are gathered in backward.",
@@ -225,7 +242,7 @@ class FP8Config(Section):
     env_prefix: ClassVar[str] = "ACCELERATE_FP8_"
     when: ClassVar[dict[str, Any]] = {"mixed_precision": ("fp8",)}
 
-    backend: Annotated[Literal["AO", "TE", "MSAMP"], spelled(**{"ms-amp": "MSAMP"})] = option(
+    backend: Annotated[Literal["AO", "TE", "MSAMP"], any_case(**{"ms-amp": "MSAMP"})] = option(
         "AO", "Library: torchao (AO), Transformer Engine (TE) or MS-AMP."
     )
     use_autocast_during_eval: bool = option(
@@ -237,7 +254,7 @@ class FP8Config(Section):
     interval: int = option(
         1, "Steps between two scaling factors.", ge=1, when={"fp8_config.backend": ("TE",)}, expert=True
     )
-    fp8_format: Annotated[Literal["HYBRID", "E4M3", "E5M2"], spelled()] = option(
+    fp8_format: Annotated[Literal["HYBRID", "E4M3", "E5M2"], any_case()] = option(
         "HYBRID",
         "Format of the numbers.",
         flag="fp8_format",

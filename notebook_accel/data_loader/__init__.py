@@ -1,6 +1,6 @@
 """Data loaders that give every process of a run its share."""
 
-from .config import DataLoaderConfiguration
+from ..handlers import DataLoaderConfiguration
 from .dispatch import DataLoaderDispatcher
 from .iterable import IterableDatasetShard
 from .prepare import prepare_data_loader

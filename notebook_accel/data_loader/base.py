@@ -1,4 +1,4 @@
-"""What all prepared data loaders have in common: where they stand, for gradient accumulation and metrics."""
+"""What all prepared data loaders have in common: they know where they stand, and those of torchdata can save it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .. import runtime as process
+from ..handlers import require_torchdata
 from ..nested import send_to_device
 from ..runtime import GradientFlags, Runtime
-from .config import require_torchdata
 from .iterable import IterableDatasetShard
-from .resume import Course, ResumableSampler
+from .resume import EpochState, ResumableSampler, order_of, restore_order
 from .samplers import is_plain, sampler_chain
 
 if TYPE_CHECKING:
@@ -33,6 +33,12 @@ _OPTIONS: Final = (
     "pin_memory_device",
     "in_order",
 )
+_EPOCH: Final = "_iteration"
+_ORDER: Final = "_order"
+_FINISHED: Final = "_iterator_finished"
+_RECEIVES: Final = "_receives"
+_ALONE: Final = "_num_yielded"
+_WORKERS: Final = "_snapshot"
 _NEVER_MOVED: Final = frozenset((str, bytes, bool, int, float, type(None)))
 
 
@@ -57,7 +63,7 @@ class PreparedLoader(DataLoader[Any]):
         skip_batches: batches left out at the start of an iteration.
         batches_seen: batches handed out in this iteration.
         length: batches of this iteration, None where nobody knows.
-        course: what decides the order of its epochs.
+        epoch_state: what decides the order of its epochs.
     """
 
     end_of_dataloader: bool = False
@@ -67,14 +73,13 @@ class PreparedLoader(DataLoader[Any]):
     use_stateful_dataloader: bool = False
 
     def __new__(cls, *args: Any, use_stateful_dataloader: bool = False, **kwargs: Any) -> Self:
-        """Return a loader of torchdata where one is asked for: it is a subclass of the one that is named."""
+        """Return an empty loader; where it is to be stateful, of the subclass that `stateful_class` makes."""
         if not use_stateful_dataloader or cls.use_stateful_dataloader:
             return super().__new__(cls)
         require_torchdata()
-        from .stateful import stateful_class
-
-        made: Self = super().__new__(stateful_class(cls))
-        return made
+        kind: Any = cls
+        loader: Self = super().__new__(stateful_class(kind))
+        return loader
 
     def __init__(
         self,
@@ -90,7 +95,7 @@ class PreparedLoader(DataLoader[Any]):
     ) -> None:
         if use_stateful_dataloader != self.use_stateful_dataloader:
             raise TypeError("give use_stateful_dataloader by its name")
-        self.course = Course()
+        self.epoch_state = EpochState()
         super().__init__(dataset, **kwargs)
         self.skip_batches = skip_batches
         self.iteration = iteration
@@ -109,18 +114,22 @@ class PreparedLoader(DataLoader[Any]):
         return {**self.__dict__, "_runtime": None, "_iterator": None}
 
     def after(self, skip_batches: int, samplers: dict[str, Any]) -> Self:
-        """Return a loader like this one that reads and drops more batches and takes samples by other samplers.
+        """Return a loader like this one that leaves out more batches.
 
-        Both are in the same epoch, and once its end is reached by the new one, both are in the next.
+        Both are in the same epoch. When the new one reaches its end, both are in the next epoch.
+
+        Args:
+            skip_batches: how many more batches to read and drop.
+            samplers: the new samplers, by their names in `DataLoader`.
         """
         skipped = skip_batches + sum(getattr(part, "skip_batches", 0) for part in samplers.values())
-        course, epoch = self.course.after(self.iteration, skipped)
+        epoch_state, epoch = self.epoch_state.after(self.iteration, skipped)
         made: Self = object.__new__(type(self))
-        # Not by assignment, which torch forbids for samplers once a loader is made: this one is being made.
+        # Not by assignment: torch forbids that for samplers of a loader that is made.
         made.__dict__.update(
             self.__getstate__(),
             skip_batches=self.skip_batches + skip_batches,
-            course=course,
+            epoch_state=epoch_state,
             iteration=epoch,
             end_of_dataloader=False,
             remainder=-1,
@@ -141,7 +150,7 @@ class PreparedLoader(DataLoader[Any]):
         """Note that an iteration starts."""
         self.reset()
         self.length = self._length()
-        self.course.begin()
+        self.epoch_state.begin()
         if not self._drop_last:
             self.remainder = self._count_remainder()
         if (runtime := self.runtime) is not None:
@@ -150,7 +159,7 @@ class PreparedLoader(DataLoader[Any]):
 
     def end(self) -> None:
         """Note that the iteration ended."""
-        self.course.end()
+        self.epoch_state.end()
         if (runtime := self.runtime) is not None:
             runtime.gradient.end(self)
 
@@ -184,13 +193,13 @@ class PreparedLoader(DataLoader[Any]):
 
     def _read_all(self) -> Iterator[Any]:
         """Return torch's own iterator of this loader, or torchdata's."""
-        if isinstance(self.dataset, IterableDataset):  # no sampler decides its order, nor notes that it did
-            self.course.draw([])
-        if not self.course.goes_on:
+        if isinstance(self.dataset, IterableDataset):  # no sampler draws its order
+            self.epoch_state.draw([])
+        if not self.epoch_state.goes_on:
             return super().__iter__()
         here = torch.get_rng_state()
         iterator = super().__iter__()
-        torch.set_rng_state(here)  # the seed of loader processes was drawn when the epoch was begun
+        torch.set_rng_state(here)  # the process that began the epoch drew the seed of loader processes
         return iterator
 
     @property
@@ -198,26 +207,31 @@ class PreparedLoader(DataLoader[Any]):
         sampler = outer_sampler(self)
         if isinstance(self.dataset, IterableDataset) or hasattr(sampler, "load_state_dict"):
             return sampler
-        return ResumableSampler(sampler, self.course)
+        return ResumableSampler(sampler, self.epoch_state)
+
+    @property
+    def _reads(self) -> bool:
+        """True where this process reads, False where it only receives."""
+        return True
 
     def _batches_to_skip(self) -> int:
         """Return the batches to read and drop at the start of this iteration."""
         return self.skip_batches
 
     def sender_to(self, device: torch.device) -> Callable[[Any], Any]:
-        """Return what puts the batches of an epoch, in order, on the device."""
+        """Return a function that puts the batches of an epoch, called for each in order, on the device."""
         runtime = self.runtime
         if runtime is not None and runtime.feed is not None and device == runtime.device:
             return runtime.feed.open()
         return functools.partial(on_device, device=device, non_blocking=self._non_blocking)
 
     def _note_state(self) -> None:
-        """Note the state that goes on after the batch at hand; nothing here, a stateful loader has one."""
+        """Note the state after the current batch; only stateful loaders have one."""
 
     def _reach_end(self) -> None:
-        """Note that the batch at hand is the last one."""
+        """Note that the current batch is the last one."""
         self.end_of_dataloader = True
-        self.course.reach_end()
+        self.epoch_state.reach_end()
 
     def _sampler_chain(self) -> Iterator[Any]:
         return sampler_chain(outer_sampler(self))
@@ -232,7 +246,7 @@ class PreparedLoader(DataLoader[Any]):
     def _length(self) -> int | None:
         try:
             return len(self)
-        except Exception:  # the user's own sampler or dataset: it is asked for a progress bar only
+        except Exception:  # of the user's own sampler or dataset; the length is for progress bars only
             return None
 
     def get_sampler(self) -> Any:
@@ -308,6 +322,131 @@ class PreparedLoader(DataLoader[Any]):
         return None
 
 
+class StatefulLoader(PreparedLoader):
+    """A prepared loader whose `state_dict` is that of torchdata, taken before the next batch is read ahead.
+
+    The epoch and the order of its samples are added to it. So a new loader goes on with the very next batch. The
+    state of the last batch starts the next epoch.
+
+    `stateful_class` puts this class before a prepared loader, and torchdata's loader after both.
+    """
+
+    use_stateful_dataloader = True
+    next_iter_state: Any
+    _kind: type[PreparedLoader]
+
+    def __init__(self, *args: Any, use_stateful_dataloader: bool = True, **kwargs: Any) -> None:
+        self._state: dict[str, Any] | None = None
+        self._goes_on = False  # another process read the first batches of the next epoch
+        self._inside = False  # another process read the first batches of this epoch
+        super().__init__(*args, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make_empty, (self._kind,), self.__getstate__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_initial_iter_for_state_dict": False}
+
+    def after(self, skip_batches: int, samplers: dict[str, Any]) -> Self:
+        made = super().after(skip_batches, samplers)
+        made.__dict__.update(_state=None, _goes_on=False, next_iter_state=None)
+        return made
+
+    def _get_iterator(self) -> Any:
+        state = self.next_iter_state
+        iterator = super()._get_iterator()
+        if state is not None:
+            # torchdata adds the batches that it reads again to the count that it starts from.
+            parts = state[_WORKERS] if self.num_workers else state
+            iterator._num_yielded = parts["_snapshot_step"] if self.num_workers else parts[_ALONE]
+            iterator._num_yielded += state.get("_steps_since_snapshot", 0)
+        return iterator
+
+    def begin(self) -> None:
+        super().begin()
+        self._inside, self._goes_on = self._goes_on, False
+        self.epoch_state.goes_on |= self._inside
+
+    def _batches_to_skip(self) -> int:
+        return 0 if self._inside else self.skip_batches
+
+    def _inner_state(self) -> dict[str, Any]:
+        if not self._reads:
+            return {_RECEIVES: True}
+        torchdata_loader: Any = super(PreparedLoader, self)
+        state: dict[str, Any] = torchdata_loader.state_dict()
+        return state
+
+    def _note_state(self) -> None:
+        self._state = {**self._inner_state(), _FINISHED: False, _EPOCH: self.iteration}
+
+    def _reach_end(self) -> None:
+        super()._reach_end()
+        self._state = {
+            **self._inner_state(),
+            _FINISHED: True,
+            _EPOCH: self.iteration + 1,
+            _ORDER: order_of(outer_sampler(self)),
+        }
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        if self._state is not None and self._state[_FINISHED]:
+            self._state = {**self._state, _EPOCH: epoch}
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._state is None:
+            return {_FINISHED: True, _EPOCH: self.iteration, _ORDER: order_of(outer_sampler(self))}
+        return dict(self._state)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        finished = bool(state_dict.get(_FINISHED, False))
+        if self._reads and not finished:
+            self._check(state_dict)
+        order = state_dict.get(_ORDER)
+        if order is not None:
+            restore_order(outer_sampler(self), order)
+        # Persistent workers draw no seed for a second epoch, but workers that start for it here do.
+        self.epoch_state.next_order = order if self.persistent_workers else None
+        torchdata_loader: Any = super(PreparedLoader, self)
+        torchdata_loader.load_state_dict(state_dict if self._reads and not finished else {})
+        self.iteration = state_dict.get(_EPOCH, self.iteration)
+        self._goes_on = not finished
+        self._state = {_EPOCH: self.iteration, _FINISHED: finished, **state_dict}
+
+    def _check(self, state_dict: dict[str, Any]) -> None:
+        if state_dict.get(_RECEIVES):
+            raise ValueError(
+                "the state is of a process that only receives batches: rank 0 needs the state of rank 0"
+            )
+        wanted = _WORKERS if self.num_workers else _ALONE
+        if wanted not in state_dict:
+            raise ValueError(
+                f"the state is not of a loader with num_workers={self.num_workers}: it has "
+                f"{sorted(state_dict)}, not {wanted!r}; go on with as many worker processes as before"
+            )
+        if self.num_workers and len(state_dict[_WORKERS]["_worker_snapshots"]) != self.num_workers:
+            raise ValueError(
+                f"the state is of a loader with num_workers={len(state_dict[_WORKERS]['_worker_snapshots'])}, this "
+                f"one has {self.num_workers}: go on with as many worker processes as before"
+            )
+
+
+@functools.cache
+def stateful_class(kind: Any) -> Any:
+    """Return the subclass of a class of prepared loaders that is a `StatefulLoader` and torchdata's loader too.
+
+    torchdata is imported here, and only here, because it is optional.
+    """
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return type(f"Stateful{kind.__name__}", (StatefulLoader, kind, StatefulDataLoader), {"_kind": kind})
+
+
+def _make_empty(kind: Any) -> Any:
+    return object.__new__(stateful_class(kind))
+
+
 def _forget_left(flags: GradientFlags) -> None:
     for reference in list(flags.loaders):
         loader = reference()
@@ -317,7 +456,13 @@ def _forget_left(flags: GradientFlags) -> None:
 
 
 def on_device(batch: Any, device: torch.device, non_blocking: bool = False) -> Any:
-    """Return the batch on the device: itself where all of it lies there."""
+    """Return a batch on a device, the same object where all of it is there already.
+
+    Args:
+        batch: nested lists, tuples and dicts of tensors and other values.
+        device: where its tensors go.
+        non_blocking: copy from pinned memory without waiting.
+    """
     if _lies_on(batch, device):
         return batch
     return send_to_device(batch, device, non_blocking=non_blocking)

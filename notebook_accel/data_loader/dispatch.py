@@ -19,7 +19,7 @@ from ..nested import (
 )
 from ..runtime import Runtime
 from .base import PreparedLoader, on_device
-from .shares import share_of
+from .samplers import share_of
 
 CPU: Final = torch.device("cpu")
 _END: Final = object()
@@ -104,18 +104,22 @@ class DataLoaderDispatcher(PreparedLoader):
         """Number of processes, or groups of them that get the same samples, that share a global batch."""
         return self._num_shares
 
+    @property
+    def _reads(self) -> bool:
+        return self._place().topology.rank == 0
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return self._track(self._batches)
 
     def _batches(self) -> Iterator[Any]:
         runtime = self._place()
-        rank = runtime.topology.rank
-        note_state = self._note_state if self.use_stateful_dataloader and rank != 0 else None
-        own = self._read() if rank == 0 else self._stand_by()
+        reads = self._reads
+        note_state = self._note_state if self.use_stateful_dataloader and not reads else None
+        own = self._read() if reads else self._stand_by()
         send, feed = self.sender_to(runtime.device), runtime.feed
         is_last = False
         while not is_last:
-            sent, failure = _next_round(own) if rank == 0 else (None, None)
+            sent, failure = _next_round(own) if reads else (None, None)
             received: _Round | str | None = runtime.comm.broadcast_object(sent, 0)
             if failure is not None:
                 raise failure
@@ -143,7 +147,7 @@ class DataLoaderDispatcher(PreparedLoader):
         return self.slice_fn(received.batch, chosen, process_index=part, num_processes=num_parts)
 
     def _read(self) -> Iterator[_Round]:
-        """Yield the rounds on rank 0, one read ahead to know the last one."""
+        """Yield the rounds on rank 0; one is read ahead, so that the last one is known."""
         note_state = self._note_state if self.use_stateful_dataloader else None
         skipped = self._batches_to_skip()
         batches = self._global_batches(self._read_all())
@@ -188,7 +192,7 @@ class DataLoaderDispatcher(PreparedLoader):
         return _Round(batch=on_device(completed, CPU), num_samples=num_samples, is_last=is_last)
 
     def _filler(self, first: Any) -> Any:
-        """Return the first samples, one for each process: a copy, for rank 0 hands out views of the batch itself."""
+        """Return a copy of the first samples, one for each process, to complete the last batch with."""
         num_parts = self.num_processes
         if num_parts == 1 or self._drop_last:
             return None
@@ -203,10 +207,10 @@ class DataLoaderDispatcher(PreparedLoader):
         return concatenate([batch, *[filler] * repeats], dim=0)
 
     def _stand_by(self) -> Iterator[_Round]:
-        """Keep the generators of a rank that does not read in step with those of rank 0."""
+        """Draw what rank 0 draws, on a rank that does not read: the generators stay alike."""
         if self.num_workers == 0 or isinstance(self.dataset, IterDataPipe):
-            self._read_all()  # of a datapipe even with worker processes: torch agrees on its seed by a collective
-        elif not self.course.goes_on:  # what torch draws for the seeds of worker processes
+            self._read_all()  # also for a datapipe with worker processes: torch agrees on its seed by a collective
+        elif not self.epoch_state.goes_on:  # as torch does for the seeds of worker processes
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         return iter(())
 

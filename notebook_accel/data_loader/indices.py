@@ -1,4 +1,4 @@
-"""Random access to the indices that torch's samplers yield, so that a rank can take its share and no more."""
+"""Random access to the indices that torch's samplers yield: a rank computes its own share and no more."""
 
 from __future__ import annotations
 
@@ -21,10 +21,16 @@ class Indices(Protocol):
     length: int
 
     def take(self, start: int, stop: int, reach: int) -> list[int]:
-        """Return the indices at `start <= position < stop`, having drawn those up to `reach`."""
+        """Return the indices at the positions from `start` up to `stop`.
+
+        Args:
+            start: first position.
+            stop: the position after the last one.
+            reach: indices are drawn up to this position, as torch does in its batches.
+        """
 
     def finish(self) -> None:
-        """Leave generator and sampler as if the epoch had been iterated to its end."""
+        """Leave generator and sampler as an iteration to the end of the epoch would."""
 
 
 class SequentialIndices:

@@ -16,9 +16,8 @@ from .base import options_of, outer_sampler
 from .dispatch import DataLoaderDispatcher
 from .indices import draw_seed
 from .iterable import IterableDatasetShard
-from .samplers import BatchSamplerShard, SeedableRandomSampler, check_split
+from .samplers import BatchSamplerShard, SeedableRandomSampler, check_split, share_of
 from .shard import DataLoaderShard
-from .shares import share_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,15 +90,15 @@ def prepare_data_loader(
         ImportError: `use_stateful_dataloader` without torchdata.
     """
     if dispatch_batches is None:
-        # not on XLA devices, between which objects go as tensors of the device
+        # not on XLA devices, which exchange objects as tensors of the device
         on_xla = device is not None and device.type == "xla"
         dispatch_batches = put_on_device and not on_xla and isinstance(dataloader.dataset, IterableDataset)
     if dispatch_batches and not put_on_device:
         raise ValueError("dispatch_batches=True puts batches on the device: it needs put_on_device=True")
     runtime = runtime if runtime is not None else process.current()
     num_processes, process_index = share_of(
-        _given(num_processes, runtime, "world_size", 1),
-        _given(process_index, runtime, "rank", 0),
+        _default_to_runtime(num_processes, runtime, "world_size", 1),
+        _default_to_runtime(process_index, runtime, "rank", 0),
         torch_device_mesh,
     )
     place = _Place(
@@ -140,7 +139,7 @@ def prepare_data_loader(
     )
 
 
-def _given(number: int | None, runtime: Runtime | None, name: str, alone: int) -> int:
+def _default_to_runtime(number: int | None, runtime: Runtime | None, name: str, alone: int) -> int:
     if number is not None:
         return number
     return alone if runtime is None else int(getattr(runtime.topology, name))

@@ -1,4 +1,4 @@
-"""Batches of indices that can be gone on with: where an epoch stands, and what decided its order."""
+"""Where an epoch stands and what decided its order, so that another process can go on in the middle of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
-from torch.utils.data import BatchSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from .samplers import SeedableRandomSampler, SkipBatchSampler, batches_from, sampler_chain
 
@@ -16,21 +16,21 @@ Order = list[dict[str, Any]]
 """What decides the order of an epoch, a dict for each sampler; see `order_of`."""
 
 
-class Course:
-    """What decided, or is to decide, the order of a loader's epochs.
+class EpochState:
+    """What decides the order of a loader's epochs, and where the loader stands.
 
     Attributes:
-        order: of the epoch that is being read; None before its first batch and after its last.
-        next_order: of the epoch that starts next; None leaves it to the samplers.
-        ended: the epoch's last batch was read, though nobody asked for one more.
-        interrupted: of the epoch in which a checkpoint was saved, for `skip_first_batches` to go on with.
-        num_drawn: batches that were drawn of this epoch, once these are all; None before.
-        interrupted_epoch: which one it is.
-        goes_on: this epoch was begun by another process, so that its start draws no random numbers here.
-        parent: the course of the loader that `skip_first_batches` was given, which is in the same epoch.
+        order: of the current epoch; None before its first batch and after its last.
+        next_order: of the next epoch; None leaves it to the samplers.
+        ended: the epoch's last batch was read; the iteration has not asked for another one.
+        interrupted: the order of the epoch in which a checkpoint was saved; `skip_first_batches` goes on with it.
+        num_drawn: number of batches of this epoch, None until all are drawn.
+        interrupted_epoch: the number of that epoch.
+        goes_on: another process began this epoch, so that its start draws no random numbers here.
+        parent: the state of the loader that was given to `skip_first_batches`; it is in the same epoch.
     """
 
-    def __init__(self, parent: Course | None = None) -> None:
+    def __init__(self, parent: EpochState | None = None) -> None:
         self.order: Order | None = None
         self.next_order: Order | None = None
         self.ended = False
@@ -56,17 +56,21 @@ class Course:
         self._set(None)
 
     def reach_end(self) -> None:
-        """Note that the batch at hand is the epoch's last one."""
-        for course in self._with_parents():
-            course.ended = True
+        """Note that the current batch is the epoch's last one."""
+        for state in self._with_parents():
+            state.ended = True
 
-    def after(self, epoch: int, num_batches: int) -> tuple[Course, int]:
-        """Return the course of a loader that skips batches in this one's epoch, and the epoch that it starts with.
+    def after(self, epoch: int, num_batches: int) -> tuple[EpochState, int]:
+        """Return the state of a loader that skips batches of this one's epoch, and the epoch that it starts with.
 
-        That is the interrupted one, if this is its number. Where the checkpoint was saved with its last batch,
-        the number is that of the next one, and whoever skips batches means those of the interrupted one.
+        If a checkpoint was saved in this epoch, the new loader has the order of that epoch. If the checkpoint was
+        saved with the last batch, `epoch` is the next one already: skipped batches are those of the epoch before.
+
+        Args:
+            epoch: of the loader.
+            num_batches: how many are skipped.
         """
-        made = Course(self)
+        made = EpochState(self)
         if self.next_order is not None:
             made.next_order = self.next_order
         elif self.interrupted is not None:
@@ -86,53 +90,53 @@ class Course:
         return state if "order" not in state else state | {"ended": self.ended}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Know the epoch that `state_dict` was called in as the interrupted one."""
+        """Restore what `state_dict` returned: the epoch it was called in is the interrupted one."""
         self.interrupted = state.get("order")
         self.interrupted_epoch = state.get("order_of", state["iteration"])
         self.ended = state.get("ended", False)
 
     def _set(self, order: Order | None) -> None:
-        for course in self._with_parents():
-            course.order, course.interrupted, course.ended = order, None, False
+        for state in self._with_parents():
+            state.order, state.interrupted, state.ended = order, None, False
 
-    def _with_parents(self) -> Iterator[Course]:
-        course: Course | None = self
-        while course is not None:
-            yield course
-            course = course.parent
+    def _with_parents(self) -> Iterator[EpochState]:
+        state: EpochState | None = self
+        while state is not None:
+            yield state
+            state = state.parent
 
 
 class ResumableSampler(BatchSampler):
-    """A batch sampler, or sampler, whose iterators have a state in the sense of torchdata."""
+    """A batch sampler, or sampler, whose iterators have `state_dict` and `load_state_dict` for torchdata."""
 
-    def __init__(self, sampler: Any, course: Course) -> None:
+    def __init__(self, sampler: Any, epoch_state: EpochState) -> None:
         self.inner = sampler
-        self.course = course
+        self.epoch_state = epoch_state
 
     def __len__(self) -> int:
         return len(self.inner)
 
     def __iter__(self) -> ResumableIterator:
-        return ResumableIterator(self.inner, self.course)
+        return ResumableIterator(self.inner, self.epoch_state)
 
 
 class ResumableIterator:
     """An iterator over a batch sampler that notes what decided its order when it draws its first batch.
 
-    It draws one batch ahead, so that the last one is known while it is read, and nothing need be read ahead for that.
+    It draws the indices of one batch ahead: so the last batch is known without reading another one.
 
-    Positions are counted from the start of the epoch, also where `skip_first_batches` left some out, so that a
-    state fits loaders that skip and loaders that don't.
+    Positions count from the start of the epoch, also where `skip_first_batches` left some batches out. So a state
+    fits loaders that skip batches and loaders that do not.
     """
 
-    def __init__(self, sampler: Any, course: Course) -> None:
+    def __init__(self, sampler: Any, epoch_state: EpochState) -> None:
         self._skipped = 0
         while type(sampler) is SkipBatchSampler:
             self._skipped += sampler.skip_batches
             sampler = sampler.batch_sampler
         self._sampler = sampler
         self._position = self._skipped
-        self._course = course
+        self._epoch_state = epoch_state
         self._order: Order | None = None
         self._batches: Iterator[Any] | None = None
         self._following: Any = _END
@@ -143,7 +147,7 @@ class ResumableIterator:
 
     def __next__(self) -> Any:
         if self._batches is None:
-            self._draw(self._course.next_order)
+            self._draw(self._epoch_state.next_order)
         batch = self._following
         if batch is _END:
             raise StopIteration
@@ -155,7 +159,7 @@ class ResumableIterator:
         assert self._batches is not None
         self._following = next(self._batches, _END)
         if self._following is _END:
-            self._course.num_drawn = self._num_drawn
+            self._epoch_state.num_drawn = self._num_drawn
         else:
             self._num_drawn += 1
 
@@ -176,18 +180,67 @@ class ResumableIterator:
         if order is not None:
             restore_order(self._sampler, order)
         self._order = order_of(self._sampler, with_global=True)
-        self._course.draw(self._order)
+        self._epoch_state.draw(self._order)
         self._batches = batches_from(self._sampler, self._position)
         self._look_ahead()
         if here is not None and any("global" in state for state in self._order):
-            # samplers without a generator of their own draw when the first batch is asked for
+            # samplers without a generator draw from the global one at the first batch
             torch.set_rng_state(here)
 
 
-def order_of(sampler: Any, *, with_global: bool = False) -> Order:
-    """Return what decides the order of the sampler's next epoch, a dict for each sampler within it.
+def is_stateful(loader: Any) -> bool:
+    """Return True for a loader that saves its position within an epoch."""
+    return bool(getattr(loader, "use_stateful_dataloader", False))
 
-    `with_global` adds torch's global generator where no sampler of a shuffled epoch has one of its own.
+
+def position_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return where a loader stands: its epoch, and what decides the order of this epoch and of later ones."""
+    epoch = int(getattr(loader, "iteration", 0))
+    own: EpochState | None = getattr(loader, "epoch_state", None)
+    state = {"iteration": epoch} if own is None else own.state_dict(epoch)
+    sampler = _index_sampler(loader)
+    for key in ("epoch", "initial_seed"):
+        if isinstance(getattr(sampler, key, None), int):
+            state[key] = getattr(sampler, key)
+    if isinstance(getattr(sampler, "generator", None), torch.Generator):
+        state["generator"] = sampler.generator.get_state()
+    return state
+
+
+def go_to_position(loader: DataLoader[Any], state: dict[str, Any]) -> None:
+    """Put a loader where `position_of` found one like it.
+
+    Args:
+        loader: prepared as the other was.
+        state: what `position_of` returned; it has the key `iteration` at least.
+    """
+    loader.iteration = state["iteration"]
+    sampler = _index_sampler(loader)
+    for key in ("epoch", "initial_seed"):
+        if key in state and hasattr(sampler, key):
+            setattr(sampler, key, state[key])
+    if "generator" in state and isinstance(getattr(sampler, "generator", None), torch.Generator):
+        sampler.generator.set_state(state["generator"])
+    own: EpochState | None = getattr(loader, "epoch_state", None)
+    if own is not None:
+        own.load_state_dict(state)
+
+
+def _index_sampler(loader: DataLoader[Any]) -> Any:
+    """Return the sampler of single indices, None where batches are not made of such."""
+    outer = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    return getattr(outer, "sampler", None)
+
+
+def order_of(sampler: Any, *, with_global: bool = False) -> Order:
+    """Return what decides the order of a sampler's next epoch.
+
+    Args:
+        sampler: a batch sampler or sampler.
+        with_global: add torch's global generator where no sampler of a shuffled epoch has one of its own.
+
+    Returns:
+        A dict for each sampler, from the outermost to the innermost; see `restore_order`.
     """
     states: Order = []
     part: Any = None
@@ -207,10 +260,14 @@ def order_of(sampler: Any, *, with_global: bool = False) -> Order:
 
 
 def restore_order(sampler: Any, states: Order) -> None:
-    """Make the sampler's next epoch that of the states.
+    """Let the sampler's next epoch have the order of `states`.
+
+    Args:
+        sampler: made as the one that `order_of` was called with.
+        states: what `order_of` returned.
 
     Raises:
-        ValueError: they are those of other samplers.
+        ValueError: the states are of other samplers.
     """
     parts = [part for part in sampler_chain(sampler) if type(part) is not SkipBatchSampler]
     fits = len(parts) == len(states) and all(

@@ -1,15 +1,18 @@
-"""Samplers: a random one that its epoch seeds, one process's share of a batch sampler, and one's later batches."""
+"""Samplers: which samples a process gets, in which order, and how an epoch goes on after its first batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from .indices import Indices, RandomIndices, SequentialIndices
+
+_SAME_SAMPLES: Final = ("tp", "cp")
+_OWN_SAMPLES: Final = ("dp_replicate", "dp_shard", "dp", "fsdp")
 
 
 class SeedableRandomSampler(RandomSampler):
@@ -136,7 +139,7 @@ class BatchSamplerShard(_Over):
         if not is_plain(self.batch_sampler):
             yield from self._walk_splits() if self.split_batches else self._walk_batches()
             return
-        # A single process has no share to compute: it walks, exactly as torch does.
+        # A single process iterates the sampler, exactly as torch does.
         indices = _indices_of(self.sampler) if self.num_processes > 1 else None
         yield from self._walk_samples() if indices is None else self._take_shares(indices)
 
@@ -210,11 +213,11 @@ class BatchSamplerShard(_Over):
             elif self.drop_last:
                 continue
             elif self.even_batches:
-                yield self._completed(group, head)
+                yield self._complete(group, head)
             elif self.process_index < len(group):
                 yield group[self.process_index]
 
-    def _completed(self, group: list[Any], head: list[Any]) -> Any:
+    def _complete(self, group: list[Any], head: list[Any]) -> Any:
         """Return this process's batch of a last round that is short, completed from the first round."""
         place = self.process_index
         absent = place - len(group)
@@ -248,8 +251,40 @@ class SkipBatchSampler(_Over):
         return batches_from(self.batch_sampler, self.skip_batches + start)
 
 
+def share_of(num_processes: int, process_index: int, mesh: Any = None) -> tuple[int, int]:
+    """Return how many shares of the samples there are, and which one is this process's.
+
+    Processes that differ only in the `tp` and `cp` dimensions of the mesh get the same samples.
+
+    Args:
+        num_processes: of the run.
+        process_index: the rank.
+        mesh: a device mesh with names, whose last dimensions are `tp` and `cp`; None without.
+
+    Raises:
+        ValueError: the process is not among those that shares are for.
+    """
+    if mesh is not None:
+        sizes = {name: int(mesh[name].size()) for name in mesh.mesh_dim_names or ()}
+        for name in _SAME_SAMPLES:
+            process_index //= sizes.get(name, 1)
+        num_processes = 1
+        for name in _OWN_SAMPLES:
+            num_processes *= sizes.get(name, 1)
+    if not 0 <= process_index < num_processes:
+        raise ValueError(
+            f"process_index {process_index} is not among the {num_processes} processes 0..{num_processes - 1}"
+        )
+    return num_processes, process_index
+
+
 def check_split(batch_size: int | None, num_processes: int) -> None:
-    """Raise ValueError unless batches of this size can be split into equal shares."""
+    """Raise ValueError unless batches of this size can be split into equal shares.
+
+    Args:
+        batch_size: None where it is unknown.
+        num_processes: how many shares.
+    """
     if batch_size is None:
         raise ValueError(
             "split_batches=True needs a batch size: give the batch sampler a batch_size attribute, "
@@ -276,7 +311,12 @@ def is_plain(batch_sampler: object) -> bool:
 
 
 def batches_from(batch_sampler: Any, start: int) -> Iterator[Any]:
-    """Iterate a batch sampler without its first `start` batches, at no cost for them where torch chooses them."""
+    """Iterate a batch sampler without its first batches.
+
+    Args:
+        batch_sampler: of batches or of single indices.
+        start: how many to leave out; torch's own samplers skip them without drawing them one by one.
+    """
     if start == 0:
         return iter(batch_sampler)
     if hasattr(type(batch_sampler), "iterate_from"):

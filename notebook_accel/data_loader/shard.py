@@ -72,7 +72,7 @@ class DataLoaderShard(PreparedLoader):
         send, mark = self._sender(), self._marker()
         note_state = self._note_state if self.use_stateful_dataloader else None
         skipped = self._batches_to_skip()
-        if self.rng_types and self.runtime is not None and not self.course.goes_on:
+        if self.rng_types and self.runtime is not None and not self.epoch_state.goes_on:
             synchronize_rng_states(self.rng_types, self.synchronized_generator, runtime=self.runtime)
         iterator = self._read_all()
         for _ in range(skipped):
@@ -97,14 +97,14 @@ class DataLoaderShard(PreparedLoader):
 
     def _drawn_batches(self, iterator: Iterator[Any], skipped: int) -> Iterator[Any]:
         """Iterate batches that a sampler chooses, of which it is known which is the last."""
-        send, mark, course = self._sender(), self._marker(), self.course
+        send, mark, epoch_state = self._sender(), self._marker(), self.epoch_state
         if mark is not None and send is not None and self.num_workers > 0:
-            # with processes that read, the next batch is on its way while this one is used
+            # loader processes read ahead: the next batch is sent while this one is used
             iterator, send = _one_ahead(map(send, iterator)), None
         for number, batch in enumerate(iterator, skipped + 1):
             if send is not None:
                 batch = send(batch)
-            if number == course.num_drawn:
+            if number == epoch_state.num_drawn:
                 self._reach_end()
             yield batch
             if mark is not None:
@@ -123,9 +123,9 @@ class DataLoaderShard(PreparedLoader):
         super()._reach_end()
         shard = self.dataset
         if self._drop_last or not isinstance(shard, IterableDatasetShard) or shard.batch_size is None:
-            return  # without a batch size its samples may be batches, of which nobody knows the size
+            return  # without a batch size, a sample may be a batch of unknown size
         if self.remainder == -1:
-            # Counted while reading; loader processes read copies of the dataset, then it stays unknown.
+            # Counted while reading; unknown with loader processes, which read copies of the dataset.
             self.remainder = shard.remainder
 
 

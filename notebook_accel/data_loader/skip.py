@@ -35,10 +35,13 @@ class SkipDataLoader(PreparedLoader):
 
 
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
-    """Return a loader like the given one, prepared or not, whose iterations start after `num_batches` batches.
+    """Return a loader like the given one, whose iterations start after its first batches.
 
-    Batches that a batch sampler chooses are not read, and where torch's own sampler chooses them not walked through
-    either; those of an iterable dataset are read and dropped.
+    Batches of an iterable dataset are read and dropped; others are not read.
+
+    Args:
+        dataloader: prepared or not.
+        num_batches: how many to leave out.
 
     Raises:
         ValueError: `num_batches` is negative.

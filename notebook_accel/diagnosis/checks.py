@@ -1,4 +1,4 @@
-"""What hinders launches on this machine, each finding with how to mend it."""
+"""Checks of this machine: each finding says what hinders launches and how to fix it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ import torch
 
 from .. import devices, environ
 from ..config import file
+from ..config.argument_checks import parse_port
 from ..config.schema import LaunchConfig
 from ..errors import ConfigError
-from ..launch import addresses, kernel_state, nodes, preflight
+from ..launch.checks import addresses, fork_safety
 from .environment import gpus
 
 Status = Literal["ok", "warning", "problem"]
@@ -33,13 +34,13 @@ _DISTRIBUTION: Final = "notebook-accel"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """What one look found.
+    """The result of one check.
 
     Attributes:
-        name: of what was looked at.
-        status: whether launches suffer: not at all, under some conditions, or surely.
-        text: what was seen, with its values.
-        remedy: how to mend it; empty where nothing is to be mended.
+        name: of the check.
+        status: `ok`; `warning` where some launches fail or are slow; `problem` where all do.
+        text: what was found, with its values.
+        remedy: how to fix it; empty where nothing has to be done.
     """
 
     name: str
@@ -54,13 +55,13 @@ def as_line(check: Check, status: str | None = None) -> str:
     return f"{status or f'{check.status:<8}'} {check.name}: {check.text}{remedy}"
 
 
-def checks() -> Iterable[Check]:
-    """Yield what each look found, as soon as it is known."""
-    for name, look in _LOOKS:
+def run_checks() -> Iterable[Check]:
+    """Run one check after the other, and yield each result at once."""
+    for name, check in _CHECKS:
         try:
-            yield from look(name)
+            yield from check(name)
         except (OSError, psutil.Error) as error:
-            yield Check(name=name, status="warning", text=f"could not be looked at: {error}")
+            yield Check(name=name, status="warning", text=f"could not be checked: {error}")
         except ValueError as error:  # a variable of the environment has no legal value
             yield Check(
                 name=name, status="problem", text=str(error), remedy="unset it or set it to a legal one"
@@ -68,7 +69,7 @@ def checks() -> Iterable[Check]:
 
 
 def _ports(name: str) -> Iterable[Check]:
-    if reason := addresses.unusable("127.0.0.1", 0):
+    if reason := addresses.find_listen_problem("127.0.0.1", 0):
         yield Check(
             name=name,
             status="problem",
@@ -79,7 +80,7 @@ def _ports(name: str) -> Iterable[Check]:
         yield Check(name=name, status="ok", text="free ones can be opened on 127.0.0.1")
     named = environ.get("MASTER_PORT")
     config = _config()
-    if named is not None and not nodes.parse_port(named):
+    if named is not None and not parse_port(named):
         yield Check(
             name=name,
             status="problem",
@@ -97,7 +98,7 @@ def _ports(name: str) -> Iterable[Check]:
 
 
 def _port(name: str, port: int, what: str, status: Status, remedy: str) -> Check:
-    reason = addresses.unusable("", port)
+    reason = addresses.find_listen_problem("", port)
     if not reason:
         return Check(name=name, status="ok", text=f"{port} ({what}) is free")
     text = f"{port} ({what}) cannot be opened: {reason}{_holder(port)}"
@@ -289,7 +290,7 @@ def _network(name: str) -> Iterable[Check]:
         else:
             yield Check(name=name, status="ok", text=f"{library} uses {wanted} ({variable})")
     host = socket.gethostname()
-    if reason := addresses.unknown(host):
+    if reason := addresses.find_host_problem(host):
         yield Check(
             name=name,
             status="warning",
@@ -308,7 +309,7 @@ def _network(name: str) -> Iterable[Check]:
 
 
 def _process(name: str) -> Iterable[Check]:
-    reasons = kernel_state.reasons()
+    reasons = fork_safety.reasons()
     for reason in reasons:
         yield Check(
             name=name,
@@ -317,7 +318,7 @@ def _process(name: str) -> Iterable[Check]:
             remedy="nothing has to be done; for quicker starts, use devices inside the launched function only",
         )
     if not reasons:
-        text = f"nothing was initialised: launches start processes by {preflight.automatic(())}"
+        text = f"nothing was initialised: launches start processes by {fork_safety.choose_start_method(())}"
         yield Check(name=name, status="ok", text=text)
 
 
@@ -342,19 +343,20 @@ def _default_config(name: str) -> Iterable[Check]:
         return
     wanted = (found.config.num_processes or 1) // found.config.num_machines
     kind = devices.CPU if found.config.use_cpu else devices.best()
-    if kind.indexed and wanted > devices.count(kind):
+    present = devices.count(kind)
+    if kind.indexed and wanted > present:
         yield Check(
             name=name,
             status="warning",
-            text=f"{path}: num_processes {wanted} > {devices.count(kind)} {kind.plural} of this machine",
-            remedy=f"`notebook-accel config update --num_processes {devices.count(kind)}`",
+            text=f"{path}: num_processes {wanted}: this machine has {devices.describe_count(present, kind)}",
+            remedy=f"`notebook-accel config update --num_processes {present}`",
         )
         return
     yield Check(name=name, status="ok", text=f"{path} can be read")
 
 
 def _config() -> LaunchConfig | None:
-    """Return the default config, None where there is none to read: that is another check's matter."""
+    """Return the default config, None where it cannot be read: another check reports that."""
     if not file.default_path().exists():
         return None
     with warnings.catch_warnings():
@@ -369,7 +371,7 @@ def _size(number: int) -> str:
     return f"{number / _GIB:.1f} GiB" if number >= _GIB else f"{number / _MIB:.0f} MiB"
 
 
-_LOOKS: Final[tuple[tuple[str, Callable[[str], Iterable[Check]]], ...]] = (
+_CHECKS: Final[tuple[tuple[str, Callable[[str], Iterable[Check]]], ...]] = (
     ("ports", _ports),
     ("shared memory", _shared_memory),
     ("limits", _limits),

@@ -18,7 +18,7 @@ import torch
 from .. import devices, environ, probes
 from ..config import file
 from ..errors import ConfigError
-from ..launch import kernel_state, preflight
+from ..launch.checks import fork_safety
 
 PACKAGES: Final = (
     "accelerate",
@@ -67,7 +67,13 @@ _SECONDS: Final = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """A GPU as its driver shows it, whether or not this process may use it."""
+    """A GPU as its driver shows it; this process need not be allowed to use it.
+
+    Attributes:
+        name: the product's name.
+        memory: its memory, with the unit.
+        driver: version of the driver.
+    """
 
     name: str
     memory: str
@@ -76,20 +82,26 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """What this machine and this process are.
+    """Facts about this machine and this process.
 
     Attributes:
         version: of this package.
+        python: version of Python.
+        executable: path of the interpreter.
+        platform: operating system and machine.
+        torch: version of torch.
+        torch_cuda: the CUDA or ROCm version that torch is built for, or `none`.
+        driver: version of NVIDIA's driver, empty without one.
         devices: what a launch would use, such as `2 CUDA GPUs`.
-        driver: NVIDIA's driver, empty without one.
+        gpus: NVIDIA's GPUs.
         cores: CPU cores of the machine.
-        usable_cores: those that this process may run on.
-        memory_gib: of the machine.
-        start_method: how a launch from this process would start others.
-        start_reasons: why not by a fork; empty where by one.
-        packages: versions of those that are installed.
-        variables: environment variables that have to do with launches, without secrets.
-        config_path: where the default config lies or would lie.
+        usable_cores: the cores that this process may run on.
+        memory_gib: memory of the machine, in GiB.
+        start_method: how a launch from this process would start workers.
+        start_reasons: why it would not fork; empty where it would.
+        packages: versions of installed packages, by name.
+        variables: environment variables that matter to launches, without secrets.
+        config_path: path of the default config, which need not exist.
         config: its text without secrets, or why it cannot be read; None where there is none.
     """
 
@@ -113,9 +125,9 @@ class Environment:
     config: str | None
 
 
-def environment() -> Environment:
+def collect() -> Environment:
     """Look at this machine and process."""
-    reasons = tuple(map(str, kernel_state.reasons()))
+    reasons = tuple(map(str, fork_safety.reasons()))
     found = gpus()
     path = file.default_path()
     return Environment(
@@ -131,10 +143,10 @@ def environment() -> Environment:
         cores=psutil.cpu_count() or 1,
         usable_cores=devices.share_of_cores(1),
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
-        start_method=preflight.automatic(reasons),
+        start_method=fork_safety.choose_start_method(reasons),
         start_reasons=reasons,
         packages={name: number for name in PACKAGES if (number := probes.version(name)) is not None},
-        variables=relevant(environ.snapshot()),
+        variables=select_relevant(environ.snapshot()),
         config_path=str(path),
         config=_config() if path.exists() else None,
     )
@@ -155,16 +167,16 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(Gpu(name=row[0], memory=row[1], driver=row[2]) for row in rows if len(row) == 4)
 
 
-def relevant(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that have to do with launches; what looks like a secret is left out."""
+def select_relevant(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that matter to launches, with a note in place of each value that may be a secret."""
     names = sorted(name for name in variables if name in environ.TABLE or name.startswith(_PREFIXES))
     return {
-        name: _LEFT_OUT if _SECRET_NAME.search(name) else without_secrets(variables[name]) for name in names
+        name: _LEFT_OUT if _SECRET_NAME.search(name) else leave_out_secrets(variables[name]) for name in names
     }
 
 
-def without_secrets(text: str) -> str:
-    """Return the text with what looks like a token or like a password in an address left out."""
+def leave_out_secrets(text: str) -> str:
+    """Return the text with a note in place of each token, and of each password in an address."""
     return _SECRET_TEXT.sub(_LEFT_OUT, text)
 
 
@@ -198,8 +210,7 @@ def _devices() -> str:
         kind = devices.best()
     except ValueError as error:  # a variable asks for what there is not
         return str(error)
-    number = devices.count(kind)
-    return f"{number} {kind.label if number == 1 else kind.plural}"
+    return devices.describe_count(devices.count(kind), kind)
 
 
 def _config() -> str:
@@ -209,7 +220,7 @@ def _config() -> str:
             warnings.simplefilter("ignore")
             found = file.read(file.default_path()).config
     except ConfigError as error:
-        return without_secrets(f"cannot be read: {error}")
+        return leave_out_secrets(f"cannot be read: {error}")
     texts = {
         name: _LEFT_OUT if _SECRET_NAME.search(name) else value for name, value in found.environment.items()
     }
@@ -217,4 +228,4 @@ def _config() -> str:
         f"{text.partition('=')[0]}={_LEFT_OUT}" if _SECRET_NAME.search(text.partition("=")[0]) else text
         for text in found.tpu_env
     )
-    return without_secrets(file.as_yaml(found.model_copy(update={"environment": texts, "tpu_env": pod})))
+    return leave_out_secrets(file.as_yaml(found.model_copy(update={"environment": texts, "tpu_env": pod})))

@@ -32,7 +32,7 @@ class EnvironmentReport:
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """What hinders launches, and how to mend it."""
+    """What hinders launches, and how to fix it."""
 
     checks: tuple[Check, ...]
 
@@ -74,11 +74,11 @@ def _row(check: Check) -> str:
     )
 
 
-def machine() -> EnvironmentReport:
-    """Look at this machine and process."""
-    return EnvironmentReport(environment.environment())
+def report_environment() -> EnvironmentReport:
+    """Return what a bug report should say about this machine and process."""
+    return EnvironmentReport(environment.collect())
 
 
-def doctor() -> DoctorReport:
-    """Look for what hinders launches from this process."""
-    return DoctorReport(tuple(checks.checks()))
+def report_checks() -> DoctorReport:
+    """Return what hinders launches from this process."""
+    return DoctorReport(tuple(checks.run_checks()))

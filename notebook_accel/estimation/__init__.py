@@ -1,1 +1,1 @@
-"""How much memory a model needs, without allocating it: where its tensors are listed, and what they add up to."""
+"""How much memory a model needs, without allocating it: lists its tensors and adds them up."""

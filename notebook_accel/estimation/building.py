@@ -1,4 +1,4 @@
-"""Models built for their shapes alone, on torch's meta device, from an import path or a config of transformers."""
+"""Builds models for their shapes alone, on torch's meta device, from an import path or a config of transformers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from typing import Any
 import torch
 
 from .. import probes
-from ..big_modeling.init import registering
+from ..big_modeling.init import redirect_registration
 
 Arguments = Sequence[Any] | Mapping[str, Any]
 """Positional arguments or keyword arguments."""
 
 
 def from_import_path(text: str, arguments: Arguments = ()) -> torch.nn.Module:
-    """Return the module that `package.module:name` is, or makes when called; the current folder is importable.
+    """Return the module that an import path names, or that the class or function it names makes.
 
-    ValueError says what is wrong with the path, or what the code in it raised.
+    Args:
+        text: `package.module:name`. Modules in the current folder can be imported.
+        arguments: for the class or function.
+
+    Raises:
+        ValueError: the path is wrong, or the code that it names raised; the message says which.
     """
     name, _, attribute = text.partition(":")
     found = _import(name)
@@ -80,14 +85,25 @@ def _check_arguments(text: str, function: Callable[..., Any], arguments: Argumen
 
 
 def build(make: Callable[[], Any], what: str) -> Any:
-    """Return what `make` makes, its parameters and buffers on the meta device; ValueError if it raises.
+    """Call `make` so that the parameters and buffers it creates are on the meta device.
 
-    A model that reads values while it is built is built again off the meta device, one tensor at a time.
+    A model that reads values while it is built cannot be built there. It is built a second time on the CPU, where each
+    tensor moves to the meta device as soon as it is part of a module.
+
+    Args:
+        make: makes a module.
+        what: its name in the error.
+
+    Returns:
+        What `make` returned.
+
+    Raises:
+        ValueError: it raised.
     """
     try:
         with torch.device("meta"):
             return make()
-    except (Exception, SystemExit):  # such as of an .item(), which the meta device has no value for
+    except (Exception, SystemExit):  # for example of an .item(): the meta device has no values
         try:
             with _without_values():
                 return make()
@@ -97,13 +113,18 @@ def build(make: Callable[[], Any], what: str) -> Any:
 
 def _without_values() -> contextlib.AbstractContextManager[None]:
     """Within the block, tensors that become part of a module lose their values and keep their shapes."""
-    return registering(torch.device("meta"), include_buffers=True)
+    return redirect_registration(torch.device("meta"), include_buffers=True)
 
 
 def from_transformers(source: str, *, trust_remote_code: bool = False) -> torch.nn.Module:
-    """Return the model of a folder with `config.json`, of such a file, or of a hub id.
+    """Return a model of transformers, made from its config.
 
-    ValueError where transformers is missing, or says that it cannot.
+    Args:
+        source: a folder with `config.json`, such a file, or a hub id.
+        trust_remote_code: let transformers run code that comes with the config.
+
+    Raises:
+        ValueError: transformers is missing, finds no config, or cannot make the model.
     """
     if not probes.is_available("transformers"):
         raise ValueError(f"{source} needs transformers: pip install transformers")
@@ -126,7 +147,14 @@ def from_transformers(source: str, *, trust_remote_code: bool = False) -> torch.
 
 
 def from_timm(name: str) -> torch.nn.Module:
-    """Return a model by timm's name or hub id; ValueError where timm is missing, or says that it cannot."""
+    """Return a model of timm.
+
+    Args:
+        name: its name in timm, or a hub id.
+
+    Raises:
+        ValueError: timm is missing or cannot make the model.
+    """
     if not probes.is_available("timm"):
         raise ValueError(f"{name} needs timm: pip install timm")
     timm: Any = importlib.import_module("timm")

@@ -1,4 +1,4 @@
-"""What a model's tensors add up to in each dtype: to load it, to place it on devices, to train it with Adam."""
+"""Adds up a model's tensors in each dtype: memory to load it, to place it on devices, to train it with Adam."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch.nn.parameter import is_lazy
 
-from ..big_modeling.sizes import no_split_classes
+from ..big_modeling.sizes import find_whole_classes
 
 BITS: Final = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}
 """Dtypes that can be estimated, with the bits of a weight."""
@@ -20,10 +20,10 @@ class Part:
     """A tensor of a model.
 
     Attributes:
-        name: its first one, where it has several.
-        count: elements.
+        name: its first name, where it has several.
+        count: number of elements.
         dtype: as it is stored.
-        is_trained: False for buffers and for parameters that are frozen.
+        is_trained: False for buffers and for frozen parameters.
     """
 
     name: str
@@ -32,7 +32,11 @@ class Part:
     is_trained: bool
 
     def size(self, bits: int) -> int:
-        """Return bytes with this many bits a value; tensors of whole numbers and truth values stay as they are."""
+        """Return the bytes of the tensor.
+
+        Args:
+            bits: of a floating point value. Tensors of integers and of bools keep their own size.
+        """
         if not self.dtype.is_floating_point:
             return self.count * self.dtype.itemsize
         return -(-self.count * bits // 8)
@@ -43,9 +47,9 @@ class Block:
     """Tensors that go to one device together.
 
     Attributes:
-        name: of the module, or of the tensor that is in no module with others.
+        name: of the module, or of a tensor that belongs to no module of several.
         kind: the module's class, empty where it is not known.
-        parts: with weights that another block has too.
+        parts: its tensors; a weight that two blocks share is in both.
     """
 
     name: str
@@ -53,17 +57,23 @@ class Block:
     parts: tuple[Part, ...]
 
     def size(self, bits: int) -> int:
-        """Return bytes with this many bits a value."""
+        """Return the bytes of its tensors.
+
+        Args:
+            bits: of a floating point value, as in `Part.size`.
+        """
         return sum(part.size(bits) for part in self.parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inventory:
-    """The tensors of a model, tied ones once, and the blocks that cannot be split.
+    """The tensors of a model, and the blocks that cannot be split.
 
     Attributes:
-        origin: where they were listed.
-        notes: what could not be known.
+        origin: what the tensors were listed from.
+        parts: all tensors, shared ones once.
+        blocks: the same tensors by block.
+        notes: sentences on what could not be known.
     """
 
     origin: str
@@ -77,10 +87,11 @@ class Need:
     """What a model needs in a dtype, in bytes.
 
     Attributes:
-        largest_layer: of the largest block, which has to fit on one device whole.
+        dtype: one of `BITS`.
+        largest_layer: of the largest block, which has to fit on one device.
         layer: that block's name.
         total: of all tensors, to load them.
-        training: with Adam, see `training`; None where weights of the dtype are not trained.
+        training: with Adam, see `estimate_training`; None where weights of the dtype are not trained.
     """
 
     dtype: str
@@ -90,8 +101,16 @@ class Need:
     training: int | None
 
 
-def need(inventory: Inventory, dtype: str) -> Need:
-    """Return what the model needs in a dtype of `BITS`; ValueError for another."""
+def estimate(inventory: Inventory, dtype: str) -> Need:
+    """Return what a model needs in a dtype.
+
+    Args:
+        inventory: its tensors.
+        dtype: one of `BITS`.
+
+    Raises:
+        ValueError: the dtype is none of these.
+    """
     if dtype not in BITS:
         raise ValueError(f"dtype {dtype!r} is unknown, choose from {', '.join(BITS)}")
     bits = BITS[dtype]
@@ -101,21 +120,28 @@ def need(inventory: Inventory, dtype: str) -> Need:
         largest_layer=largest.size(bits) if largest else 0,
         layer=largest.name if largest else "",
         total=sum(part.size(bits) for part in inventory.parts),
-        training=training(inventory.parts, dtype),
+        training=estimate_training(inventory.parts, dtype),
     )
 
 
-def training(parts: Iterable[Part], dtype: str) -> int | None:
-    """Return bytes of a training with Adam, without activations; None for dtypes whose weights are not trained.
+def estimate_training(parts: Iterable[Part], dtype: str) -> int | None:
+    """Return the bytes that a training with Adam needs, without activations.
 
-    float32: weights, gradients and Adam's two moments (`torch.optim.Adam`: exp_avg, exp_avg_sq), 4 bytes each, are
-    16 a trained weight. Frozen weights and buffers need their 4 only.
+    float32: weights, gradients and Adam's two moments (`torch.optim.Adam`: exp_avg, exp_avg_sq) have 4 bytes each:
+    16 for a trained weight. Frozen weights and buffers need their own 4.
 
-    float16 and bfloat16 mean `Accelerator(mixed_precision=...)`, which trains by autocast: all of the above stays at
-    float32, gradients too since autograd gives them their parameter's dtype, and each weight has a copy at 16 bits
-    from forward to backward: at most 18 bytes a trained weight, 6 a frozen one. ZeRO (arXiv:1910.02054, section 3.1)
-    counts 16 for training with gradients at 16 bits: 2 + 2 for weights and gradients, 12 for Adam with its own copy
-    of the weights.
+    float16 and bfloat16 mean `Accelerator(mixed_precision=...)`, which trains by autocast. All of the above stays at
+    float32; gradients do too, because autograd gives them the dtype of their parameter. Each weight also has a copy at
+    16 bits from forward to backward: at most 18 bytes for a trained weight, 6 for a frozen one. ZeRO (arXiv:1910.02054,
+    section 3.1) counts 16 for training with gradients at 16 bits: 2 + 2 for weights and gradients, 12 for Adam with its
+    own copy of the weights.
+
+    Args:
+        parts: the model's tensors.
+        dtype: one of `BITS`.
+
+    Returns:
+        Bytes, or None for dtypes whose weights are not trained.
     """
     if BITS[dtype] < 16:
         return None
@@ -127,8 +153,17 @@ def training(parts: Iterable[Part], dtype: str) -> int | None:
     return total
 
 
-def of_model(model: torch.nn.Module, origin: str, notes: Sequence[str] = ()) -> Inventory:
-    """Return the tensors of a model on any device; ValueError if there are none or if one has no shape yet."""
+def list_tensors(model: torch.nn.Module, origin: str, notes: Sequence[str] = ()) -> Inventory:
+    """Return the tensors of a model.
+
+    Args:
+        model: on any device, the meta device too.
+        origin: its name in errors and in the inventory.
+        notes: for the inventory.
+
+    Raises:
+        ValueError: it has no tensors, or one of them has no shape before the first batch.
+    """
     trained = {id(tensor): tensor.requires_grad for tensor in model.parameters()}
 
     def part(name: str, tensor: torch.Tensor) -> Part:
@@ -144,7 +179,7 @@ def of_model(model: torch.nn.Module, origin: str, notes: Sequence[str] = ()) -> 
     parts = [part(name, tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]]
     if not parts:
         raise ValueError(f"{origin} has no parameters and no buffers")
-    whole = no_split_classes(model)
+    whole = find_whole_classes(model)
     blocks: list[Block] = []
 
     def walk(name: str, module: torch.nn.Module) -> None:
@@ -167,8 +202,14 @@ def of_model(model: torch.nn.Module, origin: str, notes: Sequence[str] = ()) -> 
     return Inventory(origin=origin, parts=tuple(parts), blocks=tuple(blocks), notes=tuple(notes))
 
 
-def of_names(parts: Iterable[Part], origin: str, notes: Sequence[str] = ()) -> Inventory:
-    """Return an inventory of tensors of which only names are known: those of one module are a block."""
+def list_named_tensors(parts: Iterable[Part], origin: str, notes: Sequence[str] = ()) -> Inventory:
+    """Return an inventory of tensors of which only names and shapes are known: those of one module are a block.
+
+    Args:
+        parts: the tensors.
+        origin: what they were listed from.
+        notes: for the inventory.
+    """
     parts = tuple(parts)
     modules: dict[str, list[Part]] = {}
     for part in parts:

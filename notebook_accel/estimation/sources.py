@@ -39,9 +39,9 @@ def find(
     Args:
         model: an import path `package.module:name`, a file of weights, a folder with weights or a `config.json`,
             or a hub id.
-        library: whose id it is.
+        library: the library that the name or id belongs to; None for transformers.
         trust_remote_code: let transformers run code that comes with a config.
-        arguments: of the class or function of an import path.
+        arguments: for the class or function of an import path.
 
     Raises:
         ValueError: it is none of these, or cannot be built.
@@ -51,17 +51,17 @@ def find(
     if arguments and (path.exists() or not _IMPORT_PATH.fullmatch(model)):
         raise ValueError(f"arguments are for import paths, package.module:name, and {model!r} is none")
     if library == "timm":
-        return sizes.of_model(building.from_timm(model), f"timm's {model}")
+        return sizes.list_tensors(building.from_timm(model), f"timm's {model}")
     if path.exists():
         return _in_folder(path, trust_remote_code) if path.is_dir() else _in_file(path, trust_remote_code)
     if _IMPORT_PATH.fullmatch(model):
-        return sizes.of_model(building.from_import_path(model, arguments), model)
+        return sizes.list_tensors(building.from_import_path(model, arguments), model)
     if path.suffix in _ENDINGS or not _HUB_ID.fullmatch(model):
         raise ValueError(
             f"{model} is no file and no folder; models are named package.module:name, by a file, or by a hub id"
         )
     built = building.from_transformers(model, trust_remote_code=trust_remote_code)
-    return sizes.of_model(built, f"the config of {model}")
+    return sizes.list_tensors(built, f"the config of {model}")
 
 
 def _in_file(path: Path, trust_remote_code: bool) -> Inventory:
@@ -75,7 +75,7 @@ def _in_file(path: Path, trust_remote_code: bool) -> Inventory:
 
 
 def _in_folder(path: Path, trust_remote_code: bool) -> Inventory:
-    """Return what a config says, which knows the blocks that stay whole, or else what weights say."""
+    """List the tensors of a folder: by its config, which knows the blocks that stay whole, or else by its weights."""
     config = path / "config.json"
     notes = []
     if config.is_file():
@@ -112,16 +112,16 @@ def _of_config(path: Path, trust_remote_code: bool) -> Inventory:
         raise ValueError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict) or not ("model_type" in content or "auto_map" in content):
         raise ValueError(f"{path} is no config of transformers: it has no model_type")
-    where = path.parent if path.name == "config.json" else path  # code that comes with it lies in the folder
+    where = path.parent if path.name == "config.json" else path  # the folder has the code that comes with it
     model = building.from_transformers(str(where), trust_remote_code=trust_remote_code)
-    return sizes.of_model(model, str(path))
+    return sizes.list_tensors(model, str(path))
 
 
 def _of_weights(files: list[Path], origin: str, notes: list[str] | None = None) -> Inventory:
     parts = {part.name: part for file in files for part in _parts(file)}
     if not parts:
         raise ValueError(f"{origin} holds no tensors")
-    return sizes.of_names(parts.values(), origin, [*(notes or []), _BY_NAME])
+    return sizes.list_named_tensors(parts.values(), origin, [*(notes or []), _BY_NAME])
 
 
 def _parts(path: Path) -> Iterator[Part]:
@@ -133,7 +133,7 @@ def _parts(path: Path) -> Iterator[Part]:
         return
     assert source.outline is not None
     seen = set[Any]()
-    for name, tensor in _named(path, source.outline.content).items():
+    for name, tensor in _collect_tensors(path, source.outline.content).items():
         storage: Any = tensor.untyped_storage()
         place = (
             getattr(storage, "_checkpoint_offset", None) or storage.data_ptr()
@@ -145,8 +145,8 @@ def _parts(path: Path) -> Iterator[Part]:
         seen.add(view)
 
 
-def _named(path: Path, content: dict[Any, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors by name, of a model alone or of one among other things."""
+def _collect_tensors(path: Path, content: dict[Any, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors by name, of a file that holds a model alone or one among other things."""
     for part in (content, *(content.get(name) for name in _NESTED)):
         if isinstance(part, dict):
             found = {str(name): item for name, item in part.items() if isinstance(item, torch.Tensor)}

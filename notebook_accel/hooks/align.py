@@ -13,7 +13,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..nested import send_to_device
 from . import tensors
-from .away import emptied, like_parameter
 from .base import (
     ModelHook,
     SequentialHook,
@@ -22,10 +21,11 @@ from .base import (
     remove_hook_from_module,
     single_hooks,
 )
+from .lease import ReentrantLease
+from .offloaded_tensor import like_parameter, make_offloaded
 from .prefetch import Need, Prefetcher
 from .tensors import Device, TiedMap
-from .turns import Turn
-from .weights import lasting
+from .weights import get_lasting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,19 +44,18 @@ class AlignDevicesHook(ModelHook):
 
     Args:
         execution_device: where the module computes; None leaves it and its inputs where they are.
-        offload: take the weights away after each forward; in between they are on the meta device. Those of modules
-            inside that cannot be called, such as a `ParameterList`, go with them.
+        offload: put the weights on the meta device between forwards. So are those of modules inside that cannot be
+            called, such as a `ParameterList`.
         io_same_device: bring the output to where the first input was.
-        weights_map: has the weights that are taken away, by the name they have in the module; without it they are
-            kept on the CPU.
-        offload_buffers: take buffers away too.
+        weights_map: has the offloaded weights, by their names in the module; without it they are kept on the CPU.
+        offload_buffers: offload buffers too.
         place_submodules: do this for the modules inside as well.
         skip_keys: keys of keyword arguments and of outputs that stay where they are.
         tied_params_map: copies of shared weights, by address and device.
         prefetcher: fetches weights before they are needed, together with those of other modules.
 
     Attributes:
-        leads: the prefetcher that is told where a forward begins and ends, in the hook of the whole model.
+        leads: in the hook of the whole model, the prefetcher to tell where a forward begins and ends.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class AlignDevicesHook(ModelHook):
         self.original_devices: dict[str, torch.device] = {}
         self._slots: list[_Slot] = []
         self._need: Need | None = None
-        self._turn = Turn()
+        self._lease = ReentrantLease()
 
     def __repr__(self) -> str:
         shown = ("execution_device", "offload", "io_same_device", "offload_buffers", "place_submodules")
@@ -106,11 +105,11 @@ class AlignDevicesHook(ModelHook):
         moved = dict(self._tensors(module, include_buffers=self.offload_buffers, in_state=True))
         if self.weights_map is None:
             self.weights_map = {name: tensor.detach().to("cpu") for name, tensor in moved.items()}
-        self._take_away(module)
+        self._offload_weights(module)
         if device is not None:
             for name in everything.keys() - moved.keys():
                 is_mapped = everything[name].is_meta and name in self.weights_map
-                value = lasting(self.weights_map, name) if is_mapped else None
+                value = get_lasting(self.weights_map, name) if is_mapped else None
                 tensors.set_module_tensor_to_device(module, name, device, value=value)
         if self._need is not None and self.prefetcher is not None:
             self.prefetcher.expect(self._need)
@@ -135,8 +134,8 @@ class AlignDevicesHook(ModelHook):
                     seen.add(id(tensor))
                     yield f"{path}.{key}" if path else key, tensor
 
-    def _take_away(self, module: nn.Module) -> None:
-        """Put the weights on the meta device, and note where they go; a shared one is fetched once."""
+    def _offload_weights(self, module: nn.Module) -> None:
+        """Put the weights on the meta device, and note where each belongs; a shared one is fetched once."""
         names: dict[int, str] = {}
         places: Any = WeakTensorKeyDictionary() if self.prefetcher is None else self.prefetcher.places
         needed: dict[str, torch.Tensor] = {}
@@ -151,7 +150,7 @@ class AlignDevicesHook(ModelHook):
                         continue
                     name = names.setdefault(id(tensor), f"{path}.{key}" if path else key)
                     if tensor not in places:
-                        places[tensor] = emptied(tensor)
+                        places[tensor] = make_offloaded(tensor)
                     needed[name] = places[tensor]
                     self._slots.append(
                         _Slot(owner=part, key=key, name=name, shape=tensor.shape, empty=places[tensor])
@@ -180,7 +179,7 @@ class AlignDevicesHook(ModelHook):
             self.leads.begin()
         if self.io_same_device:
             self.input_device = tensors.find_device([args, kwargs])
-        if self._need is not None and self._turn.take():
+        if self._need is not None and self._lease.acquire():
             self._put(self._need.fetch() if self.prefetcher is None else self.prefetcher.take(self._need))
         if self.execution_device is None:
             return args, kwargs
@@ -205,14 +204,14 @@ class AlignDevicesHook(ModelHook):
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         if self.io_same_device and self.input_device is not None:
             output = send_to_device(output, self.input_device, skip_keys=self.skip_keys)
-        self._turn.give_back(self._empty_slots)
+        self._lease.release(self._empty_slots)
         if self.leads is not None:
             self.leads.end()
         return output
 
     @outside_graphs
     def after_error(self, module: nn.Module, error: BaseException) -> None:
-        self._turn.give_back(self._empty_slots)
+        self._lease.release(self._empty_slots)
         if self.leads is None:
             return
         self.leads.end(whole=False)
@@ -220,8 +219,8 @@ class AlignDevicesHook(ModelHook):
         # add_note is there from Python 3.11 on
         if "meta" in text and "preload_module_classes" not in text and hasattr(error, "add_note"):
             error.add_note(
-                "weights that are away come for the forward of their own module: where another module or a pre-hook "
-                "uses them, name the class of a module around both in preload_module_classes"
+                "offloaded weights are brought back for the forward of their own module: where another module or a "
+                "pre-hook uses them, name the class of a module around both in preload_module_classes"
             )
 
     def _empty_slots(self) -> None:
@@ -238,7 +237,7 @@ class AlignDevicesHook(ModelHook):
             if device is None or device.type == "meta":
                 continue
             if slot.empty not in made or made[slot.empty].device != device:
-                value = lasting(self.weights_map, slot.name).to(device=device, dtype=slot.empty.dtype)
+                value = get_lasting(self.weights_map, slot.name).to(device=device, dtype=slot.empty.dtype)
                 made[slot.empty] = like_parameter(slot.empty, value)
             tensors.put(slot.owner, slot.key, made[slot.empty])
         self.forget()
@@ -249,8 +248,13 @@ class AlignDevicesHook(ModelHook):
         self._slots, self._need = [], None
 
     @contextlib.contextmanager
-    def here(self, module: nn.Module, device: Device | None = None) -> Iterator[None]:
-        """Within the block the module has its weights, on another device than it computes on if one is given."""
+    def bring_weights(self, module: nn.Module, device: Device | None = None) -> Iterator[None]:
+        """Within the block the module has its weights.
+
+        Args:
+            module: the one that has this hook.
+            device: where the weights are; by default where the module computes.
+        """
         need = self._need
         if need is None:
             yield
@@ -263,16 +267,24 @@ class AlignDevicesHook(ModelHook):
                 device=tensors.as_device(device),
                 nbytes=need.nbytes,
             )
-        self._turn.take()
+        self._lease.acquire()
         try:
             self._put(need.fetch())
             yield
         finally:
-            self._turn.give_back(self._empty_slots)
+            self._lease.release(self._empty_slots)
 
 
 def with_uncallable(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield a module and those inside that it alone can use, because they have no forward, with their names."""
+    """Yield a module, and the modules inside that have no forward: only this module can use their weights.
+
+    Args:
+        module: the outer one.
+        prefix: its name.
+
+    Yields:
+        The full name and the module.
+    """
     yield prefix, module
     for name, child in module.named_children():
         if not has_forward(child):
@@ -284,8 +296,8 @@ def align_hooks(hook: ModelHook | None) -> Iterator[AlignDevicesHook]:
     return (one for one in single_hooks(hook) if isinstance(one, AlignDevicesHook))
 
 
-def drop_offloading(model: nn.Module) -> None:
-    """Take off the hooks of an earlier call that take weights away, which are not brought back: others come."""
+def remove_offload_hooks(model: nn.Module) -> None:
+    """Remove the hooks that offload weights, and leave the weights offloaded: other hooks will bring them."""
     for part in model.modules():
         present = list(single_hooks(vars(part).get("_hf_hook")))
         kept = [hook for hook in present if not (isinstance(hook, AlignDevicesHook) and hook.offload)]
@@ -301,12 +313,12 @@ def drop_offloading(model: nn.Module) -> None:
 
 
 def align_hook(module: nn.Module) -> AlignDevicesHook | None:
-    """Return the hook that takes the module's weights away, None where there is none."""
+    """Return the hook that offloads the module's weights, None where there is none."""
     return next((hook for hook in align_hooks(vars(module).get("_hf_hook")) if hook.offload), None)
 
 
 def has_offloaded_params(module: nn.Module) -> bool:
-    """Return True if a hook takes the module's own weights away between forwards."""
+    """Return True if a hook offloads the module's own weights between forwards."""
     return align_hook(module) is not None
 
 
@@ -315,19 +327,19 @@ def align_module_device(module: nn.Module, execution_device: Device | None = Non
     """Within the block the module's own weights are on the device where it computes, or on another one.
 
     Args:
-        module: its weights may be taken away between forwards; those of modules inside stay.
+        module: its weights may be offloaded between forwards; those of modules inside stay where they are.
         execution_device: by default where the module computes.
     """
     hook = align_hook(module)
     if hook is not None:
-        with hook.here(module, execution_device):
+        with hook.bring_weights(module, execution_device):
             yield
         return
     if execution_device is None:
         yield
         return
     device = tensors.as_device(execution_device)
-    # those on the meta device come with a module around this one
+    # a module around this one brings those on the meta device
     own = {name: tensor for name, tensor in module.named_parameters(recurse=False) if not tensor.is_meta}
     homes = {name: tensor.device for name, tensor in own.items()}
     try:

@@ -33,14 +33,16 @@ def attach_execution_device_hook(
         preload_module_classes: names of classes whose modules inside get none.
         tied_params_map: copies of shared weights, by address and device.
     """
-    # what cannot be called comes with a module around it
-    is_away = not has_forward(module) and any(tensor.is_meta for _, tensor in named_module_tensors(module))
-    if not hasattr(module, "_hf_hook") and len(module.state_dict()) > 0 and not is_away:
+    # the weights of what cannot be called are brought with a module around it
+    is_offloaded = not has_forward(module) and any(
+        tensor.is_meta for _, tensor in named_module_tensors(module)
+    )
+    if not hasattr(module, "_hf_hook") and len(module.state_dict()) > 0 and not is_offloaded:
         add_hook_to_module(
             module, AlignDevicesHook(execution_device, skip_keys=skip_keys, tied_params_map=tied_params_map)
         )
-    away = align_hook(module)
-    whole = away is not None and away.place_submodules
+    hook = align_hook(module)
+    whole = hook is not None and hook.place_submodules
     if whole or type(module).__name__ in (preload_module_classes or ()):
         return
     for child in module.children():
@@ -69,16 +71,16 @@ def attach_align_device_hook(
     Args:
         module: with the modules inside.
         execution_device: where they compute.
-        offload: take their weights away after each forward.
+        offload: put their weights on the meta device between forwards.
         weights_map: has the weights by full name; without it they are kept on the CPU.
-        offload_buffers: take buffers away too.
+        offload_buffers: offload buffers too.
         module_name: the module's own name in the model.
         skip_keys: keys of keyword arguments and of outputs that stay where they are.
         preload_module_classes: names of classes whose modules get all weights inside at once.
         tied_params_map: copies of shared weights, by address and device.
         prefetcher: fetches weights before they are needed.
     """
-    # attention of torch uses the weights of a layer inside that it never calls
+    # torch's attention uses the weights of an inner layer without calling it
     whole = offload and (
         isinstance(module, nn.MultiheadAttention) or type(module).__name__ in (preload_module_classes or ())
     )
@@ -131,9 +133,9 @@ def attach_align_device_hook_on_blocks(
     Args:
         module: the model.
         execution_device: where all compute, or where each block does, by name.
-        offload: whether weights are taken away after each forward, of all or of each block by name.
-        weights_map: has the weights that are taken away, by full name.
-        offload_buffers: take buffers away too.
+        offload: whether weights are on the meta device between forwards, of all or of each block by name.
+        weights_map: has the offloaded weights, by full name.
+        offload_buffers: offload buffers too.
         module_name: the module's own name in the model.
         skip_keys: keys of keyword arguments and of outputs that stay where they are.
         preload_module_classes: names of classes whose modules get all weights inside at once.
@@ -141,7 +143,7 @@ def attach_align_device_hook_on_blocks(
         prefetcher: fetches weights before they are needed.
     """
     common: dict[str, Any] = {"skip_keys": skip_keys, "tied_params_map": tied_params_map}
-    away: dict[str, Any] = {
+    offloading: dict[str, Any] = {
         "weights_map": weights_map,
         "offload_buffers": offload_buffers,
         "preload_module_classes": preload_module_classes,
@@ -150,7 +152,7 @@ def attach_align_device_hook_on_blocks(
     if not isinstance(execution_device, Mapping) and not isinstance(offload, Mapping):
         if offload:
             attach_align_device_hook(
-                module, execution_device, True, module_name=module_name, **away, **common
+                module, execution_device, True, module_name=module_name, **offloading, **common
             )
             return
         hook = AlignDevicesHook(execution_device, io_same_device=True, place_submodules=True, **common)
@@ -161,23 +163,23 @@ def attach_align_device_hook_on_blocks(
         if isinstance(execution_device, Mapping)
         else dict.fromkeys(offload, execution_device)  # type: ignore[arg-type]
     )
-    are_away = dict(offload) if isinstance(offload, Mapping) else dict.fromkeys(places, offload)
+    are_offloaded = dict(offload) if isinstance(offload, Mapping) else dict.fromkeys(places, offload)
     for name, part in list(module.named_modules()):
         full = ".".join(filter(None, (module_name, name)))
         if full not in places and full:
             continue
         device, is_root = places.get(full), full == ""
-        if are_away.get(full, False):
+        if are_offloaded.get(full, False):
             before = list(align_hooks(vars(part).get("_hf_hook")))
-            attach_align_device_hook(part, device, True, module_name=full, **away, **common)
+            attach_align_device_hook(part, device, True, module_name=full, **offloading, **common)
             added = [one for one in align_hooks(vars(part).get("_hf_hook")) if one not in before]
-            if added and is_root:  # it has weights of its own, which that hook brings
+            if added and is_root:  # the new hook brings the weights of the root itself
                 added[0].io_same_device = True
             elif not added and (is_root or not before):
                 hook = AlignDevicesHook(device, io_same_device=is_root, skip_keys=skip_keys)
                 add_hook_to_module(part, hook, append=True)
         else:
-            is_placed = full in are_away  # of the root only the device may be known
+            is_placed = full in are_offloaded  # for the root, only the device may be given
             hook = AlignDevicesHook(
                 device,
                 io_same_device=is_root,
@@ -189,5 +191,5 @@ def attach_align_device_hook_on_blocks(
             if not is_placed:
                 continue
         if device is not None:
-            whole = preload_module_classes if are_away.get(full, False) else None
+            whole = preload_module_classes if are_offloaded.get(full, False) else None
             attach_execution_device_hook(part, device, preload_module_classes=whole, **common)

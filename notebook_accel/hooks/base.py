@@ -23,29 +23,62 @@ class ModelHook:
     no_grad: bool = False
 
     def init_hook(self, module: nn.Module) -> nn.Module:
-        """Run when the hook is added; the module that it returns is the one that gets the hook."""
+        """Run when the hook is added.
+
+        Args:
+            module: the one that the hook is added to.
+
+        Returns:
+            The module that gets the hook.
+        """
         return module
 
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Run before the forward and return the arguments for it."""
+        """Run before the forward.
+
+        Args:
+            module: the one with the hook.
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
+
+        Returns:
+            The arguments for the forward.
+        """
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
-        """Run after the forward and return the output for the caller."""
+        """Run after the forward.
+
+        Args:
+            module: the one with the hook.
+            output: what the forward returned.
+
+        Returns:
+            The output for the caller.
+        """
         return output
 
     def after_error(self, module: nn.Module, error: BaseException) -> None:
-        """Run in place of `post_forward` where the forward, or a hook's part in it, has raised."""
+        """Run instead of `post_forward` where the forward or a hook has raised.
+
+        Args:
+            module: the one with the hook.
+            error: what was raised; it is raised again afterwards.
+        """
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
-        """Run when the hook is removed or replaced."""
+        """Run when the hook is removed or replaced.
+
+        Args:
+            module: the one with the hook.
+        """
         return module
 
 
 class SequentialHook(ModelHook):
-    """Several hooks as one: each event goes through them in order, and one without gradients is enough for all."""
+    """Several hooks as one: each event goes through them in order; one with `no_grad` is enough for all."""
 
     def __init__(self, *hooks: ModelHook) -> None:
         self.hooks = hooks
@@ -126,7 +159,7 @@ class HookedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
         hook = getattr(module, "_hf_hook", None)
-        if hook is None:  # removed while something else was wrapped around this
+        if hook is None:  # it was removed while another wrapper was around this one
             return self.inner(*args, **kwargs)
         try:
             args, kwargs = hook.pre_forward(module, *args, **kwargs)
@@ -149,6 +182,9 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
         module: gets the attributes `_hf_hook`, the hook, and `_old_forward`, the forward without it.
         hook: its `init_hook` is called first, after the `detach_hook` of one that it replaces.
         append: True keeps a hook that is there and runs the new one after it; False replaces it.
+
+    Raises:
+        TypeError: it is no module, or no hook.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"a hook is added to a torch.nn.Module, not to {module!r}")
@@ -181,7 +217,7 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
         del state["_hf_hook"]
     if "_old_forward" in state:
         inner = state.pop("_old_forward")
-        # what was wrapped around the hooked forward since then stays, and calls the forward inside it
+        # a wrapper that was put around the hooked forward stays, and calls the forward inside
         if isinstance(state.get("forward"), HookedForward):
             del state["forward"]
             if not isinstance(inner, ClassForward):
@@ -212,9 +248,7 @@ def outside_graphs(function: _Function) -> _Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             torch._dynamo.graph_break()
-            return torch._dynamo.disable(function)(
-                *args, **kwargs
-            )  # the compiler traces what is not disabled
+            return torch._dynamo.disable(function)(*args, **kwargs)  # the compiler would trace it otherwise
         return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]

@@ -13,9 +13,9 @@ from typing import Any, Final
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .away import kept_by
-from .turns import Turn
-from .weights import together
+from .lease import ReentrantLease
+from .offloaded_tensor import read_dtype_and_grad
+from .weights import get_many
 
 _STREAMS: Final = ("cuda", "xpu")
 
@@ -27,7 +27,7 @@ class Need:
     Attributes:
         weights: where they are.
         names: theirs.
-        places: what is in the place of each meanwhile; a weight is cast to the dtype that this has then.
+        places: the stand-in of each meanwhile; a weight is cast to the dtype that its stand-in has then.
         device: where the module computes.
         nbytes: of all of them, on the device.
     """
@@ -41,9 +41,9 @@ class Need:
     @torch.no_grad()
     def fetch(self) -> dict[str, torch.Tensor]:
         """Return the weights on the device, by name."""
-        found = together(self.weights, self.names)
+        found = get_many(self.weights, self.names)
         return {
-            name: _cast(found[name], kept_by(place)[0]).to(self.device)
+            name: _cast(found[name], read_dtype_and_grad(place)[0]).to(self.device)
             for name, place in zip(self.names, self.places, strict=True)
         }
 
@@ -57,7 +57,7 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Job:
-    """One fetch, done by whoever comes first: the thread, or the module that needs it."""
+    """One fetch, done by the thread or by the module that needs it, whichever is first."""
 
     need: Need
     lock: Any = field(default_factory=threading.Lock)
@@ -87,10 +87,10 @@ class _Job:
             self.event = stream.record_event()
 
     def result(self) -> dict[str, torch.Tensor]:
-        """Return the weights, ready for what the caller's stream computes; raise what their fetch raised."""
+        """Return the weights, ready for the caller's stream; raise what the fetch raised."""
         self.run()
         if isinstance(self.error, (torch.OutOfMemoryError, MemoryError)):
-            return self.need.fetch()  # what computed meanwhile had the memory
+            return self.need.fetch()  # the module that computed meanwhile had used the memory
         if self.error is not None:
             raise self.error
         assert self.tensors is not None
@@ -105,21 +105,21 @@ class _Job:
 class Prefetcher:
     """Knows in which order modules need their weights, and fetches ahead of them.
 
-    What is fetched ahead is one need, or several that are no larger together than the largest. The order is that of
-    the last forward of the whole model, after which what that did not need follows on its own; before the first forward
-    it is that in which `expect` was called. No thread waits for work: one starts where there is some, and ends with
-    it. Forwards of several threads take turns.
+    It fetches one need ahead, or several that are no larger together than the largest. Before the first forward the
+    order is that of the calls of `expect`. Later it is that of the last forward of the whole model, followed by what
+    that forward did not need. A thread starts when there is work, and ends with it. Forwards of several threads run
+    one after the other.
 
     Attributes:
-        places: what is in the place of each weight while it is away, for modules that share it.
-        back: the weight that took such a place again, when a hook was removed.
+        places: the stand-in of each offloaded weight, for modules that share it.
+        back: the weight that replaced a stand-in when a hook was removed.
     """
 
     def __init__(self) -> None:
         self.places: Any = WeakTensorKeyDictionary()
         self.back: Any = WeakTensorKeyDictionary()
         self._order: list[Need] = []
-        self._length = 0  # of the part of the order that one forward goes through
+        self._length = 0  # how much of the order one forward needs
         self._seen: list[Need] | None = None  # while the whole model computes
         self._at = -1
         self._room = 0
@@ -128,26 +128,30 @@ class Prefetcher:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._streams: dict[torch.device, Any] = {}  # of that thread
-        self._turn = Turn()
+        self._lease = ReentrantLease()
         self._process = os.getpid()
 
     def expect(self, need: Need) -> None:
-        """Say that a module will need these weights, after those named before."""
+        """Note that a module will need these weights after those of earlier calls."""
         self._order.append(need)
         self._length = len(self._order)
         self._room = max(self._room, need.nbytes)
 
     def begin(self) -> None:
-        """Fetch what the first modules of a forward need, once no other thread is in one."""
+        """Wait until no other thread is in a forward, and fetch what the first modules of this one need."""
         self._renew()
-        if self._turn.take():
+        if self._lease.acquire():
             self._forget()
             self._seen = []
             self._fetch_ahead()
 
     def end(self, *, whole: bool = True) -> None:
-        """Keep nothing of the forward that has ended but its order, and that only of a `whole` one."""
-        self._turn.give_back(lambda: self._finish(whole))
+        """Forget a forward that has ended, except for its order.
+
+        Args:
+            whole: False where the forward raised: its order is forgotten too.
+        """
+        self._lease.release(lambda: self._finish(whole))
 
     def _finish(self, whole: bool) -> None:
         if self._seen and whole:
@@ -165,7 +169,7 @@ class Prefetcher:
             self._at = self._find(need)
             job = self._ahead.pop(need, None)
             upcoming = set(self._upcoming())
-            for other in self._ahead.keys() - upcoming:  # another way through the model than last time
+            for other in self._ahead.keys() - upcoming:  # this forward takes another way than the last one
                 del self._ahead[other]
         if job is None:
             self._fetch_ahead()
@@ -175,7 +179,7 @@ class Prefetcher:
         return tensors
 
     def _renew(self) -> None:
-        """Begin anew in a forked process: a thread that is not in it may have had a lock."""
+        """Start afresh in a forked process: a thread that is not there may have held a lock."""
         if self._process != os.getpid():
             self.__setstate__(self.__getstate__())
 
@@ -187,7 +191,7 @@ class Prefetcher:
             self._queue.clear()
 
     def _find(self, need: Need) -> int:
-        """Return where in the order this need is, looked for from the place after the last one."""
+        """Return the place of this need in the order; the search starts after the last place."""
         count = len(self._order)
         for step in range(count):
             place = (self._at + 1 + step) % count
@@ -215,7 +219,7 @@ class Prefetcher:
                     self._queue.append(self._ahead[need])
             if self._queue and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self._work, name="weights of the next module")
-                with contextlib.suppress(RuntimeError):  # while the interpreter ends there are no new ones
+                with contextlib.suppress(RuntimeError):  # no thread starts while the interpreter ends
                     self._thread.start()
 
     def _work(self) -> None:
@@ -226,7 +230,7 @@ class Prefetcher:
                     return
                 job = self._queue.popleft()
             job.run(self._stream(job.need.device))
-            del job  # what it fetched belongs to the model
+            del job  # the model alone keeps what was fetched
 
     def _stream(self, device: torch.device) -> Any:
         """Return the stream for fetches to a device, None where it has none.

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from .. import devices, nested
-from .away import like_parameter
+from .offloaded_tensor import like_parameter
 
 Device = int | str | torch.device
 TiedMap = MutableMapping[int, dict[torch.device, torch.Tensor]]
-"""Copies that were made of shared weights, by address of the original and by device."""
+"""Copies of shared weights, by address of the original and by device."""
 
 
 def as_device(device: Device) -> torch.device:
@@ -26,8 +26,13 @@ def as_device(device: Device) -> torch.device:
     return torch.device(kind if kind != "cpu" else "cuda", device)
 
 
-def same_device(one: torch.device, other: torch.device) -> bool:
-    """Return True for the same device; one without a number is the first of its kind."""
+def is_same_device(one: torch.device, other: torch.device) -> bool:
+    """Return True if both are the same device.
+
+    Args:
+        one: a device; without a number it is the first of its kind.
+        other: a device, likewise.
+    """
     if one.type != other.type:
         return False
     return one.type in ("cpu", "meta", "mps") or (one.index or 0) == (other.index or 0)
@@ -55,7 +60,12 @@ def named_module_tensors(
 
 
 def non_persistent_buffers(module: nn.Module, recurse: bool = False) -> set[str]:
-    """Return the full names of buffers that are not in the state dict."""
+    """Return the full names of buffers that are not in the state dict.
+
+    Args:
+        module: whose buffers.
+        recurse: those of the modules inside too.
+    """
     parts = module.named_modules() if recurse else [("", module)]
     return {
         f"{prefix}.{name}" if prefix else name
@@ -64,8 +74,16 @@ def non_persistent_buffers(module: nn.Module, recurse: bool = False) -> set[str]
     }
 
 
-def owner_of(module: nn.Module, tensor_name: str) -> tuple[nn.Module, str]:
-    """Return the module inside that has the tensor itself, and the tensor's name there; ValueError if none has."""
+def find_owner(module: nn.Module, tensor_name: str) -> tuple[nn.Module, str]:
+    """Return the module that holds a tensor itself, and the tensor's name in it.
+
+    Args:
+        module: the tensor is in it or in a module inside.
+        tensor_name: its full name.
+
+    Raises:
+        ValueError: there is no such tensor.
+    """
     path, _, name = tensor_name.rpartition(".")
     owner = module
     for part in path.split(".") if path else ():
@@ -79,7 +97,13 @@ def owner_of(module: nn.Module, tensor_name: str) -> tuple[nn.Module, str]:
 
 
 def put(owner: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    """Make the tensor this parameter or buffer of the module, without the checks of `setattr`."""
+    """Replace a parameter or buffer, without the checks of `setattr`.
+
+    Args:
+        owner: the module that holds it itself.
+        name: its name there.
+        tensor: the new one.
+    """
     table: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
     table[name] = tensor
 
@@ -104,7 +128,7 @@ def set_module_tensor_to_device(
         value: its new values, needed where it has none (on the meta device).
         dtype: of the result, by default the tensor's own.
         fp16_statistics: scales of an 8-bit weight, set on it as `SCB`.
-        tied_params_map: copies that were made already, by address; a shared weight gets its own there.
+        tied_params_map: copies of shared weights so far, by address; this call adds its own.
         non_blocking: copy without waiting, where the device can.
         clear_cache: accepted; memory stays with torch's allocator, which uses it again.
 
@@ -112,7 +136,7 @@ def set_module_tensor_to_device(
         ValueError: there is no such tensor, or it has no values and gets none, or the shapes differ.
     """
     del clear_cache
-    owner, name = owner_of(module, tensor_name)
+    owner, name = find_owner(module, tensor_name)
     old = owner._parameters[name] if name in owner._parameters else owner._buffers[name]
     if old is None:
         raise ValueError(f"{tensor_name!r} of {type(owner).__name__} is None")

@@ -1,4 +1,4 @@
-"""Weights that lie elsewhere while their module does not compute: mappings of names to tensors."""
+"""Mappings of names to weights that are stored elsewhere while their module does not compute."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 
 
 class Weights(Mapping[str, torch.Tensor]):
-    """A mapping that is asked for all weights of a module at once, by a thread while another module computes."""
+    """A mapping that returns all weights of a module at once; a thread asks it while another module computes."""
 
     @abstractmethod
-    def together(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Return these weights, with their values in memory, which may be pages of a file."""
+    def get_many(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Return these weights by name; their memory may be pages of a file."""
 
     @abstractmethod
-    def lasting(self, name: str) -> torch.Tensor:
-        """Return a weight that is to stay, and keeps no file open."""
+    def get_lasting(self, name: str) -> torch.Tensor:
+        """Return a weight that is to stay in memory, and keeps no file open."""
 
 
 class PrefixedDataset(Weights):
@@ -42,21 +42,37 @@ class PrefixedDataset(Weights):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def together(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        found = together(self.dataset, [f"{self.prefix}{name}" for name in names])
+    def get_many(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        found = get_many(self.dataset, [f"{self.prefix}{name}" for name in names])
         return {name: found[f"{self.prefix}{name}"] for name in names}
 
-    def lasting(self, name: str) -> torch.Tensor:
-        return lasting(self.dataset, f"{self.prefix}{name}")
+    def get_lasting(self, name: str) -> torch.Tensor:
+        return get_lasting(self.dataset, f"{self.prefix}{name}")
 
 
-def together(weights: Mapping[str, torch.Tensor], names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Return these weights of any mapping; KeyError names one that is not there."""
+def get_many(weights: Mapping[str, torch.Tensor], names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Return some weights of any mapping.
+
+    Args:
+        weights: the mapping.
+        names: of the weights.
+
+    Raises:
+        KeyError: a name is not there.
+    """
     if isinstance(weights, Weights):
-        return weights.together(names)
+        return weights.get_many(names)
     return {name: weights[name] for name in names}
 
 
-def lasting(weights: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    """Return a weight of any mapping that is to stay, and keeps no file open; KeyError if it is not there."""
-    return weights.lasting(name) if isinstance(weights, Weights) else weights[name]
+def get_lasting(weights: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    """Return a weight of any mapping; one of a file gets memory of its own, so that no file stays open.
+
+    Args:
+        weights: the mapping.
+        name: of the weight.
+
+    Raises:
+        KeyError: the name is not there.
+    """
+    return weights.get_lasting(name) if isinstance(weights, Weights) else weights[name]

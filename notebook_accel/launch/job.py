@@ -1,42 +1,37 @@
-"""What is to be launched, frozen."""
+"""Job: what a launch runs, after preflight has checked every argument and made every choice."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from .. import devices, environ, tpu
+from .. import devices, tpu
+from ..config.launch_options import OnHang, Returns, StartMethod, View
 from ..stream.sinks import Output
-
-if TYPE_CHECKING:
-    from .engines.base import Engine
-
-StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
-Returns = Literal["first", "all", "none"]
-View = Literal["auto", "widget", "text", "none"]
-OnHang = Literal["tell", "raise"]
-
-START_METHODS: tuple[StartMethod, ...] = ("auto", "fork", "forkserver", "spawn")
-RETURNS: tuple[Returns, ...] = ("first", "all", "none")
-ON_HANG: tuple[OnHang, ...] = ("tell", "raise")
-VIEWS: tuple[View, ...] = ("auto", "widget", "text", "none")
-_LIBRARIES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """Where the nodes of a run meet; `port` None or 0 is any free port.
+    """Where the nodes of a run meet.
 
-    `num_nodes` is an integer or, until the job was checked, "min:max". Then it is the most nodes, and `min_nodes` the
-    fewest with which the run goes on; 0 where their number is fixed.
+    Attributes:
+        address: host name or address of node 0.
+        port: port of the rendezvous store on node 0; 0 is any free port.
+        node_rank: number of this node, from 0.
+        num_nodes: number of nodes. If nodes may join and leave, the largest number.
+        min_nodes: the smallest number of nodes with which the run goes on; 0 if the number is fixed.
+        backend: `static` if the user gives each node its rank, `c10d` if the rendezvous does.
+        endpoint: "host:port", used in place of `address` and `port`; empty for none.
+        run_id: name of the run, the same on all nodes.
+        settings: the user's `rdzv_conf`; None for none.
     """
 
     address: str = "127.0.0.1"
-    port: str | int | None = None
+    port: int = 0
     node_rank: int = 0
-    num_nodes: Any = 1
+    num_nodes: int = 1
     min_nodes: int = 0
     backend: str = "static"
     endpoint: str = ""
@@ -45,26 +40,52 @@ class Rendezvous:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether nodes may join and leave, of a job that was checked."""
+        """Whether nodes may join and leave."""
         return self.min_nodes > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A function, its arguments and how to run it, as asked for; `preflight.checked` makes it ready to run.
+    """A function, its arguments and how to run it, ready to run.
 
-    `num_processes` is per node, None the number of devices. `environment` is set in the workers alone;
-    `quiet` leaves out the line that announces the run. `background` says that this process goes on meanwhile;
-    `serve` is what processes that stay do instead of calling the function; see `Seat`. `holds` are the devices that are
-    the run's alone, as CUDA_VISIBLE_DEVICES names them, empty on CPUs. `log_dir` is the folder for files of output,
-    None where there are none. `hang_timeout` is in seconds, None for never. `engine` is the name of what starts the
-    processes, of a job that was checked the engine itself; `address` is where a cluster is that it starts them on.
-    `tpu_mode` says whether each of a TPU's chips has a process, or one process uses all.
+    Attributes:
+        function: each process calls it, as `function(*args)`.
+        args: positional arguments of the function.
+        name: name of the function, for messages.
+        engine: name of the engine that starts the processes.
+        local_world_size: number of processes on this node; for an engine with a cluster, on all nodes.
+        device_kind: kind of device that the processes compute on.
+        distributed: whether worker processes run the function. If False, this process runs it.
+        mixed_precision: `no`, `fp16`, `bf16` or `fp8`.
+        start_method: how processes start. It is `auto` only if the engine starts them in its own way.
+        returns: `first` returns the value of rank 0, `all` the list of values by rank, `none` None.
+        output: ranks whose output is shown: `all`, `first`, `none` or a collection of ranks.
+        rendezvous: where the nodes meet.
+        max_restarts: how many times all workers start again after one of them has failed.
+        monitor_interval: seconds between two looks at the workers.
+        prefix: `string.Template` of the text before each line of output; None is the default.
+        view: how the run is shown: `auto`, `widget`, `text` or `none`.
+        environment: variables that the workers get besides those of this process.
+        background: whether the launch returns at once, and a thread runs the job.
+        log_dir: folder for files with the output of each rank; None writes no files.
+        hang_timeout: seconds without any event of a rank after which a hang is reported; None never reports one.
+        on_hang: `tell` reports a hang and goes on waiting, `raise` ends the run.
+        address: address of the engine's cluster; None is the engine's default.
+        tpu_mode: `process` is one process for each TPU chip, `spmd` one process that uses all chips.
+        options: every argument of `notebook_launcher` by name, also those that have no attribute here.
+        quiet: whether the run is neither announced nor listed by `runs()`: a dry launch or a session.
+        serve: the workers of a session run this in place of the function; see `worker.main.WorkerSpec`.
+        holds: ids of the devices that this run alone uses, as in CUDA_VISIBLE_DEVICES; empty on CPUs.
+        foreign_fds: returns the file descriptors of this process that forked workers have to close.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
-    num_processes: int | None = None
+    name: str
+    engine: str = "elastic"
+    local_world_size: int
+    device_kind: devices.DeviceKind
+    distributed: bool
     mixed_precision: str = "no"
     start_method: StartMethod = "auto"
     returns: Returns = "first"
@@ -75,57 +96,14 @@ class Job:
     prefix: str | None = None
     view: View = "auto"
     environment: Mapping[str, str] = field(default_factory=dict)
-    quiet: bool = False
     background: bool = False
-    serve: Callable[..., None] | None = None
-    holds: tuple[str, ...] = ()
     log_dir: str | os.PathLike[str] | None = None
     hang_timeout: float | None = 300.0
     on_hang: OnHang = "tell"
-    engine: str | Engine = "auto"
     address: str | None = None
     tpu_mode: tpu.Mode = "process"
-
-    @property
-    def name(self) -> str:
-        """Return the function's name, for messages."""
-        return getattr(self.function, "__qualname__", None) or type(self.function).__name__
-
-    @property
-    def local_world_size(self) -> int:
-        """Return the number of processes on this node of a job that was checked."""
-        assert self.num_processes is not None
-        return self.num_processes
-
-    @property
-    def device_kind(self) -> devices.DeviceKind:
-        """Return what the workers run on: their own environment counts more than this process's.
-
-        What the engine runs on counts most.
-
-        ValueError where one of them says no truth word of ACCELERATE_USE_CPU.
-        """
-        bound: devices.DeviceKind | None = getattr(self.engine, "device_kind", None)
-        shards = self.tpu_mode == "spmd" and "tpu_mode" not in getattr(self.engine, "refuses", ())
-        if bound is not None or shards:
-            return bound or devices.XLA
-        return devices.best(environ.flag_in(self.environment, "ACCELERATE_USE_CPU"))
-
-    @property
-    def distributed(self) -> bool:
-        """Whether processes of their own run the function, of a job that was checked."""
-        return self.needs_workers if isinstance(self.engine, str) else self.engine.has_workers
-
-    @property
-    def needs_workers(self) -> bool:
-        """Whether this process cannot run the function itself: a library that shards needs others for one, too."""
-        shards = any(environ.flag_in(self.environment, name) for name in _LIBRARIES)
-        several = self.local_world_size > 1 or self.rendezvous.num_nodes > 1 or self.rendezvous.is_elastic
-        return (
-            several
-            or shards
-            or self.background
-            or self.serve is not None
-            or self.log_dir is not None
-            or self.on_hang == "raise"
-        )
+    options: Mapping[str, Any] = field(default_factory=dict)
+    quiet: bool = False
+    serve: Callable[..., None] | None = None
+    holds: tuple[str, ...] = ()
+    foreign_fds: Callable[[], Collection[int]] = tuple

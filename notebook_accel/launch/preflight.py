@@ -1,187 +1,324 @@
-"""Every argument of a launch, checked before anything starts: all problems at once."""
+"""Checks all arguments of a launch before anything starts, reports all problems at once, and makes every choice."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import os
-import string
-import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from numbers import Integral, Real
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .. import devices, environ, probes, tpu
+from ..config import arguments
+from ..config.argument_checks import find_problems
 from ..errors import LaunchError
-from . import chips, kernel_state, nodes
-from .engines import table
+from .checks import fork_safety, node_options, xla_runtime
+from .checks.problems import raise_all
+from .engines import base
 from .engines.base import Engine
-from .job import ON_HANG, RETURNS, START_METHODS, VIEWS, Job, StartMethod
-from .problems import Problems, is_seconds
+from .job import Job, Rendezvous
+from .request import LaunchRequest
+from .script import Script
 
-PRECISIONS: Final = ("no", "fp16", "bf16", "fp8")
-OUTPUTS: Final = ("all", "first", "none")
-_PREFIX_FIELDS: Final = {"rank": 0, "local_rank": 0, "role_name": ""}
+Options = Mapping[str, Any]
+"""All arguments of `notebook_launcher` by name. An argument that is not in the request has its default."""
+Problems = list[Exception]
+"""What is wrong, one ValueError or TypeError for each problem. `raise_all` raises them as one exception."""
+
+_LIBRARIES: Final = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
+_NODE_OPTIONS: Final = (
+    "num_nodes",
+    "node_rank",
+    "master_addr",
+    "use_port",
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_id",
+    "rdzv_conf",
+)
 
 
-def checked(job: Job, caller: str) -> Job:
-    """Return the job with every choice resolved, ready to run.
+class Machine(NamedTuple):
+    """What a launch has to know about this machine.
+
+    Attributes:
+        has_tpu: whether the machine has a TPU.
+        kind: kind of device that the processes compute on.
+    """
+
+    has_tpu: bool
+    kind: devices.DeviceKind
+
+
+def check(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
+    """Check a request and resolve it to a job and an engine.
+
+    Args:
+        request: what the user asked for.
+        caller: name of the function that the user called, for messages.
+
+    Returns:
+        The job, ready to run, and the engine that runs it.
 
     Raises:
-        ValueError, TypeError: what is wrong with it, all in one message.
+        ValueError, TypeError: everything that is wrong with the request, in one message.
     """
     __tracebackhide__ = True
-    problems = Problems()
-    if not _check_environment(problems, job.environment):
-        job = replace(job, environment={})  # the rest is checked without
-    _check_place(problems)
-    place, wrong = nodes.resolved(job.rendezvous)
-    if wrong:
-        problems.value(wrong)
-    job = replace(job, rendezvous=place)
-    _check_function(problems, job.function, job.args)
-    named = _named_engine(problems, job)
-    job = job if named is None else replace(job, engine=named)
-    _check_xla(problems, job)
-    _check_processes(problems, job, here=named is None or named.on_this_node)
-    _check_precision(problems, job.mixed_precision)
-    nodes.check(problems, job.rendezvous)
-    _check_restarts(problems, job.max_restarts, job.monitor_interval)
-    _check_choices(problems, job)
-    _check_deepspeed(problems, job, here=named is None or named.on_this_node)
-    _check_prefix(problems, job.prefix)
-    _check_log_dir(problems, job.log_dir)
-    _check_address(problems, job.address)
-    problems.raise_any(caller)
-    if job.num_processes is None:
-        count = _count(job) if named is None else _counted(problems, named, job)
-        problems.raise_any(caller)
-        job = replace(job, num_processes=count)
-    job = replace(job, num_processes=int(job.local_world_size))
-    _check_sizes(problems, job)
-    engine = named or table.engine_for(job)
-    job = replace(job, engine=engine)
-    _check_refused(problems, job, engine)
-    problems.raise_any(caller)
-    start_method = job.start_method
-    if engine.has_workers and engine.on_this_node:
-        start_method = _start_method(problems, job)
-    problems.raise_any(caller)
-    return replace(
-        job,
-        args=tuple(job.args),
-        start_method=start_method,
-        max_restarts=int(job.max_restarts),
-        monitor_interval=float(job.monitor_interval),
-        environment=_environment(job),
-        rendezvous=replace(
-            job.rendezvous,
-            port=nodes.parse_port(job.rendezvous.port),
-            num_nodes=int(job.rendezvous.num_nodes),
-            node_rank=int(job.rendezvous.node_rank),
-        ),
+    variables = environ.snapshot()
+    options = {**arguments.defaults(), **request.options}
+    wrong = find_problems(arguments.checks(), options, variables)
+    problems: Problems = [problem for found in wrong.values() for problem in found]
+    environment: dict[str, str] = {} if "environment" in wrong else dict(options["environment"] or {})
+    options["environment"] = environment  # engines read it before a wrong one is reported
+    is_script = isinstance(request.function, Script)
+    if not is_script:  # a cluster may give a rank to the command that launches a script
+        _check_no_worker(problems, variables)
+    requested = _find_requested_engine(problems, options["engine"])
+    machine = _look_at_machine(problems, options, requested, variables, environment)
+    rendezvous = _resolve_nodes(problems, options, wrong)
+    _check_function(problems, request.function, request.args)
+    if "num_processes" not in wrong:
+        _check_processes(problems, options, machine, requested)
+    _check_libraries(problems, options, environment, here=requested is None or requested.on_this_node)
+    if problems:
+        raise_all(problems, caller)
+    count = _count_processes(problems, options, machine, requested)
+    if problems:
+        raise_all(problems, caller)
+    needs_workers = _needs_workers(request, options, rendezvous, environment, count)
+    engine = requested or base.find(_choose_engine(options, machine, needs_workers))
+    job = Job(
+        function=request.function,
+        args=tuple(request.args),
+        name=_get_name(request.function),
+        engine=engine.name,
+        local_world_size=count,
+        device_kind=engine.device_kind or machine.kind,
+        distributed=engine.has_workers,
+        mixed_precision=options["mixed_precision"].lower(),
+        start_method=options["start_method"],
+        returns=options["returns"],
+        output=options["output"],
+        rendezvous=rendezvous,
+        max_restarts=int(options["max_restarts"]),
+        monitor_interval=float(options["monitor_interval"]),
+        prefix=options["log_line_prefix_template"],
+        view=options["view"],
+        environment=environment,
+        background=not options["block"],
+        log_dir=options["log_dir"],
+        hang_timeout=options["hang_timeout"],
+        on_hang=options["on_hang"],
+        address=options["address"],
+        tpu_mode=options["tpu_mode"],
+        options=options,
+        quiet=request.quiet,
+        serve=request.serve,
     )
+    _check_world(problems, job)
+    _check_engine(problems, job, engine)
+    if problems:
+        raise_all(problems, caller)
+    return _prepare(job, engine, caller), engine
 
 
-def _environment(job: Job) -> dict[str, str]:
-    """Return what the workers are told: without ACCELERATE_USE_CPU those of Accelerate would each train alone."""
-    texts = {**job.environment, "ACCELERATE_MIXED_PRECISION": job.mixed_precision.lower()}
-    elsewhere = isinstance(job.engine, Engine) and not job.engine.on_this_node
-    if job.distributed and not elsewhere and job.device_kind is devices.CPU:
-        texts["ACCELERATE_USE_CPU"] = "true"
-    if job.device_kind is devices.XLA:
-        texts = {**chips.variables(job.tpu_mode), **texts}
-    return texts
+def _prepare(job: Job, engine: Engine, caller: str) -> Job:
+    """Return the job with its start method resolved and with all variables of its workers."""
+    __tracebackhide__ = True
+    problems: Problems = []
+    job = replace(job, environment=_make_worker_environment(job, engine))
+    if not (engine.has_workers and engine.on_this_node):
+        return job
+    start_method = fork_safety.resolve_start_method(problems, job)
+    if problems:
+        raise_all(problems, caller)
+    # imports may start threads that forbid the fork
+    if job.serve is None and engine.preload(job, start_method):
+        start_method = fork_safety.resolve_start_method(problems, job)
+        if problems:
+            raise_all(problems, caller)
+    return replace(job, start_method=start_method)
 
 
 def check_call(function: Any, args: Any, kwargs: Mapping[str, Any], caller: str) -> None:
-    """Raise ValueError or TypeError where a function cannot be called in workers with these arguments."""
+    """Check that workers can call a function with these arguments.
+
+    Args:
+        function: what the workers will call.
+        args: its positional arguments.
+        kwargs: its arguments by name.
+        caller: name of the function that the user called, for messages.
+
+    Raises:
+        ValueError, TypeError: everything that is wrong, in one message.
+    """
     __tracebackhide__ = True
-    problems = Problems()
+    problems: Problems = []
     _check_function(problems, function, args, kwargs)
-    problems.raise_any(caller)
+    if problems:
+        raise_all(problems, caller)
 
 
-def check_environment(environment: Any, caller: str) -> None:
-    """Raise ValueError or TypeError where processes cannot be given these variables."""
-    __tracebackhide__ = True
-    problems = Problems()
-    _check_environment(problems, environment)
-    problems.raise_any(caller)
+# -- the machine
 
 
-def check_seconds(least: float = 0.0, /, **seconds: Any) -> None:
-    """Raise ValueError or TypeError where something is no number of seconds, `least` or more."""
-    __tracebackhide__ = True
-    for name, value in seconds.items():
-        if not isinstance(value, Real) or isinstance(value, bool):
-            raise TypeError(f"{name}={value!r}: seconds are needed")
-        if not float(value) >= least:  # nor is NaN
-            raise ValueError(f"{name}={value!r}: {least:g} seconds or more are needed")
+def _check_no_worker(problems: Problems, variables: Mapping[str, str]) -> None:
+    """Check that this process is not a worker of another launch."""
+    rank, size = variables.get("RANK"), variables.get("WORLD_SIZE", "")
+    if rank is not None and size.strip().isdecimal() and int(size) > 1:
+        text = (
+            f"this process is rank {rank} of a run of {size}: "
+            "a launch starts in a notebook or script, not inside a worker"
+        )
+        problems.append(ValueError(text))
 
 
-def _check_environment(problems: Problems, environment: Any) -> bool:
-    """Note what cannot be given to processes; return whether it is a mapping of texts at all."""
-    if not isinstance(environment, Mapping) or not all(
-        isinstance(text, str) for pair in environment.items() for text in pair
-    ):
-        problems.type(f"environment={environment!r}: a dict is needed, its names and values are strings")
-        return False
-    for name, value in environment.items():
-        if not name or "=" in name or "\0" in name + value:
-            problems.value(f"environment={{{name!r}: {value!r}}}: no system takes such a variable")
-    return True
+def _look_at_machine(
+    problems: Problems,
+    options: Options,
+    requested: Engine | None,
+    variables: Mapping[str, str],
+    environment: Mapping[str, str],
+) -> Machine:
+    """Find out what the processes compute on: `variables` are this process's, `environment` the launch's."""
+    try:
+        use_cpu = bool(environ.flag_in({**variables, **environment}, "ACCELERATE_USE_CPU"))
+        has_tpu = tpu.is_here(environment)
+        kind = requested.device_kind if requested is not None else None
+        ignores_mode = requested is not None and "tpu_mode" in requested.refuses
+        shards = options["tpu_mode"] == "spmd" and not ignores_mode
+        if kind is None:
+            kind = devices.XLA if shards else devices.best(use_cpu, has_tpu)
+    except ValueError as error:  # the value of a variable is not legal
+        problems.append(error)
+        return Machine(has_tpu=False, kind=devices.CPU)
+    if use_cpu and kind is devices.XLA:
+        text = "ACCELERATE_USE_CPU is set, and XLA devices were asked for: unset it, or do not ask"
+        problems.append(ValueError(text))
+    elif not use_cpu and (kind is devices.XLA or (requested is None and has_tpu)):
+        problems += map(ValueError, xla_runtime.find_missing(environment))
+    return Machine(has_tpu, kind)
 
 
-def _check_deepspeed(problems: Problems, job: Job, *, here: bool) -> None:
-    """Note what would stop every worker of a launch that is configured for DeepSpeed."""
-    if "ACCELERATE_USE_DEEPSPEED" not in job.environment:
+def _find_requested_engine(problems: Problems, engine: Any) -> Engine | None:
+    """Return the engine that the user asked for, by its name or as an object; None for `auto` or after a problem."""
+    if isinstance(engine, Engine):
+        return engine
+    if not isinstance(engine, str):
+        problems.append(TypeError(f"engine={engine!r}: the name of an engine is needed, or an Engine"))
+    elif engine != base.AUTO:
+        try:
+            return base.find(engine)
+        except ValueError as error:
+            problems.append(error)
+    return None
+
+
+def _choose_engine(options: Options, machine: Machine, needs_workers: bool) -> str:
+    """Return the name of the engine to use, if the user did not ask for one."""
+    if machine.kind is not devices.XLA:
+        return "elastic" if needs_workers else "inprocess"
+    if options["tpu_mode"] == "spmd":
+        is_usable = not xla_runtime.is_started() or xla_runtime.is_sharding()
+    else:
+        is_usable = tpu.chips() == 1  # with several chips this process would take all of them
+    return "inprocess" if is_usable and not needs_workers else "xla"
+
+
+# -- how many processes, and on how many nodes
+
+
+def _resolve_nodes(problems: Problems, options: Options, wrong: Collection[str]) -> Rendezvous:
+    defaults = arguments.defaults()
+    if all(options[name] == defaults[name] for name in _NODE_OPTIONS):
+        return Rendezvous()
+    rendezvous, found = node_options.resolve(options, wrong)
+    problems += found
+    return rendezvous
+
+
+def _check_processes(
+    problems: Problems, options: Options, machine: Machine, requested: Engine | None
+) -> None:
+    """Check that this machine has a device for each process."""
+    number = options["num_processes"]
+    is_elsewhere = requested is not None and not requested.on_this_node
+    if number is None or machine.kind is devices.CPU or is_elsewhere:
         return
-    from ..zero import chosen
+    present = _count_devices(options, machine, requested)
+    if number > present:
+        problems.append(ValueError(devices.too_few(number, machine.kind, present)))
 
-    for text in chosen.wrong_in(job.environment, str(job.mixed_precision).lower(), here=here):
-        problems.value(text)
+
+def _count_processes(problems: Problems, options: Options, machine: Machine, requested: Engine | None) -> int:
+    """Return how many processes are to run."""
+    if options["num_processes"] is not None:
+        return int(options["num_processes"])
+    try:
+        return _count_devices(options, machine, requested)
+    except LaunchError as error:  # for example because the engine's cluster does not answer
+        problems.append(ValueError(str(error)))
+        return 0
 
 
-def _check_sizes(problems: Problems, job: Job) -> None:
-    """Note sizes of several kinds of parallelism that are not those of the run."""
-    if "ACCELERATE_USE_PARALLELISM_CONFIG" not in job.environment or job.rendezvous.is_elastic:
-        return
-    from .. import parallelism
+def _count_devices(options: Options, machine: Machine, requested: Engine | None) -> int:
+    if requested is not None:
+        return requested.count(options, machine.kind)
+    return 1 if options["tpu_mode"] == "spmd" else machine.kind.counter()
 
-    for text in parallelism.wrong_in(job.environment, job.local_world_size * int(job.rendezvous.num_nodes)):
-        problems.value(text)
+
+def _needs_workers(
+    request: LaunchRequest,
+    options: Options,
+    rendezvous: Rendezvous,
+    environment: Mapping[str, str],
+    count: int,
+) -> bool:
+    """Return whether workers have to run the function. Libraries that shard need a worker even for one rank."""
+    return (
+        count > 1
+        or rendezvous.num_nodes > 1
+        or rendezvous.min_nodes > 0
+        or any(name in environment and environ.flag_in(environment, name) for name in _LIBRARIES)
+        or not options["block"]
+        or request.serve is not None
+        or options["log_dir"] is not None
+        or options["on_hang"] == "raise"
+    )
+
+
+# -- the function
 
 
 def _check_function(
     problems: Problems, function: Any, args: Any, kwargs: Mapping[str, Any] | None = None
 ) -> None:
     if not isinstance(args, (tuple, list)):
-        problems.type(f"args={args!r}: a tuple is needed, for one argument write args=({args!r},)")
+        problems.append(
+            TypeError(f"args={args!r}: a tuple is needed, for one argument write args=({args!r},)")
+        )
     if not callable(function):
         hint = ": pass the function itself, without calling it" if function is None else ""
-        problems.type(f"function={function!r} is not callable{hint}")
+        problems.append(TypeError(f"function={function!r} is not callable{hint}"))
     elif _is_async(function):
-        problems.type(f"function={_name(function)} is async: wrap it with asyncio.run in a plain function")
+        text = f"function={_get_name(function)} is async: wrap it with asyncio.run in a plain function"
+        problems.append(TypeError(text))
     elif isinstance(args, (tuple, list)):
-        _check_call(problems, function, tuple(args), kwargs or {})
+        _check_signature(problems, function, tuple(args), kwargs or {})
 
 
-def _check_call(
+def _check_signature(
     problems: Problems, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # some built-ins do not tell
+        return  # some built-in functions have no signature
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        problems.type(
-            f"args has {len(args)} values, but the call would be {_name(function)}{signature}: {error}"
-        )
+        text = f"args has {len(args)} values, but the call would be {_get_name(function)}{signature}: {error}"
+        problems.append(TypeError(text))
 
 
 def _is_async(function: Any) -> bool:
@@ -191,73 +328,45 @@ def _is_async(function: Any) -> bool:
     return any(test(part) for test in tests for part in (function, getattr(function, "__call__", None)))  # noqa: B004
 
 
-def _name(function: Any) -> str:
+def _get_name(function: Any) -> str:
     return getattr(function, "__qualname__", None) or type(function).__name__
 
 
-def _check_processes(problems: Problems, job: Job, *, here: bool) -> None:
-    if job.num_processes is None or not problems.integer("num_processes", job.num_processes, 1) or not here:
+# -- arguments that depend on each other
+
+
+def _check_libraries(
+    problems: Problems, options: Options, environment: Mapping[str, str], *, here: bool
+) -> None:
+    """Find what would stop every worker: a library that is not installed, or a config that DeepSpeed refuses."""
+    precision = str(options["mixed_precision"]).lower()
+    if precision == "fp8" and not probes.is_available("torchao"):
+        text = "mixed_precision='fp8': torchao computes in it, which is not installed: pip install torchao"
+        problems.append(ValueError(text))
+    if "ACCELERATE_USE_DEEPSPEED" not in environment:
         return
-    kind = job.device_kind
-    if kind is devices.CPU:
-        return
-    present = _count(job)
-    if job.num_processes > present:
-        problems.value(
-            f"num_processes={job.num_processes}: this machine has {present} "
-            f"{kind.label if present == 1 else kind.plural}, so at most {present} is possible; "
-            "set ACCELERATE_USE_CPU=1 in the environment to run on CPU processes instead"
-        )
+    from ..deepspeed import resolve
+
+    problems += map(ValueError, resolve.check_variables(environment, precision, here=here))
 
 
-def _count(job: Job) -> int:
-    """Return how many processes a job has that names no number."""
-    if isinstance(job.engine, Engine):
-        return job.engine.count(job)
-    return 1 if job.tpu_mode == "spmd" else devices.count(job.device_kind)
+def _check_world(problems: Problems, job: Job) -> None:
+    """Check what depends on the number of ranks."""
+    world = job.local_world_size * job.rendezvous.num_nodes
+    if not isinstance(job.output, str) and any(int(rank) >= world for rank in job.output):
+        text = f"output={job.output!r}: the ranks of this run are 0 to {world - 1}"
+        problems.append(ValueError(text))
+    if "ACCELERATE_USE_PARALLELISM_CONFIG" in job.environment and not job.rendezvous.is_elastic:
+        from .. import parallelism
+
+        problems += map(ValueError, parallelism.check_variables(job.environment, world))
 
 
-def _check_xla(problems: Problems, job: Job) -> None:
-    """Note what a TPU lacks, also where it would be chosen but for that."""
-    problems.one_of("tpu_mode", job.tpu_mode, tpu.MODES)
-    said = environ.flag_in(job.environment, "ACCELERATE_USE_CPU")
-    if environ.flag("ACCELERATE_USE_CPU") if said is None else said:
-        if job.device_kind is devices.XLA:
-            problems.value(
-                "ACCELERATE_USE_CPU is set, and XLA devices were asked for: unset it, or do not ask"
-            )
-    elif job.device_kind is devices.XLA or (job.engine == table.AUTO and tpu.is_here()):
-        for text in chips.missing(job.environment):
-            problems.value(text)
-
-
-def _named_engine(problems: Problems, job: Job) -> Engine | None:
-    """Return the engine that was asked for by name or itself; None where nobody did, or where it cannot be had."""
-    if job.engine == table.AUTO:
-        return None
-    try:
-        return table.engine_for(job)
-    except ValueError as error:
-        problems.value(str(error))
-    except TypeError as error:
-        problems.type(str(error))
-    return None
-
-
-def _counted(problems: Problems, engine: Engine, job: Job) -> int:
-    """Return how many processes the job is to have; an engine that has a cluster may not reach it."""
-    try:
-        return engine.count(job)
-    except LaunchError as error:
-        problems.value(str(error))
-        return 0
-
-
-def _check_refused(problems: Problems, job: Job, engine: Engine) -> None:
-    """Note the arguments that mean nothing to the engine, and what else hinders it."""
-    given = {
-        "num_processes": (job.num_processes, job.local_world_size > 1),
-        "num_nodes": (job.rendezvous.num_nodes, job.rendezvous.num_nodes > 1 or job.rendezvous.is_elastic),
+def _check_engine(problems: Problems, job: Job, engine: Engine) -> None:
+    """Find arguments that the engine does not support, and other reasons why it cannot run the job."""
+    used = {
+        "num_processes": (job.options["num_processes"], job.local_world_size > 1),
+        "num_nodes": (job.options["num_nodes"], job.rendezvous.num_nodes > 1 or job.rendezvous.min_nodes > 0),
         "max_restarts": (job.max_restarts, job.max_restarts > 0),
         "block": (not job.background, job.background),
         "on_hang": (job.on_hang, job.on_hang == "raise"),
@@ -265,139 +374,28 @@ def _check_refused(problems: Problems, job: Job, engine: Engine) -> None:
         "address": (job.address, job.address is not None),
         "tpu_mode": (job.tpu_mode, job.tpu_mode != "process"),
     }
-    for name, (value, differs) in given.items():
+    for name, (value, differs) in used.items():
         if differs and name in engine.refuses:
-            problems.value(f"{name}={value!r} with engine={engine.name!r}: {engine.refuses[name]}")
-    if job.start_method not in ("auto", *engine.start_methods) and job.start_method in START_METHODS:
+            text = f"{name}={value!r} with engine={engine.name!r}: {engine.refuses[name]}"
+            problems.append(ValueError(text))
+    if job.start_method not in ("auto", *engine.start_methods):
         known = ", ".join(map(repr, ("auto", *engine.start_methods)))
-        problems.value(f"start_method={job.start_method!r} with engine={engine.name!r}: it knows {known}")
-    for text in engine.problems(job):
-        problems.value(text)
+        text = f"start_method={job.start_method!r} with engine={engine.name!r}: it supports {known}"
+        problems.append(ValueError(text))
+    problems += map(ValueError, engine.problems(job))
 
 
-def _check_precision(problems: Problems, mixed_precision: Any) -> None:
-    word = mixed_precision.lower() if isinstance(mixed_precision, str) else mixed_precision
-    problems.one_of("mixed_precision", word, PRECISIONS)
-    if isinstance(word, str) and word == "fp8" and not probes.is_available("torchao"):
-        problems.value(
-            "mixed_precision='fp8': torchao computes in it, which is not installed: pip install torchao"
-        )
+# -- the variables of the workers
 
 
-def _check_choices(problems: Problems, job: Job) -> None:
-    problems.one_of("start_method", job.start_method, START_METHODS)
-    problems.one_of("returns", job.returns, RETURNS)
-    problems.one_of("view", job.view, VIEWS)
-    problems.one_of("on_hang", job.on_hang, ON_HANG)
-    if job.hang_timeout is not None and not is_seconds(job.hang_timeout):
-        problems.value(
-            f"hang_timeout={job.hang_timeout!r}: seconds are needed, a day at most, or None for never"
-        )
-    if job.view == "auto" and (asked := environ.get("NOTEBOOK_ACCEL_VIEW")) is not None:
-        problems.one_of("environment variable NOTEBOOK_ACCEL_VIEW", asked, VIEWS)
-    output = job.output
-    if isinstance(output, (str, bytes)) or not isinstance(output, Collection):
-        problems.one_of("output", output, OUTPUTS)
-    elif not all(isinstance(rank, Integral) and not isinstance(rank, bool) and rank >= 0 for rank in output):
-        problems.value(f"output={output!r}: a collection of ranks is needed, each 0 or more")
-    elif isinstance(job.num_processes, Integral) and isinstance(job.rendezvous.num_nodes, Integral):
-        world = job.num_processes * job.rendezvous.num_nodes
-        if world > 0 and any(rank >= world for rank in output):
-            problems.value(f"output={output!r}: the ranks of this run are 0 to {world - 1}")
-
-
-def _check_prefix(problems: Problems, prefix: Any) -> None:
-    if prefix is None:
-        return
-    if not isinstance(prefix, str):
-        problems.type(f"log_line_prefix_template={prefix!r}: a string is needed")
-        return
-    try:
-        string.Template(prefix).substitute(_PREFIX_FIELDS)
-    except (KeyError, ValueError) as error:
-        problems.value(
-            f"log_line_prefix_template={prefix!r} ({error}): it may name ${{rank}}, ${{local_rank}} and ${{role_name}}"
-        )
-
-
-def _check_address(problems: Problems, address: Any) -> None:
-    if address is not None and not isinstance(address, str):
-        problems.type(f"address={address!r}: a string is needed")
-
-
-def _check_log_dir(problems: Problems, log_dir: Any) -> None:
-    if log_dir is None:
-        return
-    if not isinstance(log_dir, (str, os.PathLike)):
-        problems.type(f"log_dir={log_dir!r}: the path of a folder is needed")
-        return
-    if not str(log_dir) or "\0" in str(log_dir):
-        problems.value(f"log_dir={log_dir!r}: the path of a folder is needed")
-        return
-    path = Path(log_dir).expanduser()
-    there = next((parent for parent in (path, *path.absolute().parents) if parent.exists()), path)
-    if not there.is_dir():
-        problems.value(f"log_dir={str(log_dir)!r}: {there} is a file, the path of a folder is needed")
-    elif not os.access(there, os.W_OK):
-        problems.value(f"log_dir={str(log_dir)!r}: {there} cannot be written to")
-
-
-def _check_restarts(problems: Problems, max_restarts: Any, monitor_interval: Any) -> None:
-    problems.integer("max_restarts", max_restarts, 0, 1_000_000)
-    if not isinstance(monitor_interval, Real) or isinstance(monitor_interval, bool):
-        problems.type(f"monitor_interval={monitor_interval!r}: seconds are needed")
-    elif not is_seconds(monitor_interval):
-        problems.value(f"monitor_interval={monitor_interval}: more than 0 seconds are needed, a day at most")
-
-
-def _check_place(problems: Problems) -> None:
-    world = environ.integer("WORLD_SIZE")
-    if environ.get("RANK") is not None and world is not None and world > 1:
-        problems.value(
-            f"this process is rank {environ.get('RANK')} of a run of {world}: "
-            "a launch starts in a notebook or script, not inside a worker"
-        )
-
-
-def _check_directory(problems: Problems) -> None:
-    """Check that fresh processes have a place to start in."""
-    try:
-        os.getcwd()
-    except OSError as error:
-        problems.value(
-            f"the working directory cannot be used ({error.strerror}): change to another with os.chdir"
-        )
-
-
-def _start_method(problems: Problems, job: Job) -> StartMethod:
-    """Return how processes are to start: a fork where this process may be forked, else a fork server."""
-    asked = job.start_method
-    if sys.platform == "win32" and asked in ("fork", "forkserver"):
-        problems.value(f"start_method={asked!r}: Windows has 'spawn' only; choose 'auto'")
-    if sys.platform == "win32":
-        _check_directory(problems)
-        return "spawn"
-    if asked in ("forkserver", "spawn"):
-        _check_directory(problems)
-        return asked
-    unclean = list(map(str, kernel_state.reasons()))
-    if job.rendezvous.num_nodes > 1:
-        unclean.append("a thread of this process may serve other nodes at that moment")
-    if job.background:
-        unclean.append("this process goes on while workers start")
-    if asked == "fork" and unclean:
-        why = "; ".join(unclean)
-        problems.value(
-            f"start_method='fork': a forked worker could hang or fail, because {why}; choose 'auto'"
-        )
-    if asked == "auto" and automatic(unclean) != "fork":
-        _check_directory(problems)
-        return "forkserver"
-    return "fork"
-
-
-def automatic(unclean: Sequence[object]) -> StartMethod:
-    """Return how processes start where nobody chose, for the reasons why this process may not be forked."""
-    if sys.platform == "win32":
-        return "spawn"
-    return "fork" if sys.platform == "linux" and not unclean else "forkserver"
+def _make_worker_environment(job: Job, engine: Engine) -> dict[str, str]:
+    """Return the variables that the workers get besides those of this process."""
+    defaults = arguments.defaults()
+    texts = {**job.environment, "ACCELERATE_MIXED_PRECISION": job.mixed_precision}
+    if any(job.options[name] != defaults[name] for name in arguments.variable_names()):
+        texts = {**job.environment, **arguments.variables(job.options), **texts}
+    if job.distributed and engine.on_this_node and job.device_kind is devices.CPU:
+        texts["ACCELERATE_USE_CPU"] = "true"  # without it workers that use Accelerate would each train alone
+    if job.device_kind is devices.XLA:
+        texts = {**xla_runtime.make_variables(job.tpu_mode), **texts}
+    return texts

@@ -1,4 +1,4 @@
-"""This process's runs, and which devices those that still run hold."""
+"""The runs and sessions of this process, and the devices that each of them holds."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import atexit
 import signal
 import sys
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from .. import devices, environ, runtime, tpu
 from ..errors import LaunchError
+from .engines.base import Engine
 from .job import Job
-
-if TYPE_CHECKING:
-    from .run import Run
+from .run import MakeSink, Run
 
 _KEPT: Final = 8
 _LAST_SECONDS: Final = 2.0
@@ -22,59 +22,85 @@ _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _VISIBLE_CHIPS: Final = "TPU_VISIBLE_CHIPS"
 
 
+def open_run(job: Job, engine: Engine, sinks: Sequence[MakeSink]) -> Run:
+    """Make a run that is ready to start, and reserve devices for it that no other run holds.
+
+    Args:
+        job: what to run.
+        engine: starts the processes.
+        sinks: make what shows the run.
+
+    Returns:
+        The run. It is listed by `runs`, unless the job is `quiet`.
+
+    Raises:
+        LaunchError: too few devices are free. The message says which run holds which device.
+    """
+    if engine.on_this_node and job.device_kind is not devices.CPU:
+        job = reserve_devices(job)
+    run = Run(replace(job, foreign_fds=list_session_descriptors), engine, sinks)
+    if not job.quiet:
+        _add(run)
+    return run
+
+
 def runs() -> list[Run]:
-    """Return this process's runs, oldest first: all that still run, and the last that ended."""
+    """Return the runs of this process, oldest first: all that still run, and the last ones that have ended."""
     return list(runtime.runs())
 
 
 def add_session(session: Any) -> None:
-    """Note a session, as long as somebody else holds it."""
+    """Add a session to the list of sessions. The list alone does not keep a session alive.
+
+    Args:
+        session: has `is_over`, `job`, `filenos` and `close`, as `session.Session` does.
+    """
     known = runtime.sessions()
     known[:] = [reference for reference in known if reference() is not None]
     known.append(weakref.ref(session))
     atexit.unregister(_close_sessions)
-    atexit.register(_close_sessions)  # before multiprocessing's own, which waits for all processes
+    atexit.register(
+        _close_sessions
+    )  # runs before multiprocessing's exit handler, which waits for all processes
 
 
 def sessions() -> list[Any]:
-    """Return this process's sessions that are not closed, oldest first."""
-    found = [reference() for reference in list(runtime.sessions())]
-    return [session for session in found if session is not None and not session.is_over]
+    """Return the open sessions of this process, oldest first."""
+    living = [reference() for reference in list(runtime.sessions())]
+    return [session for session in living if session is not None and not session.is_over]
 
 
-def add(run: Run) -> None:
-    """Note a run; old ones that ended are forgotten."""
-    known = runtime.runs()
-    atexit.unregister(_end_all)
-    atexit.register(_end_all)  # before the exit handlers of what an engine has imported
-    known.append(run)
-    ended = [old for old in known if old.is_over]
-    for old in ended[: max(0, len(ended) - _KEPT)]:
-        known.remove(old)
-    if run.job.background:
-        _take_idle_interrupts()
+def list_session_descriptors() -> list[int]:
+    """Return the file descriptors of all sessions. Workers that are forked from this process have to close them."""
+    return [descriptor for session in sessions() for descriptor in session.filenos()]
 
 
-def settled(job: Job) -> Job:
-    """Return the job with devices that no other run holds.
+def reserve_devices(job: Job) -> Job:
+    """Reserve devices that no other run or session holds.
+
+    Args:
+        job: a job that runs on this node.
+
+    Returns:
+        The job with the devices in `holds`. If these are not the first ones, its environment makes only them visible.
 
     Raises:
-        LaunchError: there are too few; it says which run holds which.
+        LaunchError: too few devices are free. The message says which run holds which device.
     """
-    if not isinstance(job.engine, str) and not job.engine.on_this_node:
-        return job
     kind = job.device_kind
     if kind is devices.CPU or (kind is devices.XLA and not tpu.is_here(job.environment)):
         return job
     visible = _VISIBLE_CHIPS if kind is devices.XLA else _VISIBLE
-    chosen = job.environment.get(visible)
-    every = tpu.chips(job.environment) if kind is devices.XLA else devices.count(kind)
-    ids = _ids(chosen) or _ids(environ.get(visible)) or [str(number) for number in range(every)]
-    needed = every if job.tpu_mode == "spmd" else job.local_world_size
+    by_user = job.environment.get(visible)
+    present = tpu.chips(job.environment) if kind is devices.XLA else devices.count(kind)
+    ids = (
+        _split_ids(by_user) or _split_ids(environ.get(visible)) or [str(number) for number in range(present)]
+    )
+    needed = present if job.tpu_mode == "spmd" else job.local_world_size
     living = [*(run for run in runtime.runs() if not run.is_over), *sessions()]
     holders = {device: holder for holder in living for device in holder.job.holds}
     free = [device for device in ids if device not in holders]
-    if chosen is not None or not job.distributed:  # by hand, or this process's first
+    if by_user is not None or not job.distributed:  # by the user, or the first ones: this process sees all
         free = [device for device in ids[:needed] if device not in holders]
     if len(free) < needed:
         held = "; ".join(f"{device} by {holders[device]!r}" for device in ids if device in holders)
@@ -83,18 +109,34 @@ def settled(job: Job) -> Job:
             f"{len(free) or 'none'} of {', '.join(ids)} {'is' if len(free) == 1 else 'are'} free ({held}): wait for a "
             "run, stop it (`notebook_accel.runs()` lists them), close a session, or use fewer processes"
         )
-    taken = tuple(free[:needed])
-    moved = kind.name in ("cuda", "xla") and job.distributed and list(taken) != ids[:needed]
-    environment = {**job.environment, visible: ",".join(taken)} if moved else job.environment
-    return replace(job, holds=taken, environment=environment)
+    reserved = tuple(free[:needed])
+    differs = kind.name in ("cuda", "xla") and job.distributed and list(reserved) != ids[:needed]
+    environment = {**job.environment, visible: ",".join(reserved)} if differs else job.environment
+    return replace(job, holds=reserved, environment=environment)
 
 
-def _ids(text: str | None) -> list[str]:
+def _split_ids(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
+def _add(run: Run) -> None:
+    """Add a run to the list, and drop the oldest ones that have ended."""
+    known = runtime.runs()
+    atexit.unregister(_end_all)
+    atexit.register(
+        _end_all
+    )  # again at each run: it has to run before the exit handlers of imported libraries
+    known.append(run)
+    if len(known) > _KEPT:
+        ended = [old for old in known if old.is_over]
+        for old in ended[: max(0, len(ended) - _KEPT)]:
+            known.remove(old)
+    if run.job.background:
+        _handle_idle_interrupts()
+
+
 def _end_all() -> None:
-    """Stop what still runs when this process ends: threads of it would not see to it."""
+    """Stop all runs when this process exits: their threads end without doing so."""
     living = [run for run in runtime.runs() if not run.is_over]
     for run in living:
         run.request_stop(0.0)
@@ -107,8 +149,8 @@ def _close_sessions() -> None:
         session.close()
 
 
-def _take_idle_interrupts() -> None:
-    """Let the kernel's interrupt stop background runs while no cell runs; ipykernel ignores it then."""
+def _handle_idle_interrupts() -> None:
+    """Let an interrupt stop background runs while no cell runs. ipykernel alone would ignore it."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     kernel: Any = getattr(shell, "kernel", None)
     if getattr(kernel, "saved_sigint_handler", None) == signal.SIG_IGN:

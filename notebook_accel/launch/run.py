@@ -1,4 +1,4 @@
-"""Run: the live handle of one launch, from a job to its value, or to the error of the rank that failed first."""
+"""Run: the handle of one launch. It runs a job and gives its value, or the error of the rank that failed first."""
 
 from __future__ import annotations
 
@@ -17,30 +17,38 @@ from ..errors import HangError, LaunchError, RunStoppedError
 from ..events import Event, Failure
 from ..stream.record import RunRecord
 from ..stream.sinks import Sink
-from . import failures, preflight
-from .control import Control
+from .checks.problems import check_seconds
 from .engines.base import Engine, Outcome
 from .job import Job
+from .supervise.control import Control
+from .transfer import failures
 
 Status = Literal["starting", "running", "done", "failed", "stopped"]
 
 MakeSink = Callable[["Run"], Sink]
+"""Makes the sink that shows a run; it is called in the thread that launches."""
 
 GRACE: Final = 30.0
-"""Seconds that workers have to end of themselves once they were asked to."""
+"""Seconds that workers have to return after they were asked to stop."""
 _INTERRUPT_GRACE: Final = 0.0
 _SHOWN_LINES: Final = 20
-_LOOK_SECONDS: Final = 0.2  # between two looks for an interrupt: waits can hide it
+_LOOK_SECONDS: Final = 0.2  # a wait without a timeout can hide an interrupt
 
 
 class Run:
-    """One launch, while it runs and afterwards.
+    """One launch, while it runs and after it has ended.
 
-    `await run`, `run.wait()` and `run.result()` wait for its end; an interrupt of the cell meanwhile stops the run.
+    `await run`, `run.wait()` and `run.result()` wait for the end. An interrupt of the cell during such a wait stops the
+    run.
+
+    Args:
+        job: what to run.
+        engine: starts the processes.
+        sinks: make what shows the run.
 
     Attributes:
         job: what runs.
-        record: everything that it has said.
+        record: all events of the run so far.
         started: when it was launched, in seconds since the epoch.
     """
 
@@ -51,26 +59,49 @@ class Run:
         self._engine = engine
         self._control = Control()
         self._outcome: Outcome | None = None
-        self._is_given = False
+        self._was_popped = False
         self._error: BaseException | None = None
         self._traceback: TracebackType | None = None
         self._finished: float | None = None
         self._begun = threading.Event()
         self._ended = threading.Event()
         self._executor: int | None = None
-        self._lines_of_error: Sequence[str] = ()
+        self._notes: Sequence[str] = ()
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
-        self._sinks = [make(self) for make in sinks]
+        self._sink_makers = tuple(sinks)
+        self._sinks: list[Sink] = []
 
     # -- running it
 
-    def execute(self) -> None:
-        """Run the job to its end in this thread, and show its output meanwhile.
+    def call(self) -> Any:
+        """Run the job in this thread and return its value. The run does not keep the value.
+
+        Returns:
+            What `result` returns.
 
         Raises:
-            BaseException: it could not start, was interrupted, or is a function of this process that raised; what a
-                worker raised is raised by `result`.
+            BaseException: what `execute` or `result` raises.
+            KeyboardInterrupt: the cell was interrupted. All workers have ended.
+        """
+        __tracebackhide__ = True
+        try:
+            self.execute()
+        except KeyboardInterrupt:
+            if not self.job.distributed:
+                raise
+            raise KeyboardInterrupt(
+                f"{self.job.name}: all workers have ended"
+            ) from None  # without our own frames
+        return self.pop_result()
+
+    def execute(self) -> None:
+        """Run the job to its end in this thread, and show its output while it runs.
+
+        An exception of a worker is not raised here: `result` raises it.
+
+        Raises:
+            BaseException: the job could not start, was interrupted, or ran in this process and raised.
         """
         __tracebackhide__ = True
         self._executor = threading.get_ident()
@@ -78,7 +109,7 @@ class Run:
             self._outcome = self._engine.run(self.job, self.record, self._deliver, self._control)
             self.record.forget_values()
             if self._outcome.is_bad:
-                self._error = self._told_error(self._outcome)
+                self._error = self._build_error(self._outcome)
         except BaseException as error:
             self._error = error
             raise
@@ -86,12 +117,22 @@ class Run:
             self._close()
 
     def start(self) -> None:
-        """Run the job in a thread; returns when what it needs of this process was taken.
+        """Run the job in a background thread.
+
+        Returns as soon as the engine has copied what the workers need from this process: the function, its arguments
+        and the globals that it uses. Later changes in the notebook do not reach the workers.
 
         Raises:
-            BaseException: it could not start.
+            BaseException: the job could not start.
+            KeyboardInterrupt: the cell was interrupted before that. The run has ended.
         """
         __tracebackhide__ = True
+        try:
+            self._open_sinks()  # here: a display belongs to the cell of the thread that makes it
+        except BaseException as error:
+            self._error = error
+            self._close()  # a run that has not ended would keep its devices
+            raise
         thread = threading.Thread(
             target=self._execute_quietly, name=f"notebook_accel {self.job.name}", daemon=True
         )
@@ -116,7 +157,7 @@ class Run:
         for sink in self._sinks:
             try:
                 sink.close()
-            except Exception as error:  # a view that breaks is no failure of the run
+            except Exception as error:  # a broken view does not make the run fail
                 print(f"notebook_accel: the run's output could not be shown: {error!r}", file=sys.stderr)
         with self._lock:
             self._ended.set()
@@ -124,12 +165,19 @@ class Run:
         for callback in callbacks:
             try:
                 callback()
-            except Exception as error:  # the others wait for their call
+            except Exception as error:  # the other callbacks still have to be called
                 print(
                     f"notebook_accel: {callback!r} failed at the end of {self!r}: {error!r}", file=sys.stderr
                 )
 
+    def _open_sinks(self) -> None:
+        makers, self._sink_makers = self._sink_makers, ()
+        for make in makers:
+            self._sinks.append(make(self))  # one by one: if a later one fails, `_close` closes the others
+
     def _deliver(self, events: Sequence[Event]) -> None:
+        if self._sink_makers:  # only now: a run that could not start shows nothing
+            self._open_sinks()
         for event in events:
             self.record.apply(event)
         for sink in self._sinks:
@@ -137,11 +185,14 @@ class Run:
         if not self._begun.is_set():
             self._begun.set()
 
-    # -- how it stands
+    # -- its state
 
     @property
     def status(self) -> Status:
-        """How the run stands: `starting` until a worker runs; `stopped` where that was asked for and no rank failed."""
+        """`starting` until a worker runs, then `running`, and at the end `done`, `failed` or `stopped`.
+
+        `stopped` means that somebody asked for it, and no rank failed.
+        """
         if self._finished is None:
             running = any(phase.name == "running" for phase in self.record.phases.values())
             return "running" if running or not self.job.distributed else "starting"
@@ -151,42 +202,58 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """Whether the run has ended."""
         return self._ended.is_set()
 
     @property
     def seconds(self) -> float:
-        """How long it has been running, or ran."""
+        """How long the run has lasted so far, or lasted in all."""
         return (self._finished or time.time()) - self.started
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the rank that has made most."""
+        """The largest number of optimizer steps that any rank has made."""
         return max((pulse.steps for pulse in list(self.record.pulses.values())), default=0)
 
     @property
     def failure(self) -> BaseException | None:
-        """What `result` raises, None while it runs and where it raises nothing."""
+        """The exception that `result` raises. None while the run goes on, and after success."""
         return None if self._finished is None else self._error
 
     @property
+    def first_failure(self) -> Failure | None:
+        """How the rank ended that failed first, on whichever node; None where none failed."""
+        outcome = self._outcome
+        if outcome is None or outcome.hang or outcome.error or not (outcome.cause or outcome.failures):
+            return None
+        return outcome.cause or failures.find_first(outcome.failures)
+
+    @property
+    def failed_node(self) -> str:
+        """The node of that rank, empty where it is this one."""
+        return "" if self._outcome is None else self._outcome.where
+
+    @property
     def notes(self) -> Sequence[str]:
-        """What happened to each rank, a line each, where one failed."""
-        return self._lines_of_error
+        """One line for each rank about what happened to it. Empty if no rank failed."""
+        return self._notes
 
     @property
     def stop_is_asked(self) -> bool:
-        """Whether somebody asked it to stop."""
+        """Whether somebody asked the run to stop."""
         return self._control.stop_is_asked
 
     @property
     def stopped_ranks(self) -> frozenset[int]:
-        """The ranks that the launcher ended."""
+        """The ranks whose processes the launcher ended."""
         return frozenset() if self._outcome is None else self._outcome.stopped
 
     @property
     def metrics(self) -> Any:
-        """What was logged so far, a row for each call: a DataFrame where pandas is installed, else a list of dicts."""
+        """The metrics that were logged so far, one row for each call.
+
+        A pandas DataFrame if pandas is installed, else a list of dicts.
+        """
         rows = self.record.rows()
         try:
             import pandas  # type: ignore[import-untyped, unused-ignore]
@@ -195,11 +262,15 @@ class Run:
         return pandas.DataFrame(rows)
 
     def lines(self, rank: int | None = None) -> list[str]:
-        """Return the last lines of one rank, or of all."""
+        """Return the last lines of output.
+
+        Args:
+            rank: whose lines; None is all ranks.
+        """
         return self.record.lines(rank)
 
     def show(self) -> None:
-        """Draw the run in this cell, live until it has ended; as often as wanted, and afterwards too."""
+        """Show the run in this cell too. The view changes until the run ends, and stays afterwards."""
         shown = [sink.again() for sink in self._sinks]
         if not any(shown):
             print("\n".join([*self.lines()[-_SHOWN_LINES:], repr(self)]))
@@ -207,24 +278,30 @@ class Run:
     def __repr__(self) -> str:
         count, kind = self.job.local_world_size, "process" if self.job.local_world_size == 1 else "processes"
         words = [f"{self.job.name} on {count} {kind}: {self.status}"]
-        words.append(f"{'for' if self._finished is None else 'after'} {spoken(self.seconds)}")
+        words.append(f"{'for' if self._finished is None else 'after'} {format_duration(self.seconds)}")
         if self.steps:
             words.append(f"{self.steps} steps")
         if (error := self.failure) is not None and self.status == "failed":
-            words.append(failures.title(error))
+            words.append(failures.describe_error(error))
         return f"<Run {', '.join(words)}>"
 
     # -- waiting and stopping
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end, `timeout` seconds at most; return whether it has ended.
+        """Wait until the run has ended.
+
+        Args:
+            timeout: seconds to wait at most; None waits without a limit.
+
+        Returns:
+            Whether the run has ended.
 
         Raises:
-            ValueError, TypeError: `timeout` is no number of seconds.
-            KeyboardInterrupt: the cell was interrupted; the run was stopped.
+            ValueError, TypeError: `timeout` is not a number of seconds.
+            KeyboardInterrupt: the cell was interrupted, and the run was stopped.
         """
         if timeout is not None:
-            preflight.check_seconds(float("-inf"), timeout=timeout)
+            check_seconds(float("-inf"), timeout=timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while not self._ended.is_set():
@@ -238,23 +315,31 @@ class Run:
         return True
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the end and return what the launch returns.
+        """Wait for the end of the run and return its value.
+
+        Args:
+            timeout: seconds to wait at most; None waits without a limit.
+
+        Returns:
+            What the argument `returns` of the launch asks for: one value, the list of values by rank, or None.
 
         Raises:
-            BaseException: the first failing rank's own exception, or a WorkerError where it ended without one.
+            BaseException: the exception of the rank that failed first.
+            WorkerError: the rank that failed first ended without an exception, by a signal for example.
             RunStoppedError: the run was stopped before its workers returned.
-            TimeoutError: it has not ended within `timeout` seconds; it goes on.
-            LaunchError: the cell that launched it waited for its value and has it.
+            TimeoutError: the run has not ended within `timeout` seconds. It goes on.
+            LaunchError: the launch itself has returned the value already, and the run does not keep it.
         """
         __tracebackhide__ = True
         if not self.wait(timeout):
             raise TimeoutError(f"{self!r} has not ended within {timeout:g} s")
         if self._error is not None:
-            raise self._error.with_traceback(self._traceback)  # without those who raised it before
+            raise self._error.with_traceback(self._traceback)  # without the frames of earlier calls
         assert self._outcome is not None
-        if self._is_given:
+        if self._was_popped:
             raise LaunchError(
-                f"{self!r} gave its value to the cell that launched it, and keeps none: value = notebook_launcher(...)"
+                f"{self!r} gave its value to the cell that launched it, and has not kept it: "
+                "write value = notebook_launcher(...)"
             )
         values = self._outcome.values
         if self.job.returns == "all":
@@ -263,37 +348,63 @@ class Run:
             return values[min(values)]
         return None
 
-    def give(self) -> Any:
-        """Return what `result` does, and keep nothing of it: a value may be large, and ended runs are kept."""
+    def pop_result(self) -> Any:
+        """Return what `result` returns, and forget it: a value may be large, and `runs()` keeps runs that have ended.
+
+        Raises:
+            BaseException: what `result` raises.
+        """
         __tracebackhide__ = True
         value = self.result()
         assert self._outcome is not None
-        self._outcome, self._is_given = replace(self._outcome, values={}), True
+        self._outcome, self._was_popped = replace(self._outcome, values={}), True
         return value
 
     def stop(self, grace: float = GRACE) -> None:
         """Stop the run and wait until its workers have ended.
 
-        Workers that ask `accelerator.should_stop` are told yes, all at the same question, and have `grace` seconds
-        to save and return: what they return is the result. Others are ended at once, by SIGTERM and then SIGKILL. A
-        run that has ended stays as it is.
+        If the workers use `accelerator.should_stop`, all ranks get True at the same call of it. Then they have `grace`
+        seconds to save and return, and what they return is the result. Other workers are ended at once, first by
+        SIGTERM, then by SIGKILL. For a run that has ended this does nothing.
+
+        Args:
+            grace: seconds that workers have to return.
 
         Raises:
-            ValueError, TypeError: `grace` is no number of seconds.
-            KeyboardInterrupt: the cell was interrupted meanwhile; what still ran was ended at once.
+            ValueError, TypeError: `grace` is not a number of seconds.
+            KeyboardInterrupt: the cell was interrupted during the wait. The remaining workers were ended at once.
         """
         self.request_stop(grace)
         if threading.get_ident() != self._executor:  # the run's own thread would wait for itself
             self.wait()
 
     def request_stop(self, grace: float = GRACE) -> None:
-        """Ask for a stop, as `stop` does, without waiting for it."""
-        preflight.check_seconds(grace=grace)
+        """Ask the run to stop, and do not wait for it.
+
+        Args:
+            grace: as for `stop`.
+
+        Raises:
+            ValueError, TypeError: `grace` is not a number of seconds.
+        """
+        check_seconds(grace=grace)
         if self._finished is None:
             self._control.stop(grace)
 
+    def end(self, signum: int) -> None:
+        """Ask to end all workers by a signal, at once; for a process that is ended by it. May be called by its handler.
+
+        Args:
+            signum: the signal; scripts may handle it, and have some time for that.
+        """
+        self._control.end(signum)
+
     def when_ended(self, callback: Callable[[], None]) -> None:
-        """Call a function when the run has ended, in the run's thread; at once where it has."""
+        """Call a function when the run has ended.
+
+        Args:
+            callback: called without arguments, in the run's thread; if the run has ended already, at once in this one.
+        """
         with self._lock:
             if not self._ended.is_set():
                 self._callbacks.append(callback)
@@ -301,9 +412,9 @@ class Run:
         callback()
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return self._awaited().__await__()
+        return self._wait_async().__await__()
 
-    async def _awaited(self) -> Any:
+    async def _wait_async(self) -> Any:
         __tracebackhide__ = True
         ended = asyncio.get_running_loop().create_future()
 
@@ -313,7 +424,7 @@ class Run:
 
         self.when_ended(wake)
         try:
-            while not ended.done():  # ipykernel's loop sees an interrupt when something else wakes it
+            while not ended.done():  # ipykernel's event loop sees an interrupt only when it wakes up
                 await asyncio.wait([ended], timeout=_LOOK_SECONDS)
         except BaseException:
             self.stop(_INTERRUPT_GRACE)
@@ -322,20 +433,20 @@ class Run:
 
     # -- its error
 
-    def _told_error(self, outcome: Outcome) -> BaseException:
-        """Return the exception of the rank that failed first, with a line for each other rank."""
+    def _build_error(self, outcome: Outcome) -> BaseException:
+        """Return the exception of the rank that failed first, with one note for each other rank."""
         if outcome.error is not None:
             return outcome.error
         if outcome.hang:
             return HangError(outcome.hang)
         if not outcome.failures and outcome.cause is None:
-            return RunStoppedError(f"{self.job.name} was stopped after {spoken(self.seconds)}")
-        cause = outcome.cause or failures.first(outcome.failures)
+            return RunStoppedError(f"{self.job.name} was stopped after {format_duration(self.seconds)}")
+        cause = outcome.cause or failures.find_first(outcome.failures)
         if cause.error is not None:
             error = failures.revive(cause.error, cause.rank, cause.pid)
         else:
-            error = failures.silent_end(cause)
-        notes = self._lines_of_error = self._notes(cause, outcome)
+            error = failures.make_exit_error(cause)
+        notes = self._notes = self._describe_ranks(cause, outcome)
         for note in notes:
             failures.add_note(error, note)
         if not notes_are_shown():
@@ -343,22 +454,29 @@ class Run:
                 sink.note("\n".join(notes))
         return error
 
-    def _notes(self, cause: Failure, outcome: Outcome) -> list[str]:
+    def _describe_ranks(self, cause: Failure, outcome: Outcome) -> list[str]:
+        """Return one line for each rank that failed or was stopped, the first failure first."""
         after = max(0.0, cause.time - self.started)
         notes = []
         if cause.error is not None:
             where = f" on {outcome.where}" if outcome.where else ""
             notes.append(f"rank {cause.rank} (process {cause.pid}){where} raised this after {after:.1f} s")
         others = {
-            failure.rank: failures.one_line(failure) for failure in outcome.failures if failure is not cause
+            failure.rank: failures.describe_failure(failure)
+            for failure in outcome.failures
+            if failure is not cause
         }
         for rank in outcome.stopped - others.keys() - {cause.rank}:
             others[rank] = f"rank {rank} was stopped by the launcher"
         return notes + [others[rank] for rank in sorted(others)]
 
 
-def spoken(seconds: float) -> str:
-    """Return a duration as people say it: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`."""
+def format_duration(seconds: float) -> str:
+    """Return a duration as people say it: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`.
+
+    Args:
+        seconds: 0 or more.
+    """
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -370,7 +488,7 @@ def spoken(seconds: float) -> str:
 
 
 def notes_are_shown() -> bool:
-    """Whether a traceback shows an exception's notes: on Python 3.10, and in old versions of IPython, it does not."""
+    """Whether tracebacks show the notes of an exception. Python 3.10 and old versions of IPython do not."""
     shown_by = sys.modules.get("IPython.core.ultratb")
     in_python = sys.version_info >= (3, 11)
     return in_python and (shown_by is None or "__notes__" in inspect.getsource(shown_by))

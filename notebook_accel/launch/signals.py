@@ -1,4 +1,4 @@
-"""Signals: ending process trees, holding back the interrupt, and saying what a signal means."""
+"""Signals: names and likely causes, delayed interrupts, and the end of process trees."""
 
 from __future__ import annotations
 
@@ -27,10 +27,18 @@ CAUSES: Final = {
     "SIGXCPU": "the limit on CPU time was reached (ulimit -t)",
     "SIGXFSZ": "the limit on file size was reached (ulimit -f)",
 }
+"""What most often sends each signal."""
 
 
 def name_of(signum: int) -> str:
-    """Return a signal's name, `signal 42` where it has none."""
+    """Return the name of a signal, such as `SIGKILL`.
+
+    Args:
+        signum: number of the signal.
+
+    Returns:
+        Its name; `signal 42` for a number without a name.
+    """
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -38,19 +46,32 @@ def name_of(signum: int) -> str:
 
 
 def likely_cause(signum: int) -> str:
-    """Return what most often sends the signal, or empty."""
+    """Return what most often sends a signal.
+
+    Args:
+        signum: number of the signal.
+
+    Returns:
+        Part of a sentence, from `CAUSES`; empty if there is none.
+    """
     return CAUSES.get(name_of(signum), "")
 
 
 if sys.platform == "win32":
-    KILL: Final = signal.SIGTERM  # every signal does
+    KILL: Final = signal.SIGTERM  # Windows has no SIGKILL: there every signal ends the process
 else:
     KILL: Final = signal.SIGKILL
-"""What ends a process in any case."""
+"""The signal that no process can ignore."""
+
+STACK_SIGNAL: Final[int | None] = getattr(signal, "SIGRTMIN", 0) + 7 if hasattr(signal, "SIGRTMIN") else None
+"""Makes a worker write its stack to stderr, even while C code holds the GIL. None on systems without it.
+
+Programs that use real-time signals take the lowest numbers first.
+"""
 
 
-class _Hold:
-    """A signal handler that only remembers."""
+class _DelayedInterrupt:
+    """A signal handler that only remembers that it was called."""
 
     def __init__(self) -> None:
         self.was_called = False
@@ -60,27 +81,33 @@ class _Hold:
 
 
 @contextlib.contextmanager
-def interrupt_held() -> Iterator[None]:
-    """Let the block end although the user interrupts; the interrupt is raised after it, the outermost where nested."""
+def delay_interrupt() -> Iterator[None]:
+    """Delay an interrupt to the end of the block, and of the outermost block if they are nested.
+
+    In a thread that is not the main thread this does nothing: Python interrupts the main thread only.
+
+    Raises:
+        KeyboardInterrupt: at the end of the block, if the user interrupted it.
+    """
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or isinstance(signal.getsignal(signal.SIGINT), _Hold):
+    if not is_main or isinstance(signal.getsignal(signal.SIGINT), _DelayedInterrupt):
         yield
         return
-    hold = _Hold()
-    before = signal.signal(signal.SIGINT, hold)
+    handler = _DelayedInterrupt()
+    before = signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if hold.was_called:
+    if handler.was_called:
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
-def blocked_in_children() -> Iterator[None]:
-    """Let processes that the block starts have the interrupt blocked, until they unblock it.
+def block_interrupt_in_children() -> Iterator[None]:
+    """Block SIGINT in the processes that are started in the block. Each of them unblocks it when it is ready.
 
-    A front end sends the interrupt to the kernel's whole process group.
+    A front end sends the interrupt to the whole process group of the kernel, so also to processes that just start.
     """
     if sys.platform == "win32":
         yield
@@ -93,7 +120,11 @@ def blocked_in_children() -> Iterator[None]:
 
 
 def descendants(pids: Sequence[int]) -> list[psutil.Process]:
-    """Return the living processes below the given ones, without these."""
+    """Return the living children, grandchildren and so on of some processes.
+
+    Args:
+        pids: ids of these processes; they are not in the result.
+    """
     found: list[psutil.Process] = []
     for pid in pids:
         with contextlib.suppress(psutil.Error, OSError):
@@ -102,18 +133,34 @@ def descendants(pids: Sequence[int]) -> list[psutil.Process]:
 
 
 def send(pid: int, signum: int) -> None:
-    """Send a signal to one process; nothing happens where it has ended."""
+    """Send a signal to one process. If the process has ended, nothing happens.
+
+    Args:
+        pid: process id.
+        signum: number of the signal.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError, OSError):
         os.kill(pid, signum)
 
 
-def end_now(pid: int) -> None:
-    """Kill one process; on Windows every signal does."""
+def kill(pid: int) -> None:
+    """Kill one process. If it has ended, nothing happens.
+
+    Args:
+        pid: process id.
+    """
     send(pid, KILL)
 
 
 def kill_group(leader: int) -> bool:
-    """Kill a process group, also one whose leader has ended; return whether there was one."""
+    """Kill all processes of a group, even if its leader has ended.
+
+    Args:
+        leader: process id of the leader, which is the id of the group.
+
+    Returns:
+        Whether there was such a group. Always False on Windows, which has none.
+    """
     if sys.platform == "win32":
         return False
     try:
@@ -124,23 +171,33 @@ def kill_group(leader: int) -> bool:
 
 
 def kill_groups(pids: Sequence[int], below: Sequence[psutil.Process]) -> None:
-    """Kill workers, each the leader of a process group, with everything that they started."""
+    """Kill workers and all processes that they started.
+
+    Args:
+        pids: process ids of the workers; each is the leader of a process group.
+        below: their `descendants`, some of which may be in other groups.
+    """
     for pid in pids:
         if not kill_group(pid):
-            end_now(pid)
+            kill(pid)
     for process in below:
         with contextlib.suppress(psutil.Error):
             process.kill()
 
 
-def wait_gone(processes: Sequence[psutil.Process], seconds: float) -> None:
-    """Wait until the processes have ended, `seconds` at most."""
+def wait_until_ended(processes: Sequence[psutil.Process], seconds: float) -> None:
+    """Wait until processes have ended.
+
+    Args:
+        processes: which ones.
+        seconds: how long to wait at most.
+    """
     end = time.monotonic() + seconds
-    while time.monotonic() < end and any(map(_alive, processes)):
+    while time.monotonic() < end and any(map(_is_alive, processes)):
         time.sleep(0.005)
 
 
-def _alive(process: psutil.Process) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""In the notebook: one call of a session, from its orders to the end on every rank."""
+"""In the notebook: one call of a session, from its orders to its end on every rank."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..events import (
     Order,
     ReleaseOrder,
     Result,
+    StackOrder,
+    StackReport,
     StopOrder,
-    Where,
-    WhereOrder,
 )
-from ..launch import hang
+from ..launch.supervise import hang_report
 from ..stream.sinks import Sink
 
-_INTERRUPT_SECONDS: Final = 0.3  # from the interrupt to the end of connections: Python code needs no more
+_INTERRUPT_SECONDS: Final = 0.3  # from the interrupt to the end of connections; enough for Python code
 _RELEASE_SECONDS: Final = 5.0
 _ANSWER_SECONDS: Final = 1.0
 _LOOKS: Final = 4  # in each hang_timeout
@@ -34,20 +34,29 @@ _LOOKS: Final = 4  # in each hang_timeout
 
 @dataclass(kw_only=True)
 class Call:
-    """What is known of a call; `take` and the lists that it fills are the reader's, the rest the caller's.
+    """The state of one call.
+
+    The thread that reads events calls `take` and fills the collections; the rest belongs to the thread of the caller.
 
     Attributes:
-        number: counted from 1; answers to earlier calls are told by it.
+        number: counted from 1; answers to earlier calls have another number.
         name: for messages.
-        ranks: that take part; `world` are all of the session.
-        pids: of all ranks.
+        ranks: that take part.
+        pids: process ids of all ranks of the session, also of those that take no part.
         tell: sends an order.
         kill: ends a worker that does not come back.
-        told: ranks that had to be interrupted; `was_released` says that connections between ranks had to be ended.
-        was_interrupted: somebody asked for the end, and it took an interrupt.
-        owner: the thread that makes the call; `begun` is when, in seconds since the epoch.
         grace: seconds that ranks have to end after one has failed.
-        hang_timeout: seconds after which a wait for absent ranks is told, None for never.
+        hang_timeout: seconds after which a wait for absent ranks is reported, None for never.
+        results: of ranks that have returned.
+        failures: of ranks that have raised or died.
+        positions: the number of collectives in each process group at a rank's end; None for a rank that died
+            or has left its group.
+        waiting: events to be shown.
+        interrupted: ranks that had to be interrupted.
+        was_interrupted: True if somebody asked for the end and ranks had to be interrupted for it.
+        was_released: True if connections between ranks had to be closed.
+        owner: the thread that makes the call.
+        start_time: in seconds since the epoch.
     """
 
     number: int
@@ -62,36 +71,40 @@ class Call:
     failures: dict[int, Failure] = field(default_factory=dict)
     positions: dict[int, Mapping[str, int] | None] = field(default_factory=dict)
     waiting: deque[Event] = field(default_factory=deque)
-    told: set[int] = field(default_factory=set)
+    interrupted: set[int] = field(default_factory=set)
     was_interrupted: bool = False
     was_released: bool = False
     owner: int = field(default_factory=threading.get_ident)
-    begun: float = field(default_factory=time.time)
+    start_time: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
         self.started = time.monotonic()
         self._stage = 0
         self._next = float("inf")
         self._next_look = self.started
-        self._wheres: dict[int, Where] = {}
+        self._stacks: dict[int, StackReport] = {}
         self._reported: set[tuple[tuple[int, str], ...]] = set()
         self._held: dict[int, int] = {}
         self._stop_until: float | None = None
         self._held_since: float | None = None
-        self._stop_told = False
+        self._stop_is_sent = False
 
     @property
-    def left(self) -> frozenset[int]:
+    def unfinished(self) -> frozenset[int]:
         """The ranks that have not ended the call."""
         return self.ranks - self.results.keys() - self.failures.keys()
 
     @property
     def seconds(self) -> float:
-        """How long it has been going on."""
+        """The seconds since its start."""
         return time.monotonic() - self.started
 
     def take(self, event: Event) -> None:
-        """Take an event of a worker, in the thread that reads them."""
+        """Take an event of a worker, in the thread that reads them.
+
+        Args:
+            event: of any kind; those to be shown go to `waiting`.
+        """
         if isinstance(event, CallEnd):
             if event.call != self.number:
                 return
@@ -106,53 +119,65 @@ class Call:
             self.positions[event.rank] = None
         elif isinstance(event, Held):
             self._held[event.rank] = event.questions
-        elif isinstance(event, Where):
+        elif isinstance(event, StackReport):
             if event.call == self.number:
-                self._wheres[event.rank] = event
+                self._stacks[event.rank] = event
         else:
             self.waiting.append(event)
 
     def advance(self, sink: Sink) -> None:
-        """Do what is due now; the caller comes several times a second."""
+        """Do what is due now. The caller's thread calls this several times a second.
+
+        Args:
+            sink: shows reports of waits.
+        """
         now = time.monotonic()
-        if self._stage == 0 and self.failures and self.left:
+        if self._stage == 0 and self.failures and self.unfinished:
             self.bring_back(self.grace)
         if self._stop_until is not None:
             self._agree_on_stop(now)
         if self._stage > 0:
-            self._press(now)
+            self._escalate(now)
         elif self.hang_timeout is not None:
             self._look_for_waits(now, self.hang_timeout, sink)
 
     def bring_back(self, grace: float) -> None:
-        """Have the ranks that have not ended come back: by themselves within `grace` seconds, or by force."""
+        """End the call on the ranks that have not ended it.
+
+        Args:
+            grace: seconds that they have to end by themselves; then they are interrupted, released and killed in turn.
+        """
         due = time.monotonic() + grace
         self._next = min(self._next, due) if self._stage == 1 else due
         self._stage = max(self._stage, 1)
 
     def stop(self, grace: float) -> None:
-        """Let ranks that ask whether to stop do so at the same question, within `grace` seconds; interrupt others."""
+        """Stop the call: ranks that ask whether to stop do so at the same question, others are interrupted.
+
+        Args:
+            grace: seconds that ranks have for it.
+        """
         self._stop_until = time.monotonic() + grace
 
-    def _press(self, now: float) -> None:
-        """Ask the ranks that are left to come back, each time more firmly."""
+    def _escalate(self, now: float) -> None:
+        """Make unfinished ranks come back, each time by a stronger means."""
         if now < self._next:
             return
-        left = self.left
+        unfinished = self.unfinished
         stamp = time.time()
-        self.told |= left
+        self.interrupted |= unfinished
         if self._stage == 1:
-            for rank in left:
+            for rank in unfinished:
                 self.tell(InterruptOrder(rank=rank, time=stamp, call=self.number))
             self._stage, self._next = 2, now + _INTERRUPT_SECONDS
         elif self._stage == 2:
             self.was_released = True
             pids = list(self.pids.values())
-            for rank in left:
+            for rank in unfinished:
                 self.tell(ReleaseOrder(rank=rank, time=stamp, call=self.number, pids=pids))
             self._stage, self._next = 3, now + _RELEASE_SECONDS
         else:
-            for rank in left:
+            for rank in unfinished:
                 self.kill(rank)
             self._next = float("inf")
 
@@ -160,17 +185,17 @@ class Call:
         stamp = time.time()
         if self._held_since is None:
             self._held_since = now
-            for rank in self.left:
+            for rank in self.unfinished:
                 self.tell(HoldOrder(rank=rank, time=stamp))
-        if not self._stop_told and self.left <= self._held.keys():
-            self._stop_told = True
+        if not self._stop_is_sent and self.unfinished <= self._held.keys():
+            self._stop_is_sent = True
             last = max(self._held.values(), default=0) + 1
-            for rank in self.left:
+            for rank in self.unfinished:
                 self.tell(StopOrder(rank=rank, time=stamp, question=last))
         assert self._stop_until is not None
-        asks = self._stop_told and all(self._held.get(rank, 0) for rank in self.left)
+        asks = self._stop_is_sent and all(self._held.get(rank, 0) for rank in self.unfinished)
         silent = now - self._held_since > _ANSWER_SECONDS
-        if now > self._stop_until or (self._stop_told and not asks) or (not self._stop_told and silent):
+        if now > self._stop_until or (self._stop_is_sent and not asks) or (not self._stop_is_sent and silent):
             self._stop_until = None
             self.was_interrupted = True
             self.bring_back(0.0)
@@ -178,16 +203,18 @@ class Call:
     def _look_for_waits(self, now: float, timeout: float, sink: Sink) -> None:
         if now < self._next_look:
             return
-        wheres = {rank: where for rank, where in self._wheres.items() if rank in self.left}
-        if wheres.keys() == self.left and (text := self._sentence(wheres, timeout)):
-            state = tuple((rank, wheres[rank].collective) for rank in sorted(wheres))
+        stacks = {rank: stack for rank, stack in self._stacks.items() if rank in self.unfinished}
+        if stacks.keys() == self.unfinished and (text := self._sentence(stacks, timeout)):
+            state = tuple((rank, stacks[rank].collective) for rank in sorted(stacks))
             if state not in self._reported:
                 self._reported.add(state)
                 sink.note(text)
-        self._wheres = {}
+        self._stacks = {}
         self._next_look = now + min(timeout / _LOOKS, 15.0)
-        for rank in self.left:
-            self.tell(WhereOrder(rank=rank, time=time.time(), call=self.number))
+        for rank in self.unfinished:
+            self.tell(StackOrder(rank=rank, time=time.time(), call=self.number))
 
-    def _sentence(self, wheres: Mapping[int, Where], timeout: float) -> str:
-        return hang.sentence(wheres, self.ranks - self.left, self.pids.keys() - self.ranks, timeout)
+    def _sentence(self, stacks: Mapping[int, StackReport], timeout: float) -> str:
+        return hang_report.describe_wait(
+            stacks, self.ranks - self.unfinished, self.pids.keys() - self.ranks, timeout
+        )

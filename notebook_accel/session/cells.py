@@ -1,4 +1,4 @@
-"""In a worker that stays: runs the code of a cell, as a notebook does, and shows the value of its last expression."""
+"""In a worker of a session: runs the code of a cell as a notebook does, and shows the value of its last expression."""
 
 from __future__ import annotations
 
@@ -25,9 +25,13 @@ _UNABLE: Final = (
 
 
 def execute(source: str, filename: str) -> None:
-    """Run the source of a cell in the worker's variables, and show what its last expression gives.
+    """Run a cell in the worker's variables, and show the value of its last expression.
 
-    A semicolon at its end hides the value. `await` works at the top level.
+    A semicolon at the end hides the value. `await` works at the top level.
+
+    Args:
+        source: of the cell.
+        filename: for tracebacks.
     """
     __tracebackhide__ = True
     value = _run(source, filename, variables())
@@ -37,12 +41,12 @@ def execute(source: str, filename: str) -> None:
 
 
 def variables() -> dict[str, Any]:
-    """Return the variables of a session, in a worker of it: those of the module that is `__main__` there."""
+    """Return the variables of a session, in one of its workers: those of the worker's module `__main__`."""
     return vars(sys.modules["__main__"])
 
 
 def _run(source: str, filename: str, namespace: dict[str, Any]) -> Any:
-    """Run code; return the value of its last expression, None where a semicolon hides it."""
+    """Run code; return the value of its last expression, None if a semicolon hides it."""
     __tracebackhide__ = True
     namespace["get_ipython"] = _cell_shell
     tree = ast.parse(source, filename)
@@ -52,11 +56,11 @@ def _run(source: str, filename: str, namespace: dict[str, Any]) -> Any:
         tree.body.pop()
         shown = ast.Expression(last.value)
     if tree.body:
-        _evaluate(_compiled(tree, filename, "exec"), namespace)
-    return None if shown is None else _evaluate(_compiled(shown, filename, "eval"), namespace)
+        _evaluate(_compile(tree, filename, "exec"), namespace)
+    return None if shown is None else _evaluate(_compile(shown, filename, "eval"), namespace)
 
 
-def _compiled(tree: ast.Module | ast.Expression, filename: str, mode: str) -> types.CodeType:
+def _compile(tree: ast.Module | ast.Expression, filename: str, mode: str) -> types.CodeType:
     __tracebackhide__ = True
     code: types.CodeType = compile(
         tree, filename, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
@@ -70,13 +74,15 @@ def _evaluate(code: types.CodeType, namespace: dict[str, Any]) -> Any:
         return eval(code, namespace)
     loop = namespace.get("__loop__")
     if not isinstance(loop, asyncio.AbstractEventLoop) or loop.is_closed():
-        loop = namespace["__loop__"] = asyncio.new_event_loop()  # tasks go on with the next cell that awaits
+        loop = namespace["__loop__"] = (
+            asyncio.new_event_loop()
+        )  # kept: tasks continue in the next cell that awaits
         asyncio.set_event_loop(loop)
     return loop.run_until_complete(eval(code, namespace))
 
 
 def _is_hidden(source: str) -> bool:
-    """Whether the last statement ends with a semicolon."""
+    """Return True if the last statement ends with a semicolon."""
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER, tokenize.DEDENT)
     tokens = [
         token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type not in skipped
@@ -85,7 +91,11 @@ def _is_hidden(source: str) -> bool:
 
 
 def show(value: Any) -> None:
-    """Show a value as `Out: ...`, by the notebook's rich displays where it has one."""
+    """Show a value as `Out: ...`, or by the rich display that the notebook has for it.
+
+    Args:
+        value: of the last expression.
+    """
     shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     formatter = getattr(shell, "display_formatter", None)
     if formatter is None:
@@ -93,7 +103,7 @@ def show(value: Any) -> None:
         return
     data, metadata = formatter.format(value)
     if not data:
-        return  # it has shown itself
+        return  # formatting has shown it
     if set(data) == {"text/plain"}:
         _print_out(data["text/plain"])
         return
@@ -106,17 +116,25 @@ def _print_out(text: str) -> None:
 
 
 class CellShell:
-    """What IPython's syntax in a cell calls: `!command` and the magics that work on a worker."""
+    """Stands for IPython's shell in a cell: `!command`, and the magics that work on a worker."""
 
     def system(self, command: str) -> None:
-        """Run a shell command; its output is the worker's."""
+        """Run a shell command; its output is the worker's.
+
+        Args:
+            command: as typed; `{name}` and `$name` are replaced by variables.
+        """
         sys.stdout.flush()
-        variables()["_exit_code"] = subprocess.run(_expanded(command), shell=True, check=False).returncode
+        variables()["_exit_code"] = subprocess.run(_expand(command), shell=True, check=False).returncode
 
     def getoutput(self, command: str) -> list[str]:
-        """Return the lines that a shell command writes."""
+        """Return the lines that a shell command writes.
+
+        Args:
+            command: see `system`.
+        """
         done = subprocess.run(
-            _expanded(command),
+            _expand(command),
             shell=True,
             check=False,
             stdout=subprocess.PIPE,
@@ -126,15 +144,32 @@ class CellShell:
         return done.stdout.splitlines()
 
     def run_line_magic(self, name: str, line: str, *_: Any, **__: Any) -> Any:
-        """Run `%name line`; NotImplementedError where it cannot work here."""
+        """Run `%name line`.
+
+        Args:
+            name: of the magic.
+            line: its argument.
+
+        Raises:
+            NotImplementedError: it does not work on a worker.
+        """
         __tracebackhide__ = True
         magic = _LINE_MAGICS.get(name)
         if magic is None:
             raise NotImplementedError(f"%{name} {_UNABLE}")
-        return magic(_expanded(line) if name in ("cd", "env") else line)
+        return magic(_expand(line) if name in ("cd", "env") else line)
 
     def run_cell_magic(self, name: str, line: str, cell: str) -> Any:
-        """Run `%%name line` over a cell; NotImplementedError where it cannot work here."""
+        """Run `%%name line` over a cell.
+
+        Args:
+            name: of the magic.
+            line: its argument.
+            cell: the code.
+
+        Raises:
+            NotImplementedError: it does not work on a worker.
+        """
         __tracebackhide__ = True
         if name == "time":
             caller = sys._getframe(1)  # its file and line, for tracebacks
@@ -151,8 +186,8 @@ def _cell_shell() -> CellShell:
     return _SHELL
 
 
-def _expanded(text: str) -> str:
-    """Fill in `{name}` and `$name`, as IPython does; what names nothing stays."""
+def _expand(text: str) -> str:
+    """Replace `{name}` and `$name` by variables, as IPython does; what names no variable stays."""
     if "IPython" not in sys.modules and "{" not in text and "$" not in text:
         return text
     from IPython.utils.text import DollarFormatter

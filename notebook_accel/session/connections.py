@@ -1,7 +1,7 @@
 """In a worker: ends the wait of a thread for other ranks, which no signal ends.
 
-An abort of gloo's process groups (torch 2.13) does nothing to a collective that waits. What does is the end of its
-connections: they are shut, and the collective raises at once, here and on the rank at the other end.
+Aborting gloo's process groups (torch 2.13) does not end a collective that waits. Shutting its connections does: the
+collective raises at once, here and on the rank at the other end.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ import psutil
 from ..comm import torch_dist
 
 
-def close_to(pids: Sequence[int]) -> None:
-    """Shut this process's TCP connections to others, given by their ids, and abort the groups of other backends."""
+def close_connections_to(pids: Sequence[int]) -> None:
+    """Shut this process's TCP connections to others, and abort its groups of other backends than gloo.
+
+    Args:
+        pids: process ids of the others.
+    """
     torch_dist.abort_groups()
     own = _connections(psutil.Process().pid)
     theirs = {_ports(found) for pid in pids for found in _connections(pid)}
@@ -35,7 +39,7 @@ def _connections(pid: int) -> list[Any]:
         found = process.net_connections if hasattr(process, "net_connections") else process.connections
         return [connection for connection in found("tcp") if connection.raddr]
     except (psutil.Error, OSError):
-        return []  # it has ended, and so have they
+        return []  # the process has ended, with its connections
 
 
 def _ports(connection: Any) -> tuple[int, int]:

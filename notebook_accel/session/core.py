@@ -1,4 +1,4 @@
-"""Session: worker processes that stay, joined in a process group, and make calls one after the other."""
+"""Session: worker processes that stay, and run one call after the other in one process group."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from .. import devices
+from .. import devices, environ
+from ..config import arguments
+from ..config.argument_checks import check_environment
+from ..config.launch_options import Returns, StartMethod
 from ..errors import RunStoppedError, SessionError
 from ..events import Failure
-from ..launch import failures, hang, preflight, registry, signals
-from ..launch.culprit import pack_call, unpack_value
-from ..launch.job import RETURNS, Job, Returns, StartMethod
-from ..launch.run import notes_are_shown, spoken
+from ..launch import preflight, registry, signals
+from ..launch.checks.problems import check_seconds, raise_all
+from ..launch.request import LaunchRequest
+from ..launch.run import format_duration, notes_are_shown
+from ..launch.transfer import failures
+from ..launch.transfer.unpicklable import pack_call, unpack_value
 from ..stream.sinks import Output, Sink, TextSink
 from . import cells, service
 from .call import Call
-from .workers import Workers, killed_line, quiet_phases
+from .workers import Workers, describe_stopped, make_start_phases
 
 if TYPE_CHECKING:
     from ..config.launch import Source
@@ -29,33 +34,39 @@ if TYPE_CHECKING:
 CPU_PROCESSES: Final = 2
 Status = Literal["idle", "busy", "dead", "closed"]
 Ranks = int | Collection[int] | Literal["all"]
-_ANEW: Final = (
+_NEW_GROUP_NOTE: Final = (
     "the process group was made anew, because ranks may disagree about the last one: "
     "models that DistributedDataParallel wrapped before must be prepared again"
 )
 
 
 class Session:
-    """Worker processes that stay: functions run on them without starting anything again.
+    """Worker processes that stay, so that functions run on them without a new start.
 
-    They are joined in a process group, as in a launch; `PartialState` is made on each. A call that fails or is
-    interrupted leaves the session usable. A with statement closes it, and so does the end of this process, or of the
-    last reference to it. Functions do not open a process group, it is there.
+    The workers are joined in a process group, as in a launch, and each has a `PartialState`. So functions must not open
+    a process group. A session can still be used after a call that failed or was interrupted. It closes at the end of
+    its `with` statement, at the end of this process, and when nothing refers to it any more.
 
     Args:
-        num_processes: None is one per GPU, or 2 on a machine without one.
-        mixed_precision: `no`, `fp16`, `bf16` or `fp8`: what an `Accelerator` in the workers uses.
-        start_method: `fork`, `forkserver`, `spawn`, or `auto`, as in `notebook_launcher`.
+        num_processes: number of workers. None is one for each GPU, or 2 on a machine without a GPU.
+        mixed_precision: `no`, `fp16`, `bf16` or `fp8`. An `Accelerator` in the workers uses it.
+        start_method: `auto`, `fork`, `forkserver` or `spawn`, as in `notebook_launcher`.
         output: ranks whose output is shown: `all`, `first`, `none` or a collection of ranks.
-        environment: variables of the workers alone.
-        config: as in `notebook_launcher`; what several nodes need is refused.
-        hang_timeout: seconds after which is told which ranks wait in a collective that others have not entered; None
-            never tells.
-        grace: seconds that the other ranks have to end by themselves after one has failed.
-        log_line_prefix_template: text before each line; `${rank}`, `${local_rank}` and `${role_name}` are filled in.
+        environment: environment variables that only the workers get.
+        config: as in `notebook_launcher`. It must not have several nodes.
+        hang_timeout: seconds after which a report says which ranks wait in a collective that others have not entered.
+            None never reports.
+        grace: seconds that the other ranks have to return after one has failed. Then they are interrupted.
+        log_line_prefix_template: `string.Template` of the text before each line of output. It may contain `${rank}`,
+            `${local_rank}` and `${role_name}`.
+
+    Attributes:
+        job: what the workers run.
+        started: when the session was made, in seconds since the epoch.
 
     Raises:
-        ValueError, TypeError: wrong arguments, all in one message.
+        ValueError, TypeError: arguments are wrong. The message has all problems; those of `environment` come alone.
+        ConfigError: the config is wrong.
         LaunchError: the workers cannot start, or another run or session holds the devices.
     """
 
@@ -73,26 +84,27 @@ class Session:
         log_line_prefix_template: str | None = None,
     ) -> None:
         __tracebackhide__ = True
-        preflight.check_environment(environment or {}, "Session")
-        job = Job(
-            function=service.join,
-            num_processes=num_processes,
-            mixed_precision=mixed_precision,
-            start_method=start_method,
-            output=output,
-            prefix=log_line_prefix_template,
-            environment=dict(environment or {}),
-            quiet=True,
-            serve=service.serve,
-        )
+        raise_all(list(check_environment("environment", environment)), "Session")
+        options: dict[str, Any] = {
+            "num_processes": num_processes,
+            "mixed_precision": mixed_precision,
+            "start_method": start_method,
+            "output": output,
+            "log_line_prefix_template": log_line_prefix_template,
+            "environment": environment,
+        }
         if config is not None:
-            job = _configured(job, config)
-        preflight.check_seconds(grace=grace)
+            options = _apply_config(options, config)
+        check_seconds(grace=grace)
         if hang_timeout is not None:
-            preflight.check_seconds(1e-3, hang_timeout=hang_timeout)
-        if job.num_processes is None and job.device_kind is devices.CPU:
-            job = replace(job, num_processes=CPU_PROCESSES)
-        self.job = registry.settled(preflight.checked(job, "Session"))
+            check_seconds(1e-3, hang_timeout=hang_timeout)
+        if options["num_processes"] is None:
+            use_cpu = environ.flag_in(options["environment"] or {}, "ACCELERATE_USE_CPU")
+            if devices.best(use_cpu) is devices.CPU:
+                options["num_processes"] = CPU_PROCESSES
+        request = LaunchRequest(function=service.join, options=options, quiet=True, serve=service.serve)
+        job, _ = preflight.check(request, "Session")
+        self.job = replace(registry.reserve_devices(job), foreign_fds=registry.list_session_descriptors)
         self.hang_timeout = hang_timeout
         self.grace = grace
         self.started = time.time()
@@ -121,26 +133,30 @@ class Session:
     def run(
         self, function: Callable[..., Any], /, *args: Any, returns: Returns = "first", **kwargs: Any
     ) -> Any:
-        """Call `function(*args, **kwargs)` on every rank and return rank 0's value, or what `returns` asks for.
+        """Call `function(*args, **kwargs)` on every rank.
 
-        The function sees the notebook's globals as they are now, as in a launch; names that the notebook lacks are
-        the worker's variables. What it assigns by `global` stays on the worker.
+        The function sees the globals of the notebook as they are now, as in a launch. A name that the notebook does not
+        have is a variable of the worker. If the function assigns a global, it stays on the worker.
 
         Args:
-            function: may be defined in a cell.
-            args: its arguments.
-            returns: `first`, `all` for the list by rank, or `none`. Tensors arrive on the CPU.
-            kwargs: its arguments by name.
+            function: each worker calls it. It may be defined in a cell.
+            args: positional arguments of the function.
+            returns: `first` returns the value of rank 0, `all` the list of values by rank, `none` None.
+            kwargs: keyword arguments of the function.
+
+        Returns:
+            What `returns` asks for. Tensors arrive on the CPU.
 
         Raises:
-            SessionError: the session is closed, busy, or has lost a worker.
-            ShipError: the function or its value cannot be sent; the message says because of what.
-            BaseException: the exception of the first rank that failed.
-            KeyboardInterrupt: the call was stopped on all ranks; the session goes on.
+            SessionError: the session is closed or busy, or has lost a worker.
+            ShipError: the function or a value cannot be pickled. The message names the object that cannot be.
+            BaseException: the exception of the rank that failed first.
+            KeyboardInterrupt: the user interrupted the cell. The call was stopped on all ranks, and the session goes
+                on.
         """
         __tracebackhide__ = True
-        if returns not in RETURNS:
-            raise ValueError(f"returns={returns!r}: legal are {', '.join(map(repr, RETURNS))}")
+        if returns not in get_args(Returns):
+            raise ValueError(f"returns={returns!r}: choose among {', '.join(map(repr, get_args(Returns)))}")
         preflight.check_call(function, args, kwargs, "Session.run")
         values = self._call(function, args, kwargs, returns=returns)
         if returns == "all":
@@ -148,32 +164,61 @@ class Session:
         return values[0] if returns == "first" else None
 
     def push(self, values: Mapping[str, Any] | None = None, /, *, ranks: Ranks = "all", **named: Any) -> None:
-        """Make variables on the workers: `push(x=1)`, or `push({"x": 1}, ranks=0)`."""
+        """Set variables of the workers: `push(x=1)`, or `push({"x": 1}, ranks=0)`.
+
+        Args:
+            values: values by name.
+            ranks: one rank, a collection of ranks, or `all`.
+            named: more values by name.
+
+        Raises:
+            TypeError: `values` is not a mapping.
+            ValueError: a name is not a Python identifier, or a rank does not exist.
+            BaseException: what `run` raises.
+        """
         __tracebackhide__ = True
         if values is not None and not isinstance(values, Mapping):
             raise TypeError(f"push takes values by name, as {{'x': 1}} or x=1, not {values!r}")
-        given = {**(values or {}), **named}
-        wrong = [name for name in given if not _is_name(name)]
+        variables = {**(values or {}), **named}
+        wrong = [name for name in variables if not _is_name(name)]
         if wrong:
-            raise ValueError(f"{wrong[0]!r} is no name of a variable")
-        self._call(service.push, (given,), name="push", ranks=ranks, returns="none")
+            raise ValueError(f"{wrong[0]!r} cannot be the name of a variable")
+        self._call(service.push, (variables,), name="push", ranks=ranks, returns="none")
 
     def pull(self, name: str, rank: int | Literal["all"] = 0) -> Any:
-        """Return a variable of one rank, or the list of all ranks'; NameError where there is none of that name."""
-        __tracebackhide__ = True
-        values = self._call(service.pull, (name,), name="pull", ranks=rank, returns="all")
-        return [values[each] for each in sorted(values)] if rank == "all" else values[self._ranks(rank)[0]]
-
-    def execute(self, code: str, ranks: Ranks = "all", *, filename: str = "<session>") -> None:
-        """Run code in the variables of the workers, and show the value of its last expression by rank.
+        """Return a variable of the workers.
 
         Args:
-            code: Python source; `filename` is what tracebacks name it.
-            ranks: that run it.
-            filename: of a cell, where it is one.
+            name: name of the variable.
+            rank: whose variable, or `all`.
+
+        Returns:
+            The value; with `all` the list of values by rank. Tensors arrive on the CPU.
 
         Raises:
-            TypeError: the code is no text.
+            NameError: a worker has no variable of this name.
+            ValueError: the rank does not exist.
+            BaseException: what `run` raises.
+        """
+        __tracebackhide__ = True
+        values = self._call(service.pull, (name,), name="pull", ranks=rank, returns="all")
+        return (
+            [values[each] for each in sorted(values)]
+            if rank == "all"
+            else values[self._resolve_ranks(rank)[0]]
+        )
+
+    def execute(self, code: str, ranks: Ranks = "all", *, filename: str = "<session>") -> None:
+        """Run code on the workers with their variables as globals, and show the value of its last expression by rank.
+
+        Args:
+            code: Python source.
+            ranks: one rank, a collection of ranks, or `all`.
+            filename: name of the source in tracebacks; for a cell, the name that IPython gives it.
+
+        Raises:
+            TypeError: the code is not a string.
+            ValueError: a rank does not exist.
             BaseException: what `run` raises.
         """
         __tracebackhide__ = True
@@ -191,75 +236,75 @@ class Session:
         ranks: Ranks = "all",
         name: str = "",
     ) -> dict[int, Any]:
-        """Make a call and return the values of the ranks that send one."""
+        """Run a call to its end, and return the values by rank, for the ranks that send one."""
         __tracebackhide__ = True
-        chosen = self._ranks(ranks)
+        chosen = self._resolve_ranks(ranks)
         self._check_usable()
         workers = self._workers
         name = name or getattr(function, "__qualname__", None) or type(function).__name__
-        parcel = pack_call(function, args, dict(kwargs or {}), name)
+        pickled = pack_call(function, args, dict(kwargs or {}), name)
         sending = {"first": chosen[:1], "all": chosen, "none": []}[returns]
         sink = TextSink(self.job.output, self.job.prefix)
-        sink.show(quiet_phases(range(self.num_processes)))
-        _tell_late_lines(workers, sink)
+        sink.show(make_start_phases(range(self.num_processes)))
+        _note_late_lines(workers, sink)
         try:
-            call = workers.begin(parcel, name, chosen, sending, self.grace, self.hang_timeout)
-            while call.left or call.waiting:
+            call = workers.begin(pickled, name, chosen, sending, self.grace, self.hang_timeout)
+            while call.unfinished or call.waiting:
                 workers.show(call, sink)
-            with signals.interrupt_held():
-                notes = self._ended(call, sink)
+            with signals.delay_interrupt():
+                notes = self._finish_call(call, sink)
                 sink.close()
         except BaseException as error:
             self._stop_call(sink, error, name)
             raise
         if call.failures or call.was_interrupted:
-            raise self._error(call, notes, sink)
+            raise self._build_error(call, notes, sink)
         return {rank: unpack_value(call.results[rank]) for rank in sending}
 
     def _stop_call(self, sink: Sink, error: BaseException, name: str) -> None:
-        """Bring all ranks back after an interrupt, or after output could not be shown."""
+        """End the call on all ranks, after an interrupt or because its output cannot be shown."""
         workers = self._workers
         call = workers.current
         if call is None or call.owner != threading.get_ident() or isinstance(error, SessionError):
             return
         if not isinstance(error, KeyboardInterrupt):
-            sink = TextSink("none")  # the other one cannot show anything
-        with signals.interrupt_held():
+            sink = TextSink("none")  # the sink of the call failed
+        with signals.delay_interrupt():
             call.bring_back(0.0)
-            while call.left:
+            while call.unfinished:
                 workers.show(call, sink)
-            for note in self._ended(call, sink):
+            for note in self._finish_call(call, sink):
                 sink.note(note)
             sink.close()
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(f"{name}: stopped on all ranks, the session goes on") from None
 
-    def _ended(self, call: Call, sink: Sink) -> list[str]:
-        """Make the session ready for the next call; return what is to be told about it."""
+    def _finish_call(self, call: Call, sink: Sink) -> list[str]:
+        """Make the session ready for the next call, and return notes about this for the user."""
         workers = self._workers
         workers.calls += 1
-        anew = workers.needs_group(call)
+        needs_new_group = workers.needs_new_group(call)
         workers.end(call)
         if workers.dead:
             return ["session.restart() starts new workers, without their variables"]
-        if not anew:
+        if not needs_new_group:
             return []
         try:
-            workers.make_group_anew(sink)
+            workers.renew_group(sink)
         except SessionError as error:
             return [str(error)]
-        return [_ANEW] if call.failures else []
+        return [_NEW_GROUP_NOTE] if call.failures else []
 
-    def _error(self, call: Call, more: list[str], sink: Sink) -> BaseException:
-        """Return the exception of the rank that failed first, with a line for each other rank."""
-        own = [failure for rank, failure in call.failures.items() if rank not in call.told]
+    def _build_error(self, call: Call, more: list[str], sink: Sink) -> BaseException:
+        """Return the exception of the rank that failed first, with one note for each other rank."""
+        own = [failure for rank, failure in call.failures.items() if rank not in call.interrupted]
         if not own and call.was_interrupted:
-            notes = [_told_line(failure) for failure in call.failures.values()]
+            notes = [describe_stopped(failure) for failure in call.failures.values()]
             error: BaseException = RunStoppedError(f"{call.name} was stopped, the session goes on")
         else:
-            cause = failures.first(own or list(call.failures.values()))
-            error = _revived(cause)
-            after = max(0.0, cause.time - call.begun)
+            cause = failures.find_first(own or list(call.failures.values()))
+            error = _revive(cause)
+            after = max(0.0, cause.time - call.start_time)
             notes = (
                 [f"rank {cause.rank} (process {cause.pid}) raised this after {after:.1f} s"]
                 if cause.error
@@ -267,34 +312,42 @@ class Session:
             )
             for rank in sorted(call.failures.keys() - {cause.rank}):
                 failure = call.failures[rank]
-                notes.append(_told_line(failure) if rank in call.told else failures.one_line(failure))
+                notes.append(
+                    describe_stopped(failure)
+                    if rank in call.interrupted
+                    else failures.describe_failure(failure)
+                )
         for note in [*notes, *more]:
             failures.add_note(error, note)
         if not notes_are_shown():
             sink.note("\n".join([*notes, *more]))
         return error
 
-    # -- its life
+    # -- stop, restart, close
 
     def stop(self, grace: float = 30.0) -> None:
-        """Stop the call that runs, from another thread: the session goes on.
+        """Stop the call that runs. This is called from another thread, and the session goes on.
 
-        Ranks that ask `accelerator.should_stop` are told yes, all at the same question, and have `grace` seconds to
-        return; others are interrupted at once. Without a call nothing happens.
+        If the ranks use `accelerator.should_stop`, all of them get True at the same call of it. Then they have `grace`
+        seconds to return. Other ranks are interrupted at once. Without a running call nothing happens.
+
+        Args:
+            grace: seconds that ranks have to return.
 
         Raises:
-            ValueError, TypeError: `grace` is no number of seconds.
+            ValueError, TypeError: `grace` is not a number of seconds.
         """
-        preflight.check_seconds(grace=grace)
+        check_seconds(grace=grace)
         call = None if self.is_over else self._workers.current
         if call is not None:
             call.stop(grace)
 
     def restart(self) -> None:
-        """End all workers and start new ones; their variables are lost.
+        """End all workers and start new ones. The variables of the workers are lost.
 
         Raises:
             SessionError: the session is closed.
+            LaunchError: the new workers cannot start.
         """
         __tracebackhide__ = True
         if self.is_over:
@@ -303,7 +356,7 @@ class Session:
         self._start()
 
     def close(self) -> None:
-        """End the workers; a second time nothing happens."""
+        """End the workers. On a closed session this does nothing."""
         _close_all(self._held)
 
     def __enter__(self) -> Session:
@@ -314,7 +367,7 @@ class Session:
     ) -> None:
         self.close()
 
-    # -- how it stands
+    # -- its state
 
     @property
     def num_processes(self) -> int:
@@ -329,16 +382,16 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is closed."""
+        """Whether the session is closed."""
         return self._workers.is_over
 
     def filenos(self) -> list[int]:
-        """Return the descriptors that workers of others, forked from this process, must not keep."""
+        """Return the file descriptors that workers forked from this process for other runs have to close."""
         return self._workers.filenos()
 
     @property
     def status(self) -> Status:
-        """`idle`, `busy` with a call, `dead` where it takes none before a restart, or `closed`."""
+        """`idle`, `busy` with a call, `dead` if it needs a restart, or `closed`."""
         workers = self._workers
         if workers.is_over:
             return "closed"
@@ -348,11 +401,15 @@ class Session:
 
     @property
     def calls(self) -> int:
-        """How many calls the workers have made since they were started."""
-        return max(0, self._workers.calls - 1)  # without the one that joined them
+        """Number of calls since the workers were started."""
+        return max(0, self._workers.calls - 1)  # the first call joins the workers and does not count
 
     def lines(self, rank: int | None = None) -> list[str]:
-        """Return the last lines of output of one rank, or of all, also those that came between calls."""
+        """Return the last lines of output, also those that came between calls.
+
+        Args:
+            rank: whose lines; None is all ranks.
+        """
         return self._workers.lines(rank)
 
     def __repr__(self) -> str:
@@ -360,10 +417,10 @@ class Session:
         kind = "process" if self.num_processes == 1 else "processes"
         words = [f"{self.num_processes} {kind}: {status}"]
         if status == "busy" and (call := workers.current) is not None:
-            words = [f"{words[0]} with {call.name} for {spoken(call.seconds)}"]
+            words = [f"{words[0]} with {call.name} for {format_duration(call.seconds)}"]
         if status == "dead":
             words += [workers.broken] if workers.broken else []
-            words += workers.causes()
+            words += workers.describe_ends()
             words.append("restart() starts new workers")
         if status in ("idle", "busy"):
             words.append(f"{self.calls} {'call' if self.calls == 1 else 'calls'} so far")
@@ -380,11 +437,11 @@ class Session:
                 f"{workers.broken}: session.restart() starts new workers, without their variables"
             )
         if workers.dead:
-            causes = "; ".join(workers.causes())
+            causes = "; ".join(workers.describe_ends())
             raise SessionError(f"{causes}. session.restart() starts new workers, without their variables")
 
-    def _ranks(self, ranks: Ranks) -> list[int]:
-        """Return the ranks that are meant, in order."""
+    def _resolve_ranks(self, ranks: Ranks) -> list[int]:
+        """Return the ranks that the user asks for, sorted."""
         __tracebackhide__ = True
         everyone = range(self.num_processes)
         if isinstance(ranks, str):
@@ -398,7 +455,7 @@ class Session:
 
 
 def current_session() -> Session | None:
-    """Return the session that `%%distributed` uses, the last one made that is not closed; None without one."""
+    """Return the session that `%%distributed` uses: the newest one that is not closed. None without one."""
     living: list[Session] = registry.sessions()
     return living[-1] if living else None
 
@@ -408,29 +465,26 @@ def _close_all(held: list[Workers]) -> None:
         workers.close()
 
 
-def _configured(job: Job, config: Source) -> Job:
-    """Return the job with what a config says and the call does not."""
+def _apply_config(options: Mapping[str, Any], config: Source) -> dict[str, Any]:
+    """Return the options. A config supplies those that the call does not have."""
     __tracebackhide__ = True
     from ..config import launch as by_config
 
-    default = Job(function=service.join)
-    given = [
-        name for name in ("num_processes", "mixed_precision") if getattr(job, name) != getattr(default, name)
-    ]
-    found = by_config.arguments(by_config.found(config), given)
-    if found.values["num_nodes"] > 1:
-        raise ValueError(f"config names {found.values['num_nodes']} nodes: a session is on one")
-    chosen = {
-        name: found.values[name] for name in ("num_processes", "mixed_precision") if name in found.values
-    }
-    return replace(job, **chosen, environment={**found.environment, **job.environment})
+    names = ("num_processes", "mixed_precision")
+    given = [name for name in names if options[name] != arguments.defaults()[name]]
+    found = by_config.arguments(by_config.find_config(config), given)
+    if found.values.get("num_nodes", 1) != 1:
+        raise ValueError(f"config names {found.values['num_nodes']} nodes: a session runs on one node")
+    own = {name: found.values[name] for name in names if name in found.values}
+    environment = {**arguments.variables(found.values), **found.environment}
+    return {**options, **own, "environment": {**environment, **(options["environment"] or {})}}
 
 
 def _is_name(name: Any) -> bool:
     return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
 
 
-def _tell_late_lines(workers: Workers, sink: Sink) -> None:
+def _note_late_lines(workers: Workers, sink: Sink) -> None:
     if workers.late_lines:
         count = workers.late_lines
         sink.note(
@@ -438,16 +492,7 @@ def _tell_late_lines(workers: Workers, sink: Sink) -> None:
         )
 
 
-def _revived(cause: Failure) -> BaseException:
+def _revive(cause: Failure) -> BaseException:
     if cause.error is None:
-        return failures.silent_end(cause)
+        return failures.make_exit_error(cause)
     return failures.revive(cause.error, cause.rank, cause.pid)
-
-
-def _told_line(failure: Failure) -> str:
-    """Say where a rank was that had to be brought back, or that it did not come back."""
-    if failure.error is None:
-        return killed_line(failure)
-    frame = hang.place_of_error(failure.error)
-    place = f" in {hang.spot(frame)}" if frame is not None else ""
-    return f"rank {failure.rank} (process {failure.pid}) was stopped{place}"

@@ -1,4 +1,4 @@
-"""In a worker that stays: its main thread makes the calls of a session, one after the other."""
+"""In a worker of a session: its main thread makes the session's calls, one after the other."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from ..events import (
     Phase,
     ReleaseOrder,
     Result,
-    Where,
-    WhereOrder,
+    StackOrder,
+    StackReport,
 )
-from ..launch import failures, sources
-from ..launch.culprit import pack_value
-from ..launch.listener import Listener
-from ..launch.ship import unpack
-from ..launch.whereabouts import Whereabouts
+from ..launch.transfer import cell_sources, failures
+from ..launch.transfer.pickling import unpack
+from ..launch.transfer.unpicklable import pack_value
+from ..launch.worker.order_listener import OrderListener
+from ..launch.worker.stacks import StackWatch
 from ..stopping import StopPoint
 from ..stream import capture, displays
 from ..stream.emit import Emitter
@@ -45,9 +45,14 @@ MAIN: Final = "__main__"
 
 
 class Service:
-    """Makes calls in the thread that makes it; another thread hears the orders.
+    """Makes calls in the thread that creates it; another thread receives the orders.
 
-    Code of the session finds its variables in a module `__main__` of the worker's own, however it was started.
+    Code of the session finds its variables in a module `__main__` of the worker's own, however the worker was started.
+
+    Args:
+        emitter: sends events to the notebook.
+        output: of this worker.
+        stop_point: where ranks agree to stop.
     """
 
     def __init__(self, emitter: Emitter, output: capture.Capture, stop_point: StopPoint) -> None:
@@ -56,14 +61,18 @@ class Service:
         self._stop_point = stop_point
         self._orders: queue.SimpleQueue[CallOrder | LeaveOrder] = queue.SimpleQueue()
         self._main = threading.get_ident()
-        self._whereabouts = Whereabouts(self._main)
+        self._stacks = StackWatch(self._main)
         self._current: int | None = None
         self._interrupted = 0
         self._module = types.ModuleType(MAIN)
         self._module.__dict__["__builtins__"] = builtins
 
     def obey(self, order: Order) -> None:
-        """Take an order, in the thread that hears them."""
+        """Carry out an order, in the thread that receives them.
+
+        Args:
+            order: for this rank.
+        """
         if isinstance(order, (CallOrder, LeaveOrder)):
             self._orders.put(order)
         elif isinstance(order, InterruptOrder):
@@ -72,24 +81,24 @@ class Service:
                 _interrupt(self._main)
         elif isinstance(order, ReleaseOrder):
             if self._current == order.call:
-                connections.close_to(order.pids)
+                connections.close_connections_to(order.pids)
                 _interrupt(self._main)
-        elif isinstance(order, WhereOrder):
+        elif isinstance(order, StackOrder):
             if self._current == order.call:
-                self._emitter.emit(self._where(order.call))
+                self._emitter.emit(self._report_stack(order.call))
         else:
             raise AssertionError(f"nobody obeys {order}")
 
-    def _where(self, call: int) -> Where:
+    def _report_stack(self, call: int) -> StackReport:
         emitter = self._emitter
-        seen = self._whereabouts.look()
-        return Where(
+        stack = self._stacks.look()
+        return StackReport(
             rank=emitter.rank,
             time=emitter.now(),
             call=call,
-            collective=seen.collective,
-            seconds=seen.seconds,
-            frames=seen.frames,
+            collective=stack.collective,
+            seconds=stack.seconds,
+            frames=stack.frames,
         )
 
     def work(self) -> None:
@@ -100,24 +109,24 @@ class Service:
         emitter.emit(Phase(rank=emitter.rank, time=emitter.now(), name="running"))
         signal.signal(signal.SIGINT, self._on_interrupt)
         while isinstance(order := self._orders.get(), CallOrder):
-            self._answer(order)
+            self._make_call(order)
 
     def _on_interrupt(self, signum: int, frame: object) -> None:
         if self._current is not None:
             raise KeyboardInterrupt
 
-    def _answer(self, order: CallOrder) -> None:
+    def _make_call(self, order: CallOrder) -> None:
         __tracebackhide__ = True
         emitter = self._emitter
         self._stop_point.reset()
         outcome: Result | Failure
         try:
             self._current = order.call
-            outcome = self._made(order)
+            outcome = self._run_call(order)
             self._current = None
         except BaseException as error:
-            self._current = None  # from here on an interrupt comes too late
-            outcome = failures.failure_of(emitter, _told(error, emitter.rank))
+            self._current = None  # from here on interrupts are ignored
+            outcome = failures.make_failure(emitter, _replace_exit(error, emitter.rank))
         self._current = None
         with contextlib.suppress(Exception):
             displays.flush_figures()
@@ -128,16 +137,16 @@ class Service:
                 time=emitter.now(),
                 call=order.call,
                 outcome=outcome,
-                positions=torch_dist.positions(),
+                positions=torch_dist.count_collectives(),
             )
         )
 
-    def _made(self, order: CallOrder) -> Result:
+    def _run_call(self, order: CallOrder) -> Result:
         __tracebackhide__ = True
-        sources.install(order.sources)
+        cell_sources.install(order.sources)
         if self._interrupted >= order.call:
             raise KeyboardInterrupt
-        signal.signal(signal.SIGINT, self._on_interrupt)  # the last call may have put its own there
+        signal.signal(signal.SIGINT, self._on_interrupt)  # the last call may have replaced it
         sys.modules[MAIN] = types.ModuleType(
             MAIN
         )  # classes of the notebook are not to be taken for the worker's
@@ -145,24 +154,31 @@ class Service:
             function, args, kwargs = unpack(order.work, list(order.buffers))
         finally:
             sys.modules[MAIN] = self._module
-        with _sharing_globals(function, self._module.__dict__):
+        with _share_globals(function, self._module.__dict__):
             value = function(*args, **kwargs)
         displays.flush_figures()
-        parcel = pack_value(value if order.sends_value else None)
+        pickled = pack_value(value if order.sends_value else None)
         emitter = self._emitter
-        return Result(rank=emitter.rank, time=emitter.now(), value=parcel.pickled, buffers=parcel.buffers)
+        return Result(rank=emitter.rank, time=emitter.now(), value=pickled.data, buffers=pickled.buffers)
 
 
 def serve(events: socket.socket, emitter: Emitter, output: capture.Capture, stop_point: StopPoint) -> None:
-    """Hear the orders that come on `events` and make the calls among them, until the session ends."""
+    """Receive orders and make the calls among them, until the session ends.
+
+    Args:
+        events: the worker's event socket.
+        emitter: sends events on it.
+        output: of this worker.
+        stop_point: where ranks agree to stop.
+    """
     __tracebackhide__ = True
     service = Service(emitter, output, stop_point)
-    Listener(events, emitter, stop_point, service.obey)
+    OrderListener(events, emitter, stop_point, service.obey)
     service.work()
 
 
-def _told(error: BaseException, rank: int) -> BaseException:
-    """Return what the notebook is to raise: an exit would end the notebook's own process."""
+def _replace_exit(error: BaseException, rank: int) -> BaseException:
+    """Return the error that the notebook raises: an exit would end the notebook's own process."""
     if not isinstance(error, SystemExit):
         return error
     code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -182,8 +198,8 @@ def _interrupt(thread: int) -> None:
 
 
 @contextlib.contextmanager
-def _sharing_globals(function: Any, namespace: dict[str, Any]) -> Iterator[None]:
-    """Let a function of the notebook find, beside its own globals, the worker's; what it assigns to stays there."""
+def _share_globals(function: Any, namespace: dict[str, Any]) -> Iterator[None]:
+    """Let a function of the notebook find the worker's variables too; globals that it assigns become such variables."""
     target: Any = function
     while hasattr(target, "func"):
         target = target.func
@@ -197,21 +213,21 @@ def _sharing_globals(function: Any, namespace: dict[str, Any]) -> Iterator[None]
     try:
         yield
     finally:
-        for name in _assigned(target.__code__):
+        for name in _find_assigned(target.__code__):
             if name in scope:
                 namespace[name] = scope[name]
 
 
-def _assigned(code: types.CodeType) -> set[str]:
+def _find_assigned(code: types.CodeType) -> set[str]:
     """Return the globals that code, and the functions inside it, assign to."""
     names = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= _assigned(constant)
+            names |= _find_assigned(constant)
     return names
 
 
-# -- what a session calls besides the user's functions
+# -- functions that a session itself calls
 
 
 def join() -> int:
@@ -223,18 +239,34 @@ def join() -> int:
 
 
 def renew(port: int, pids: list[int]) -> None:
-    """Make the process group anew, at another port; what is left of the old one ends."""
-    connections.close_to(pids)
+    """Replace the process group by a new one; what is left of the old one ends.
+
+    Args:
+        port: where the ranks meet.
+        pids: process ids of all ranks.
+    """
+    connections.close_connections_to(pids)
     detect.renew(port)
 
 
 def push(values: Mapping[str, Any]) -> None:
-    """Make variables."""
+    """Set variables of this worker.
+
+    Args:
+        values: by name.
+    """
     cells.variables().update(values)
 
 
 def pull(name: str) -> Any:
-    """Return a variable; NameError where there is none of that name."""
+    """Return a variable of this worker.
+
+    Args:
+        name: its name.
+
+    Raises:
+        NameError: there is no variable of that name.
+    """
     namespace = cells.variables()
     if name not in namespace:
         known = sorted(key for key in namespace if not key.startswith("_"))

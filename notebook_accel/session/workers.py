@@ -1,4 +1,4 @@
-"""In the notebook: the worker processes of a session, and the thread that reads what they send."""
+"""The worker processes of a session, and the thread of the notebook that reads their events."""
 
 from __future__ import annotations
 
@@ -13,37 +13,50 @@ from typing import Final
 from torch.distributed import TCPStore
 
 from ..errors import SessionError
-from ..events import CallEnd, CallOrder, Event, Failure, Held, LeaveOrder, Line, Order, Phase, Where
-from ..launch import failures, signals, sources, variables
-from ..launch.control import Control
-from ..launch.crew import Crew
-from ..launch.culprit import pack_call
+from ..events import CallEnd, CallOrder, Event, Failure, Held, LeaveOrder, Line, Order, Phase, StackReport
+from ..launch import signals
 from ..launch.engines.nodes import stores
 from ..launch.job import Job
-from ..launch.parcel import Parcel
-from ..launch.surroundings import Surroundings
+from ..launch.supervise import hang_report
+from ..launch.supervise.control import Control
+from ..launch.supervise.local_group import LocalWorkerGroup
+from ..launch.supervise.worker_group import Attempt
+from ..launch.transfer import cell_sources, failures
+from ..launch.transfer.parent_state import ParentState
+from ..launch.transfer.pickled import Pickled
+from ..launch.transfer.unpicklable import pack_call
+from ..launch.worker import environment
 from ..stream.record import RunRecord
 from ..stream.sinks import Sink
+from ..topology import Topology
 from . import service
 from .call import Call
 
 _POLL_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 0.05
-_MAX_WAITING: Final = 20_000  # events that the cell has not shown: workers that write faster wait
+_MAX_WAITING: Final = 20_000  # events that are not shown yet; with more of them the workers have to wait
 _LEAVE_SECONDS: Final = 1.0
 _RENEW_SECONDS: Final = 30.0
 
 
 class Workers:
-    """Processes that wait for calls, and the thread that always reads what they send.
+    """Processes that wait for calls, and a thread that reads their events all the time.
 
-    During a call the calling thread shows what the reader hands over; what comes between calls is kept only.
+    During a call the calling thread shows the events. Events between calls are only recorded.
+
+    Args:
+        job: its `serve` is what the workers run.
 
     Attributes:
-        record: everything that they have said.
-        dead: how workers ended that have; `killed` are those that were killed because they did not come back.
-        calls: how many calls there were.
-        late_lines: lines that came between calls since the last one.
+        job: what the workers run.
+        record: all events of the workers so far.
+        dead: how each worker ended that has ended, by rank.
+        killed: ranks that were killed, because they did not return from a call.
+        calls: number of calls that have ended.
+        late_lines: number of lines that came after the last call.
+        broken: why the workers cannot be used any more, as a clause; empty if they can be.
+        pids: process ids by rank.
+        started: whether the processes were started.
     """
 
     def __init__(self, job: Job) -> None:
@@ -57,56 +70,49 @@ class Workers:
         self._positions: dict[int, Mapping[str, int]] = {}
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
-        self._taken = threading.Lock()
+        self._call_lock = threading.Lock()  # held from `begin` to `end`
         self._call: Call | None = None
         self._leaving = threading.Event()
         self._closing = threading.RLock()
         self._known_sources: set[str] = set()
         self._owner = os.getpid()
-        self._store: TCPStore | None = stores.opened(job.rendezvous)
-        self._crew = Crew(job, None, self.record, self._receive, Control())
+        self._store: TCPStore | None = stores.open_store(job.rendezvous)
+        self._group = self._make_group(self._store.port)
         self._reader = threading.Thread(target=self._read, name="notebook_accel session", daemon=True)
         self.pids: dict[int, int] = {}
         self.started = False
 
-    # -- their life
+    # -- start and end
 
     def start(self) -> None:
-        """Start the processes and join them in a process group; all end where one cannot."""
-        count = self.job.local_world_size
-        assert self._store is not None
-        port = self._store.port
-        surroundings = Surroundings.capture(self.job)
-        environments = {
-            rank: self._environment(rank, count, port, surroundings.variables) for rank in range(count)
-        }
+        """Start all processes.
+
+        Raises:
+            OSError: the system gives no further process. Those that were started have ended.
+        """
         try:
-            self._crew.start(environments, variables.threads(self.job), surroundings)
-            self.pids = self._crew.pids
+            self._group.start()
+            self.pids = self._group.pids
             self._reader.start()
             self.started = True
         except BaseException:
             self.close()
             raise
 
-    def _environment(self, rank: int, count: int, port: int, own: Mapping[str, str]) -> dict[str, str]:
-        return variables.of_worker(
-            self.job,
-            own,
-            alone=True,
-            RANK=rank,
-            LOCAL_RANK=rank,
-            WORLD_SIZE=count,
-            LOCAL_WORLD_SIZE=count,
-            GROUP_RANK=0,
-            GROUP_WORLD_SIZE=1,
-            MASTER_ADDR=self.job.rendezvous.address,
-            MASTER_PORT=port,
-            TORCHELASTIC_USE_AGENT_STORE=True,
-            TORCHELASTIC_RESTART_COUNT=0,
-            TORCHELASTIC_MAX_RESTARTS=0,
-            TORCHELASTIC_RUN_ID=self.job.rendezvous.run_id,
-        )
+    def _make_group(self, port: int) -> LocalWorkerGroup:
+        """Make the processes, which do not run yet. The store of their process group is at `port` on this node."""
+        job, parent_state = self.job, ParentState.capture(self.job)
+        count, environments = job.local_world_size, {}
+        for rank in range(count):
+            place = Topology(rank=rank, local_rank=rank, world_size=count, local_world_size=count)
+            variables = environment.list_rank_variables(
+                place, job, address=job.rendezvous.address, port=port, attempt=0
+            )
+            environments[rank] = environment.make_environment(
+                job, parent_state.variables, variables, is_alone=True
+            )
+        attempt = Attempt(job=job, record=self.record, deliver=self._receive, control=Control())
+        return LocalWorkerGroup(attempt, payload=None, environments=environments, parent_state=parent_state)
 
     @property
     def is_over(self) -> bool:
@@ -115,58 +121,59 @@ class Workers:
 
     @property
     def current(self) -> Call | None:
-        """The call that is going on."""
+        """The call that runs now; None without one."""
         return self._call
 
     def close(self) -> None:
-        """End the workers: by themselves within a second, unless they are in a call; returns when they have ended.
+        """End the workers and wait until they have ended.
 
-        In a process forked off the one that started them nothing happens.
+        Workers that are not in a call have a second to exit. The others are killed. In a forked copy of the process
+        that started them nothing happens.
         """
         if os.getpid() != self._owner:
             return
-        if threading.current_thread() is self._reader:  # the last reference to a session ended just there
+        if threading.current_thread() is self._reader:  # garbage collection ran in it; it cannot join itself
             threading.Thread(target=self.close, name="notebook_accel session ends").start()
             return
-        with signals.interrupt_held(), self._closing:
+        with signals.delay_interrupt(), self._closing:
             if self._leaving.is_set():
                 return
             if self.started and self._call is None and not self.dead and not self.broken:
                 for rank in self.pids:
-                    self._crew.tell(LeaveOrder(rank=rank, time=time.time()))
+                    self._group.tell(LeaveOrder(rank=rank, time=time.time()))
                 self._reader.join(_LEAVE_SECONDS)
             self._leaving.set()
             if self.started:
                 self._reader.join()
-            self._crew.stop(0.0)
-            self._crew.close()
+            self._group.stop(0.0)
+            self._group.close()
             self._store = None
             with self._changed:
                 self._changed.notify_all()
 
     def filenos(self) -> list[int]:
-        """Return the descriptors that other workers, forked from this process, must not keep."""
-        return [] if self._leaving.is_set() else self._crew.filenos()
+        """Return the file descriptors that workers forked from this process for other runs have to close."""
+        return [] if self._leaving.is_set() else self._group.filenos()
 
-    # -- what they send
+    # -- events
 
     def _read(self) -> None:
         try:
-            while not self._leaving.is_set() and self._crew.is_running:
-                self._crew.poll(_POLL_SECONDS)
-        except Exception as error:  # nobody would read any more: a call that waits has to hear of it
+            while not self._leaving.is_set() and self._group.is_running:
+                self._group.poll(_POLL_SECONDS)
+        except Exception as error:  # this thread ends: a call that waits for events has to know
             with self._changed:
                 self.broken = f"what the workers send cannot be read ({type(error).__name__}: {error})"
                 self._changed.notify_all()
 
     def _receive(self, events: Sequence[Event]) -> None:
-        """Take events, in the reader's thread."""
+        """Take events in the reader's thread, and wait while too many are not shown yet."""
         if not events:
             return
         with self._changed:
             for event in events:
                 if isinstance(event, CallEnd):
-                    for earlier in self._crew.drain(event.rank):
+                    for earlier in self._group.drain(event.rank):
                         self._take(earlier)
                 self._take(event)
             self._changed.notify_all()
@@ -178,7 +185,7 @@ class Workers:
     def _take(self, event: Event) -> None:
         if isinstance(event, Failure):
             self.dead[event.rank] = event
-        elif not isinstance(event, (CallEnd, Held, Where)):
+        elif not isinstance(event, (CallEnd, Held, StackReport)):
             self.record.apply(event)
         if self._call is not None:
             self._call.take(event)
@@ -186,14 +193,18 @@ class Workers:
             self.late_lines += 1
 
     def lines(self, rank: int | None = None) -> list[str]:
-        """Return the last lines of one rank, or of all."""
+        """Return the last lines of output.
+
+        Args:
+            rank: whose lines; None is all ranks.
+        """
         with self._changed:
             return self.record.lines(rank)
 
-    def causes(self) -> list[str]:
-        """Say of each worker that has ended how it did."""
+    def describe_ends(self) -> list[str]:
+        """Return one line for each worker that has ended about how it ended."""
         return [
-            (killed_line if rank in self.killed else failures.one_line)(self.dead[rank])
+            (describe_killed if rank in self.killed else failures.describe_failure)(self.dead[rank])
             for rank in sorted(self.dead)
         ]
 
@@ -201,19 +212,33 @@ class Workers:
 
     def begin(
         self,
-        parcel: Parcel,
+        pickled: Pickled,
         name: str,
         ranks: Collection[int],
         sending: Collection[int],
         grace: float = 1.0,
         hang_timeout: float | None = None,
     ) -> Call:
-        """Order a call; the caller shows its events by `show` until nobody is `left`, then calls `end`.
+        """Send a call to workers.
+
+        The caller then calls `show` until no rank of the call is unfinished, and at last `end`.
+
+        Args:
+            pickled: function and arguments.
+            name: name of the call, for messages.
+            ranks: ranks that make the call.
+            sending: those of them that send their value.
+            grace: seconds that ranks have to return after another one has failed.
+            hang_timeout: seconds after which a wait for ranks that are not in the collective is reported; None never
+                reports one.
+
+        Returns:
+            The state of the call.
 
         Raises:
-            SessionError: another call is going on.
+            SessionError: another call is running.
         """
-        if not self._taken.acquire(blocking=False):
+        if not self._call_lock.acquire(blocking=False):
             call = self._call
             doing = f"{call.name} for {call.seconds:.1f} s" if call is not None else "another call"
             raise SessionError(
@@ -229,8 +254,8 @@ class Workers:
             grace=grace,
             hang_timeout=hang_timeout,
         )
-        new = sources.collect(self._known_sources)
-        with signals.interrupt_held():  # who interrupts finds the call in `current`
+        new = cell_sources.collect(self._known_sources)
+        with signals.delay_interrupt():  # so that after an interrupt `current` is this call
             with self._changed:
                 self._call = call
                 for rank in self.dead.keys() & call.ranks:
@@ -240,29 +265,39 @@ class Workers:
                     rank=rank,
                     time=time.time(),
                     call=call.number,
-                    work=pickle.PickleBuffer(parcel.pickled),
-                    buffers=parcel.buffers,
+                    work=pickle.PickleBuffer(pickled.data),
+                    buffers=pickled.buffers,
                     sends_value=rank in sending,
                     sources=new,
                 )
-                self._crew.tell(order)
+                self._group.tell(order)
             if call.ranks == self.pids.keys():
                 self._known_sources.update(new)
         return call
 
     def _tell(self, order: Order) -> None:
-        with signals.interrupt_held():  # half an order would make the rest unreadable
-            self._crew.tell(order)
+        with signals.delay_interrupt():  # a worker could not read what follows half an order
+            self._group.tell(order)
 
     def _kill(self, rank: int) -> None:
         self.killed.add(rank)
         if not signals.kill_group(self.pids[rank]):
-            signals.end_now(self.pids[rank])
+            signals.kill(self.pids[rank])
 
     def show(self, call: Call, sink: Sink) -> None:
-        """Show what has come of a call, and do what is due; waits a moment where nothing has come."""
+        """Show the new events of a call, or wait a moment for some. Then take the next step if one is due.
+
+        A step is to interrupt or kill ranks that have to end, or to look for a hang.
+
+        Args:
+            call: the call that runs.
+            sink: shows the events.
+
+        Raises:
+            SessionError: the session was closed, or its workers cannot be used any more.
+        """
         with self._changed:
-            if not call.waiting and call.left and not self._leaving.is_set():
+            if not call.waiting and call.unfinished and not self._leaving.is_set():
                 self._changed.wait(_LOOK_SECONDS)
             events = list(call.waiting)
             call.waiting.clear()
@@ -270,16 +305,20 @@ class Workers:
                 self._changed.notify_all()
         if events:
             sink.show(events)
-        if self._leaving.is_set() and call.left:
+        if self._leaving.is_set() and call.unfinished:
             raise SessionError(f"the session was closed while {call.name} ran")
-        if self.broken and call.left:
+        if self.broken and call.unfinished:
             raise SessionError(
                 f"{self.broken}: session.restart() starts new workers, without their variables"
             )
         call.advance(sink)
 
     def end(self, call: Call) -> None:
-        """Let the next call begin."""
+        """Finish a call, so that the next one can begin.
+
+        Args:
+            call: the call that has ended.
+        """
         with self._changed:
             if self._call is call:
                 self._call = None
@@ -287,15 +326,18 @@ class Workers:
                 self._positions.update(
                     {rank: found for rank, found in call.positions.items() if found is not None}
                 )
-                self._taken.release()
+                self._call_lock.release()
 
-    # -- the group
+    # -- the process group
 
-    def needs_group(self, call: Call) -> bool:
-        """Whether the ranks can be in one group no more, after a call that has not ended yet by `end`.
+    def needs_new_group(self, call: Call) -> bool:
+        """Return whether the ranks need a new process group after a call, because they may disagree about the last one.
 
-        They disagree where a wait had to be ended, where one has left the group, or where in a call that did not end
-        well some began more collectives than others.
+        They may disagree if connections between ranks had to be closed, if a rank has left the group, or if the call
+        failed and some ranks began more collectives than others.
+
+        Args:
+            call: the call that has ended; `end` was not called yet.
         """
         if len(self.pids) == 1 or self.dead:
             return False
@@ -303,21 +345,24 @@ class Workers:
             return True
         if not call.failures:
             return False
-        begun = [_grown(self._positions.get(rank, {}), call.positions.get(rank)) for rank in self.pids]
+        begun = [_count_begun(self._positions.get(rank, {}), call.positions.get(rank)) for rank in self.pids]
         return any(other != begun[0] for other in begun)
 
-    def make_group_anew(self, sink: Sink) -> None:
-        """Join all ranks in a new process group, at a store of its own.
+    def renew_group(self, sink: Sink) -> None:
+        """Join all ranks in a new process group with a new store.
+
+        Args:
+            sink: shows what the workers print.
 
         Raises:
-            SessionError: they could not be joined; only a restart helps.
+            SessionError: the ranks could not be joined. The session needs a restart.
         """
-        store = stores.opened(self.job.rendezvous)
-        parcel = pack_call(service.renew, (store.port, list(self.pids.values())), {}, "renew")
-        call = self.begin(parcel, "making the process group anew", self.pids, ())
+        store = stores.open_store(self.job.rendezvous)
+        pickled = pack_call(service.renew, (store.port, list(self.pids.values())), {}, "renew")
+        call = self.begin(pickled, "making the process group anew", self.pids, ())
         try:
             deadline = time.monotonic() + _RENEW_SECONDS
-            while call.left:
+            while call.unfinished:
                 self.show(call, sink)
                 if time.monotonic() > deadline:
                     call.bring_back(0.0)
@@ -331,18 +376,39 @@ class Workers:
             )
 
 
-def _grown(before: Mapping[str, int], after: Mapping[str, int] | None) -> dict[str, int]:
-    """Return how many collectives each group began, those that began any."""
+def _count_begun(before: Mapping[str, int], after: Mapping[str, int] | None) -> dict[str, int]:
+    """Return how many collectives began in each process group between two counts, without groups that began none."""
     counts = {name: count - before.get(name, 0) for name, count in (after or {}).items()}
     return {name: count for name, count in counts.items() if count}
 
 
-def killed_line(failure: Failure) -> str:
-    """Say in a line that a worker was killed because it did not come back."""
+def describe_killed(failure: Failure) -> str:
+    """Return a line about a worker that was killed because it did not return from a call.
+
+    Args:
+        failure: has its rank and process id.
+    """
     return f"rank {failure.rank} (process {failure.pid}) did not come back and was killed"
 
 
-def quiet_phases(ranks: Collection[int]) -> list[Event]:
-    """Return the events that tell a sink of the ranks there are."""
+def describe_stopped(failure: Failure) -> str:
+    """Return a line about a rank that was interrupted: where it was, or that it was killed.
+
+    Args:
+        failure: of this rank.
+    """
+    if failure.error is None:
+        return describe_killed(failure)
+    frame = hang_report.find_frame_of_error(failure.error)
+    place = f" in {hang_report.describe_frame(frame)}" if frame is not None else ""
+    return f"rank {failure.rank} (process {failure.pid}) was stopped{place}"
+
+
+def make_start_phases(ranks: Collection[int]) -> list[Event]:
+    """Return the events from which a sink learns which ranks there are. It prints nothing for them.
+
+    Args:
+        ranks: all ranks.
+    """
     now = time.time()
     return [Phase(rank=rank, time=now, name="starting") for rank in ranks]

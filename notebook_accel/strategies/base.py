@@ -13,9 +13,8 @@ from typing import Any, ClassVar, Final
 import torch
 
 from ..checkpointing import sharded
-from ..checkpointing.read import Parts
-from ..checkpointing.together import Together
-from ..compilation import TorchDynamoPlugin, compile_model, is_compiled_module, original, recompiled
+from ..checkpointing.parts import CollectiveFolder, Parts
+from ..compilation import TorchDynamoPlugin, compile_like, compile_model, find_original, is_compiled_module
 from ..handlers import DistributedDataParallelKwargs
 from ..precision import Precision, restore_forward
 from ..runtime import Runtime
@@ -23,11 +22,11 @@ from ..runtime import Runtime
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plugins:
-    """What says how a model is spread over the processes; None where nobody said anything.
+    """How a model is spread over the processes: None where neither arguments nor environment say anything.
 
     Attributes:
         fsdp: how FSDP shards it.
-        deepspeed: plugins of DeepSpeed by name.
+        deepspeed: the `PluginSet` of DeepSpeed.
         parallelism: the sizes of each kind of parallelism.
         ddp: options of DistributedDataParallel.
     """
@@ -64,41 +63,44 @@ class Bundle:
 class Strategy(ABC):
     """Prepares for training, and does what depends on how it prepared.
 
-    The class attributes are all that a caller must know of a strategy; nobody asks for its class.
+    The attributes are all that a caller must know of a strategy; nobody asks for its class.
+
+    Attributes:
+        runtime: of the process.
+        precision: of the accelerator.
     """
 
-    joint_prepare: ClassVar[bool] = False
-    """Model and optimizer must be prepared in one call."""
     owns_backward: ClassVar[bool] = False
     """The strategy scales the loss and runs the backward pass."""
-    owns_accumulation: ClassVar[bool] = False
-    """The strategy counts accumulated batches."""
     shards_weights: ClassVar[bool] = False
     """A process holds only a part of each weight."""
-    places_batches: ClassVar[bool] = True
-    """Loaders move batches to the device."""
     fills_dummies: ClassVar[bool] = False
     """Stand-ins for optimizers and schedulers of the library's own config are prepared."""
     wraps_steps: ClassVar[bool] = False
     """The strategy has something to do before and after each optimizer step."""
 
-    def __init__(self, runtime: Runtime, precision: Precision) -> None:
-        self.runtime = runtime
-        self.precision = precision
+    runtime: Runtime
+    precision: Precision
+    mesh: Any = None
+    """The device mesh of a run with several kinds of parallelism."""
 
     @classmethod
-    def made_for(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
-        """Return the strategy as the plugins want it; ValueError if they contradict each other or the run."""
-        return cls(runtime, precision)
+    @abstractmethod
+    def create(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
+        """Return the strategy as the plugins want it.
+
+        Args:
+            runtime: of the process.
+            precision: of the accelerator.
+            plugins: what says how a model is spread over the processes.
+
+        Raises:
+            ValueError: the plugins contradict each other or the run.
+        """
 
     @property
-    def mesh(self) -> Any:
-        """The device mesh of a run with several kinds of parallelism, None otherwise."""
-        return None
-
-    @property
-    def saves_together(self) -> bool:
-        """Whether all ranks write models and optimizers, see `together`; rank 0 writes no files of these then."""
+    def saves_collectively(self) -> bool:
+        """Whether all ranks write models and optimizers, see `collective_folders`; rank 0 writes no others then."""
         return False
 
     @property
@@ -117,7 +119,7 @@ class Strategy(ABC):
         loss.backward(**kwargs)
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let a raw optimizer train what became of its parameters, or becomes of them later."""
+        """Let a raw optimizer train the parameters that replace its own, now or later."""
         return None
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -125,7 +127,7 @@ class Strategy(ABC):
         return None
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Finish what a step of the raw optimizer began."""
+        """Do what is due after a step of the raw optimizer."""
         return None
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
@@ -143,37 +145,74 @@ class Strategy(ABC):
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float
     ) -> torch.Tensor:
-        """Clip the gradients to a total norm and return the norm that they had."""
+        """Clip the gradients to a total norm.
+
+        Args:
+            parameters: those whose gradients count.
+            max_norm: largest norm of all gradients together.
+            norm_type: the p of the p-norm.
+
+        Returns:
+            The norm before clipping, a tensor with one element.
+        """
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
 
     def clip_grad_value(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:
-        """Clip every element of the gradients."""
+        """Clip every element of the gradients.
+
+        Args:
+            parameters: those whose gradients are clipped.
+            clip_value: the largest absolute value.
+        """
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
-    def compiled(self, model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Module:
-        """Return a prepared model compiled as the plugin says."""
+    def compile(self, model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Module:
+        """Compile a prepared model.
+
+        Args:
+            model: what `prepare` returned.
+            plugin: says how; an inactive one leaves the model as it is.
+        """
         return compile_model(model, plugin)
 
     def unwrap(
         self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
     ) -> Any:
-        """Return the user's model out of what preparation put around it."""
+        """Return the user's model without wrappers; for the arguments see `unwrap`."""
         return unwrap(model, keep_fp32_wrapper, keep_torch_compile)
 
     def context_parallel(
         self, buffers: list[torch.Tensor], dims: list[int], no_restore: set[torch.Tensor]
     ) -> AbstractContextManager[None]:
-        """Return a context that splits sequences over processes, where the strategy does so."""
+        """Return a context in which each process has its part of the sequences, where the strategy splits them.
+
+        Args:
+            buffers: tensors with a dimension of sequences; they are cut in place.
+            dims: that dimension of each.
+            no_restore: buffers that stay cut after the block.
+        """
         return nullcontext()
 
-    def together(self, parts: Parts, weights: list[dict[str, Any]]) -> list[Together]:
-        """Return what all ranks write together of the prepared models and optimizers."""
+    def collective_folders(self, parts: Parts, weights: list[dict[str, Any]]) -> list[CollectiveFolder]:
+        """Return the folders of a checkpoint that all ranks write together.
+
+        Args:
+            parts: the prepared objects.
+            weights: what `weights` returned for each of the models.
+        """
         return []
 
-    def load_together(self, folder: Path, parts: Parts) -> list[Callable[[], None]] | None:
-        """Check what was written together, and return what loads it; None where the folder has ordinary files.
+    def load_collective_folders(self, folder: Path, parts: Parts) -> list[Callable[[], None]] | None:
+        """Check the folders that all ranks wrote together, and return what loads them.
 
-        By default that is what `FullySharded` writes, which loads into whole models too.
+        By default these are the folders that `FullySharded` writes, which load into whole models too.
+
+        Args:
+            folder: of the checkpoint.
+            parts: the objects to load into; models without wrappers.
+
+        Returns:
+            What loads models and optimizers; None where the checkpoint has ordinary files.
 
         Raises:
             CheckpointError: names the file, and the key, that is missing, damaged or does not fit.
@@ -184,8 +223,8 @@ class Strategy(ABC):
         """Return the state of the user's model as it goes into a checkpoint, on all ranks."""
         return self.state_dict(model)
 
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Return the whole state of a prepared optimizer, on all ranks that write it."""
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the whole state of a raw optimizer, on all ranks that write it."""
         state: dict[str, Any] = optimizer.state_dict()
         return state
 
@@ -194,7 +233,7 @@ class Strategy(ABC):
         return None
 
     def close(self) -> None:
-        """Give back what the strategy opened, at the end of training."""
+        """Close what the strategy opened, at the end of training."""
         return None
 
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
@@ -211,12 +250,12 @@ def unwrap(
     keep_torch_compile: bool = True,
     recursive: bool = False,
 ) -> Any:
-    """Return the user's model out of what preparation put around it.
+    """Return the user's model without the wrappers of `prepare`.
 
     Args:
         model: prepared or not.
         keep_fp32_wrapper: leave the mixed precision forward in place.
-        keep_torch_compile: return a compiled model as compiled, in a new wrapper where there was another in between.
+        keep_torch_compile: keep the outermost compiled wrapper; wrappers inside it are removed all the same.
         recursive: unwrap submodules too, in place.
     """
     compiled, inner = _peel(model)
@@ -234,7 +273,7 @@ def unwrap(
         if not keep_fp32_wrapper:
             restore_forward(compiled)
         return compiled
-    return compiled if original(compiled) is inner else recompiled(compiled, inner)
+    return compiled if find_original(compiled) is inner else compile_like(compiled, inner)
 
 
 _WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
@@ -257,7 +296,7 @@ def _peel(model: Any) -> tuple[Any, Any]:
     """Return the outermost compiled module around the user's model, None without one, and the model itself."""
     compiled: Any = None
     while True:
-        source = original(model)
+        source = find_original(model)
         if source is not None:
             compiled = model if compiled is None else compiled
             model = source

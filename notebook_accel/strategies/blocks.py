@@ -1,4 +1,4 @@
-"""The blocks of a model: which modules are sharded each on their own, and what happens around each."""
+"""The blocks of a model: which modules FSDP shards each on its own, and what happens around each forward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from ..fsdp import FullyShardedDataParallelPlugin
 
 
-def chosen(
+def choose(
     model: torch.nn.Module,
     plugin: FullyShardedDataParallelPlugin,
     ignored: set[torch.nn.Parameter],
@@ -32,7 +32,7 @@ def chosen(
         model: the user's.
         plugin: whose policy chooses.
         ignored: parameters that are not sharded.
-        warns: whether this process says so where the policy chooses none.
+        warns: whether this process warns where the policy chooses none.
     """
     policy = plugin.wrap_policy(model)
     if policy is None:
@@ -42,7 +42,7 @@ def chosen(
         found = [part for part in _bottom_up(model) if part in wanted and part is not model]
     else:
         taken: dict[torch.nn.Module, None] = {}
-        _collect(model, _asked(policy), _sizes(model, ignored), taken)
+        _collect(model, _adapt_policy(policy), _sizes(model, ignored), taken)
         found = list(taken)
     shared = _owners(model)
     kept = [part for part in found if _is_apart(part, shared) and not _is_container(part)]
@@ -63,7 +63,7 @@ def check_weights(
     *,
     are_widened: bool,
 ) -> None:
-    """Raise ValueError where torch could not shard the weights of a model, before anything of it changes.
+    """Raise ValueError where torch could not shard the weights of a model; nothing has changed by then.
 
     Args:
         model: the user's.
@@ -94,8 +94,8 @@ def check_weights(
             )
 
 
-def _asked(policy: Callable[..., Any]) -> Callable[..., bool]:
-    """Return the policy as torch calls one; a function of a module alone says nothing about its parts."""
+def _adapt_policy(policy: Callable[..., Any]) -> Callable[..., bool]:
+    """Return a policy with the arguments that torch gives; one of a module alone does not decide about its parts."""
     names = inspect.signature(policy).parameters
     if "recurse" in names or any(item.kind is item.VAR_KEYWORD for item in names.values()):
         return policy
@@ -168,13 +168,18 @@ def _is_container(module: torch.nn.Module) -> bool:
 
 
 def recompute(blocks: Sequence[torch.nn.Module], *, offload: bool) -> None:
-    """Let the blocks compute their activations again in backward; with `offload` their inputs wait on the CPU."""
+    """Let blocks compute their activations again in backward.
+
+    Args:
+        blocks: of a model.
+        offload: keep the inputs of the blocks on the CPU until then.
+    """
     for block in blocks:
         vars(block)["forward"] = RecomputedForward(block.forward, offload)
 
 
 class RecomputedForward:
-    """A forward that keeps its inputs alone for backward; its signature is that of the module's own."""
+    """A forward that keeps only its inputs for backward; its signature is that of the module's own forward."""
 
     def __init__(self, forward: Callable[..., Any], offload: bool) -> None:
         functools.update_wrapper(self, forward)
@@ -188,18 +193,30 @@ class RecomputedForward:
         with torch.autograd.graph.save_on_cpu(pin_memory=pinned) if self._offload else nullcontext():
             return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
 
-    def rebound(self, old: torch.nn.Module, new: torch.nn.Module) -> RecomputedForward:
-        """Return the same for a copy of the module, whose own forward it then calls."""
+    def rebind(self, old: torch.nn.Module, new: torch.nn.Module) -> RecomputedForward:
+        """Return this forward for a copy of the module.
+
+        Args:
+            old: the module.
+            new: its copy, whose own forward is called.
+        """
         if getattr(self._forward, "__self__", None) is not old:
             return self
         return RecomputedForward(MethodType(self._forward.__func__, new), self._offload)  # type: ignore[attr-defined]
 
 
 def set_prefetching(blocks: Sequence[Any], plugin: FullyShardedDataParallelPlugin) -> None:
-    """Say when blocks gather the weights of the next, in the order in which the model holds them."""
+    """Say when blocks gather the weights of the next blocks.
+
+    Args:
+        blocks: sharded, in the order in which the model holds them.
+        plugin: says how early.
+    """
     if plugin.forward_prefetch:
         for block, after in itertools.pairwise(blocks):
             block.set_modules_to_forward_prefetch([after])
     if not plugin.prefetches_backward:
         for block in blocks:
-            block.set_modules_to_backward_prefetch([block])  # its own, which are there, in place of the next
+            block.set_modules_to_backward_prefetch(
+                [block]
+            )  # of itself, which it has already, instead of the next

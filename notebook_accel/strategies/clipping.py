@@ -8,7 +8,7 @@ import torch
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 from ..comm.base import Comm
-from ..dtensors import whole
+from ..dtensors import to_full
 
 
 def clip_grad_norm(
@@ -17,7 +17,7 @@ def clip_grad_norm(
     norm_type: float,
     comm: Comm | None = None,
 ) -> torch.Tensor:
-    """Clip the gradients to a total norm over all processes, and return the norm that they had.
+    """Clip the gradients to a total norm over all processes, and return the norm before clipping.
 
     Parameters may be sharded over different meshes, and some not at all: torch cannot mix these.
 
@@ -34,7 +34,7 @@ def clip_grad_norm(
         none = torch.tensor(0.0)
         return none if comm is None else comm.all_reduce(none.to(comm.device), "max")
     norms = [
-        whole(get_total_norm([item.grad for item in group if item.grad is not None], norm_type))
+        to_full(get_total_norm([item.grad for item in group if item.grad is not None], norm_type))
         for group in groups
     ]
     device = norms[0].device
@@ -49,7 +49,12 @@ def clip_grad_norm(
 
 
 def clip_grad_value(parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
-    """Clip every element of the gradients."""
+    """Clip every element of the gradients.
+
+    Args:
+        parameters: those whose gradients are clipped, whole or sharded.
+        clip_value: the largest absolute value.
+    """
     for group in _by_mesh(parameters):
         clip_grad_value_(group, clip_value)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compilation import is_compiled_module, original
+from ..compilation import find_original, is_compiled_module
 from ..handlers import DistributedDataParallelKwargs
 from ..precision import Precision
 from ..runtime import Runtime
@@ -28,7 +28,7 @@ class DataParallel(SingleDevice):
         self.options = options
 
     @classmethod
-    def made_for(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
+    def create(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
         return cls(runtime, precision, plugins.ddp)
 
     def prepare(self, bundle: Bundle) -> Bundle:
@@ -57,7 +57,7 @@ class DataParallel(SingleDevice):
 
     def sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         wrapped = _wrapper(model)
-        return _forced_sync(wrapped) if wrapped is not None else nullcontext()
+        return _force_sync(wrapped) if wrapped is not None else nullcontext()
 
     def joinable(self, model: Any) -> Any:
         return _wrapper(model) or model
@@ -74,15 +74,15 @@ def _let_group_end_last(wrapped: DistributedDataParallel) -> None:
 
 def _wrapper(model: Any) -> DistributedDataParallel | None:
     """Return the wrapper that reduces the model's gradients, also out of a compiled one; None without one."""
-    inner = original(model) if is_compiled_module(model) else model
+    inner = find_original(model) if is_compiled_module(model) else model
     return inner if isinstance(inner, DistributedDataParallel) else None
 
 
 @contextmanager
-def _forced_sync(model: DistributedDataParallel) -> Iterator[None]:
+def _force_sync(model: DistributedDataParallel) -> Iterator[None]:
     before = model.require_backward_grad_sync, model.require_forward_param_sync
     model.require_backward_grad_sync = model.require_forward_param_sync = True
-    model.reducer.prepare_for_backward([])  # what the forward left out under no_sync
+    model.reducer.prepare_for_backward([])  # as the forward would have done without no_sync
     try:
         yield
     finally:

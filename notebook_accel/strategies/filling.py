@@ -1,4 +1,4 @@
-"""Weights into a sharded model: its parameters made on the device part by part, with rank 0's values or one's own."""
+"""Fills a sharded model with weights: one parameter after the other, with rank 0's values or each process's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..comm.base import Comm
-from ..dtensors import is_sharded, own_part, with_part
+from ..dtensors import from_local, is_sharded, to_local
 
 _META = torch.device("meta")
 
@@ -38,7 +38,12 @@ def is_plain(model: torch.nn.Module) -> bool:
 
 
 def agree(model: torch.nn.Module, comm: Comm, *, from_first: bool) -> bool:
-    """Return whether the processes have values for the model; rank 0 speaks for all if `from_first`.
+    """Return whether the processes have values for the model; all of them call it.
+
+    Args:
+        model: not sharded yet.
+        comm: the collectives.
+        from_first: only rank 0 needs values.
 
     Raises:
         ValueError: the processes' models differ, or some of the values are missing.
@@ -70,7 +75,7 @@ def agree(model: torch.nn.Module, comm: Comm, *, from_first: bool) -> bool:
 
 
 def empty_out(model: torch.nn.Module) -> Originals:
-    """Move a model to the meta device, in new parameters that are shared as before; return what it held."""
+    """Replace a model's tensors by new ones on the meta device, shared as before, and return what it held."""
     parameters = dict(model.named_parameters())
     buffers = dict(model.named_buffers())
     made: dict[torch.Tensor, torch.Tensor] = {}
@@ -89,7 +94,7 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     empty = torch.empty_like(tensor, device=_META, requires_grad=False, memory_format=layout)
     if isinstance(tensor, torch.nn.Parameter):
         made = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
-        vars(made).update(vars(tensor))  # marks that users and libraries set
+        vars(made).update(vars(tensor))  # attributes that users and libraries set
         return made
     return empty
 
@@ -107,7 +112,7 @@ def fill(
 
     Args:
         model: sharded.
-        originals: what it held; emptied on the way.
+        originals: what it held; each value is removed once it is used.
         comm: of all processes.
         devices: where a parameter or buffer lives.
         from_first: all start with rank 0's values, else each with its own.
@@ -131,13 +136,18 @@ def fill(
 
 @torch.no_grad()
 def materialize(model: torch.nn.Module, devices: Callable[[torch.Tensor], torch.device]) -> None:
-    """Give memory to all of a sharded model that is on the meta device; the parameters stay the same objects."""
+    """Allocate memory for all tensors of a sharded model that are on the meta device; parameters stay the same objects.
+
+    Args:
+        model: sharded by fully_shard.
+        devices: returns where a parameter or buffer goes.
+    """
     for module in model.modules():
         for parameter in module._parameters.values():
             if parameter is not None and parameter.device == _META:
-                memory = torch.empty_like(own_part(parameter), device=devices(parameter), requires_grad=False)
+                memory = torch.empty_like(to_local(parameter), device=devices(parameter), requires_grad=False)
                 if is_sharded(parameter):
-                    memory = with_part(parameter, memory)
+                    memory = from_local(memory, parameter)
                 made = torch.nn.Parameter(memory, parameter.requires_grad)
                 vars(made).update(vars(parameter))
                 torch.utils.swap_tensors(parameter, made)
@@ -153,7 +163,17 @@ def load_first(
     comm: Comm,
     devices: Callable[[torch.Tensor], torch.device],
 ) -> None:
-    """Give a sharded model the values of rank 0's state; ValueError on all processes if it does not fit."""
+    """Load rank 0's state into a sharded model; all processes call it.
+
+    Args:
+        model: sharded by fully_shard.
+        state: tensors by name; only rank 0's counts.
+        comm: the collectives.
+        devices: returns where a parameter or buffer goes.
+
+    Raises:
+        ValueError: on all processes, if the state does not fit.
+    """
     own: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
     problem = None
     if comm.rank == 0:
@@ -176,7 +196,12 @@ def load_first(
 
 @torch.no_grad()
 def copy_first(model: torch.nn.Module, comm: Comm) -> None:
-    """Give all processes rank 0's values of a model that is whole in each of them."""
+    """Copy rank 0's values to all processes; the model is whole in each of them.
+
+    Args:
+        model: not sharded.
+        comm: the collectives.
+    """
     if comm.world_size == 1:
         return
     for tensor in [*model.parameters(), *model.buffers()]:
@@ -185,7 +210,7 @@ def copy_first(model: torch.nn.Module, comm: Comm) -> None:
 
 
 def _keep_own(parameter: torch.Tensor, value: torch.Tensor) -> None:
-    part = own_part(parameter)
+    part = to_local(parameter)
     if not is_sharded(parameter):
         part.copy_(value)
         return
@@ -197,8 +222,8 @@ def _keep_own(parameter: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def _scatter(parameter: torch.Tensor, value: torch.Tensor | None, comm: Any) -> None:
-    """Send each process its part of rank 0's value; no process needs memory for more."""
-    part = own_part(parameter)
+    """Send each process its part of rank 0's value; the others need no memory for more."""
+    part = to_local(parameter)
     if not is_sharded(parameter):
         if value is not None:
             part.copy_(value)
@@ -212,7 +237,7 @@ def _scatter(parameter: torch.Tensor, value: torch.Tensor | None, comm: Any) -> 
     sent: list[torch.Tensor] | None = None
     if value is not None:
         pieces = [
-            _padded(piece.to(comm.device, part.dtype), largest, placement.dim)
+            _pad(piece.to(comm.device, part.dtype), largest, placement.dim)
             for piece in _pieces(value.detach(), size, placement)
         ]
         places = {int(rank): place for place, rank in _ranks_by_place(mesh, dimension)}
@@ -244,7 +269,7 @@ def _pieces(value: torch.Tensor, size: int, placement: Any) -> Iterator[torch.Te
         yield empty
 
 
-def _padded(piece: torch.Tensor, shape: list[int], dim: int) -> torch.Tensor:
+def _pad(piece: torch.Tensor, shape: list[int], dim: int) -> torch.Tensor:
     if list(piece.shape) == shape:
         return piece.contiguous()
     padded = piece.new_zeros(shape)
@@ -253,7 +278,7 @@ def _padded(piece: torch.Tensor, shape: list[int], dim: int) -> torch.Tensor:
 
 
 def _broadcast(tensor: torch.Tensor, comm: Comm) -> None:
-    """Give all processes rank 0's values, over the device that the processes talk by."""
+    """Broadcast rank 0's values by way of the device of the collectives."""
     sent = tensor.detach().to(comm.device, copy=tensor.device != comm.device).contiguous()
     comm.broadcast(sent)
     if sent.data_ptr() != tensor.data_ptr():

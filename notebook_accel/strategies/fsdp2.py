@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 import torch
 
 from ..checkpointing import sharded
-from ..checkpointing.read import Parts
-from ..checkpointing.together import Together
+from ..checkpointing.parts import CollectiveFolder, Parts
 from ..comm import torch_dist
 from ..compilation import TorchDynamoPlugin, compile_model
-from ..dtensors import is_sharded, sharded_like, whole
+from ..dtensors import is_sharded, shard_like, to_full
 from ..fsdp import FullyShardedDataParallelPlugin, enable_fsdp_ram_efficient_loading
 from ..parallelism import ParallelismConfig
 from ..precision import Precision
@@ -45,17 +44,17 @@ class FullySharded(SingleDevice):
         self.parallelism = parallelism
         self._owns_group = meshes.ensure_group(runtime)
         device = runtime.device.type
-        self._mesh: Any = parallelism.get_device_mesh(device) if parallelism is not None else None
-        self._shards = meshes.for_sharding(runtime, plugin.strategy, parallelism, self._mesh)
+        self.mesh: Any = parallelism.get_device_mesh(device) if parallelism is not None else None
+        self._shards = meshes.for_sharding(runtime, plugin.strategy, parallelism, self.mesh)
         self._splits: Any = None
-        if self._mesh is not None and parallelism is not None and parallelism.tp_enabled:
-            self._splits = self._mesh["tp"]
+        if self.mesh is not None and parallelism is not None and parallelism.tp_enabled:
+            self._splits = self.mesh["tp"]
         self._units: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]] = weakref.WeakKeyDictionary()
         self._quiet: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._background: Any = None
 
     @classmethod
-    def made_for(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
+    def create(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
         plugin = plugins.fsdp or FullyShardedDataParallelPlugin(fsdp_version=2)
         meshes.check_precision(plugin, precision.mode)
         config = plugins.parallelism
@@ -69,12 +68,8 @@ class FullySharded(SingleDevice):
         return strategy
 
     @property
-    def mesh(self) -> Any:
-        return self._mesh
-
-    @property
-    def saves_together(self) -> bool:
-        return self.plugin.saves_shards
+    def saves_collectively(self) -> bool:
+        return self.plugin.saves_shards  # users change it between checkpoints
 
     @property
     def num_shares(self) -> int:
@@ -92,10 +87,10 @@ class FullySharded(SingleDevice):
 
     def _switch(self, optimizer: torch.optim.Optimizer) -> None:
         super()._switch(optimizer)
-        for parameter, state in optimizer.state.items():  # of steps before it was prepared
+        for parameter, state in optimizer.state.items():  # from steps before the optimizer was prepared
             for key, value in state.items():
                 if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                    state[key] = sharded_like(value, parameter)
+                    state[key] = shard_like(value, parameter)
 
     def _shard(self, model: torch.nn.Module) -> None:
         from torch.distributed.fsdp import FSDPModule
@@ -107,8 +102,8 @@ class FullySharded(SingleDevice):
             model.to(self.runtime.device)
             self.precision.apply(model)
             return
-        ignored = self._ignored(model)
-        units = blocks.chosen(model, self.plugin, ignored, warns=self.runtime.topology.is_main)
+        ignored = self._find_ignored(model)
+        units = blocks.choose(model, self.plugin, ignored, warns=self.runtime.topology.is_main)
         if self._shards is not None:
             blocks.check_weights(model, units, ignored, are_widened=self.precision.is_mixed)
         self._widen(model)
@@ -162,7 +157,7 @@ class FullySharded(SingleDevice):
         reshards = self.plugin.strategy in ("FULL_SHARD", "HYBRID_SHARD")
         for unit in units:
             fully_shard(unit, reshard_after_forward=reshards, **options)
-        fully_shard(model, **options)  # whose own weights torch keeps from forward to backward
+        fully_shard(model, **options)  # torch keeps the model's own weights gathered from forward to backward
         order = {id(part): place for place, part in enumerate(model.modules())}
         blocks.set_prefetching(sorted(units, key=lambda unit: order[id(unit)]), self.plugin)
 
@@ -200,14 +195,14 @@ class FullySharded(SingleDevice):
         stays = self.plugin.offloads and is_sharded(tensor)
         return torch.device("cpu") if stays else self.runtime.device
 
-    def _ignored(self, model: torch.nn.Module) -> set[torch.nn.Parameter]:
+    def _find_ignored(self, model: torch.nn.Module) -> set[torch.nn.Parameter]:
         return {
             parameter
-            for module in meshes.ignored_modules(self.plugin, model)
+            for module in meshes.find_ignored_modules(self.plugin, model)
             for parameter in module.parameters()
         }
 
-    def compiled(self, model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Module:
+    def compile(self, model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Module:
         if not (plugin.is_active and plugin.use_regional_compilation):
             return compile_model(model, plugin)
         units = self._modules(model)
@@ -254,7 +249,7 @@ class FullySharded(SingleDevice):
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float
     ) -> torch.Tensor:
-        has_own = self.plugin.ignored_modules is not None  # whose gradients differ from process to process
+        has_own = self.plugin.ignored_modules is not None  # with gradients that differ between processes
         return clipping.clip_grad_norm(
             parameters, max_norm, norm_type, self.runtime.comm if has_own else None
         )
@@ -269,19 +264,19 @@ class FullySharded(SingleDevice):
         return _whole(inner.state_dict(keep_vars=True), keeps)
 
     def weights(self, model: torch.nn.Module) -> dict[str, Any]:
-        if not self.plugin.saves_shards:
+        if not self.saves_collectively:
             return self.state_dict(model)
         state: dict[str, Any] = unwrap(model, keep_torch_compile=False).state_dict()
         return {_plain_name(name): value for name, value in state.items()}
 
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         state: dict[str, Any] = optimizer.state_dict()
         keeps = self.runtime.topology.is_local_main
         values = {number: _whole(entry, keeps) for number, entry in state["state"].items()}
         return {**state, "state": values}
 
-    def together(self, parts: Parts, weights: list[dict[str, Any]]) -> list[Together]:
-        if not self.plugin.saves_shards:
+    def collective_folders(self, parts: Parts, weights: list[dict[str, Any]]) -> list[CollectiveFolder]:
+        if not self.saves_collectively:
             return []
         return [
             *sharded.model_folders(weights, self._background_group),
@@ -293,7 +288,7 @@ class FullySharded(SingleDevice):
     ) -> AbstractContextManager[None]:
         if self.parallelism is None or not self.parallelism.cp_enabled:
             return super().context_parallel(buffers, dims, no_restore)
-        return meshes.context_parallel(self._mesh["cp"], self.parallelism, buffers, dims, no_restore)
+        return meshes.context_parallel(self.mesh["cp"], self.parallelism, buffers, dims, no_restore)
 
     def close(self) -> None:
         if self._owns_group:
@@ -303,7 +298,7 @@ class FullySharded(SingleDevice):
     def _background_group(self) -> Any:
         """Return a group of all processes for threads, whose collectives do not mix with those of the main thread."""
         if self._background is None and self.runtime.topology.world_size > 1:
-            self._background = torch_dist.second_group("gloo")
+            self._background = torch_dist.new_group("gloo")
         return self._background
 
 
@@ -312,7 +307,7 @@ def _whole(state: dict[str, Any], keeps: bool) -> dict[str, Any]:
     made: dict[int, Any] = {}
     for value in state.values():
         if isinstance(value, torch.Tensor) and id(value) not in made:
-            full = whole(value.detach())
+            full = to_full(value.detach())
             made[id(value)] = full.cpu() if keeps else None
             del full
     if not keeps:

@@ -1,4 +1,4 @@
-"""What sharding needs of the run: a process group, a mesh of the processes, and torch's options for it."""
+"""What sharding needs: a process group, a mesh of the processes, and options of torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..runtime import Runtime
 
 
 def ensure_group(runtime: Runtime) -> bool:
-    """Open a process group of one where a run of one process has none; return whether that was done."""
+    """Open a process group of one process where there is none, and return whether it did."""
     if runtime.topology.world_size > 1 or torch_dist.group_exists():
         return False
     torch_dist.open_group_of_one(runtime.device)
@@ -40,7 +40,7 @@ def for_sharding(runtime: Runtime, strategy: str, parallelism: ParallelismConfig
     device, topology = runtime.device.type, runtime.topology
     if parallelism is not None and (parallelism.dp_shard_enabled or parallelism.cp_enabled):
         names = parallelism.fsdp_dim_names
-        if not parallelism.cp_enabled:  # then the joint dimension is this one
+        if not parallelism.cp_enabled:  # the joint dimension is this one then
             names[-1] = "dp_shard"
         return mesh[tuple(names)]
     if parallelism is not None and parallelism.tp_enabled:
@@ -61,7 +61,12 @@ def for_sharding(runtime: Runtime, strategy: str, parallelism: ParallelismConfig
 
 
 def precision_policy(plugin: FullyShardedDataParallelPlugin, mode: str) -> Any:
-    """Return torch's policy: the plugin's, else weights in the accelerator's precision and gradients in float32."""
+    """Return torch's policy of mixed precision.
+
+    Args:
+        plugin: whose policy counts, where it has one.
+        mode: the accelerator's precision: weights compute in it, and gradients are float32.
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     given = plugin.mixed_precision_policy
@@ -76,7 +81,12 @@ def precision_policy(plugin: FullyShardedDataParallelPlugin, mode: str) -> Any:
 
 
 def check_precision(plugin: FullyShardedDataParallelPlugin, mode: str) -> None:
-    """Raise ValueError where the plugin's policy computes in other half precision than the accelerator."""
+    """Raise ValueError where the plugin's policy and the accelerator compute in different half precisions.
+
+    Args:
+        plugin: may have a policy.
+        mode: the accelerator's precision.
+    """
     policy, wanted = plugin.mixed_precision_policy, PRECISIONS.get(mode)
     given = None if policy is None else policy.param_dtype
     if wanted is not None and given in (torch.float16, torch.bfloat16) and given != wanted:
@@ -85,8 +95,18 @@ def check_precision(plugin: FullyShardedDataParallelPlugin, mode: str) -> None:
         )
 
 
-def ignored_modules(plugin: FullyShardedDataParallelPlugin, model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the modules that are not sharded; ValueError where a pattern matches none."""
+def find_ignored_modules(
+    plugin: FullyShardedDataParallelPlugin, model: torch.nn.Module
+) -> list[torch.nn.Module]:
+    """Return the modules that are not sharded.
+
+    Args:
+        plugin: names them, or has a pattern for their names.
+        model: has them.
+
+    Raises:
+        ValueError: the pattern matches no module.
+    """
     given = plugin.ignored_modules
     if given is None:
         return []
@@ -108,7 +128,15 @@ def context_parallel(
     dims: list[int],
     no_restore: set[torch.Tensor],
 ) -> AbstractContextManager[None]:
-    """Return torch's context in which each process of the mesh has its part of the buffers."""
+    """Return torch's context in which each process of a mesh has its part of the sequences.
+
+    Args:
+        mesh: of one dimension.
+        parallelism: says how attention exchanges parts.
+        buffers: tensors with a dimension of sequences; they are cut in place.
+        dims: that dimension of each.
+        no_restore: buffers that stay cut after the block.
+    """
     from torch.distributed.tensor.experimental import context_parallel as torch_context
     from torch.distributed.tensor.experimental._attention import set_rotate_method
 

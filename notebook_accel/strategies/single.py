@@ -10,16 +10,21 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..precision import Precision
 from ..runtime import Runtime
-from .base import Bundle, Strategy
+from .base import Bundle, Plugins, Strategy
 
 
 class SingleDevice(Strategy):
     """Moves models to the device and applies the precision; the model stays the user's own object."""
 
     def __init__(self, runtime: Runtime, precision: Precision) -> None:
-        super().__init__(runtime, precision)
+        self.runtime = runtime
+        self.precision = precision
         self._renewed = WeakTensorKeyDictionary()
         self._followers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+    @classmethod
+    def create(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
+        return cls(runtime, precision)
 
     def prepare(self, bundle: Bundle) -> Bundle:
         for model, place in zip(bundle.models, bundle.placements, strict=True):

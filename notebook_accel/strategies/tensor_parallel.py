@@ -44,14 +44,14 @@ def split(model: torch.nn.Module, mesh: Any, plan: dict[str, Any] | None) -> Non
             f"the tensor parallel plan names {', '.join(styles)}, and {type(model).__name__} has no such module"
         )
     _check_divisible(model, styles, mesh.size())
-    tied = _tied(model)
+    tied = _find_ties(model)
     parallelize_module(model, mesh, styles)
     for first, *others in tied:
         _tie(model, first, others)
 
 
-def _tied(model: torch.nn.Module) -> list[list[str]]:
-    """Return the names of each parameter that has several."""
+def _find_ties(model: torch.nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several names."""
     found: dict[torch.nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         found.setdefault(parameter, []).append(name)
@@ -59,7 +59,7 @@ def _tied(model: torch.nn.Module) -> list[list[str]]:
 
 
 def _tie(model: torch.nn.Module, first: str, others: list[str]) -> None:
-    """Let layers that shared a parameter share what it was split into."""
+    """Let layers that shared a parameter share its split version."""
     parameter = model.get_parameter(first)
     for name in others:
         other = model.get_parameter(name)

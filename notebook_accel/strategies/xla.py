@@ -43,7 +43,7 @@ class XlaDevice(SingleDevice):
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._quiet or (self.runtime.gradient.xla_gradients_synced and not self._averaged):
-            return  # local steps are wanted, or the user's own code averaged, and said so
+            return  # steps are to be local, or the user's code has averaged the gradients and set the flag
         self._average(parameter for group in optimizer.param_groups for parameter in group["params"])
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -92,7 +92,7 @@ class XlaDevice(SingleDevice):
 
     def _ready_to_clip(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         chosen = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        # those that accumulate stay with the process, as elsewhere
+        # gradients that accumulate are not averaged, as on other devices
         if self.runtime.gradient.sync_gradients and not self._quiet:
             self._average(chosen)
             self.runtime.gradient.xla_gradients_synced = True

@@ -1,1 +1,1 @@
-"""The way from a worker to the notebook: sockets, frames, lines, the record and what shows it."""
+"""The way from a worker to the notebook: sockets, frames, lines, the record of a run, and what shows it."""

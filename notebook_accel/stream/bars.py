@@ -1,4 +1,4 @@
-"""In a worker: tqdm's bars become progress events."""
+"""In a worker: turns tqdm's bars into progress events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _OVERRIDDEN = ("__init__", "__iter__", "update", "display", "close", "reset", "s
 def install(emitter: Emitter) -> None:
     """Change tqdm in this process: a bar that would draw on standard error emits progress events instead.
 
-    The bars of `tqdm.notebook` are widgets of a kernel that a worker cannot reach; they become plain ones.
+    The bars of `tqdm.notebook` are widgets of a kernel, which a worker cannot reach. They become plain ones.
+
+    Args:
+        emitter: sends the events.
     """
     import tqdm.std
 
@@ -31,7 +34,7 @@ def install(emitter: Emitter) -> None:
 
 
 def _make_plain(notebook: Any) -> None:
-    """Let `tqdm.notebook`'s class behave as the plain one that it derives from."""
+    """Let the class of `tqdm.notebook` behave as the plain one that it derives from."""
     for name in _OVERRIDDEN:
         if name in vars(notebook.tqdm_notebook):
             delattr(notebook.tqdm_notebook, name)
@@ -127,7 +130,7 @@ class _BarHook:
 
 
 def _is_stderr(file: Any) -> bool:
-    """Whether tqdm's file (it wraps it) is this process's standard error or output, old or new."""
+    """Return True if tqdm's file, which it may wrap, is this process's standard error or output, old or new."""
     for _ in range(3):
         wrapped = getattr(file, "_wrapped", None)
         if wrapped is None:

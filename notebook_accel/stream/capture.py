@@ -1,4 +1,4 @@
-"""In a worker: everything that is written, displayed or drawn goes to the notebook."""
+"""In a worker: sends everything that is written, displayed or drawn to the notebook."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TextIO
 from ..events import Stream
 from . import bars, displays
 from .emit import Emitter
-from .pump import Pump, bytes_waiting
+from .pump import Pump, count_unread_bytes
 from .wire import PipeEnd
 
 _READ_SECONDS = 0.2
@@ -23,10 +23,15 @@ _LAST_SECONDS = 10.0
 
 
 class Capture:
-    """What this worker's output goes through: descriptors 1 and 2 are ends of pipes, or pumps where it has none.
+    """Replaces this worker's output: descriptors 1 and 2 become ends of pipes, or of pumps where there are no pipes.
 
-    To make one has to be the first act of a forked worker: the streams of a notebook kernel hold locks that other
-    threads of the kernel may have held at the fork.
+    A forked worker has to make it first of all. The streams of a notebook kernel have locks, and other threads of the
+    kernel may have held these at the fork.
+
+    Args:
+        stdout: the writing end of the notebook's pipe; None for a pump.
+        stderr: likewise.
+        emitter: sends displays, bars, and the output of pumps.
     """
 
     def __init__(self, stdout: PipeEnd | None, stderr: PipeEnd | None, emitter: Emitter) -> None:
@@ -37,13 +42,13 @@ class Capture:
         _replace_streams(_text_stream(1), _text_stream(2))
 
     def install(self) -> None:
-        """Send displays, figures and tqdm bars as events; make `input` fail with a reason."""
+        """Send displays, figures and tqdm's bars as events; make `input` fail with a reason."""
         displays.install(self._emitter, self.flush)
         bars.install(self._emitter)
         builtins.input = getpass.getpass = _no_input
 
     def flush(self) -> None:
-        """Push out what Python holds back, and wait until the notebook has it (0.2 s at most)."""
+        """Write out Python's buffers, and wait up to 0.2 s until the notebook has read everything."""
         _flush_python()
         for pump in self._pumps:
             pump.drain(_READ_SECONDS)
@@ -51,14 +56,14 @@ class Capture:
             _wait_until_read(1, 2)
 
     def push(self) -> None:
-        """Push out what Python and C's stdio hold back, without waiting for the notebook."""
+        """Write out the buffers of Python and of C's stdio, without waiting for the notebook."""
         _flush_python()
         _flush_c()
         for pump in self._pumps:
             pump.drain(_READ_SECONDS)
 
     def close(self) -> None:
-        """Push out what Python, open figures and C's stdio hold back: the worker's last act."""
+        """Show open figures and write out the buffers of Python and of C's stdio: the worker's last act."""
         displays.flush_figures()
         _flush_python()
         _flush_c()
@@ -86,6 +91,12 @@ def _replace_streams(new_out: TextIO, new_err: TextIO) -> None:
     sys.stderr = sys.__stderr__ = new_err  # type: ignore[misc,assignment]
 
 
+def flush_pipes() -> None:
+    """Push out what this process holds back of its output, and wait until it was read (0.2 s at most)."""
+    _flush_python()
+    _wait_until_read(1, 2)
+
+
 def _flush_python() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
@@ -98,9 +109,9 @@ def _flush_c() -> None:
 
 
 def _wait_until_read(*fds: int) -> None:
-    """Wait until the other ends of pipes have read everything: the system counts the bytes that are under way."""
+    """Wait until the other ends of pipes have read everything; the system counts the bytes in between."""
     deadline = time.monotonic() + _READ_SECONDS
-    while any(map(bytes_waiting, fds)) and time.monotonic() < deadline:
+    while any(map(count_unread_bytes, fds)) and time.monotonic() < deadline:
         time.sleep(0.001)
 
 
@@ -109,7 +120,7 @@ def _text_stream(fd: int) -> TextIO:
 
 
 def _forward(old: TextIO, new: TextIO) -> None:
-    """Let an old stream object, that a logging handler may hold, write to the new one."""
+    """Let an old stream object write to the new one: a logging handler may still have it."""
     for name in ("write", "writelines", "flush"):
         with contextlib.suppress(AttributeError, TypeError):
             setattr(old, name, getattr(new, name))

@@ -1,4 +1,4 @@
-"""In a worker: `display()` and matplotlib figures become display events."""
+"""In a worker: turns `display()` and matplotlib's figures into display events."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from .emit import Emitter
 def install(emitter: Emitter, flush: Callable[[], None]) -> None:
     """Make IPython in this worker publish through the emitter.
 
-    In a forked worker the kernel's shell is there, and gets another publisher. In a fresh process a small shell
-    is made, where IPython was imported at all.
+    In a forked worker the kernel's shell exists, and gets another publisher. In a new process a small shell is made if
+    IPython was imported.
+
+    Args:
+        emitter: sends the events.
+        flush: writes out earlier output, so that it comes before the display.
     """
     if "IPython" not in sys.modules:
         return
@@ -26,14 +30,14 @@ def install(emitter: Emitter, flush: Callable[[], None]) -> None:
     if InteractiveShell.initialized():
         shell = InteractiveShell.instance()
         shell.display_pub = publisher
-        shell.config.pop("IPKernelApp", None)  # libraries take it as leave to use widgets
+        shell.config.pop("IPKernelApp", None)  # a library that sees it uses widgets
     else:
         _worker_shell(publisher)
     _forget_figures()
 
 
 def flush_figures() -> None:
-    """Show the figures that are still open, as a cell of a notebook does at its end."""
+    """Show the figures that are still open, as a notebook does at the end of a cell."""
     inline = sys.modules.get("matplotlib_inline.backend_inline")
     if inline is not None:
         with contextlib.suppress(Exception):
@@ -41,7 +45,7 @@ def flush_figures() -> None:
 
 
 def _forget_figures() -> None:
-    """Drop the figures that the kernel had open: they are the notebook's to show."""
+    """Drop the figures that the kernel had open: the notebook shows them."""
     helpers = sys.modules.get("matplotlib._pylab_helpers")
     if helpers is not None:
         helpers.Gcf.figs.clear()
@@ -83,12 +87,12 @@ def _publisher(emitter: Emitter, flush: Callable[[], None]) -> Any:
 
 
 def _worker_shell(publisher: Any) -> None:
-    """Make a shell that formats and publishes displays, without the history, magics and hooks of a real one."""
+    """Make a shell that formats and publishes displays, without history, magics and hooks."""
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config.configurable import SingletonConfigurable
 
     class WorkerShell(InteractiveShell):
-        """The least of a shell that `display` and matplotlib need."""
+        """The parts of a shell that `display` and matplotlib need."""
 
         def __init__(self, **kwargs: Any) -> None:
             SingletonConfigurable.__init__(self, **kwargs)

@@ -17,7 +17,12 @@ _IOV_MAX: Final = 512
 
 
 class Emitter:
-    """Sends events of one rank; safe to call from any thread, silent in a process forked off the worker."""
+    """Sends events of one rank. Any thread may use it; in a process that the worker forked it does nothing.
+
+    Args:
+        sock: the worker's event socket.
+        rank: of the worker.
+    """
 
     def __init__(self, sock: socket.socket, rank: int) -> None:
         self.rank = rank
@@ -27,17 +32,20 @@ class Emitter:
 
     @property
     def usable(self) -> bool:
-        """Whether this is the worker itself and not a process that it forked (a data loader's worker)."""
+        """True in the worker itself, False in a process that it forked, such as a data loader's worker."""
         return os.getpid() == self._pid
 
     def now(self) -> float:
-        """Return the time to stamp an event with."""
+        """Return the time for an event, in seconds since the epoch."""
         return time.time()
 
     def emit(self, event: Event) -> None:
-        """Send one event; returns when the socket has taken all of it.
+        """Send one event; return when the socket has taken all of it.
 
-        The interrupt signal waits meanwhile: half a frame would make the rest unreadable.
+        The interrupt signal is blocked meanwhile: after half a frame nothing could be read any more.
+
+        Args:
+            event: the event.
         """
         if not self.usable:
             return
@@ -47,7 +55,7 @@ class Emitter:
             with self._lock:
                 self._send(parts)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the notebook is gone; the lifeline ends this worker
+            pass  # the notebook has ended; the lifeline ends this worker too
         finally:
             _release_interrupt(masked)
 

@@ -1,4 +1,4 @@
-"""The notebook's end of the workers' sockets."""
+"""The notebook's ends of the workers' sockets and pipes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..events import Chunk, Event, Line, Order, Stream
+from ..events import Chunk, Event, Line, Order, Progress, Stream
 from .wire import FrameReader, LineReader, PipeEnd, frame
 
 Channel = Literal["events", "stdout", "stderr"]
@@ -22,7 +22,7 @@ CHANNELS: tuple[Channel, ...] = ("events", "stdout", "stderr")
 End = socket.socket | PipeEnd
 _CHUNK = 1 << 18
 _EMPTY_SECONDS = 0.01
-_GATHER_SECONDS = 0.01  # between two looks at output: to wake up for each line takes as long as the line did
+_GATHER_SECONDS = 0.01  # between two reads of output: waking up for each line would double its time
 
 
 @dataclass(kw_only=True, slots=True)
@@ -52,6 +52,11 @@ class _Source:
         rests = [(stream, reader.close()) for stream, reader in self.lines.items()]
         return [event for stream, texts in rests for event in self._events(stream, texts)]
 
+    def bars(self) -> list[Event]:
+        """Return a bar for each line that no newline has ended yet."""
+        texts = {stream: reader.unfinished for stream, reader in self.lines.items()}
+        return [_bar(self.rank, stream, text) for stream, text in texts.items() if text]
+
     def _lines(self, stream: Stream, data: bytes) -> list[Event]:
         return self._events(stream, self.lines.setdefault(stream, LineReader()).feed(data))
 
@@ -60,18 +65,42 @@ class _Source:
         return [Line(rank=self.rank, time=now, stream=stream, text=text) for text in texts]
 
 
+def _bar(rank: int, stream: Stream, text: str) -> Progress:
+    return Progress(
+        rank=rank,
+        time=time.time(),
+        bar=CHANNELS.index(stream),
+        description="",
+        count=0.0,
+        total=None,
+        text=text,
+        finished=False,
+        leave=False,
+    )
+
+
 class Inbox:
-    """Receives the events and output of any number of workers."""
+    """Receives the events and output of any number of workers.
+
+    Attributes:
+        shows_unfinished: whether a line that no newline has ended yet comes as a bar, each time that it has changed.
+    """
 
     def __init__(self) -> None:
+        self.shows_unfinished = False
         self._selector = selectors.DefaultSelector()
-        self._urgent = selectors.DefaultSelector()  # what does not wait until more comes: all but output
-        self._output_read = 0.0  # when
+        self._urgent = selectors.DefaultSelector()  # everything but output: it is read at once
+        self._output_read = 0.0  # time of the last read of output
         self._sources: dict[int, list[_Source]] = {}
         self._sending = threading.Lock()
 
     def add(self, rank: int, ends: Mapping[Channel, End]) -> None:
-        """Receive from our ends of a worker's socket and pipes; the inbox closes them."""
+        """Receive from a worker.
+
+        Args:
+            rank: of the worker.
+            ends: our ends of its socket and pipes; the inbox closes them.
+        """
         sources = []
         for channel, end in ends.items():
             if isinstance(end, socket.socket):
@@ -86,7 +115,11 @@ class Inbox:
         self._sources[rank] = sources
 
     def tell_all(self, word: bytes) -> None:
-        """Send a word to every worker on its event socket; one that has ended does not hear it."""
+        """Send a word to every worker on its event socket. Workers that have ended are skipped.
+
+        Args:
+            word: bytes that the workers wait for.
+        """
         for sources in self._sources.values():
             events = next(source.end for source in sources if source.channel == "events")
             assert isinstance(events, socket.socket)
@@ -94,9 +127,12 @@ class Inbox:
                 events.sendall(word)
 
     def tell(self, order: Order) -> None:
-        """Send an order to the worker of its rank; one that has ended does not hear it.
+        """Send an order to the worker of its rank. A worker that has ended is skipped.
 
-        Any thread may do it. It never waits: what the socket does not take at once goes with the polls to come.
+        Any thread may call it. It never waits: what the socket does not take at once is sent by later polls.
+
+        Args:
+            order: with the rank.
         """
         for source in self._sources.get(order.rank, []):
             if source.channel == "events":
@@ -118,23 +154,35 @@ class Inbox:
                     source.outgoing[0] = part[sent:]
         except BlockingIOError:
             pass
-        except OSError:  # it has ended, or its machine is gone
+        except OSError:  # the worker has ended, or its machine is down
             source.outgoing.clear()
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if source.outgoing else 0)
         if self._selector.get_key(source.end).events != wanted:
             self._selector.modify(source.end, wanted, source)
 
     def is_open(self, rank: int) -> bool:
-        """Return whether anything of a worker may still come."""
+        """Return True if anything of a worker may still come.
+
+        Args:
+            rank: of the worker.
+        """
         return any(source.is_open for source in self._sources.get(rank, []))
 
     def watch(self, fd: int) -> None:
-        """Let `poll` return when this descriptor (a process's sentinel) becomes readable."""
+        """Let `poll` return when this descriptor becomes readable.
+
+        Args:
+            fd: for example a process's sentinel.
+        """
         self._selector.register(fd, selectors.EVENT_READ, None)
         self._urgent.register(fd, selectors.EVENT_READ)
 
     def unwatch(self, fd: int) -> None:
-        """Take a watched descriptor back."""
+        """Stop watching a descriptor.
+
+        Args:
+            fd: as given to `watch`.
+        """
         self._selector.unregister(fd)
         self._urgent.unregister(fd)
 
@@ -147,10 +195,13 @@ class Inbox:
         return fds
 
     def poll(self, timeout: float) -> list[Event]:
-        """Wait up to `timeout` seconds for anything; return what came.
+        """Wait for events and output, and return them.
 
-        Events come before output: a worker waits with a display until its earlier output was read. Output that follows
-        output closely is gathered for some milliseconds.
+        Events come before output: a worker that shows a display waits until its earlier output was read. Output that
+        follows other output closely is collected for some milliseconds.
+
+        Args:
+            timeout: seconds to wait at most.
         """
         if not self._selector.get_map():  # on Windows `select` refuses to wait for nothing
             time.sleep(min(timeout, _EMPTY_SECONDS))
@@ -168,13 +219,17 @@ class Inbox:
         return [event for source in ready for event in self._read(source)]
 
     def _gather(self, timeout: float) -> None:
-        """Let output become more where some was read just now; whatever else comes ends the wait."""
+        """Wait for more output if some was read just now; anything else ends the wait."""
         seconds = min(timeout, self._output_read + _GATHER_SECONDS - time.monotonic())
         if seconds > 0 and self._urgent.get_map():
             self._urgent.select(seconds)
 
     def drain(self, rank: int) -> list[Event]:
-        """Return what a worker has written so far, its last line also where no newline ends it."""
+        """Return what a worker has written so far, with its last line even if no newline ends it.
+
+        Args:
+            rank: of the worker.
+        """
         events: list[Event] = []
         for source in self._sources.get(rank, []):
             if source.channel != "events" and source.is_open:
@@ -184,7 +239,11 @@ class Inbox:
         return events
 
     def finish(self, rank: int) -> list[Event]:
-        """Return all that an ended worker left in its sockets, and close them."""
+        """Return all that an ended worker left in its sockets, and close them.
+
+        Args:
+            rank: of the worker.
+        """
         events: list[Event] = []
         for source in self._sources.pop(rank, []):
             while source.is_open and (more := self._read(source)) is not _NOTHING:
@@ -194,7 +253,7 @@ class Inbox:
         return events
 
     def close(self) -> None:
-        """Close everything; what was not read is lost."""
+        """Close everything. What was not read is lost."""
         for rank in list(self._sources):
             for source in self._sources.pop(rank):
                 if source.is_open:
@@ -207,9 +266,12 @@ class Inbox:
             data = source.receive()
         except BlockingIOError:
             return _NOTHING
-        except OSError:  # reset, or its machine is gone
+        except OSError:  # the connection was reset, or the worker's machine is down
             data = b""
-        return source.take(data) if data else self._close(source)
+        if not data:
+            return self._close(source)
+        events = source.take(data)
+        return [*events, *source.bars()] if self.shows_unfinished else events
 
     def _close(self, source: _Source) -> list[Event]:
         with self._sending:

@@ -1,4 +1,4 @@
-"""A run's output in files, a file for each rank: nothing is left out there, however much there is."""
+"""Writes all output of a run to files, one for each rank."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .sinks import Sink
 class LogFiles(Sink):
     """Appends each rank's lines to `rank_<rank>.log` in a folder, which is made.
 
-    Each run begins with a line of its own. What cannot be written is left out, which is said once: the run goes on.
+    Each run begins with a line of its own. If writing fails, that is reported once, and the run goes on without files.
 
     Args:
-        folder: where the files lie.
-        title: what the line that begins a run says of it.
+        folder: of the files.
+        title: describes the run in the line that begins it.
     """
 
     def __init__(self, folder: str | os.PathLike[str], title: str) -> None:
@@ -31,7 +31,11 @@ class LogFiles(Sink):
         self._broken = False
 
     def show(self, events: Sequence[Event]) -> None:
-        """Write the lines among the events."""
+        """Write the lines among the events.
+
+        Args:
+            events: the next events.
+        """
         if self._broken:
             return
         try:
@@ -52,7 +56,11 @@ class LogFiles(Sink):
             self._files[rank].flush()
 
     def note(self, text: str) -> None:
-        """Write a message of the launcher to every file."""
+        """Write a message of the launcher to every file.
+
+        Args:
+            text: one line or several.
+        """
         try:
             for file in self._files.values():
                 file.write("".join(f"notebook_accel: {line}\n" for line in text.splitlines()))
@@ -64,7 +72,7 @@ class LogFiles(Sink):
         while self._files:
             try:
                 self._files.popitem()[1].close()
-            except OSError as error:  # it still holds what could not be written
+            except OSError as error:  # its buffer has lines that cannot be written
                 self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""In a worker: output that goes as events, where one process cannot be given the descriptors of another (Windows)."""
+"""In a worker: sends output as events where a process cannot pass descriptors to another (Windows)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ _CHUNK = 1 << 16
 
 
 class Pump:
-    """Makes a descriptor the end of a pipe in this process, and sends what is written to it, by whomever.
+    """Makes a descriptor the end of a pipe in this process, and sends everything that is written to it.
 
-    What a killed worker left in the pipe is lost.
+    If the worker is killed, what is still in the pipe is lost.
+
+    Args:
+        emitter: sends the output.
+        stream: name of the stream.
+        fd: the descriptor.
     """
 
     def __init__(self, emitter: Emitter, stream: Stream, fd: int) -> None:
@@ -29,9 +34,13 @@ class Pump:
         threading.Thread(target=self._run, daemon=True).start()
 
     def drain(self, seconds: float) -> None:
-        """Wait until all that was written has been sent, `seconds` at most."""
+        """Wait until everything that was written has been sent.
+
+        Args:
+            seconds: to wait at most.
+        """
         deadline = time.monotonic() + seconds
-        while bytes_waiting(self._read_end) and time.monotonic() < deadline:
+        while count_unread_bytes(self._read_end) and time.monotonic() < deadline:
             time.sleep(0.001)
         time.sleep(0.001)  # between reading and sending
         if self._sending.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -44,8 +53,12 @@ class Pump:
                 emitter.emit(Chunk(rank=emitter.rank, time=emitter.now(), stream=self._stream, data=data))
 
 
-def bytes_waiting(fd: int) -> int:
-    """Return how much was written to a pipe and not read yet; `fd` is its read end, on POSIX either end."""
+def count_unread_bytes(fd: int) -> int:
+    """Return how many bytes were written to a pipe and not read yet.
+
+    Args:
+        fd: the pipe's read end; on POSIX either end.
+    """
     if sys.platform == "win32":
         import _winapi
         import msvcrt

@@ -1,10 +1,10 @@
-"""What a run has said so far: a pure fold of its events."""
+"""What a run has said so far: each event changes this record, and nothing else does."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -27,62 +27,73 @@ MAX_BYTES = 24_000_000
 MAX_POINTS = 10_000
 MAX_TAIL = 200
 _MAX_DISPLAYS = 32
-_MAX_BARS = 1_000  # of all ranks; older ones that have finished are forgotten
+_MAX_BARS = 1_000  # of all ranks; finished ones beyond that are forgotten, the oldest first
 _MAX_SHOWN = 4_000
 _PACE_PULSES = 20
 
 
 class Point(NamedTuple):
-    """One value of a metric; `step` is None where none was given, `time` is in seconds since the epoch."""
+    """One value of a metric.
+
+    Attributes:
+        step: None if none was given.
+        time: in seconds since the epoch.
+        value: the value.
+    """
 
     step: int | None
     time: float
     value: float
 
 
+@dataclass(eq=False, repr=False)  # its fields would fill the cell with megabytes
 class RunRecord:
-    """State of a run by rank; only `apply` writes, other threads may read.
-
-    Lines and displays are kept up to `max_bytes` of memory, by estimate; older ones are forgotten.
+    """State of a run by rank. Only `apply` writes it; other threads may read.
 
     Attributes:
+        max_bytes: memory for lines and displays, by estimate; older ones are forgotten.
+        max_points: values that are kept of each metric.
         phases: last phase of each rank.
         failures: failures of the current attempt, in order of arrival.
         results: the returned values by rank, still pickled.
         progress: last state of each of the newest bars, by (rank, bar).
         passed: how far each rank came in bars that are forgotten.
         pulses: how far each rank has come.
+        held: for each rank that is to stop, how often it had asked whether to.
+        notice: the last message of the launcher itself, empty if there was none.
+        metrics: the last values of each metric, oldest first; a restart continues them.
         tails: the newest lines of each rank (`MAX_TAIL`).
         line_counts: how many lines each rank has written.
         displays: the last displays, updates applied, oldest first.
-        notice: what the launcher itself said last, empty where nothing.
-        held: how often each rank that is to stop had asked whether to.
-        metrics: the last values of each metric (`max_points`), oldest first; a restart goes on with them.
+        restarts: how often the workers were started again.
     """
 
-    def __init__(self, max_bytes: int = MAX_BYTES, max_points: int = MAX_POINTS) -> None:
-        self.phases: dict[int, Phase] = {}
-        self.failures: list[Failure] = []
-        self.results: dict[int, Result] = {}
-        self.progress: dict[tuple[int, int], Progress] = {}
-        self.passed: dict[int, float] = {}
-        self.pulses: dict[int, Pulse] = {}
-        self.held: dict[int, int] = {}
-        self.notice = ""
-        self.metrics: dict[str, deque[Point]] = {}
-        self.tails: dict[int, deque[Line]] = {}
-        self.line_counts: dict[int, int] = {}
-        self.displays: dict[tuple[int, str], Display] = {}
-        self._paces: dict[int, deque[Pulse]] = {}
-        self._max_points = max_points
-        self.restarts = 0
-        self._shown: deque[Event] = deque()
-        self._count = 0
-        self._bytes = 0
-        self._max_bytes = max_bytes
+    max_bytes: int = MAX_BYTES
+    max_points: int = MAX_POINTS
+    phases: dict[int, Phase] = field(default_factory=dict, init=False)
+    failures: list[Failure] = field(default_factory=list, init=False)
+    results: dict[int, Result] = field(default_factory=dict, init=False)
+    progress: dict[tuple[int, int], Progress] = field(default_factory=dict, init=False)
+    passed: dict[int, float] = field(default_factory=dict, init=False)
+    pulses: dict[int, Pulse] = field(default_factory=dict, init=False)
+    held: dict[int, int] = field(default_factory=dict, init=False)
+    notice: str = field(default="", init=False)
+    metrics: dict[str, deque[Point]] = field(default_factory=dict, init=False)
+    tails: dict[int, deque[Line]] = field(default_factory=dict, init=False)
+    line_counts: dict[int, int] = field(default_factory=dict, init=False)
+    displays: dict[tuple[int, str], Display] = field(default_factory=dict, init=False)
+    restarts: int = field(default=0, init=False)
+    _paces: dict[int, deque[Pulse]] = field(default_factory=dict, init=False)
+    _shown: deque[Event] = field(default_factory=deque, init=False)
+    _count: int = field(default=0, init=False)
+    _bytes: int = field(default=0, init=False)
 
     def apply(self, event: Event) -> None:
-        """Take the next event."""
+        """Change the record by the next event.
+
+        Args:
+            event: of any kind.
+        """
         if isinstance(event, Line):  # first: there are most of them
             self._line(event)
             self._keep(event)
@@ -119,11 +130,11 @@ class RunRecord:
             self.passed[oldest[0]] = self.passed.get(oldest[0], 0.0) + self.progress.pop(oldest).count
 
     def _keep(self, event: Event) -> None:
-        """Keep an event that can be shown again, and forget the oldest where there are too many."""
+        """Keep an event that can be shown again, and forget the oldest if there are too many."""
         self._shown.append(event)
         self._count += 1
         self._bytes += _size(event)
-        while self._bytes > self._max_bytes and len(self._shown) > 1:
+        while self._bytes > self.max_bytes and len(self._shown) > 1:
             self._bytes -= _size(self._shown.popleft())
 
     def _line(self, line: Line) -> None:
@@ -148,7 +159,14 @@ class RunRecord:
             del self.displays[next(iter(self.displays))]
 
     def pace(self, rank: int) -> float | None:
-        """Return a rank's optimizer steps in a second, over its last pulses; None while nobody can say."""
+        """Return a rank's optimizer steps in a second, over its last pulses.
+
+        Args:
+            rank: the rank.
+
+        Returns:
+            None if there are too few pulses.
+        """
         pulses = list(self._paces.get(rank, ()))
         if len(pulses) < 2:
             return None
@@ -156,18 +174,18 @@ class RunRecord:
         return steps / seconds if steps > 0 and seconds > 0 else None
 
     def forget_values(self) -> None:
-        """Keep of each result that it came: the run has its value, and pickled it takes the same memory again."""
+        """Drop the values of results: the run has them, and pickled they take the same memory again."""
         self.results = {rank: replace(result, value=b"", buffers=()) for rank, result in self.results.items()}
 
     def _metric(self, metric: Metric) -> None:
         for name, value in metric.values.items():
-            history = self.metrics.setdefault(name, deque(maxlen=self._max_points))
+            history = self.metrics.setdefault(name, deque(maxlen=self.max_points))
             history.append(Point(metric.step, metric.time, value))
 
     def _phase(self, phase: Phase) -> None:
         if phase.name == "restarting":
             self.restarts += 1
-            self.phases = {}  # nodes may have come or gone: not all ranks need be there again
+            self.phases = {}  # nodes may have joined or left, so not all ranks come again
             self.failures.clear()
             self.results.clear()
             self.progress.clear()
@@ -194,12 +212,20 @@ class RunRecord:
         return self._count
 
     def since(self, position: int) -> Iterator[Event]:
-        """Yield the events from a position on that are still held."""
+        """Yield the events from a position on that are still kept.
+
+        Args:
+            position: an earlier value of `end`, or 0.
+        """
         held, first = self._snapshot()
         return islice(held, max(0, position - first), None)
 
     def lines(self, rank: int | None = None) -> list[str]:
-        """Return the lines that are still held, of one rank or all."""
+        """Return the lines that are still kept.
+
+        Args:
+            rank: of this rank only; None for all.
+        """
         return [
             event.text
             for event in self._snapshot()[0]
@@ -207,10 +233,10 @@ class RunRecord:
         ]
 
     def _snapshot(self) -> tuple[list[Event], int]:
-        """Return the events held and the position of the first, however many another thread adds meanwhile."""
+        """Return the events and the position of the first, even if another thread adds events meanwhile."""
         while True:
             before = self._count
-            held = list(self._shown)  # in one piece: nothing of it runs Python code
+            held = list(self._shown)  # in one step: it runs no Python code
             if self._count == before:
                 return held, before - len(held)
 

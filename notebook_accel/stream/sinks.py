@@ -1,4 +1,4 @@
-"""In the notebook: what shows a run's events in the cell."""
+"""In the notebook: shows a run's events in the cell."""
 
 from __future__ import annotations
 
@@ -23,23 +23,35 @@ class Sink(ABC):
 
     @abstractmethod
     def show(self, events: Sequence[Event]) -> None:
-        """Take the next events; comes several times a second also where there are none."""
+        """Show the next events.
+
+        Args:
+            events: in order. It is called several times a second, also without events.
+        """
 
     @abstractmethod
     def note(self, text: str) -> None:
-        """Show a message of the launcher itself."""
+        """Show a message of the launcher itself.
+
+        Args:
+            text: one line or several.
+        """
 
     @abstractmethod
     def close(self) -> None:
         """Show the end of the run."""
 
     def again(self) -> bool:
-        """Show the run once more, in the cell that runs now; False where the sink cannot."""
+        """Show the run once more, in the cell that runs now.
+
+        Returns:
+            False if this sink cannot.
+        """
         return False
 
 
 class TextSink(Sink):
-    """Writes lines, marked by rank, to the cell (or terminal) that runs; shows displays and one set of bars.
+    """Writes lines to the cell or terminal that runs, marked by rank; shows displays and one rank's bars.
 
     Args:
         output: ranks to show: "all", "first" (the first on this node), "none" or a collection of ranks.
@@ -55,7 +67,7 @@ class TextSink(Sink):
         self._bars = _Bars()
 
     def _start(self, rank: int) -> None:
-        """Take note of a rank of this node, and choose anew which are shown and how they are marked."""
+        """Add a rank of this node; choose again which ranks are shown, and their prefixes."""
         self._ranks.add(rank)
         first = min(self._ranks)
         shown = {"all": self._ranks, "first": {first}, "none": set[int]()}
@@ -71,14 +83,18 @@ class TextSink(Sink):
         }
 
     def show(self, events: Sequence[Event]) -> None:
-        """Show the next events of the run."""
+        """Show the next events of the run.
+
+        Args:
+            events: in order.
+        """
         pending: list[str] = []
         stream = "stdout"
         for event in events:
             if isinstance(event, Line) and event.stream == stream and event.rank in self._prefixes:
                 pending.append(f"{self._prefixes[event.rank]}{event.text}\n")
                 continue
-            _write(stream, pending)
+            write_lines(stream, pending)
             pending = []
             if isinstance(event, Line):
                 if event.rank in self._prefixes:
@@ -90,20 +106,24 @@ class TextSink(Sink):
                 if event.name == "starting" and event.rank >= 0:
                     self._start(event.rank)
                 elif event.name == "starting" and event.detail:
-                    _write("stdout", [f"{event.detail}\n"])
+                    write_lines("stdout", [f"{event.detail}\n"])
                 elif event.name == "restarting":
                     self._ranks.clear()
                     self.note(event.detail)
             elif event.rank in self._prefixes:
                 self._show_other(event)
-        _write(stream, pending)
+        write_lines(stream, pending)
 
     def note(self, text: str) -> None:
-        """Write a message of the launcher itself."""
-        _write("stderr", [f"notebook_accel: {line}\n" for line in text.splitlines()])
+        """Write a message of the launcher itself.
+
+        Args:
+            text: one line or several.
+        """
+        write_lines("stderr", [f"notebook_accel: {line}\n" for line in text.splitlines()])
 
     def close(self) -> None:
-        """Draw what is held back; returns when the front end has been sent everything."""
+        """Draw the bars that are not drawn yet; return when the front end has been sent everything."""
         self._bars.close()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
@@ -121,7 +141,14 @@ class TextSink(Sink):
 
 
 def publish(data: Any, metadata: Any = None, transient: Any = None, *, update: bool = False) -> None:
-    """Publish a MIME bundle to the notebook; in a terminal print its plain text."""
+    """Publish a MIME bundle to the notebook; in a terminal print its plain text.
+
+    Args:
+        data: the bundle, by MIME type.
+        metadata: by MIME type.
+        transient: may have a `display_id`.
+        update: change the display of that id.
+    """
     if kernel_shell() is None:
         if not update:
             print(data.get("text/plain", ""))
@@ -132,7 +159,7 @@ def publish(data: Any, metadata: Any = None, transient: Any = None, *, update: b
 
 
 class _Bars:
-    """Keeps each bar of the first rank that has bars as one display that changes."""
+    """Shows the bars of the first rank that has bars, each as one display that changes."""
 
     def __init__(self) -> None:
         self._rank: int | None = None
@@ -160,7 +187,7 @@ class _Bars:
 
 
 class _CellBar:
-    """A bar in a notebook cell: one display, updated."""
+    """A bar in a notebook cell: one display that is updated."""
 
     def __init__(self) -> None:
         self._ids: dict[int, str] = {}
@@ -174,7 +201,7 @@ class _CellBar:
 
 
 class _TerminalBar:
-    """A bar in a terminal: one line, overwritten; in a file only its last state."""
+    """A bar in a terminal: one line that is overwritten; in a file only its last state."""
 
     def __call__(self, bar: Progress) -> None:
         if sys.stderr.isatty():
@@ -185,7 +212,13 @@ class _TerminalBar:
             sys.stderr.write(f"{bar.text}\n")
 
 
-def _write(stream: str, lines: list[str]) -> None:
+def write_lines(stream: str, lines: Sequence[str]) -> None:
+    """Write lines to this process's output or error stream; what its encoding lacks comes as an escape.
+
+    Args:
+        stream: `stdout` or `stderr`.
+        lines: each with its newline.
+    """
     target = sys.stdout if stream == "stdout" else sys.stderr
     if not lines or target is None:
         return
@@ -198,7 +231,10 @@ def _write(stream: str, lines: list[str]) -> None:
 
 
 def kernel_shell() -> Any:
-    """Return the running IPython kernel's shell, if any: a terminal's IPython cannot update displays."""
+    """Return the shell of the running IPython kernel, or None.
+
+    IPython in a terminal does not count: it cannot update displays.
+    """
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     return shell if shell is not None and hasattr(shell, "kernel") else None

@@ -1,4 +1,4 @@
-"""Frames of events and lines of text on byte streams that split them anywhere."""
+"""Frames of events, and lines of text, on byte streams that are split anywhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PipeEnd(Protocol):
 
 
 GO = b"g"
-"""The notebook's word, on a worker's event socket, that all workers are started."""
+"""What the notebook sends on each worker's event socket when all workers are started."""
 _COUNT = struct.Struct("!I")
 _LENGTH = struct.Struct("!Q")
 
@@ -26,7 +26,14 @@ _MAX_LINE = 1 << 20
 
 
 def frame(event: Event) -> list[memoryview]:
-    """Return the buffers to send for one event: number of parts, length of each, the parts (not copied)."""
+    """Return the buffers to send for one event.
+
+    Args:
+        event: the event.
+
+    Returns:
+        A header with the number of parts and the length of each, then the parts, which are not copied.
+    """
     parts = [_raw(part) for part in encode(event)]
     header = bytearray(_COUNT.pack(len(parts)))
     for part in parts:
@@ -40,14 +47,18 @@ def _raw(part: Buffer) -> memoryview:
 
 
 class FrameReader:
-    """Collects received bytes and gives the events that are complete."""
+    """Collects received bytes and returns the events that are complete."""
 
     def __init__(self) -> None:
         self._received = bytearray()
         self._needed = _COUNT.size
 
     def feed(self, data: bytes) -> list[Event]:
-        """Take bytes as received; return the events that they complete."""
+        """Add bytes, and return the events that they complete.
+
+        Args:
+            data: as received.
+        """
         events = []
         self._received += data
         start = 0
@@ -68,7 +79,7 @@ class FrameReader:
         return events
 
     def _lengths(self, start: int) -> list[int] | None:
-        """Return the parts' lengths and set the frame's size as needed; None while the frame is incomplete."""
+        """Return the lengths of the parts and set `_needed` to the frame's size; None while the frame is incomplete."""
         (count,) = _COUNT.unpack_from(self._received, start)
         header = _COUNT.size + count * _LENGTH.size
         available = len(self._received) - start
@@ -82,17 +93,26 @@ class FrameReader:
 
 
 class LineReader:
-    """Collects received bytes and gives whole lines as text.
+    """Collects received bytes and returns whole lines as text.
 
-    A carriage return inside a line overwrites what stood before it, as on a terminal. Bytes that are no UTF-8
-    come as backslash escapes. A line of more than 1 MiB is cut there.
+    A carriage return inside a line overwrites what is before it, as on a terminal. Bytes that are not UTF-8 become
+    backslash escapes. A line of more than 1 MiB is cut there.
     """
 
     def __init__(self) -> None:
         self._rest = b""
 
+    @property
+    def unfinished(self) -> str:
+        """What the last line shows so far, where no newline ends it: a bar or a question perhaps."""
+        return _text(self._rest)
+
     def feed(self, data: bytes) -> list[str]:
-        """Take bytes as received; return the lines that they complete."""
+        """Add bytes, and return the lines that they complete.
+
+        Args:
+            data: as received.
+        """
         whole, newline, rest = (self._rest + data).rpartition(b"\n")
         lines = _texts(whole) if newline else []
         rest = _visible(rest)
@@ -103,13 +123,13 @@ class LineReader:
         return lines
 
     def close(self) -> list[str]:
-        """Return the last line where it has no newline."""
+        """Return the last line if no newline ends it."""
         rest, self._rest = self._rest, b""
         return [_text(rest)] if rest else []
 
 
 def _visible(line: bytes) -> bytes:
-    """Return what carriage returns leave of an unfinished line; one at its end has overwritten nothing yet."""
+    """Return what carriage returns leave visible of an unfinished line; one at its end has overwritten nothing yet."""
     shown = line.rstrip(b"\r")
     return shown[shown.rfind(b"\r") + 1 :] + (b"\r" if len(shown) < len(line) else b"")
 

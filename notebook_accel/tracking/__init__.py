@@ -1,13 +1,14 @@
-"""Experiment trackers: one contract, a thin adapter for each library, and the choice by `log_with`."""
+"""Experiment trackers: one contract, a thin adapter for each library, a table of them, the choice by `log_with`."""
 
 from .aim import AimTracker
 from .base import GeneralTracker, on_main_process
-from .choose import LoggerType, choose_trackers, is_installed, register_tracker_class, tracker_class
+from .choose import choose_trackers, register_tracker_class
 from .clearml import ClearMLTracker
 from .comet import CometMLTracker
 from .dvclive import DVCLiveTracker
 from .mlflow import MLflowTracker
 from .runs import SwanLabTracker, TrackioTracker, WandBTracker
+from .table import LoggerType, tracker_class
 from .tensorboard import TensorBoardTracker
 
 __all__ = [
@@ -23,7 +24,6 @@ __all__ = [
     "TrackioTracker",
     "WandBTracker",
     "choose_trackers",
-    "is_installed",
     "on_main_process",
     "register_tracker_class",
     "tracker_class",

@@ -50,7 +50,13 @@ class AimTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add values of any type that Aim tracks; `kwargs` are for `Run.track`."""
+        """Add values of any type that Aim tracks.
+
+        Args:
+            values: the values by name.
+            step: the step that they belong to.
+            kwargs: for `Run.track`.
+        """
         for name, value in values.items():
             self.writer.track(value, name=name, step=step, **kwargs)
 
@@ -61,9 +67,12 @@ class AimTracker(GeneralTracker):
         step: int | None = None,
         kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Add images (arrays or PIL's) by name, each alone or as (image, caption).
+        """Add images.
 
-        `kwargs` may hold keywords for `aim.Image` under `aim_image`, and for `Run.track` under `track`.
+        Args:
+            values: images (arrays or PIL's) by name, each alone or as (image, caption).
+            step: the step that they belong to.
+            kwargs: keywords for `aim.Image` under `aim_image`, and for `Run.track` under `track`.
         """
         import aim
 

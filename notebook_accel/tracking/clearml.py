@@ -15,8 +15,8 @@ class ClearMLTracker(GeneralTracker):
     """Logs to a task of ClearML: the current one, which then stays open, or a new one.
 
     Args:
-        run_name: project and task of a new task, where neither `kwargs` nor CLEARML_PROJECT and CLEARML_TASK
-            name them.
+        run_name: name of project and task of a new task, where neither `kwargs` nor the variables CLEARML_PROJECT and
+            CLEARML_TASK name them.
         kwargs: for `Task.init`.
     """
 
@@ -58,8 +58,12 @@ class ClearMLTracker(GeneralTracker):
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Add numbers: with a step as points of a curve, else as single values.
 
-        `eval_`, `test_` or `train_` before a name is the curve's series. `kwargs` are for `report_scalar` or
-        `report_single_value`.
+        `eval_`, `test_` or `train_` before a name is the curve's series.
+
+        Args:
+            values: numbers by name; anything else is left out with a warning.
+            step: the step that they belong to, None for single values.
+            kwargs: for `report_scalar` or `report_single_value`.
         """
         logger = self.task.get_logger()
         for name, value in values.items():
@@ -74,9 +78,14 @@ class ClearMLTracker(GeneralTracker):
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add an image or a list of images (arrays or PIL's) by name; `kwargs` are for `report_image`.
+        """Add images.
 
         Images of a list are numbered, since ClearML keeps one for each title, series and step.
+
+        Args:
+            values: an image or a list of images (arrays or PIL's) by name.
+            step: the step that they belong to.
+            kwargs: for `report_image`.
         """
         logger = self.task.get_logger()
         for name, value in values.items():
@@ -98,9 +107,18 @@ class ClearMLTracker(GeneralTracker):
         step: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Add a table, given as a `dataframe` or as `data` with `columns` or the columns as its first row.
+        """Add a table, given as a `dataframe` or as `data`.
 
-        ValueError without any of them. `kwargs` are for `report_table`.
+        Args:
+            table_name: title of the table; its first part may be a series, as in `log`.
+            columns: names of the columns; without them the first row of `data` has the names.
+            data: the rows.
+            dataframe: a pandas DataFrame, which comes before `data`.
+            step: the step that it belongs to.
+            kwargs: for `report_table`.
+
+        Raises:
+            ValueError: there is neither `data` nor `dataframe`.
         """
         table = dataframe
         if table is None:
@@ -114,7 +132,7 @@ class ClearMLTracker(GeneralTracker):
 
     @on_main_process
     def finish(self) -> None:
-        """Close the task, unless it was there before."""
+        """Close the task if `start` opened it."""
         if self._is_ours:
             self.task.close()
 

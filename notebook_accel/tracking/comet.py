@@ -45,7 +45,13 @@ class CometMLTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add numbers, texts and dicts of numbers; `kwargs` are for `log_metric`, `log_other`, `log_metrics`."""
+        """Add values.
+
+        Args:
+            values: numbers, texts and dicts of numbers by name; anything else is left out with a warning.
+            step: the step that they belong to.
+            kwargs: for `log_metric`, `log_other` and `log_metrics`.
+        """
         if step is not None:
             self.writer.set_step(step)
         for name, value in values.items():

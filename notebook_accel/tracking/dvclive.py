@@ -9,10 +9,10 @@ from .values import plain, warn_dropped
 
 
 class DVCLiveTracker(GeneralTracker):
-    """Logs with DVCLive, one step of which is one call of `log`.
+    """Logs with DVCLive; one call of `log` is one step.
 
     Args:
-        run_name: not used; `kwargs` say where to write, as in `init_kwargs={"dvclive": {"dir": "folder"}}`.
+        run_name: not used. `kwargs` say where to write, as in `init_kwargs={"dvclive": {"dir": "folder"}}`.
         live: a `dvclive.Live` to use instead of a new one.
         kwargs: for `dvclive.Live`.
     """
@@ -45,7 +45,13 @@ class DVCLiveTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add the values that are metrics to DVCLive and end the step; `kwargs` are for `Live.log_metric`."""
+        """Add values and end the step.
+
+        Args:
+            values: what DVCLive takes as a metric, by name; anything else is left out with a warning.
+            step: number of the step, None for the next one.
+            kwargs: for `Live.log_metric`.
+        """
         from dvclive.plots import Metric
 
         if step is not None:
@@ -59,5 +65,5 @@ class DVCLiveTracker(GeneralTracker):
 
     @on_main_process
     def finish(self) -> None:
-        """Write the last step and what sums the run up."""
+        """Write the last step and the run's summary."""
         self.live.end()

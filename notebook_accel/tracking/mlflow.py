@@ -18,7 +18,7 @@ class MLflowTracker(GeneralTracker):
     Args:
         experiment_name: experiment, made if it does not exist; MLFLOW_EXPERIMENT_NAME overrides it.
         logging_dir: where a new experiment keeps its files.
-        run_id: a run to go on with; MLFLOW_RUN_ID overrides it.
+        run_id: a run to continue; MLFLOW_RUN_ID overrides it.
         tags: tags of the run, as a dict or its JSON; MLFLOW_TAGS overrides them.
         nested_run: open the run inside the active one; MLFLOW_NESTED_RUN overrides it.
         run_name: name of a new run.
@@ -77,7 +77,11 @@ class MLflowTracker(GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters as texts; one that is longer than MLflow allows is dropped with a warning."""
+        """Store hyperparameters as texts.
+
+        Args:
+            values: the hyperparameters by name. One that is longer than MLflow allows is left out with a warning.
+        """
         import mlflow
         from mlflow.utils import validation
 
@@ -97,7 +101,13 @@ class MLflowTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add numbers; `kwargs` are for `mlflow.log_metrics`."""
+        """Add numbers.
+
+        Args:
+            values: numbers by name; anything else is left out with a warning.
+            step: the step that they belong to.
+            kwargs: for `mlflow.log_metrics`.
+        """
         import mlflow
 
         metrics = {}
@@ -111,21 +121,37 @@ class MLflowTracker(GeneralTracker):
 
     @on_main_process
     def log_figure(self, figure: Any, artifact_file: str, **save_kwargs: Any) -> None:
-        """Add a figure of matplotlib or plotly as a file of the run."""
+        """Add a figure as a file of the run.
+
+        Args:
+            figure: a figure of matplotlib or plotly.
+            artifact_file: path of the file in the run.
+            save_kwargs: for `mlflow.log_figure`.
+        """
         import mlflow
 
         mlflow.log_figure(figure=figure, artifact_file=artifact_file, **save_kwargs)
 
     @on_main_process
     def log_artifacts(self, local_dir: str, artifact_path: str | None = None) -> None:
-        """Add all files of a folder, below `artifact_path` in the run."""
+        """Add all files of a folder.
+
+        Args:
+            local_dir: the folder.
+            artifact_path: folder in the run that they go to, None for its top.
+        """
         import mlflow
 
         mlflow.log_artifacts(local_dir=local_dir, artifact_path=artifact_path)
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
-        """Add a file, below `artifact_path` in the run."""
+        """Add a file.
+
+        Args:
+            local_path: the file.
+            artifact_path: folder in the run that it goes to, None for its top.
+        """
         import mlflow
 
         mlflow.log_artifact(local_path=local_path, artifact_path=artifact_path)

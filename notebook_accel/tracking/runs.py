@@ -40,7 +40,13 @@ class _RunTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add values of any type that the library knows; `kwargs` are for its run's `log`."""
+        """Add values.
+
+        Args:
+            values: values of any type that the library knows, by name.
+            step: the step that they belong to.
+            kwargs: for its run's `log`.
+        """
         self.run.log(values, step=step, **kwargs)
 
     @on_main_process
@@ -52,19 +58,25 @@ class _RunTracker(GeneralTracker):
 class _ImageTracker(_RunTracker):
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add lists of images (arrays or PIL's) by name; `kwargs` are for the run's `log`."""
+        """Add images.
+
+        Args:
+            values: lists of images (arrays or PIL's) by name.
+            step: the step that they belong to.
+            kwargs: for the run's `log`.
+        """
         for name, images in values.items():
             self.log({name: [self._library.Image(image) for image in images]}, step=step, **kwargs)
 
 
 class WandBTracker(_ImageTracker):
-    """Logs to Weights & Biases; methods work in every process that has called `start`."""
+    """Logs to Weights & Biases. Every process that has called `start` may log."""
 
     name = "wandb"
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters; values of an earlier part of the run may change."""
+        """Store hyperparameters. They may replace values that the run already has."""
         self.run.config.update(values, allow_val_change=True)
 
     @on_main_process
@@ -77,13 +89,22 @@ class WandBTracker(_ImageTracker):
         step: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Add a table, given as `columns` and `data` or as a `dataframe`."""
+        """Add a table, given as `columns` and `data` or as a `dataframe`.
+
+        Args:
+            table_name: its name.
+            columns: names of the columns.
+            data: the rows.
+            dataframe: a pandas DataFrame.
+            step: the step that it belongs to.
+            kwargs: for the run's `log`.
+        """
         table = self._library.Table(columns=columns, data=data, dataframe=dataframe)
         self.log({table_name: table}, step=step, **kwargs)
 
 
 class SwanLabTracker(_ImageTracker):
-    """Logs to SwanLab; methods work in every process that has called `start`."""
+    """Logs to SwanLab. Every process that has called `start` may log."""
 
     name = "swanlab"
 
@@ -94,7 +115,7 @@ class SwanLabTracker(_ImageTracker):
 
 
 class TrackioTracker(_RunTracker):
-    """Logs to trackio, which keeps runs on this machine; methods work in every process that has called `start`."""
+    """Logs to trackio, which keeps runs on this machine. Every process that has called `start` may log."""
 
     name = "trackio"
 

@@ -45,7 +45,13 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters for TensorBoard, and in a file `hparams.yml` in a folder named by the time."""
+        """Store hyperparameters for TensorBoard, and in a file `hparams.yml`.
+
+        The file is in a folder named by the time, beside the event file.
+
+        Args:
+            values: the hyperparameters by name; lists and dicts are texts for TensorBoard.
+        """
         import yaml
 
         stored = plain(values)
@@ -58,7 +64,13 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add numbers, texts and dicts of numbers; `kwargs` are for `add_scalar`, `add_text`, `add_scalars`."""
+        """Add values.
+
+        Args:
+            values: numbers, texts and dicts of numbers by name; anything else is left out with a warning.
+            step: the step that they belong to.
+            kwargs: for `add_scalar`, `add_text` or `add_scalars`.
+        """
         for name, value in values.items():
             if isinstance(value, str):
                 self.writer.add_text(name, value, global_step=step, **kwargs)
@@ -72,9 +84,12 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add batches of images: an array [batch, channel, height, width], or a list of what makes one.
+        """Add batches of images.
 
-        `kwargs` are for `add_images`; its `dataformats="NHWC"` is the layout of PIL's images.
+        Args:
+            values: batches by name: an array [batch, channel, height, width], or a list of images of one shape.
+            step: the step that they belong to.
+            kwargs: for `add_images`. Its `dataformats="NHWC"` is the layout of PIL's images.
         """
         import numpy as np
 
@@ -84,5 +99,5 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def finish(self) -> None:
-        """Write what is left and close the file."""
+        """Write what is not written yet and close the file."""
         self.writer.close()

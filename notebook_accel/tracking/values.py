@@ -1,4 +1,4 @@
-"""What a logged value is to a tracker: a number, something plain, or nothing it can take."""
+"""What a logged value is for a tracker: a number, a plain value, or nothing that it can take."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import torch
 
 
 def as_number(value: Any) -> float | None:
-    """Return a real number, or a tensor or array of one element, as a float; None for everything else."""
+    """Return a value as a float.
+
+    Args:
+        value: anything.
+
+    Returns:
+        The float of a real number, or of a tensor or array of one element; None for everything else.
+    """
     value = _item(value)
     if not isinstance(value, Real):
         return None
@@ -22,13 +29,21 @@ def as_number(value: Any) -> float | None:
 
 
 def numbers_in(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values that are numbers."""
+    """Return the values that are numbers, as floats.
+
+    Args:
+        values: values by name; see `as_number` for what counts as a number.
+    """
     found = {str(name): as_number(value) for name, value in values.items()}
     return {name: number for name, number in found.items() if number is not None}
 
 
 def plain(value: Any) -> Any:
-    """Return a value in the types of YAML: None, bool, int, float, str, list, dict; anything else as its text."""
+    """Return a value in the types of YAML: None, bool, int, float, str, list, dict.
+
+    Args:
+        value: anything. Containers are converted with all that is in them; what has no such type becomes its text.
+    """
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -43,12 +58,18 @@ def plain(value: Any) -> Any:
 
 
 def warn_dropped(tracker: str, name: str, value: Any) -> None:
-    """Warn that a tracker cannot take a value: once for each name and type, as Python shows a warning once."""
+    """Warn that a tracker cannot take a value.
+
+    Args:
+        tracker: name of the tracker.
+        name: name of the value. Python shows the warning once for each name and type.
+        value: the value, of which the type is told.
+    """
     warnings.warn(f"{tracker} cannot log {name!r}: a {type(value).__name__} is no number", stacklevel=2)
 
 
 def _item(value: Any) -> Any:
-    """Return the one element of a tensor, or of a number or array of NumPy, as Python has it."""
+    """Return the one element of a tensor, of an array or of a number of NumPy as a Python value; others as they are."""
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 and not value.is_meta else value
     is_numpy = type(value).__module__.partition(".")[0] == "numpy"

@@ -1,9 +1,8 @@
-"""Compatibility shelf: the names that users import from `accelerate.utils`."""
+"""The names that users import from `accelerate.utils`; they are defined in other modules."""
 
 from ..affinity import set_numa_affinity
 from ..checkpointing.merge import merge_fsdp_weights
 from ..checkpointing.plain import load, save
-from ..checkpointing.project import ProjectConfiguration
 from ..choices import Choice as BaseEnum
 from ..choices import ComputeEnvironment, SageMakerDistributedType
 from ..comm.ops import CannotPadNestedTensorWarning
@@ -15,7 +14,11 @@ from ..compilation import (
     is_compiled_module,
 )
 from ..config.basic import write_basic_config
-from ..data_loader.config import DataLoaderConfiguration
+from ..deepspeed.config import HfDeepSpeedConfig
+from ..deepspeed.dummies import DummyOptim, DummyScheduler
+from ..deepspeed.plugin import DeepSpeedPlugin
+from ..deepspeed.resolve import get_active_deepspeed_plugin
+from ..deepspeed.wrappers import DeepSpeedEngineWrapper, DeepSpeedOptimizerWrapper, DeepSpeedSchedulerWrapper
 from ..environ import clear_environment, patch_environment, purge_accelerate_environment
 from ..errors import CollectiveError as DistributedOperationException
 from ..fp8 import AORecipeKwargs, FP8BackendType
@@ -26,6 +29,7 @@ from ..fsdp import (
 )
 from ..handlers import (
     AutocastKwargs,
+    DataLoaderConfiguration,
     DDPCommunicationHookType,
     DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
@@ -33,6 +37,7 @@ from ..handlers import (
     InitProcessGroupKwargs,
     KwargsHandler,
     ProfileKwargs,
+    ProjectConfiguration,
 )
 from ..memory import find_executable_batch_size, release_memory
 from ..nested import (
@@ -59,16 +64,7 @@ from ..quantization import BnbQuantizationConfig, load_and_quantize_model
 from ..seeding import RNGType, set_seed, synchronize_rng_state, synchronize_rng_states
 from ..state import DistributedType
 from ..strategies.base import unwrap as extract_model_from_parallel
-from ..strategies.deepspeed_parts import (
-    DeepSpeedEngineWrapper,
-    DeepSpeedOptimizerWrapper,
-    DeepSpeedSchedulerWrapper,
-)
 from ..tracking import LoggerType
-from ..zero.chosen import get_active_deepspeed_plugin
-from ..zero.config import HfDeepSpeedConfig
-from ..zero.dummies import DummyOptim, DummyScheduler
-from ..zero.plugin import DeepSpeedPlugin
 from .amp import get_grad_scaler, get_mixed_precision_context_manager
 from .availability import (
     compare_versions,

@@ -19,8 +19,8 @@ def get_mixed_precision_context_manager(
     """Return a context in which operations run in the precision of the process's accelerator.
 
     Args:
-        native_amp: False for a context that changes nothing; where it is True and the precision is `no`, torch
-            chooses the format.
+        native_amp: False for a context that changes nothing. With True, torch chooses the format if the precision
+            is `no`.
         autocast_kwargs: arguments of `torch.autocast`.
     """
     found = detect.ensure()

@@ -1,4 +1,4 @@
-"""What is installed and what the machine can do, one question each; no question initialises a device."""
+"""Tells what is installed and what the machine can do; only `is_bf16_available` initialises a device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from .. import devices, environ, probes
-from ..tracking import LoggerType, is_installed
+from ..tracking.table import BUILT_IN
 
 _COMPARISONS: Final = {
     "<": operator.lt,
@@ -21,7 +21,16 @@ _COMPARISONS: Final = {
 
 
 def compare_versions(library_or_version: str, operation: str, requirement_version: str) -> bool:
-    """Return whether the installed version of a library stands in the relation to another; ValueError for others."""
+    """Compare the version of a library with another.
+
+    Args:
+        library_or_version: name of an installed library, or a version.
+        operation: one of `==`, `!=`, `>=`, `>`, `<=`, `<`.
+        requirement_version: the other version.
+
+    Raises:
+        ValueError: the operation is none of these.
+    """
     from packaging.version import Version
 
     if operation not in _COMPARISONS:
@@ -31,14 +40,20 @@ def compare_versions(library_or_version: str, operation: str, requirement_versio
 
 
 def is_torch_version(operation: str, version: str) -> bool:
-    """Return whether torch's version stands in the relation to another, as `is_torch_version(">=", "2.9")`."""
+    """Compare torch's version with another, as in `is_torch_version(">=", "2.9")`.
+
+    Args:
+        operation: see `compare_versions`.
+        version: the other version.
+    """
     return compare_versions("torch", operation, version)
 
 
 def is_bf16_available(ignore_tpu: bool = False) -> bool:
-    """Return True if this machine computes in bfloat16; a CUDA GPU is asked, which initialises it.
+    """Return True if this machine computes in bfloat16. A CUDA GPU is initialised to find out.
 
-    `ignore_tpu` makes it False where a TPU is what computes.
+    Args:
+        ignore_tpu: return False if a TPU computes.
     """
     if ignore_tpu and is_torch_xla_available(check_is_tpu=True):
         return False
@@ -58,22 +73,39 @@ def is_cuda_available() -> bool:
 
 
 def is_xpu_available(check_device: bool = False) -> bool:
-    """Return True if there is an Intel GPU."""
+    """Return True if there is an Intel GPU.
+
+    Args:
+        check_device: has no effect; Accelerate's signature has it.
+    """
     return devices.count("xpu") > 0
 
 
 def is_mps_available(min_version: str = "1.12") -> bool:
-    """Return True if there is an Apple GPU."""
+    """Return True if there is an Apple GPU.
+
+    Args:
+        min_version: has no effect; Accelerate's signature has it.
+    """
     return devices.count("mps") > 0
 
 
 def is_npu_available(check_device: bool = False) -> bool:
-    """Return False: Ascend devices are not supported."""
+    """Return False: Ascend devices are not supported.
+
+    Args:
+        check_device: has no effect; Accelerate's signature has it.
+    """
     return False
 
 
 def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:
-    """Return True if torch_xla is installed, and set to a TPU or a GPU where that is asked for."""
+    """Return True if torch_xla is installed, and runs on a device of the kinds that are asked for.
+
+    Args:
+        check_is_tpu: return True for a TPU.
+        check_is_gpu: return True for a GPU.
+    """
     kinds = ["TPU"] * check_is_tpu + ["CUDA", "GPU"] * check_is_gpu
     kind = (environ.get("PJRT_DEVICE") or "").partition("_")[0]
     return probes.is_available("torch_xla") and (not kinds or kind in kinds)
@@ -101,47 +133,47 @@ def is_pandas_available() -> bool:
 
 def is_tensorboard_available() -> bool:
     """Return True if tensorboard or tensorboardX is installed."""
-    return is_installed(LoggerType.TENSORBOARD)
+    return BUILT_IN["tensorboard"].is_installed
 
 
 def is_wandb_available() -> bool:
     """Return True if wandb is installed."""
-    return is_installed(LoggerType.WANDB)
+    return BUILT_IN["wandb"].is_installed
 
 
 def is_trackio_available() -> bool:
     """Return True if trackio is installed."""
-    return is_installed(LoggerType.TRACKIO)
+    return BUILT_IN["trackio"].is_installed
 
 
 def is_aim_available() -> bool:
     """Return True if aim is installed, in a version below 4."""
-    return is_installed(LoggerType.AIM)
+    return BUILT_IN["aim"].is_installed
 
 
 def is_comet_ml_available() -> bool:
     """Return True if comet_ml is installed."""
-    return is_installed(LoggerType.COMETML)
+    return BUILT_IN["comet_ml"].is_installed
 
 
 def is_mlflow_available() -> bool:
     """Return True if mlflow, or its small variant, is installed."""
-    return is_installed(LoggerType.MLFLOW)
+    return BUILT_IN["mlflow"].is_installed
 
 
 def is_clearml_available() -> bool:
     """Return True if clearml is installed."""
-    return is_installed(LoggerType.CLEARML)
+    return BUILT_IN["clearml"].is_installed
 
 
 def is_dvclive_available() -> bool:
     """Return True if dvclive is installed."""
-    return is_installed(LoggerType.DVCLIVE)
+    return BUILT_IN["dvclive"].is_installed
 
 
 def is_swanlab_available() -> bool:
     """Return True if swanlab is installed."""
-    return is_installed(LoggerType.SWANLAB)
+    return BUILT_IN["swanlab"].is_installed
 
 
 def is_tqdm_available() -> bool:

@@ -1,13 +1,9 @@
 """Names that users import from `accelerate.utils.deepspeed`."""
 
-from ..strategies.deepspeed_parts import (
-    DeepSpeedEngineWrapper,
-    DeepSpeedOptimizerWrapper,
-    DeepSpeedSchedulerWrapper,
-)
-from ..zero.chosen import get_active_deepspeed_plugin
-from ..zero.config import HfDeepSpeedConfig
-from ..zero.dummies import DummyOptim, DummyScheduler
+from ..deepspeed.config import HfDeepSpeedConfig
+from ..deepspeed.dummies import DummyOptim, DummyScheduler
+from ..deepspeed.resolve import get_active_deepspeed_plugin
+from ..deepspeed.wrappers import DeepSpeedEngineWrapper, DeepSpeedOptimizerWrapper, DeepSpeedSchedulerWrapper
 
 __all__ = [
     "DeepSpeedEngineWrapper",

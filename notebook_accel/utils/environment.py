@@ -1,4 +1,4 @@
-"""Compatibility shelf: the names that users import from `accelerate.utils.environment`."""
+"""The names that users import from `accelerate.utils.environment`; they are defined in other modules."""
 
 from ..affinity import override_numa_affinity, set_numa_affinity
 from ..environ import clear_environment, patch_environment, purge_accelerate_environment

@@ -1,4 +1,4 @@
-"""Pieces of sharding by hand, for code that does not go through `prepare`."""
+"""Shards models by hand, for code that does not use `prepare`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ from ..strategies.filling import load_first
 
 
 def fsdp2_prepare_model(accelerator: Accelerator, model: torch.nn.Module) -> Any:
-    """Return the model sharded as the accelerator's plugin says, the same object.
+    """Shard a model as the accelerator's plugin says, in place.
 
-    ValueError if the accelerator does not shard.
+    Args:
+        accelerator: with an FSDP plugin.
+        model: to be sharded.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: the accelerator does not shard.
     """
     if not accelerator.is_fsdp2:
         raise ValueError(
@@ -31,7 +39,7 @@ def fsdp2_load_full_state_dict(
     Args:
         accelerator: of the run.
         model: sharded, in memory or on the meta device.
-        full_sd: all of the model's state, on rank 0; not looked at elsewhere.
+        full_sd: all of the model's state, on rank 0; other ranks ignore it.
         cpu_offload: a model on the meta device gets its memory on the CPU.
 
     Raises:
@@ -44,12 +52,17 @@ def fsdp2_load_full_state_dict(
 def fsdp2_switch_optimizer_parameters(
     optimizer: torch.optim.Optimizer, mapping: Mapping[int, torch.nn.Parameter]
 ) -> None:
-    """Replace the optimizer's parameters by those that the mapping has for the addresses of their data.
+    """Replace an optimizer's parameters by others.
 
-    KeyError if it has none for one of them; then nothing is changed.
+    Args:
+        optimizer: the optimizer.
+        mapping: the new parameters, by the addresses of the old parameters' data.
+
+    Raises:
+        KeyError: the mapping lacks a parameter; then nothing changes.
     """
 
-    def switched(parameter: Any) -> torch.nn.Parameter:
+    def find_replacement(parameter: Any) -> torch.nn.Parameter:
         address = parameter.data_ptr() if callable(parameter.data_ptr) else parameter.data_ptr
         if address not in mapping:
             raise KeyError(
@@ -58,6 +71,8 @@ def fsdp2_switch_optimizer_parameters(
             )
         return mapping[address]
 
-    groups = [[switched(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
+    groups = [
+        [find_replacement(parameter) for parameter in group["params"]] for group in optimizer.param_groups
+    ]
     for group, parameters in zip(optimizer.param_groups, groups, strict=True):
         group["params"] = parameters

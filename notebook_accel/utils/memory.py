@@ -1,4 +1,4 @@
-"""Compatibility shelf: the names that users import from `accelerate.utils.memory`."""
+"""The names that users import from `accelerate.utils.memory`; they are defined in other modules."""
 
 from ..memory import (
     clear_device_cache,

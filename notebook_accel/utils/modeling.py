@@ -1,4 +1,4 @@
-"""Compatibility shelf: the names that users import from `accelerate.utils.modeling`."""
+"""The names that users import from `accelerate.utils.modeling`; most are defined in other modules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..big_modeling.sizes import (
     compute_module_total_buffer_size,
     dtype_byte_size,
     get_max_layer_size,
-    leaf_names,
+    list_leaves,
 )
 from ..big_modeling.state import get_state_dict_from_offload, get_state_dict_offloaded_model
 from ..big_modeling.ties import (
@@ -31,9 +31,9 @@ from ..hooks.align import align_module_device, has_offloaded_params
 from ..hooks.tensors import (
     Device,
     as_device,
+    is_same_device,
     named_module_tensors,
     non_persistent_buffers,
-    same_device,
     set_module_tensor_to_device,
 )
 
@@ -71,29 +71,52 @@ __all__ = [
 
 
 def check_device_same(first_device: Device, second_device: Device) -> bool:
-    """Return True for the same device; one without a number is the first of its kind."""
-    return same_device(as_device(first_device), as_device(second_device))
+    """Return True for the same device; a device without a number is the first of its kind.
+
+    Args:
+        first_device: a device of torch, or its name or number.
+        second_device: likewise.
+    """
+    return is_same_device(as_device(first_device), as_device(second_device))
 
 
 def get_module_leaves(module_sizes: Mapping[str, int]) -> list[str]:
-    """Return the names that no other name lies within."""
-    return leaf_names(module_sizes)
+    """Return the names that have no other names within them.
+
+    Args:
+        module_sizes: bytes by name.
+    """
+    return list_leaves(module_sizes)
 
 
 def get_non_persistent_buffers(module: nn.Module, recurse: bool = False, fqns: bool = False) -> set[str]:
-    """Return the names of buffers that are not in the state dict, full ones with `fqns`."""
+    """Return the names of buffers that are not in the state dict.
+
+    Args:
+        module: with the buffers.
+        recurse: those of modules inside too.
+        fqns: return full names; by default the last part of each.
+    """
     names: Iterable[str] = non_persistent_buffers(module, recurse)
     return set(names) if fqns else {name.rpartition(".")[2] for name in names}
 
 
 def id_tensor_storage(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
-    """Return what is the same for tensors of one memory: the device, the address and the bytes of it."""
+    """Return what tensors of one memory have in common: its device, its address, and its size in bytes.
+
+    Args:
+        tensor: on any device.
+    """
     storage = tensor.untyped_storage()
     return tensor.device, storage.data_ptr(), storage.nbytes()
 
 
 def is_peft_model(model: nn.Module) -> bool:
-    """Return True for a model of PEFT, which need not be installed to ask."""
+    """Return True for a model of PEFT. PEFT need not be installed.
+
+    Args:
+        model: any model.
+    """
     if not probes.is_available("peft"):
         return False
     from peft import PeftModel  # type: ignore[import-not-found,unused-ignore]

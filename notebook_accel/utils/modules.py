@@ -1,4 +1,4 @@
-"""Questions about the modules inside a model."""
+"""Looks at the modules inside a model."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ _TRANSFORMER_ENGINE = frozenset({"LayerNorm", "Linear", "TransformerLayer"})
 
 
 def get_module_children_bottom_up(model: nn.Module, return_fqns: bool = False) -> list[Any]:
-    """Return all modules of the model, each after those inside it, the model last.
+    """Return all modules of a model, each after those inside it, the model last.
 
-    With `return_fqns` each comes as (qualified name, module). A module in several places comes once for each.
+    Args:
+        model: any model. A module in several places comes once for each.
+        return_fqns: return (qualified name, module) for each.
     """
     found: list[tuple[str, nn.Module]] = []
 
     def visit(name: str, module: nn.Module) -> None:
-        # a module before its children, children in reverse: the list is turned round at the end
+        # a module before its children, children in reverse: the list is reversed at the end
         found.append((name, module))
         for child_name, child in reversed(list(module.named_children())):
             visit(f"{name}.{child_name}" if name else child_name, child)
@@ -28,7 +30,11 @@ def get_module_children_bottom_up(model: nn.Module, return_fqns: bool = False) -
 
 
 def has_transformer_engine_layers(model: nn.Module) -> bool:
-    """Return True if a module of the model is a layer of Transformer Engine, which need not be installed to ask."""
+    """Return True if a module of a model is a layer of Transformer Engine, which need not be installed.
+
+    Args:
+        model: any model.
+    """
     return any(
         kind.__module__.partition(".")[0] == "transformer_engine" and kind.__name__ in _TRANSFORMER_ENGINE
         for module in model.modules()

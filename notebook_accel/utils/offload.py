@@ -1,4 +1,4 @@
-"""Compatibility shelf: the names that users import from `accelerate.utils.offload`."""
+"""The names that users import from `accelerate.utils.offload`; they are defined in other modules."""
 
 from ..big_modeling.offload import (
     OffloadedWeightsLoader,

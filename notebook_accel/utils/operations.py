@@ -1,4 +1,4 @@
-"""The collectives of `comm.ops` for the runtime of this process."""
+"""The collectives of `comm.ops`, for the runtime of this process; see there for arguments and errors."""
 
 from __future__ import annotations
 
@@ -9,32 +9,63 @@ from ..comm import ops
 
 
 def gather(tensor: Any) -> Any:
-    """Concatenate nested tensors over all processes on dim 0."""
+    """Concatenate nested tensors over all processes on dim 0.
+
+    Args:
+        tensor: nested data of tensors [n, ...]; the result has [num_processes * n, ...].
+    """
     return ops.gather(detect.ensure().comm, tensor)
 
 
 def gather_object(object: Any) -> Any:
-    """Join the lists of all processes into one, in rank order."""
+    """Join the lists of all processes into one, in rank order.
+
+    Args:
+        object: a list of items that can be pickled.
+    """
     return ops.gather_object(detect.ensure().comm, object)
 
 
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
-    """Overwrite nested tensors in place with those of one rank."""
+    """Overwrite nested tensors in place with those of one rank.
+
+    Args:
+        tensor: nested data.
+        from_process: the rank.
+    """
     return ops.broadcast(detect.ensure().comm, tensor, from_process)
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
-    """Overwrite the list in place with that of one rank."""
+    """Overwrite the list in place with that of one rank.
+
+    Args:
+        object_list: a list of items that can be pickled.
+        from_process: the rank.
+    """
     return ops.broadcast_object_list(detect.ensure().comm, object_list, from_process)
 
 
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
-    """Combine nested tensors over all processes by `sum`, `mean` or `max`; `none` copies them."""
+    """Combine nested tensors over all processes.
+
+    Args:
+        tensor: nested data.
+        reduction: `sum`, `mean` or `max`; `none` copies them.
+        scale: factor of each result.
+    """
     return ops.reduce(detect.ensure().comm, tensor, reduction, scale)
 
 
 def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
-    """Pad nested tensors along `dim` to the longest of all processes."""
+    """Pad nested tensors along a dimension to the longest of all processes.
+
+    Args:
+        tensor: nested data.
+        dim: the dimension.
+        pad_index: the value to pad with.
+        pad_first: pad at the beginning instead of the end.
+    """
     return ops.pad_across_processes(detect.ensure().comm, tensor, dim, pad_index, pad_first)
 
 

@@ -1,4 +1,4 @@
-"""Names of `accelerate.utils` for libraries that this package does not drive; using one raises a sentence."""
+"""Names of `accelerate.utils` for libraries that are not supported; using one raises NotImplementedError."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Refused(type):
         raise NotImplementedError(f"{cls.__name__}: {cls.reason}")
 
 
-def _refused_class(name: str, reason: str) -> Any:
+def _make_refusing_class(name: str, reason: str) -> Any:
     namespace = {
         "reason": reason,
         "__module__": __name__,
@@ -38,7 +38,7 @@ def _refused_class(name: str, reason: str) -> Any:
     return _Refused(name, (), namespace)
 
 
-def _refused_function(name: str, reason: str) -> Any:
+def _make_refusing_function(name: str, reason: str) -> Any:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(f"{name}: {reason}")
 
@@ -47,27 +47,31 @@ def _refused_function(name: str, reason: str) -> Any:
     return refuse
 
 
-MegatronLMPlugin: Any = _refused_class("MegatronLMPlugin", _MEGATRON)
-MegatronLMDummyDataLoader: Any = _refused_class("MegatronLMDummyDataLoader", _MEGATRON)
-MegatronLMDummyScheduler: Any = _refused_class("MegatronLMDummyScheduler", _MEGATRON)
-AbstractTrainStep: Any = _refused_class("AbstractTrainStep", _MEGATRON)
-BertTrainStep: Any = _refused_class("BertTrainStep", _MEGATRON)
-GPTTrainStep: Any = _refused_class("GPTTrainStep", _MEGATRON)
-T5TrainStep: Any = _refused_class("T5TrainStep", _MEGATRON)
-avg_losses_across_data_parallel_group: Any = _refused_function(
+MegatronLMPlugin: Any = _make_refusing_class("MegatronLMPlugin", _MEGATRON)
+MegatronLMDummyDataLoader: Any = _make_refusing_class("MegatronLMDummyDataLoader", _MEGATRON)
+MegatronLMDummyScheduler: Any = _make_refusing_class("MegatronLMDummyScheduler", _MEGATRON)
+AbstractTrainStep: Any = _make_refusing_class("AbstractTrainStep", _MEGATRON)
+BertTrainStep: Any = _make_refusing_class("BertTrainStep", _MEGATRON)
+GPTTrainStep: Any = _make_refusing_class("GPTTrainStep", _MEGATRON)
+T5TrainStep: Any = _make_refusing_class("T5TrainStep", _MEGATRON)
+avg_losses_across_data_parallel_group: Any = _make_refusing_function(
     "avg_losses_across_data_parallel_group", _MEGATRON
 )
 
-FP8RecipeKwargs: Any = _refused_class("FP8RecipeKwargs", _RECIPES)
-MSAMPRecipeKwargs: Any = _refused_class("MSAMPRecipeKwargs", _RECIPES)
-TERecipeKwargs: Any = _refused_class("TERecipeKwargs", _RECIPES)
-convert_model: Any = _refused_function("convert_model", _TRANSFORMER_ENGINE)
-apply_fp8_autowrap: Any = _refused_function("apply_fp8_autowrap", _TRANSFORMER_ENGINE)
-contextual_fp8_autocast: Any = _refused_function("contextual_fp8_autocast", _TRANSFORMER_ENGINE)
+FP8RecipeKwargs: Any = _make_refusing_class("FP8RecipeKwargs", _RECIPES)
+MSAMPRecipeKwargs: Any = _make_refusing_class("MSAMPRecipeKwargs", _RECIPES)
+TERecipeKwargs: Any = _make_refusing_class("TERecipeKwargs", _RECIPES)
+convert_model: Any = _make_refusing_function("convert_model", _TRANSFORMER_ENGINE)
+apply_fp8_autowrap: Any = _make_refusing_function("apply_fp8_autowrap", _TRANSFORMER_ENGINE)
+contextual_fp8_autocast: Any = _make_refusing_function("contextual_fp8_autocast", _TRANSFORMER_ENGINE)
 
 
 def install_xla(upgrade: bool = False) -> NoReturn:
-    """Raise NotImplementedError with the command that installs torch_xla; nothing is installed for the user."""
+    """Raise NotImplementedError with the command that installs torch_xla. Nothing is installed.
+
+    Args:
+        upgrade: name the newest torch too.
+    """
     import torch
 
     release = ".".join(torch.__version__.partition("+")[0].split(".")[:2])

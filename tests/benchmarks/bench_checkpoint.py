@@ -85,7 +85,7 @@ def measure(name: str) -> dict[str, float]:
                 started = time.perf_counter()
                 accelerator.save_state(f"{where}/kept", async_save=True)
                 found[what] = time.perf_counter() - started
-                accelerator._writer.wait()
+                accelerator._wait_for_writer()
     finally:
         shutil.rmtree(where)
     return found

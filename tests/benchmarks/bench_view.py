@@ -78,12 +78,12 @@ def made() -> tuple[Callable[[], float], Callable[[], float]]:
     from IPython.display import display
 
     from notebook_accel.launch.engines.inprocess import InProcessEngine
-    from notebook_accel.launch.job import Job
     from notebook_accel.launch.run import Run
     from notebook_accel.widgets.run.panel import Panel
-    from notebook_accel.widgets.run.picture import Usage, picture
+    from notebook_accel.widgets.run.picture import Usage, make_picture
+    from tests.unit.jobs import make_job
 
-    live = Run(Job(function=made, num_processes=RANKS), InProcessEngine())
+    live = Run(make_job(made, RANKS), InProcessEngine())
     panel = Panel(lambda: None)
     display(panel.box)
     usage = {rank: Usage(memory=rank << 28, cpu=99.0) for rank in range(RANKS)}
@@ -99,7 +99,7 @@ def made() -> tuple[Callable[[], float], Callable[[], float]]:
 
     def same() -> float:
         started = time.perf_counter()
-        panel.show(picture(live, usage))
+        panel.show(make_picture(live, usage))
         return time.perf_counter() - started
 
     return changed, same

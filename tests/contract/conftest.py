@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from notebook_accel.launch.engines import table
+from notebook_accel.launch.engines import base
 from notebook_accel.launch.engines.base import Engine
 from tests.contract.engines import ENGINES, Tried
 from tests.notebooks.kernel import Cell, Kernel, make_event_loop
@@ -60,7 +60,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         pytest.skip(f"{tried.needs} is not installed")
     kernel = Kernel(tmp_path_factory.mktemp("contract"), **tried.environment)
     kernel.run(f"{IMPORTS}\n{tried.prepare}", timeout=tried.patience).ok()
-    yield Case(tried, kernel, table.named(tried.engine))
+    yield Case(tried, kernel, base.find(tried.engine))
     kernel.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from notebook_accel.cli.launch import launch
-from notebook_accel.cli.plan import resolved
+from notebook_accel.cli.plan import resolve
 from notebook_accel.config import launch as by_config
 
 theirs_launch = pytest.importorskip("accelerate.commands.launch")
@@ -163,7 +163,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    monkeypatch.setattr("notebook_accel.launch.addresses.loopback_interface", lambda: "lo")
+    monkeypatch.setattr("notebook_accel.launch.checks.addresses.find_loopback_interface", lambda: "lo")
     monkeypatch.setattr(theirs_env, "is_fp8_available", lambda: True)
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("")
@@ -186,7 +186,7 @@ def theirs(path: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def ours(path: str) -> dict[str, str]:
     with launch.make_context("launch", ["train.py"]) as ctx:
-        plan = resolved(ctx.params, path)[0]
+        plan = resolve(ctx.params, path)[0]
     assert not plan.doubts
     return {**plan.environment, **plan.derived}
 
@@ -212,8 +212,8 @@ def test_processes_are_told_the_same(name: str, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("name", CASES)
 def test_a_launch_from_a_cell_tells_what_the_command_does(name: str) -> None:
     Path("c.yaml").write_text(CASES[name])
-    cell = by_config.arguments(by_config.found("c.yaml"), ())
-    told = {**cell.environment, "ACCELERATE_MIXED_PRECISION": cell.values["mixed_precision"]}
+    cell = by_config.arguments(by_config.find_config("c.yaml"), ())
+    told = {**cell.environment, "ACCELERATE_MIXED_PRECISION": cell.values.get("mixed_precision", "no")}
     mine = ours("c.yaml")
     assert differing(mine, told) == {"GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS"}, (
         "which the launch itself fills in"

@@ -144,7 +144,7 @@ def test_workers_find_the_same_environment(done: dict[str, Done], rank: int) -> 
             "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD",
         },
         "a free port": {"MASTER_PORT"},
-        "a run has a name, and files, of its own": {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"},
+        "errors come by a socket": {"TORCHELASTIC_ERROR_FILE"},
         "gloo keeps to the loopback interface": {"GLOO_SOCKET_IFNAME"},
     }
     shell = {"_", "PWD", "OLDPWD", "SHLVL", "LC_CTYPE", "PYTHONPATH", "TORCHELASTIC_SIGNALS_TO_HANDLE"}

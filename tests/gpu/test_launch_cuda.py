@@ -11,8 +11,8 @@ def test_counting_devices_initialises_none(kernel: Kernel) -> None:
     cell = kernel.run(
         """
         from notebook_accel import devices
-        from notebook_accel.launch import kernel_state
-        devices.count(devices.best()), torch.cuda.is_initialized(), kernel_state.reasons()
+        from notebook_accel.launch.checks import fork_safety
+        devices.count(devices.best()), torch.cuda.is_initialized(), fork_safety.reasons()
         """
     ).ok()
     assert cell.value == f"({_count()}, False, [])"
@@ -24,8 +24,8 @@ def _count() -> int:
     return torch.cuda.device_count()
 
 
-def test_the_device_of_a_used_kernel_is_no_obstacle_and_its_culprit_is_named(kernel: Kernel) -> None:
-    kernel.run("x = 1\ntensor = torch.ones(1).cuda()  # the culprit").ok()
+def test_the_device_of_a_used_kernel_is_no_obstacle_and_its_cause_is_named(kernel: Kernel) -> None:
+    kernel.run("x = 1\ntensor = torch.ones(1).cuda()  # the cause").ok()
     cell = kernel.run(
         """
         def train():
@@ -34,9 +34,11 @@ def test_the_device_of_a_used_kernel_is_no_obstacle_and_its_culprit_is_named(ker
         """
     ).ok()
     assert "(from a fork server)" in cell.stdout and cell.value == "'0'"
-    cell = kernel.run("from notebook_accel.launch import kernel_state; print(*kernel_state.reasons())").ok()
+    cell = kernel.run(
+        "from notebook_accel.launch.checks import fork_safety; print(*fork_safety.reasons())"
+    ).ok()
     assert "CUDA was initialised" in cell.stdout
-    assert "line 2 (tensor = torch.ones(1).cuda()  # the culprit)" in cell.stdout
+    assert "line 2 (tensor = torch.ones(1).cuda()  # the cause)" in cell.stdout
 
 
 def test_a_forked_worker_may_use_the_device(kernel: Kernel) -> None:

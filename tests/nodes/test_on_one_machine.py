@@ -62,7 +62,7 @@ def test_two_nodes(start: Start, backend: str) -> None:
     """One rank ends long before the others: nothing is said of it."""
     cell = """
 def train():
-    import notebook_accel.launch.worker as worker
+    import notebook_accel.launch.worker.main as worker
     worker._LAST_COLLECTIVE = 0.2
     print("local", os.environ["LOCAL_RANK"], "of", total())
     time.sleep(0.5 if dist.get_rank() else 0)

@@ -90,9 +90,7 @@ def test_more_than_the_cluster_has_is_told_with_the_numbers(kernel: Kernel) -> N
     )
     assert cell.error is not None and cell.error[0] == "ValueError" and not cell.stdout
     assert "RayEngine(runtime_env=...): . is not a valid" in cell.error[1]
-    assert (
-        kernel.run("RayEngine().count(__import__('notebook_accel').launch.job.Job(function=f))").value == "3"
-    )
+    assert kernel.run("RayEngine().count({'address': None, 'environment': None}, None)").value == "3"
 
 
 def test_an_address_that_leads_nowhere_is_told(kernel: Kernel) -> None:

@@ -241,7 +241,7 @@ def test_wrong_arguments_come_all_at_once_before_anything_starts(kernel: Kernel)
         "num_processes=0: at least 1",
         "'fp17': choose among 'no', 'fp16', 'bf16', 'fp8'",
         "use_port=70000: a port from 0 to 65535",
-        "node_rank=2 with num_nodes=2: legal are 0 to 1",
+        "node_rank=2 with num_nodes=2: choose from 0 to 1",
         "rdzv_backend='etcd': choose among 'static', 'c10d'",
         "max_restarts=-1: at least 0",
         "monitor_interval=0",

@@ -31,9 +31,11 @@ def test_lines_of_every_origin_are_marked_by_rank(kernel: Kernel, method: str) -
     for rank in "01":
         assert f"[{rank}] printed {rank}" in cell.lines
         assert f"[{rank}] child {rank}" in cell.lines
-        assert f"[{rank}] from C {rank}" in cell.lines
         assert f"[{rank}] {'é' * 3000}{rank}" in cell.lines
-        assert f"[{rank}] no newline at the end {rank}" in cell.lines
+        own = [line for line in cell.lines if line.startswith(f"[{rank}] ")]
+        # C writes at the end of the process, perhaps behind an unfinished line
+        for text in ("from C", "no newline at the end"):
+            assert any(f"{text} {rank}" in line for line in own)
         assert f"[{rank}] to stderr {rank}\n" in cell.stderr
         # a fresh process has no logging configuration of the notebook's
         assert (f"[{rank}] INFO:root:logged {rank}\n" in cell.stderr) == (method == "fork")

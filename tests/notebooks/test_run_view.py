@@ -123,7 +123,7 @@ def test_a_restarted_run_goes_on_in_its_view(viewer: Kernel) -> None:
             while not os.path.exists("enough"):
                 time.sleep(0.01)
             return attempt
-        from notebook_accel.widgets.run.picture import picture
+        from notebook_accel.widgets.run.picture import make_picture
         run = notebook_launcher(restarts, num_processes=2, max_restarts=1, block=False)
     """
     viewer.run(code).ok()
@@ -132,11 +132,11 @@ def test_a_restarted_run_goes_on_in_its_view(viewer: Kernel) -> None:
             end = time.monotonic() + 20
             while not condition() and time.monotonic() < end:
                 time.sleep(0.01)
-        until(lambda: len(run.metrics) >= 3 and [s.status for s in picture(run).ranks] == ["running"] * 2)
+        until(lambda: len(run.metrics) >= 3 and [s.status for s in make_picture(run).ranks] == ["running"] * 2)
         before = dict(run.record.phases)
         os.kill(before[1].pid, signal.SIGKILL)
-        until(lambda: len(run.metrics) >= 6 and [s.status for s in picture(run).ranks] == ["running"] * 2)
-        now = picture(run)
+        until(lambda: len(run.metrics) >= 6 and [s.status for s in make_picture(run).ranks] == ["running"] * 2)
+        now = make_picture(run)
         print([state.status for state in now.ranks], [state.note for state in now.ranks], now.restarts, now.status)
         print(all(run.record.phases[rank].pid != before[rank].pid for rank in range(2)))
         open("enough", "w").close()

@@ -158,3 +158,35 @@ def test_importing_has_no_side_effects() -> None:
     command = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, f"importing notebook_accel changed: {done.stderr}"
+
+
+# Function names that begin with a participle and may: names of Accelerate or IPython, and adjectives of nouns.
+PARTICIPLES = {
+    "_deepspeed_plugins", "_distributed_type", "_drawn_batches", "_shared_memory", "chosen_names",
+    "deepspeed_config_process", "distributed", "found_inf", "gathered_shape", "installed_names", "mixed_precision",
+    "named_module_tensors", "reached", "shared_files", "sharded_model", "sharded_optimizer", "unused_stdin",
+}  # fmt: skip
+VERBS = {"embed", "feed", "need", "seed"}
+PARTICIPLE = re.compile(
+    r"[a-z]+ed|found|made|told|chosen|spoken|kept|said|given|left|sent|held|known|shown|built|begun|seen|heard|met|taken"
+)
+
+
+def test_functions_are_named_by_verbs() -> None:
+    """`settled(job)` does not say whether it settles the job, or what is settled: `resolve(job)` does."""
+    wrong = []
+    for module in modules():
+        for node in ast.walk(module.tree):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or _is_property(node):
+                continue
+            first = node.name.strip("_").split("_")[0]
+            if PARTICIPLE.fullmatch(first) and first not in VERBS and node.name not in PARTICIPLES:
+                wrong.append(f"{module.where}:{node.lineno} {node.name}")
+    assert not wrong, f"name these functions by a verb in the imperative: {wrong}"
+
+
+def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    names = {
+        part.id if isinstance(part, ast.Name) else getattr(part, "attr", "") for part in node.decorator_list
+    }
+    return bool(names & {"property", "cached_property", "setter"})

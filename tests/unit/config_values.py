@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import annotated_types
 from hypothesis import strategies as st
 
-from notebook_accel.config import problems
 from notebook_accel.config.option import Option
 from notebook_accel.config.schema import LaunchConfig, table
 
@@ -47,6 +45,9 @@ _LARGEST = 60000
 _PATTERNED = {
     "gpu_ids": st.sampled_from(["all", "0", "0,1", "3, 4"]),
     "rdzv_conf": st.sampled_from(["", "join_timeout=3", "a=1,b=x"]),
+    "output": st.sampled_from(["all", "first", "none", "0", "0,2"]),
+    "rdzv_endpoint": st.sampled_from(["", "localhost:29400", "10.0.0.1:1"]),
+    "log_line_prefix_template": st.sampled_from(["[${rank}] ", "$$", "${role_name}${local_rank}:"]),
     "main_training_function": st.sampled_from(["main", "train", "_f1"]),
 }
 _AUTO = {"deepspeed_config.gradient_accumulation_steps": 1, "deepspeed_config.gradient_clipping": 0}
@@ -96,33 +97,30 @@ def _values(option: Option) -> st.SearchStrategy[Any]:
 def _bounds(option: Option) -> tuple[Any, Any, bool]:
     """Return the smallest and the largest value, and whether the smallest is none itself."""
     low: Any = _AUTO.get(option.name)
-    high: Any = None
-    above = False
-    for fact in option.field.metadata:
-        if isinstance(fact, annotated_types.Ge):
-            low = fact.ge
-        elif isinstance(fact, annotated_types.Gt):
-            low, above = fact.gt, True
-        elif isinstance(fact, annotated_types.Le):
-            high = fact.le
-    return low, high, above
+    bounds = option.row.bounds
+    low = bounds.get("ge", bounds.get("gt", low))
+    return low, bounds.get("le"), "gt" in bounds
 
 
 def configs() -> st.SearchStrategy[LaunchConfig]:
     """Return whole configs, with many options at once."""
-    fixed = ("machine_rank", "num_machines")  # which have to go with others
+    fixed = ("machine_rank", "min_machines", "num_machines")  # which have to go with others
     free = {name: legal(option) for name, option in OPTIONS.items() if name not in fixed}
-    return st.fixed_dictionaries({}, optional=free).map(lambda flat: problems.check(nested(flat)))
+    return st.fixed_dictionaries({}, optional=free).map(
+        lambda flat: LaunchConfig.model_validate(nested(flat))
+    )
 
 
 def beside(option: Option, value: Any) -> dict[str, Any]:
     """Return values of others, by name, with which a value is legal and has a meaning."""
     found: dict[str, Any] = {"num_machines": value + 1} if option.name == "machine_rank" else {}
+    if option.name == "min_machines" and value is not None:
+        found = {"num_machines": value}
     for name, rules in option.face.when.items():
         other = OPTIONS[name]
         rule = rules[0]
         if isinstance(rule, str) and rule.startswith("!"):
-            rule = next(choice for choice in other.choices or () if choice != rule[1:])
+            rule = next((choice for choice in other.choices or () if choice != rule[1:]), "other")
         elif isinstance(rule, str) and rule.startswith(">"):
             rule = max(int(rule[1:]) + 1, found.get(name, 0))
         found = {**beside(other, rule), **found, name: rule}

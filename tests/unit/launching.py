@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from notebook_accel.cli.launch import launch
 from notebook_accel.cli.main import cli, main
-from notebook_accel.cli.plan import Plan, resolved
+from notebook_accel.cli.plan import Plan, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO = ("--cpu", "--num_processes", "2")
@@ -65,7 +65,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 
 def plan_of(*words: str, config_file: str | None = None) -> Plan:
     with launch.make_context("launch", [*words, "train.py"]) as ctx:
-        return resolved(ctx.params, config_file)[0]
+        return resolve(ctx.params, config_file)[0]
 
 
 def rows(text: str) -> dict[str, tuple[str, str]]:

@@ -19,12 +19,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from notebook_accel.launch import compiler
+from notebook_accel.launch.checks import compiler_preload
 
 PRELOADED = [
     "torch",
     "notebook_accel.accelerator",
-    compiler.MODULE,
+    compiler_preload.MODULE,
 ]  # optimizers import the compiler, for seconds
 
 

@@ -130,6 +130,6 @@ def test_the_environment_asks_for_it(
 
 def test_lists_of_cores() -> None:
     assert parse_cores("0-3,8, 10-11\n") == {0, 1, 2, 3, 8, 10, 11} and parse_cores("") == set()
-    assert affinity._ranges({0, 1, 2, 5, 7, 8}) == "0-2,5,7-8"
+    assert affinity._format_ranges({0, 1, 2, 5, 7, 8}) == "0-2,5,7-8"
     with pytest.raises(ValueError, match="is no list of cores"):
         parse_cores("a-b")

@@ -14,7 +14,7 @@ from notebook_accel import devices, probes
 def test_counting_initialises_nothing() -> None:
     script = (
         "from notebook_accel import devices; [devices.count(kind) for kind in devices.KINDS]; devices.best();"
-        "import torch; assert not torch.cuda.is_initialized(); assert devices.is_initialized() == []"
+        "import torch; assert not torch.cuda.is_initialized(); assert devices.list_initialized() == []"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 

@@ -12,7 +12,7 @@ from notebook_accel import fp8, precision, probes
 from notebook_accel.accelerator import Accelerator
 from notebook_accel.fp8 import AORecipeKwargs, FP8BackendType
 from notebook_accel.launch import preflight
-from notebook_accel.launch.job import Job
+from notebook_accel.launch.request import LaunchRequest
 
 CPU = torch.device("cpu")
 
@@ -35,8 +35,9 @@ def test_without_the_library_the_message_says_so(
         with pytest.raises(ImportError, match="pip install torchao"):
             ask()
     with pytest.raises(ValueError, match="mixed_precision='fp8': torchao"):
-        preflight.checked(
-            Job(function=len, args=([],), num_processes=1, mixed_precision="fp8"), "notebook_launcher"
+        preflight.check(
+            LaunchRequest(function=len, args=([],), options={"num_processes": 1, "mixed_precision": "fp8"}),
+            "notebook_launcher",
         )
 
 
@@ -45,11 +46,11 @@ def test_without_the_hardware_the_message_says_so(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A100")
     with pytest.raises(ValueError, match=r"capability 8\.9 or later, and A100 has 8\.0: use 'bf16'"):
-        precision.settle("fp8", torch.device("cuda", 0))
+        precision.resolve("fp8", torch.device("cuda", 0))
     with pytest.raises(ValueError, match="not on mps"):
-        precision.settle("fp8", torch.device("mps"))
+        precision.resolve("fp8", torch.device("mps"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    assert precision.settle("fp8", torch.device("cuda", 0)) == precision.settle("fp8", CPU) == "fp8"
+    assert precision.resolve("fp8", torch.device("cuda", 0)) == precision.resolve("fp8", CPU) == "fp8"
     monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "TE")
     with pytest.raises(ValueError, match="ACCELERATE_FP8_BACKEND='TE': only 'AO'"):
         fp8.check(CPU)

@@ -11,7 +11,7 @@ from torch import nn
 
 from notebook_accel import Accelerator, LaunchConfig, ParallelismConfig, notebook_launcher
 from notebook_accel.config.export import environment
-from notebook_accel.config.file import chosen_names
+from notebook_accel.config.schema import chosen_names
 from notebook_accel.environ import patch_environment
 from notebook_accel.fsdp import FullyShardedDataParallelPlugin as Plugin
 from notebook_accel.parallelism import TorchContextParallelConfig, TorchTensorParallelConfig

@@ -163,10 +163,10 @@ def test_one_process_is_refused(clean_runtime: None) -> None:
 
 def test_stages_are_balanced() -> None:
     layers = nn.Sequential(*[nn.Linear(8, 8) for _ in range(8)])
-    assert inference._balanced_points(layers, 4, ()) == ["2", "4", "6"]
+    assert inference._balance_points(layers, 4, ()) == ["2", "4", "6"]
     uneven = nn.Sequential(nn.Linear(40, 40), nn.Linear(2, 2), nn.Linear(2, 2))
-    assert inference._balanced_points(uneven, 3, ()) == ["1", "2"]
+    assert inference._balance_points(uneven, 3, ()) == ["1", "2"]
     with pytest.raises(ValueError, match="has 3 parts to split between, too few for 4"):
-        inference._balanced_points(uneven, 4, ())
-    assert inference._balanced_points(Net(), 2, [Block]) == ["blocks.2"]
-    assert inference._balanced_points(Net(), 2, ["Block"]) == ["blocks.2"]
+        inference._balance_points(uneven, 4, ())
+    assert inference._balance_points(Net(), 2, [Block]) == ["blocks.2"]
+    assert inference._balance_points(Net(), 2, ["Block"]) == ["blocks.2"]

@@ -89,8 +89,8 @@ def test_what_cannot_be_done_says_what_can(clean_runtime: None, mode: str, messa
 def test_the_environment_gives_the_default(clean_runtime: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     assert Accelerator(cpu=True).mixed_precision == "bf16"
-    assert precision.settle("no", CPU) == "no"
-    assert precision.settle(PrecisionType.BF16, CPU) == "bf16"
+    assert precision.resolve("no", CPU) == "no"
+    assert precision.resolve(PrecisionType.BF16, CPU) == "bf16"
 
 
 def test_fp16_makes_a_scaler() -> None:

@@ -40,3 +40,11 @@ def test_a_question_waits_while_the_ranks_agree() -> None:
     assert answers == [False]
     assert point.reached()
     assert point.reached(), "the answer stays"
+
+
+def test_a_stop_point_forgets() -> None:
+    point = StopPoint()
+    point.set(1)
+    assert point.reached()
+    point.reset()
+    assert not point.reached()

@@ -60,4 +60,4 @@ def test_contradictions_show_the_equation(
 
 def test_a_group_of_another_size_overrules_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     read(monkeypatch, RANK=0, WORLD_SIZE=1)
-    assert topology.of_world(1, 2) == Topology(rank=1, local_rank=1, world_size=2, local_world_size=2)
+    assert topology.from_group(1, 2) == Topology(rank=1, local_rank=1, world_size=2, local_world_size=2)

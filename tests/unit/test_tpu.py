@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from notebook_accel import devices, probes, tpu
 from notebook_accel.launch import preflight
 from notebook_accel.launch.engines import xla
-from notebook_accel.launch.engines.inprocess import InProcessEngine
-from notebook_accel.launch.engines.xla import XlaEngine
 from notebook_accel.launch.job import Job
+from notebook_accel.launch.request import LaunchRequest
 
 V5E, V3, NETWORK_CARD = "0x0063", "0x0027", "0x0042"
 KAGGLE = {"ISTPUVM": "1", "TPU_PROCESS_ADDRESSES": "local", "TPU_ACCELERATOR_TYPE": "v5litepod-8"}
@@ -58,8 +58,8 @@ def set_all(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
         monkeypatch.setenv(name, text)
 
 
-def checked(**options: object) -> Job:
-    return preflight.checked(Job(function=print, **options), "test")  # type: ignore[arg-type]
+def check(serve: Any = None, **options: Any) -> Job:
+    return preflight.check(LaunchRequest(function=print, options=options, serve=serve), "test")[0]
 
 
 def test_an_ordinary_machine_has_none(machine: Machine, torch_xla: None) -> None:
@@ -104,28 +104,28 @@ def test_kaggle_has_a_process_for_each_chip(
 ) -> None:
     machine.attach(V5E, 8)
     set_all(monkeypatch, KAGGLE)
-    job = checked()
-    assert isinstance(job.engine, XlaEngine) and job.num_processes == 8
+    job = check()
+    assert job.engine == "xla" and job.local_world_size == 8
     assert job.environment["ACCELERATE_TORCH_DEVICE"] == "xla"
     assert job.environment["NOTEBOOK_ACCEL_TPU_MODE"] == "process"
     assert "ACCELERATE_USE_CPU" not in job.environment
     with pytest.raises(ValueError, match="num_processes=3: a run on XLA devices has 1 process or all 8"):
-        checked(num_processes=3)
+        check(num_processes=3)
     with pytest.raises(ValueError, match="num_processes=9: this machine has 8 XLA devices"):
-        checked(num_processes=9)
+        check(num_processes=9)
     monkeypatch.setenv("TPU_VISIBLE_CHIPS", "0,1")
     with pytest.raises(ValueError, match="TPU_VISIBLE_CHIPS=0,1 has 2 of 8 chips"):
-        checked()
+        check()
     monkeypatch.setenv("TPU_VISIBLE_CHIPS", "5")
-    assert checked().num_processes == 1
+    assert check().local_world_size == 1
 
 
 def test_colab_runs_in_the_kernel(machine: Machine, torch_xla: None, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.attach(V5E, 1)
     set_all(monkeypatch, COLAB)
-    job = checked()
-    assert isinstance(job.engine, InProcessEngine) and job.num_processes == 1
-    assert isinstance(checked(background=True).engine, XlaEngine)
+    job = check()
+    assert job.engine == "inprocess" and job.local_world_size == 1
+    assert check(block=False).engine == "xla"
 
 
 def test_an_old_chip_is_two_devices(
@@ -133,62 +133,60 @@ def test_an_old_chip_is_two_devices(
 ) -> None:
     machine.attach(V3, 4)
     with pytest.raises(ValueError, match=r"2 devices \(v2 and v3\).*tpu_mode='spmd'"):
-        checked()
-    assert isinstance(checked(tpu_mode="spmd").engine, InProcessEngine)
-    one = checked(num_processes=1)
-    assert isinstance(one.engine, XlaEngine), "this process would take all chips"
+        check()
+    assert check(tpu_mode="spmd").engine == "inprocess"
+    one = check(num_processes=1)
+    assert one.engine == "xla", "this process would take all chips"
 
 
 def test_one_process_can_use_all(machine: Machine, torch_xla: None) -> None:
     machine.attach(V5E, 4)
-    job = checked(tpu_mode="spmd")
-    assert isinstance(job.engine, InProcessEngine) and job.num_processes == 1
+    job = check(tpu_mode="spmd")
+    assert job.engine == "inprocess" and job.local_world_size == 1
     assert job.environment["NOTEBOOK_ACCEL_TPU_MODE"] == "spmd"
-    assert isinstance(checked(tpu_mode="spmd", engine="xla").engine, XlaEngine)
+    assert check(tpu_mode="spmd", engine="xla").engine == "xla"
     with pytest.raises(ValueError, match="num_processes=4"):
-        checked(tpu_mode="spmd", num_processes=4)
+        check(tpu_mode="spmd", num_processes=4)
     with pytest.raises(ValueError, match="tpu_mode='threads': choose among 'process', 'spmd'"):
-        checked(tpu_mode="threads")
+        check(tpu_mode="threads")
     with pytest.raises(ValueError, match="tpu_mode='spmd' with engine='elastic'"):
-        checked(tpu_mode="spmd", engine="elastic")
+        check(tpu_mode="spmd", engine="elastic")
 
 
 def test_what_is_missing_is_said(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     known = probes.is_available
     monkeypatch.setattr(probes, "is_available", lambda name: name != "torch_xla" and known(name))
     with pytest.raises(ValueError, match="XLA devices are used by torch_xla, which is not installed"):
-        checked(engine="xla")
+        check(engine="xla")
     machine.attach(V5E, 4)
     with pytest.raises(
         ValueError, match=r"this machine has a TPU, and torch_xla.*pip install 'torch_xla\[tpu\]'"
     ):
-        checked(num_processes=2)
+        check(num_processes=2)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
-    assert checked(num_processes=2).engine.name == "elastic"  # type: ignore[union-attr]
+    assert check(num_processes=2).engine == "elastic"
 
 
 def test_a_tpu_is_needed_or_the_cpu_named(
     machine: Machine, torch_xla: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match="no TPU was found on this machine; PJRT_DEVICE=CPU"):
-        checked(engine="xla")
-    assert checked(engine="xla", environment={"PJRT_DEVICE": "CPU"}).num_processes == 1
+        check(engine="xla")
+    assert check(engine="xla", environment={"PJRT_DEVICE": "CPU"}).local_world_size == 1
     machine.attach(V5E, 4)
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
-    assert checked(engine="xla", environment={"PJRT_DEVICE": "TPU"}).num_processes == 4
+    assert check(engine="xla", environment={"PJRT_DEVICE": "TPU"}).local_world_size == 4
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
-    assert checked(engine="xla").num_processes == 1
-    assert isinstance(checked().engine, InProcessEngine), (
-        "torch_xla sets this at its import: nobody asked for XLA"
-    )
-    assert "ACCELERATE_TORCH_DEVICE" not in checked().environment
+    assert check(engine="xla").local_world_size == 1
+    assert check().engine == "inprocess", "torch_xla sets this at its import: nobody asked for XLA"
+    assert "ACCELERATE_TORCH_DEVICE" not in check().environment
     monkeypatch.setenv("CPU_NUM_DEVICES", "2")
     with pytest.raises(ValueError, match="CPU_NUM_DEVICES=2: a process has one device"):
-        checked(engine="xla")
-    assert checked(tpu_mode="spmd").num_processes == 1
+        check(engine="xla")
+    assert check(tpu_mode="spmd").local_world_size == 1
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     with pytest.raises(ValueError, match="ACCELERATE_USE_CPU is set, and XLA devices were asked for"):
-        checked(engine="xla")
+        check(engine="xla")
 
 
 def test_sessions_are_for_other_devices(machine: Machine, torch_xla: None) -> None:
@@ -196,9 +194,9 @@ def test_sessions_are_for_other_devices(machine: Machine, torch_xla: None) -> No
     with pytest.raises(
         ValueError, match=r"a session runs on GPUs and CPUs: environment=.'ACCELERATE_USE_CPU'"
     ):
-        checked(serve=print)
-    on_cpus = checked(serve=print, num_processes=2, environment={"ACCELERATE_USE_CPU": "true"})
-    assert on_cpus.engine.name == "elastic"  # type: ignore[union-attr]
+        check(serve=print)
+    on_cpus = check(serve=print, num_processes=2, environment={"ACCELERATE_USE_CPU": "true"})
+    assert on_cpus.engine == "elastic"
 
 
 def test_chips_that_the_kernel_holds_are_named(
@@ -211,4 +209,4 @@ def test_chips_that_the_kernel_holds_are_named(
         (files / str(number)).symlink_to(path)
     monkeypatch.setattr(xla, "_OPEN_FILES", str(files))
     with pytest.raises(ValueError, match=r"holds its chips \(/dev/accel0, /dev/vfio/2\).*restart the kernel"):
-        checked()
+        check()

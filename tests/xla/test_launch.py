@@ -33,14 +33,14 @@ CHIP = """
 from unittest import mock
 from torch_xla import runtime
 from torch_xla.core import xla_model
-from notebook_accel.launch import chips
+from notebook_accel.launch.checks import xla_runtime
 
 def join():  # on chips that are not there
     os.environ["PJRT_DEVICE"] = "TPU"
     with (mock.patch.object(xla_model, "get_xla_supported_devices", lambda: ["xla:0"]),
           mock.patch.object(xla_model, "set_replication"), mock.patch.object(torch_xla, "device"),
           mock.patch.object(runtime, "addressable_device_count", lambda: 1)):
-        chips.join()
+        xla_runtime.join()
 
 class Four(Two):
     def count(self, job): return 4

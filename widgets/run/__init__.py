@@ -9,14 +9,18 @@ from notebook_accel.launch.run import Run
 from notebook_accel.stream.sinks import Sink, kernel_shell
 
 if TYPE_CHECKING:
-    from notebook_accel.launch.job import View
+    from notebook_accel.config.launch_options import View
 
 
-def sink_for(run: Run) -> Sink:
-    """Return what shows a run, as its job asks for: widgets in a notebook only."""
+def make_sink(run: Run) -> Sink:
+    """Make the sink that shows a run, as its job asks. Widgets are used in a notebook only.
+
+    Args:
+        run: the run; it has no events yet.
+    """
     from .text import ErrorsOnly, PrintedRun, TextDisplay
 
-    view = chosen(run.job.view)
+    view = resolve_view(run.job.view)
     if view == "none":
         return ErrorsOnly(run)
     if kernel_shell() is None:
@@ -28,8 +32,16 @@ def sink_for(run: Run) -> Sink:
     return TextDisplay(run) if run.job.background else PrintedRun(run)
 
 
-def chosen(view: View) -> View:
-    """Return the view that `auto` means here: the environment's, else widgets where they are installed."""
+def resolve_view(view: View) -> View:
+    """Return the view to use in this process.
+
+    Args:
+        view: what the job asks for.
+
+    Returns:
+        `widget`, `text` or `none`. `auto` becomes the value of NOTEBOOK_ACCEL_VIEW if it is set; otherwise `widget` if
+        ipywidgets is installed, else `text`.
+    """
     if view != "auto":
         return view
     asked = environ.get("NOTEBOOK_ACCEL_VIEW", "auto")

@@ -1,4 +1,4 @@
-"""Terminal colours as HTML, in shades that can be read on light and on dark."""
+"""Converts terminal escapes to HTML, with colours that can be read on light and on dark backgrounds."""
 
 from __future__ import annotations
 
@@ -22,13 +22,21 @@ _STEPS: Final = (0, 95, 135, 175, 215, 255)
 _LIGHT: Final = 0.19  # relative luminance with a contrast above 4 to white and to #111 (WCAG 2.1, 1.4.3)
 
 
-def bare(text: str) -> str:
-    """Return a text without the escapes that terminals obey."""
+def strip_escapes(text: str) -> str:
+    """Return a text without terminal escapes.
+
+    Args:
+        text: as a program writes it to a terminal.
+    """
     return _ESCAPE.sub("", text) if "\x1b" in text else text
 
 
 def to_html(text: str) -> str:
-    """Return a text as HTML: what is special is escaped, colours become spans."""
+    """Return a text as HTML: special characters are escaped, and coloured parts become `span` elements.
+
+    Args:
+        text: as a program writes it to a terminal.
+    """
     if "\x1b" not in text:
         return html.escape(text)
     parts: list[str] = []
@@ -69,21 +77,24 @@ def _change(style: dict[str, str], codes: str) -> None:
         elif number == 4:
             style["text-decoration"] = "underline"
         elif number in (38, 48):
-            colour = _extended(numbers)
+            colour = _take_colour(numbers)
             if colour is not None:
-                _paint(style, colour, ground=number == 48)
+                _set_colour(style, colour, is_background=number == 48)
         elif number == 39:
             style.pop("color", None)
         elif number == 49:
             style.pop("background", None)
         elif 30 <= number <= 37 or 90 <= number <= 97:
-            _paint(style, _BASIC[number % 10], ground=False)
+            _set_colour(style, _BASIC[number % 10], is_background=False)
         elif 40 <= number <= 47 or 100 <= number <= 107:
-            _paint(style, _BASIC[number % 10], ground=True)
+            _set_colour(style, _BASIC[number % 10], is_background=True)
 
 
-def _extended(numbers: list[int]) -> tuple[int, int, int] | None:
-    """Take the colour that follows 38 or 48 off the codes: one of 256, or red, green and blue."""
+def _take_colour(numbers: list[int]) -> tuple[int, int, int] | None:
+    """Remove the codes of a colour, which follow 38 or 48, and return it; None if they are not a colour.
+
+    The colour is one of 256, or red, green and blue.
+    """
     kind = numbers.pop(0) if numbers else 0
     if kind == 2 and len(numbers) >= 3:
         red, green, blue = numbers[:3]
@@ -101,18 +112,25 @@ def _extended(numbers: list[int]) -> tuple[int, int, int] | None:
     return grey, grey, grey
 
 
-def _paint(style: dict[str, str], colour: tuple[int, int, int], *, ground: bool) -> None:
-    if ground:
+def _set_colour(style: dict[str, str], colour: tuple[int, int, int], *, is_background: bool) -> None:
+    if is_background:
         style["background"] = "rgba({},{},{},0.25)".format(*colour)
-    elif max(colour) - min(colour) < 40:  # black, white and grey are the page's own
+    elif max(colour) - min(colour) < 40:  # black, white and grey become the page's own colour
         style.pop("color", None)
     else:
-        style["color"] = readable(colour)
+        style["color"] = make_readable(colour)
 
 
 @functools.lru_cache(maxsize=512)
-def readable(colour: tuple[int, int, int]) -> str:
-    """Return the shade of a colour that can be read on light and on dark."""
+def make_readable(colour: tuple[int, int, int]) -> str:
+    """Return the shade of a colour that can be read on light and on dark backgrounds.
+
+    Args:
+        colour: red, green and blue, each from 0 to 255.
+
+    Returns:
+        A CSS colour such as `#1f77dc`, with the relative luminance `_LIGHT`.
+    """
     linear = [_linear(min(255, part) / 255) for part in colour]
     light = _luminance(linear)
     if light < _LIGHT:  # towards white
@@ -120,14 +138,14 @@ def readable(colour: tuple[int, int, int]) -> str:
         linear = [part + (1 - part) * share for part in linear]
     else:
         linear = [part * _LIGHT / light for part in linear]
-    return "#" + "".join(f"{round(255 * _encoded(part)):02x}" for part in linear)
+    return "#" + "".join(f"{round(255 * _encode(part)):02x}" for part in linear)
 
 
 def _linear(part: float) -> float:
     return part / 12.92 if part <= 0.03928 else float(((part + 0.055) / 1.055) ** 2.4)
 
 
-def _encoded(part: float) -> float:
+def _encode(part: float) -> float:
     return part * 12.92 if part <= 0.0031308 else float(1.055 * part ** (1 / 2.4) - 0.055)
 
 

@@ -1,4 +1,4 @@
-"""The chart of a run's metrics, as SVG."""
+"""Renders the metrics of a run as an SVG chart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from notebook_accel.stream.record import Point
 
-from .ansi import readable
+from .ansi import make_readable
 
 MAX_POINTS: Final = 500
 MAX_SERIES: Final = 12
@@ -26,16 +26,24 @@ _HUES: Final = (
     (210, 80, 170),
     (20, 150, 160),
 )
-COLOURS: Final = tuple(readable(hue) for hue in _HUES)
-_GREATEST: Final = 1e300  # of what can be drawn: differences of greater numbers may be infinite
+COLOURS: Final = tuple(make_readable(hue) for hue in _HUES)
+_LARGEST: Final = 1e300  # values beyond it are not drawn: their differences may be infinite
 _DASHES: Final = ("", "6 3")
 _FONT: Final = "font-family:system-ui,sans-serif;font-size:11px"
 
 XY = tuple[float, float]
 
 
-def downsampled(points: Sequence[XY], limit: int = MAX_POINTS) -> list[XY]:
-    """Return at most `limit` points: first and last, and between them the least and greatest of each stretch."""
+def downsample(points: Sequence[XY], limit: int = MAX_POINTS) -> list[XY]:
+    """Reduce a series to at most `limit` points, and keep its extremes.
+
+    Args:
+        points: pairs of x and y, in the order of x.
+        limit: largest number of points to return.
+
+    Returns:
+        The first and the last point, and the smallest and the largest one of each stretch between them.
+    """
     if len(points) <= limit:
         return list(points)
     inner = points[1:-1]
@@ -43,41 +51,56 @@ def downsampled(points: Sequence[XY], limit: int = MAX_POINTS) -> list[XY]:
     kept = [points[0]]
     for number in range(stretches):
         stretch = inner[number * len(inner) // stretches : (number + 1) * len(inner) // stretches]
-        low, high = min(stretch, key=_value), max(stretch, key=_value)
+        low, high = min(stretch, key=_get_y), max(stretch, key=_get_y)
         kept += [low, high] if low[0] <= high[0] else [high, low]
     kept.append(points[-1])
     return kept
 
 
-def _value(point: XY) -> float:
+def _get_y(point: XY) -> float:
     return point[1]
 
 
-def series_of(metrics: Mapping[str, Sequence[Point]], started: float) -> tuple[str, dict[str, list[XY]]]:
-    """Return the name of the x axis, and the finite points of the series, down-sampled.
+def make_series(metrics: Mapping[str, Sequence[Point]], started: float) -> tuple[str, dict[str, list[XY]]]:
+    """Return the x axis and the points of the series to draw.
 
-    The axis is the step where every point has one, else the seconds since the run started.
+    Args:
+        metrics: the points of each metric, oldest first.
+        started: when the run was launched, in seconds since the epoch.
+
+    Returns:
+        The name of the x axis: `step` if every point has a step, else `seconds` since the launch. Then the finite
+        points of the first `MAX_SERIES` metrics by name, at most `MAX_POINTS` for each.
     """
-    chosen = dict(list(metrics.items())[:MAX_SERIES])
+    first = dict(list(metrics.items())[:MAX_SERIES])
     stepped = all(
-        point.step is not None and abs(point.step) <= _GREATEST
-        for points in chosen.values()
+        point.step is not None and abs(point.step) <= _LARGEST
+        for points in first.values()
         for point in points
     )
     found: dict[str, list[XY]] = {}
-    for name, points in chosen.items():
+    for name, points in first.items():
         pairs = [
             (float(point.step) if stepped and point.step is not None else point.time - started, point.value)
             for point in points
-            if abs(point.value) <= _GREATEST
+            if abs(point.value) <= _LARGEST
         ]
-        found[name] = downsampled(pairs)
+        found[name] = downsample(pairs)
     return ("step" if stepped else "seconds"), found
 
 
-def svg(metrics: Mapping[str, Sequence[Point]], started: float, *, log: bool = False) -> str:
-    """Return the chart: a line for each metric over the steps, axes and grid; without a point an empty text."""
-    axis, series = series_of(metrics, started)
+def render_svg(metrics: Mapping[str, Sequence[Point]], started: float, *, log: bool = False) -> str:
+    """Return the chart as an SVG element, with a line for each metric, axes and a grid.
+
+    Args:
+        metrics: the points of each metric, oldest first.
+        started: when the run was launched, in seconds since the epoch.
+        log: whether the y axis is logarithmic. Then only values above 0 are drawn.
+
+    Returns:
+        The SVG; empty if there is no point to draw.
+    """
+    axis, series = make_series(metrics, started)
     if log:
         series = {name: [pair for pair in pairs if pair[1] > 0] for name, pairs in series.items()}
     everything = [pair for pairs in series.values() for pair in pairs]
@@ -87,22 +110,26 @@ def svg(metrics: Mapping[str, Sequence[Point]], started: float, *, log: bool = F
     up = _Scale([y for _, y in everything], HEIGHT - _BOTTOM, _TOP, log=log)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'role="img" aria-label="{html.escape(described(metrics))}" '
+        f'role="img" aria-label="{html.escape(describe_last_values(metrics))}" '
         f'style="max-width:100%;height:auto;color:var(--jp-ui-font-color1,currentColor);{_FONT}">'
     ]
-    parts += _grid(across, up)
+    parts += _render_grid(across, up)
     parts.append(
         f'<text x="{(_LEFT + WIDTH - _RIGHT) / 2:.0f}" y="{HEIGHT - 6}" text-anchor="middle" '
         f'fill="currentColor">{axis}</text>'
     )
     for number, pairs in enumerate(series.values()):
-        parts.append(_line(number, [(across(x), up(y)) for x, y in pairs]))
+        parts.append(_render_line(number, [(across(x), up(y)) for x, y in pairs]))
     parts.append("</svg>")
     return "".join(parts)
 
 
-def legend(metrics: Mapping[str, Sequence[Point]]) -> str:
-    """Return the names of the series with their colours and last values."""
+def render_legend(metrics: Mapping[str, Sequence[Point]]) -> str:
+    """Return the legend as HTML: the names of the series with their colours and last values.
+
+    Args:
+        metrics: the points of each metric, oldest first.
+    """
     entries = []
     for number, (name, points) in enumerate(list(metrics.items())[:MAX_SERIES]):
         dash = "dashed" if _dash(number) else "solid"
@@ -117,8 +144,12 @@ def legend(metrics: Mapping[str, Sequence[Point]]) -> str:
     return f'<div style="line-height:1.6">{"".join(entries)}</div>' if entries else ""
 
 
-def described(metrics: Mapping[str, Sequence[Point]]) -> str:
-    """Return the last values in words."""
+def describe_last_values(metrics: Mapping[str, Sequence[Point]]) -> str:
+    """Return the last step and the last value of each metric, such as `step 9: loss 0.12, accuracy 0.9`.
+
+    Args:
+        metrics: the points of each metric, oldest first.
+    """
     words = [f"{name} {points[-1].value:.4g}" for name, points in list(metrics.items())[:MAX_SERIES]]
     steps = [points[-1].step for points in metrics.values() if points[-1].step is not None]
     return (f"step {max(steps)}: " if steps else "") + ", ".join(words)
@@ -133,7 +164,14 @@ def _dash(number: int) -> str:
 
 
 class _Scale:
-    """Maps values to places between two ends, with round numbers to label."""
+    """Maps values to positions between two ends of an axis, in pixels.
+
+    Args:
+        values: what the axis has to cover.
+        start: position of the smallest value.
+        end: position of the largest value.
+        log: whether the axis is logarithmic.
+    """
 
     def __init__(self, values: Sequence[float], start: float, end: float, *, log: bool = False) -> None:
         self._start, self._end, self._log = start, end, log
@@ -150,7 +188,7 @@ class _Scale:
         return self._start + share * (self._end - self._start)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return places and labels of four to nine round numbers."""
+        """Return positions and labels of four to nine round numbers."""
         if self._log and self._high - self._low >= 1:
             first, last = math.ceil(self._low), math.floor(self._high)
             every = max(1, (last - first) // 6)
@@ -164,7 +202,7 @@ class _Scale:
         return [(self(value), f"{value:.6g}") for value in values if not self._log or value > 0]
 
 
-def _grid(across: _Scale, up: _Scale) -> list[str]:
+def _render_grid(across: _Scale, up: _Scale) -> list[str]:
     parts = []
     bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
     for y, label in up.ticks():
@@ -181,7 +219,7 @@ def _grid(across: _Scale, up: _Scale) -> list[str]:
     return parts
 
 
-def _line(number: int, places: Sequence[XY]) -> str:
+def _render_line(number: int, places: Sequence[XY]) -> str:
     if not places:
         return ""
     colour, dash = _colour(number), _dash(number)

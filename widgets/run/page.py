@@ -1,4 +1,4 @@
-"""A picture of a run as HTML: parts for the live view, a static page without scripts, and plain text."""
+"""Renders a picture of a run: parts of HTML for the live view, a static page without scripts, and plain text."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from notebook_accel.events import Display, Line
-from notebook_accel.launch.run import spoken
+from notebook_accel.launch.run import format_duration
 
 from . import ansi, chart
-from .picture import Bar, Output, Picture, RankState, Trouble
+from .picture import Bar, FailureSummary, Output, Picture, RankState
 
 Mark = Literal["", "err", "trace"]
+"""What a line is: output, standard error, or part of a traceback."""
 
 MAX_WIDTH: Final = 2000  # characters of a line
 _PLAIN_LINES: Final = 20
-_SPARSE: Final = 50.0  # greatest over least value of a chart that is drawn logarithmically, too
+_LOG_RATIO: Final = (
+    50.0  # if the largest value is more than this times the smallest, there is a logarithmic chart too
+)
 _WRONG: Final = "var(--jp-error-color1,#d64550)"
 _SIGNS: Final = {
     "starting": "○",
@@ -41,42 +44,56 @@ _TRACE_START: Final = "Traceback (most recent call last)"
 # -- parts
 
 
-def status_word(picture: Picture) -> str:
-    """Return how the run stands, with a sign."""
+def describe_status(picture: Picture) -> str:
+    """Return the status of the run with its sign, such as `● running`.
+
+    Args:
+        picture: the run.
+    """
     word = "stopping" if picture.stopping else picture.status
     return f"{_SIGNS[picture.status]} {word}"
 
 
-def headline(picture: Picture) -> str:
-    """Return the run's name, and for how long it has been running, in words."""
-    return f"<b>{html.escape(picture.name)}</b>{_processes(picture)}, {_about(picture)}"
+def render_headline(picture: Picture) -> str:
+    """Return the name of the run, its number of processes and its time, as HTML.
+
+    Args:
+        picture: the run.
+    """
+    return f"<b>{html.escape(picture.name)}</b>{_describe_processes(picture)}, {_describe_time(picture)}"
 
 
-def _processes(picture: Picture) -> str:
+def _describe_processes(picture: Picture) -> str:
     count = len(picture.ranks)
     return f" on {count} process{'' if count == 1 else 'es'}" if picture.distributed else ""
 
 
-def _about(picture: Picture) -> str:
-    """Return for how long it has been running, or ran, and how often it was started again."""
-    time = spoken(picture.seconds if picture.is_over else float(int(picture.seconds)))
+def _describe_time(picture: Picture) -> str:
+    """Return how long the run has lasted, and how many times it was started again."""
+    time = format_duration(picture.seconds if picture.is_over else float(int(picture.seconds)))
     again = (
         "" if not picture.restarts else f", restarted {picture.restarts} times".replace(" 1 times", " once")
     )
     return f"{'after' if picture.is_over else 'for'} {time}{again}"
 
 
-def table(picture: Picture) -> str:
-    """Return a row for each rank; columns of which nobody knows anything are left out."""
+def render_table(picture: Picture) -> str:
+    """Return an HTML table with a row for each rank. Empty columns are left out.
+
+    Args:
+        picture: the run.
+    """
     columns: dict[str, list[str]] = {
         "rank": [str(state.rank) for state in picture.ranks],
-        "status": [rank_status(state) for state in picture.ranks],
+        "status": [describe_rank_status(state) for state in picture.ranks],
         "step": ["" if state.step is None else f"{state.step:,}" for state in picture.ranks],
         "steps/s": ["" if state.rate is None else f"{state.rate:.3g}" for state in picture.ranks],
-        "memory": [_bytes(state.usage.memory if state.usage else None) for state in picture.ranks],
-        "CPU": [_percent(state.usage.cpu if state.usage else None) for state in picture.ranks],
-        "GPU memory": [_bytes(state.usage.device_memory if state.usage else None) for state in picture.ranks],
-        "GPU": [_percent(state.usage.device if state.usage else None) for state in picture.ranks],
+        "memory": [_format_bytes(state.usage.memory if state.usage else None) for state in picture.ranks],
+        "CPU": [_format_percent(state.usage.cpu if state.usage else None) for state in picture.ranks],
+        "GPU memory": [
+            _format_bytes(state.usage.device_memory if state.usage else None) for state in picture.ranks
+        ],
+        "GPU": [_format_percent(state.usage.device if state.usage else None) for state in picture.ranks],
         "what happened": [state.note for state in picture.ranks],
     }
     used = {name: cells for name, cells in columns.items() if any(cells) or name in ("rank", "status")}
@@ -96,27 +113,41 @@ def table(picture: Picture) -> str:
     )
 
 
-def rank_status(state: RankState) -> str:
-    """Return how a rank stands, in words with a sign."""
+def describe_rank_status(state: RankState) -> str:
+    """Return the status of a rank with its sign, such as `● running`.
+
+    Args:
+        state: the rank.
+    """
     if state.status == "waiting":
-        return f"{_SIGNS['waiting']} waiting in {state.waiting} for {spoken(float(int(state.waited)))}"
+        return (
+            f"{_SIGNS['waiting']} waiting in {state.waiting} for {format_duration(float(int(state.waited)))}"
+        )
     return f"{_SIGNS[state.status]} {state.status}"
 
 
-def bars(picture: Picture, *, every_rank: bool = False) -> str:
-    """Return the progress bars of the slowest rank, or of all."""
+def render_bars(picture: Picture, *, every_rank: bool = False) -> str:
+    """Return progress bars as HTML.
+
+    Args:
+        picture: the run.
+        every_rank: whether to draw the bars of all ranks, or only those of the slowest rank.
+
+    Returns:
+        HTML; empty if no rank has a bar.
+    """
     if not picture.bars:
         return ""
-    chosen = list(picture.bars) if every_rank or picture.slowest is None else [picture.slowest]
+    drawn = list(picture.bars) if every_rank or picture.slowest is None else [picture.slowest]
     rows = []
-    for rank in chosen:
+    for rank in drawn:
         who = f"rank {rank}" if len(picture.bars) > 1 else ""
         who += " (slowest)" if who and rank == picture.slowest and not picture.is_over else ""
-        rows += [_bar(who, bar) for bar in picture.bars[rank]]
+        rows += [_render_bar(who, bar) for bar in picture.bars[rank]]
     return f'<div style="margin:4px 0">{"".join(rows)}</div>'
 
 
-def _bar(who: str, bar: Bar) -> str:
+def _render_bar(who: str, bar: Bar) -> str:
     label = " ".join(word for word in (who, bar.label) if word)
     percent = None if bar.fraction is None else 100 * bar.fraction
     known = "" if percent is None else f' aria-valuenow="{percent:.0f}" aria-valuemin="0" aria-valuemax="100"'
@@ -136,21 +167,33 @@ def _bar(who: str, bar: Bar) -> str:
     )
 
 
-def figure(picture: Picture, *, log: bool = False) -> str:
-    """Return the chart of the metrics with its legend."""
-    drawn = chart.svg(picture.metrics, picture.started, log=log)
-    return drawn + chart.legend(picture.metrics) if drawn else ""
+def render_chart(picture: Picture, *, log: bool = False) -> str:
+    """Return the chart of the metrics with its legend, as HTML.
+
+    Args:
+        picture: the run.
+        log: whether the y axis is logarithmic.
+
+    Returns:
+        HTML; empty without a metric.
+    """
+    drawn = chart.render_svg(picture.metrics, picture.started, log=log)
+    return drawn + chart.render_legend(picture.metrics) if drawn else ""
 
 
 # -- lines
 
 
-def marks(lines: Iterable[Line]) -> Iterator[tuple[Mark, str]]:
-    """Yield each line's text with what it is: standard error, or part of a traceback on either stream."""
+def classify_lines(lines: Iterable[Line]) -> Iterator[tuple[Mark, str]]:
+    """Yield each line as its mark and its text. A traceback is found on both streams.
+
+    Args:
+        lines: of one rank, oldest first. Text that was overwritten by a carriage return is dropped.
+    """
     inside = False
     for line in lines:
         text = line.text
-        if "\r" in text:  # of a line that was drawn over, the last state
+        if "\r" in text:  # a terminal shows what was written last
             text = text.rstrip("\r").rpartition("\r")[2]
         if len(text) > MAX_WIDTH:
             text = f"{text[:MAX_WIDTH]}…"
@@ -160,7 +203,7 @@ def marks(lines: Iterable[Line]) -> Iterator[tuple[Mark, str]]:
             yield ("err" if line.stream == "stderr" else ""), text
             continue
         yield "trace", text
-        bare = ansi.bare(text)
+        bare = ansi.strip_escapes(text)
         if bare and not bare[0].isspace() and _TRACE_START not in bare:
             inside = False
 
@@ -171,37 +214,59 @@ _MARKED: Final[Mapping[Mark, str]] = {
 }
 
 
-def lines(rank: int, output: Output) -> str:
-    """Return a rank's newest lines; those that are errors are marked."""
+def render_lines(rank: int, output: Output) -> str:
+    """Return the newest lines of a rank as HTML, with errors marked.
+
+    Args:
+        rank: whose lines.
+        output: the lines.
+    """
     parts = []
-    for mark, group in itertools.groupby(marks(output.lines), key=lambda pair: pair[0]):
+    for mark, group in itertools.groupby(classify_lines(output.lines), key=lambda pair: pair[0]):
         text = ansi.to_html("\n".join(text for _, text in group))
         parts.append(f'<span style="{_MARKED[mark]}">{text}</span>' if mark else f"{text}\n")
     return f'<pre role="group" aria-label="Newest lines of rank {rank}" style="{_PRE}">{"".join(parts)}</pre>'
 
 
 def has_errors(output: Output) -> bool:
-    """Whether a traceback is among the newest lines."""
+    """Return whether the newest lines have a traceback.
+
+    Args:
+        output: of one rank.
+    """
     return any(_TRACE_START in line.text for line in output.lines)
 
 
-def earlier(rank: int, output: Output) -> str:
-    """Say how many lines are not shown, and where they are."""
+def describe_hidden_lines(rank: int, output: Output) -> str:
+    """Return how many older lines are not shown, and how to get them; empty if all are shown.
+
+    Args:
+        rank: whose lines.
+        output: the lines.
+    """
     left_out = output.total - len(output.lines)
     return f"{left_out:,} earlier lines: notebook_accel.runs()[-1].lines({rank})" if left_out > 0 else ""
 
 
-def failure(trouble: Trouble) -> str:
-    """Return the first failure with its traceback, and a line for each other rank."""
-    parts = [f'<div role="alert" style="color:{_WRONG};font-weight:600">{html.escape(trouble.title)}</div>']
-    if trouble.traceback:
-        parts.append(f'<pre style="{_PRE};margin:4px 0">{ansi.to_html(trouble.traceback)}</pre>')
-    parts += [f"<div>{html.escape(line)}</div>" for line in trouble.others]
+def render_failure(failure: FailureSummary) -> str:
+    """Return the first failure as HTML: its title, its traceback, and a line for each other rank.
+
+    Args:
+        failure: the first failure.
+    """
+    parts = [f'<div role="alert" style="color:{_WRONG};font-weight:600">{html.escape(failure.title)}</div>']
+    if failure.traceback:
+        parts.append(f'<pre style="{_PRE};margin:4px 0">{ansi.to_html(failure.traceback)}</pre>')
+    parts += [f"<div>{html.escape(line)}</div>" for line in failure.others]
     return "".join(parts)
 
 
-def notice(picture: Picture) -> str:
-    """Return what the launcher itself said last."""
+def render_notice(picture: Picture) -> str:
+    """Return the last message of the launcher itself as HTML; empty without one.
+
+    Args:
+        picture: the run.
+    """
     if not picture.notice:
         return ""
     return (
@@ -209,15 +274,19 @@ def notice(picture: Picture) -> str:
     )
 
 
-# -- what ranks have displayed
+# -- displays
 
 
-def displayed(displays: Sequence[Display]) -> str:
-    """Return figures and other displays of the ranks; what needs scripts is shown as its plain text."""
-    return "".join(_displayed(event) for event in displays)
+def render_displays(displays: Sequence[Display]) -> str:
+    """Return figures and other displays of the ranks as HTML. A display that needs scripts becomes its plain text.
+
+    Args:
+        displays: oldest first.
+    """
+    return "".join(_render_display(event) for event in displays)
 
 
-def _displayed(event: Display) -> str:
+def _render_display(event: Display) -> str:
     data: Mapping[str, Any] = event.data
     for kind in ("image/png", "image/jpeg"):
         if kind in data:
@@ -225,100 +294,118 @@ def _displayed(event: Display) -> str:
             text = html.escape(str(data.get("text/plain", "figure")))
             return f'<div><img alt="{text}" src="data:{kind};base64,{source.strip()}" style="max-width:100%"></div>'
     if "image/svg+xml" in data:
-        return f"<div>{_image(str(data['image/svg+xml']), 'figure')}</div>"
+        return f"<div>{_embed_svg(str(data['image/svg+xml']), 'figure')}</div>"
     if "text/html" in data and "<script" not in str(data["text/html"]).lower():
         return f"<div>{data['text/html']}</div>"
     return f'<pre style="{_PRE}">{ansi.to_html(str(data.get("text/plain", "")))}</pre>'
 
 
-def _image(svg: str, text: str) -> str:
-    """Return SVG as an image: notebooks that are not trusted yet lose every other."""
-    source = base64.b64encode(svg.encode(errors="backslashreplace")).decode()  # a file's name may be no text
+def _embed_svg(svg: str, text: str) -> str:
+    """Return an `img` element that holds an SVG. Jupyter removes plain SVG from notebooks that are not trusted."""
+    source = base64.b64encode(
+        svg.encode(errors="backslashreplace")
+    ).decode()  # file names may have surrogates
     return f'<img alt="{html.escape(text)}" src="data:image/svg+xml;base64,{source}" style="max-width:100%">'
 
 
-# -- all of it
+# -- the whole picture
 
 
-def static(picture: Picture) -> str:
-    """Return the whole picture as HTML that needs no script, no style sheet and no kernel."""
+def render_page(picture: Picture) -> str:
+    """Return the whole picture as HTML that needs no script, no style sheet and no kernel.
+
+    Args:
+        picture: the run, usually at its end.
+    """
     wrong = picture.status == "failed"
     style = f' style="color:{_WRONG}"' if wrong else ""
-    parts = [f'<div><b role="status"{style}>{status_word(picture)}</b> {headline(picture)}</div>']
-    if picture.trouble is not None:
-        parts.append(failure(picture.trouble))
+    parts = [f'<div><b role="status"{style}>{describe_status(picture)}</b> {render_headline(picture)}</div>']
+    if picture.failure is not None:
+        parts.append(render_failure(picture.failure))
     if picture.distributed or picture.status == "failed":
-        parts.append(table(picture))
-    parts.append(notice(picture))
-    parts.append(bars(picture))
-    parts.append(_static_chart(picture))
+        parts.append(render_table(picture))
+    parts.append(render_notice(picture))
+    parts.append(render_bars(picture))
+    parts.append(_render_static_chart(picture))
     if picture.background:
-        parts.append(displayed(picture.displays))
-    parts += [_fold(rank, output) for rank, output in picture.outputs.items() if output.lines]
+        parts.append(render_displays(picture.displays))
+    parts += [_render_output(rank, output) for rank, output in picture.outputs.items() if output.lines]
     return f'<div class="accel-run accel-run-static" style="line-height:1.4;max-width:64em">{"".join(parts)}</div>'
 
 
-def _static_chart(picture: Picture) -> str:
+def _render_static_chart(picture: Picture) -> str:
     grey = "var(--jp-ui-font-color1,currentColor)"
-    drawn = chart.svg(picture.metrics, picture.started)
+    drawn = chart.render_svg(picture.metrics, picture.started)
     if not drawn:
         return ""
-    words = chart.described(picture.metrics)
-    shown = _image(drawn.replace(grey, "#767676"), words) + chart.legend(picture.metrics)
+    words = chart.describe_last_values(picture.metrics)
+    shown = _embed_svg(drawn.replace(grey, "#767676"), words) + chart.render_legend(picture.metrics)
     values = [point.value for points in picture.metrics.values() for point in points if point.value > 0]
-    if values and max(values) / min(values) > _SPARSE:
-        logarithmic = chart.svg(picture.metrics, picture.started, log=True).replace(grey, "#767676")
-        shown += f"<details><summary>logarithmic</summary>{_image(logarithmic, words)}</details>"
+    if values and max(values) / min(values) > _LOG_RATIO:
+        logarithmic = chart.render_svg(picture.metrics, picture.started, log=True).replace(grey, "#767676")
+        shown += f"<details><summary>logarithmic</summary>{_embed_svg(logarithmic, words)}</details>"
     return shown
 
 
-def _fold(rank: int, output: Output) -> str:
-    """Return a rank's lines as a part that opens; a few lines are open."""
-    note = earlier(rank, output)
+def _render_output(rank: int, output: Output) -> str:
+    """Return the lines of a rank as an element that folds; it is open if there are few lines."""
+    note = describe_hidden_lines(rank, output)
     left_out = f'<div style="opacity:0.8">{html.escape(note)}</div>' if note else ""
     is_open = " open" if len(output.lines) <= _PLAIN_LINES and not note else ""
     return (
         f"<details{is_open}><summary>Output of rank {rank}: {output.total:,} "
         f"line{'' if output.total == 1 else 's'}</summary>{left_out}"
-        f'<div style="border:{_BORDER};padding:4px 8px;max-height:24em;overflow:auto">{lines(rank, output)}</div>'
+        f'<div style="border:{_BORDER};padding:4px 8px;max-height:24em;overflow:auto">'
+        f"{render_lines(rank, output)}</div>"
         "</details>"
     )
 
 
-def plain(picture: Picture, last: int = _PLAIN_LINES) -> str:
-    """Return the picture as text: status, ranks, metrics, the last lines of each rank, the failure."""
+def render_text(picture: Picture, last: int = _PLAIN_LINES) -> str:
+    """Return the picture as plain text: status, ranks, metrics, the last lines of each rank, the failure.
+
+    Args:
+        picture: the run.
+        last: number of lines to show of each rank; 0 shows none.
+    """
     word = "stopping" if picture.stopping else picture.status
-    parts = [f"{picture.name}{_processes(picture)}: {word} {_about(picture)}"]
+    parts = [f"{picture.name}{_describe_processes(picture)}: {word} {_describe_time(picture)}"]
     for state in picture.ranks if picture.distributed else ():
-        words = [f"rank {state.rank}: {rank_status(state)[2:]}"]
+        words = [f"rank {state.rank}: {describe_rank_status(state)[2:]}"]
         words += [f"step {state.step:,}"] if state.step is not None else []
         words += [f"{state.rate:.3g} steps/s"] if state.rate is not None else []
-        words += [f"memory {_bytes(state.usage.memory)}"] if state.usage and state.usage.memory else []
+        words += [f"memory {_format_bytes(state.usage.memory)}"] if state.usage and state.usage.memory else []
         words += [state.note] if state.note else []
         parts.append(", ".join(words))
     parts += [picture.notice] if picture.notice else []
     if picture.metrics:
-        parts.append(chart.described(picture.metrics))
+        parts.append(chart.describe_last_values(picture.metrics))
     prefixed = len(picture.outputs) > 1
     for rank, output in picture.outputs.items():
-        shown = [text for _, text in marks(output.lines)][-last:] if last else []
-        parts += [f"[{rank}] {ansi.bare(text)}" if prefixed else ansi.bare(text) for text in shown]
-    if picture.trouble is not None:
-        parts.append(ansi.bare(picture.trouble.traceback) or picture.trouble.title)
-        parts += picture.trouble.others
+        shown = [text for _, text in classify_lines(output.lines)][-last:] if last else []
+        parts += [
+            f"[{rank}] {ansi.strip_escapes(text)}" if prefixed else ansi.strip_escapes(text) for text in shown
+        ]
+    if picture.failure is not None:
+        parts.append(ansi.strip_escapes(picture.failure.traceback) or picture.failure.title)
+        parts += picture.failure.others
     return "\n".join(parts)
 
 
-def bundle(picture: Picture) -> dict[str, str]:
-    """Return the static page with its text, as a display's data."""
-    return {"text/html": static(picture), "text/plain": plain(picture)}
+def make_bundle(picture: Picture) -> dict[str, str]:
+    """Return the static page and the plain text as a MIME bundle.
+
+    Args:
+        picture: the run.
+    """
+    return {"text/html": render_page(picture), "text/plain": render_text(picture)}
 
 
-def _bytes(count: int | None) -> str:
+def _format_bytes(count: int | None) -> str:
     if count is None:
         return ""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
-def _percent(share: float | None) -> str:
+def _format_percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0f} %"

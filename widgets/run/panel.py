@@ -1,4 +1,4 @@
-"""The widgets of a live view."""
+"""Panel: the widgets of a live view."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .picture import Output, Picture
 
 _CHART_SECONDS: Final = 1.0
 _HIDDEN_SECONDS: Final = 1.0
-# The box that scrolls is the widget's own element, which stays while its text changes: reversed, it rests on the newest
-# line, and where somebody has scrolled up it stays at that distance.
+# The element of the widget itself scrolls, because it stays when the text inside it changes. With the reversed
+# direction it shows the newest line. If the user has scrolled up, it keeps that distance from the newest line.
 _STYLE: Final = """<style>
 .accel-run { max-width: 64em; }
 .accel-run .widget-html-content { line-height: 1.4; }
@@ -30,23 +30,24 @@ _STYLE: Final = """<style>
 
 
 class Panel:
-    """Shows pictures of a run, one after the other, and changes only what differs between them.
+    """Shows the newest picture of a run, and changes only the widgets that differ from the last one.
 
     Args:
-        stop: called when Stop is clicked, maybe in a thread of the kernel's.
+        stop: called when the user clicks Stop. ipykernel may call it in another thread.
 
     Attributes:
-        box: all of it.
+        box: the widget that holds all others.
+        status: the widget with the status of the run.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
-        self._asked_stop = stop
+        self._stop_run = stop
         self._lines: dict[int, Any] = {}
         self._totals: dict[int, int] = {}
         self._titles: dict[int, str] = {}
         self._next_chart = self._next_hidden = 0.0
-        self._charted: object = None
-        self._displayed: tuple[Display, ...] = ()
+        self._chart_state: object = None
+        self._shown_displays: tuple[Display, ...] = ()
         self.status, self._head = _html(), _html()
         self._stop = ipywidgets.Button(
             description="Stop",
@@ -67,17 +68,21 @@ class Panel:
         self._upper.add_class("accel-run-head")
         self.box = ipywidgets.VBox([_html(_STYLE), self._upper])
         self.box.add_class("accel-run")
-        _hear_in_cells(self._stop, self._log, self._every, self._tabs)
+        _handle_clicks_during_cells(self._stop, self._log, self._every, self._tabs)
 
     def show(self, picture: Picture) -> None:
-        """Show a picture."""
+        """Show a picture. The chart and hidden tabs change at most once a second.
+
+        Args:
+            picture: the run as it is now.
+        """
         now = time.monotonic()
-        _set(self.status, "value", f'<b role="status">{page.status_word(picture)}</b>')
-        _set(self._head, "value", page.headline(picture))
+        _set(self.status, "value", f'<b role="status">{page.describe_status(picture)}</b>')
+        _set(self._head, "value", page.render_headline(picture))
         _set(self._stop, "description", "Stop now" if picture.stopping else "Stop")
-        _set(self._table, "value", page.table(picture) if picture.distributed else "")
-        _set(self._notice, "value", page.notice(picture))
-        _set(self._bars, "value", page.bars(picture, every_rank=self._every.value))
+        _set(self._table, "value", page.render_table(picture) if picture.distributed else "")
+        _set(self._notice, "value", page.render_notice(picture))
+        _set(self._bars, "value", page.render_bars(picture, every_rank=self._every.value))
         if now >= self._next_chart:
             self._next_chart = now + _CHART_SECONDS
             self._show_chart(picture)
@@ -86,14 +91,22 @@ class Panel:
                 self._show_lines(rank, output, now)
         if now >= self._next_hidden:
             self._next_hidden = now + _HIDDEN_SECONDS
-        _set(self._failure, "value", page.failure(picture.trouble) if picture.trouble is not None else "")
-        if picture.background and picture.displays != self._displayed:
-            self._displayed = picture.displays
-            _set(self._displays, "value", page.displayed(picture.displays))
+        _set(
+            self._failure,
+            "value",
+            page.render_failure(picture.failure) if picture.failure is not None else "",
+        )
+        if picture.background and picture.displays != self._shown_displays:
+            self._shown_displays = picture.displays
+            _set(self._displays, "value", page.render_displays(picture.displays))
         self._arrange(picture)
 
     def end(self, html: str) -> None:
-        """Show the static page instead of the parts, and give these back."""
+        """Show the static page in place of the widgets, and close these.
+
+        Args:
+            html: the static page.
+        """
         final = _html(html)
         parts = [
             *self.box.children,
@@ -106,13 +119,13 @@ class Panel:
         parts += [self._failure, self._displays, self._log, self._every, self._tabs, *self._lines.values()]
         self.box.children = (final,)
         for part in dict.fromkeys(parts):
-            part.layout.close()  # a widget leaves both open, and ipywidgets keeps what is open
+            part.layout.close()  # `close` of a widget leaves its layout and style open, and ipywidgets keeps them
             if part.has_trait("style"):
                 part.style.close()
             part.close()
 
     def _arrange(self, picture: Picture) -> None:
-        """Show the parts that have something to show."""
+        """Show the widgets that have content, in their order."""
         every = [self._every] if len(picture.bars) > 1 else []
         parts: list[Any] = [self.box.children[0], self._upper, self._table]
         parts += [self._notice] if self._notice.value else []
@@ -129,9 +142,9 @@ class Panel:
             self._log.value,
             [(name, len(points), points[-1]) for name, points in picture.metrics.items()],
         )
-        if state != self._charted:
-            self._charted = state
-            _set(self._chart, "value", page.figure(picture, log=self._log.value))
+        if state != self._chart_state:
+            self._chart_state = state
+            _set(self._chart, "value", page.render_chart(picture, log=self._log.value))
 
     def _show_lines(self, rank: int, output: Output, now: float) -> None:
         if rank not in self._lines:
@@ -140,7 +153,7 @@ class Panel:
         if self._totals.get(rank) == output.total or (hidden and now < self._next_hidden):
             return
         self._totals[rank] = output.total
-        _set(self._lines[rank], "value", page.lines(rank, output))
+        _set(self._lines[rank], "value", page.render_lines(rank, output))
         title = f"rank {rank} ✗" if page.has_errors(output) else f"rank {rank}"
         if self._titles.get(rank) != title:
             self._titles[rank] = title
@@ -149,7 +162,7 @@ class Panel:
     def _add_tab(self, rank: int) -> None:
         pane = _html()
         pane.add_class("accel-run-lines")
-        if pane.has_trait("tabbable"):  # ipywidgets 8: the keyboard scrolls it
+        if pane.has_trait("tabbable"):  # since ipywidgets 8: lets the keyboard scroll it
             pane.tabbable = True
         self._lines[rank] = pane
         self._lines = dict(sorted(self._lines.items()))
@@ -161,7 +174,7 @@ class Panel:
             self._tabs.set_title(number, f"rank {known}")
 
     def _on_stop(self, _: Any) -> None:
-        self._asked_stop()
+        self._stop_run()
 
     def _on_choice(self, _: Any) -> None:
         self._next_chart = 0.0
@@ -172,15 +185,15 @@ def _html(value: str = "") -> Any:
 
 
 def _set(widget: Any, name: str, value: Any) -> None:
-    """Change a trait only where it differs: the browser draws it anew."""
+    """Change a trait only if its value differs, because the browser redraws it after every change."""
     if getattr(widget, name) != value:
         setattr(widget, name, value)
 
 
-def _hear_in_cells(*widgets: Any) -> None:
-    """Let clicks be handled while a cell runs, where the front end sends them to a thread of their own.
+def _handle_clicks_during_cells(*widgets: Any) -> None:
+    """Let clicks be handled while a cell runs, if the front end sends them to a thread of their own (a subshell).
 
-    ipykernel 7.4 would hand them back to the thread that made the widget, which is busy with the cell.
+    ipykernel 7.4 would send them back to the thread that made the widget, which is busy with the cell.
     """
     for widget in widgets:
         comm: Any = getattr(widget, "comm", None)

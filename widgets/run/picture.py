@@ -1,4 +1,4 @@
-"""What a view shows of a run at an instant, as plain values: no widget, no HTML."""
+"""Picture: what a view shows of a run at one moment, as plain values without widgets and HTML."""
 
 from __future__ import annotations
 
@@ -10,20 +10,27 @@ from typing import Any, Final, Literal
 
 from notebook_accel.errors import RunStoppedError
 from notebook_accel.events import Display, Failure, Line, Progress, Pulse
-from notebook_accel.launch import failures
 from notebook_accel.launch.run import Run
 from notebook_accel.launch.run import Status as RunStatus
+from notebook_accel.launch.transfer import failures
 from notebook_accel.stream.record import Point, RunRecord
 
 RankStatus = Literal["starting", "running", "waiting", "done", "failed", "killed", "stopped"]
 
-_WAITING_SECONDS: Final = 1.0  # shorter waits are every step's
-_MAX_BARS: Final = 6  # of a rank
+_WAITING_SECONDS: Final = 1.0  # shorter waits happen in every step
+_MAX_BARS: Final = 6  # for each rank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """What a rank uses: bytes of memory, and percent of a core and of its device; None where nobody can say."""
+    """What the process of a rank uses. Each value is None if it is not known.
+
+    Attributes:
+        memory: resident memory in bytes.
+        cpu: percent of one core.
+        device_memory: memory on its device in bytes.
+        device: load of its device in percent.
+    """
 
     memory: int | None = None
     cpu: float | None = None
@@ -33,13 +40,17 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankState:
-    """How one rank stands.
+    """The state of one rank.
 
     Attributes:
-        waiting: the collective that it has been in for `waited` seconds, empty where it is in none.
-        step: optimizer steps so far, None where it made none.
-        rate: steps in a second.
-        note: what happened to it, where it failed.
+        rank: its rank.
+        status: its status; `waiting` is a rank that waits in a collective.
+        waiting: name of that collective; empty if it is not waiting.
+        waited: seconds for which it has been waiting.
+        step: optimizer steps so far; None without any.
+        rate: optimizer steps in a second; None if it is not known.
+        usage: what its process uses; None if it is not known.
+        note: what happened, if it failed; empty otherwise.
     """
 
     rank: int
@@ -54,7 +65,13 @@ class RankState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """A progress bar; `fraction` is None where the total is unknown."""
+    """A progress bar.
+
+    Attributes:
+        label: what it counts, such as `epoch 2`.
+        text: how far it is, such as `batch 5 of 20`.
+        fraction: from 0 to 1; None if the total is not known.
+    """
 
     label: str
     text: str
@@ -63,15 +80,26 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Output:
-    """The newest lines of a rank, of `total` that it has written."""
+    """The output of a rank.
+
+    Attributes:
+        total: how many lines it has written.
+        lines: the newest of them.
+    """
 
     total: int = 0
     lines: tuple[Line, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trouble:
-    """The first failure: a title, the traceback as IPython prints it (with ANSI colours), a line for other ranks."""
+class FailureSummary:
+    """The failure that came first.
+
+    Attributes:
+        title: type and message of the exception.
+        traceback: as IPython prints it, with ANSI colours; empty if the cell shows it.
+        others: one line for each other rank about what happened to it.
+    """
 
     title: str
     traceback: str = ""
@@ -80,18 +108,25 @@ class Trouble:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """A run at an instant.
+    """A run at one moment.
 
     Attributes:
-        background: whether the notebook goes on meanwhile.
-        stopping: whether it was asked to stop and still runs.
-        bars: the bars of each rank that has some.
-        restarts: how often all ranks were started again.
-        slowest: the rank with bars that is behind the others.
-        outputs: what each rank has written, where its output is to be shown.
+        name: name of the function.
+        status: status of the run.
+        seconds: how long the run has lasted.
+        started: when it was launched, in seconds since the epoch.
+        background: whether the launch returned at once.
+        distributed: whether worker processes run the function.
+        stopping: whether somebody asked it to stop and it still runs.
+        restarts: how many times all ranks were started again.
+        ranks: the state of each rank.
+        bars: progress bars by rank, for ranks that have bars.
+        slowest: among these the rank that is furthest behind; None without bars.
+        outputs: output by rank, for ranks whose output is to be shown.
         metrics: the points of each metric, oldest first.
-        displays: what ranks have displayed, oldest first.
-        notice: what the launcher itself said last.
+        displays: figures and other displays of the ranks, oldest first.
+        failure: the failure that came first; None without one.
+        notice: the last message of the launcher itself; empty without one.
     """
 
     name: str
@@ -108,7 +143,7 @@ class Picture:
     outputs: Mapping[int, Output] = field(default_factory=dict)
     metrics: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
     displays: tuple[Display, ...] = ()
-    trouble: Trouble | None = None
+    failure: FailureSummary | None = None
     notice: str = ""
 
     @property
@@ -117,14 +152,19 @@ class Picture:
         return self.status in ("done", "failed", "stopped")
 
 
-def picture(run: Run, usage: Mapping[int, Usage] | None = None) -> Picture:
-    """Return what a view of the run shows now; safe from any thread."""
+def make_picture(run: Run, usage: Mapping[int, Usage] | None = None) -> Picture:
+    """Return the picture of a run as it is now. It may be called in any thread.
+
+    Args:
+        run: the run.
+        usage: what the processes use, by rank; None if it is not known.
+    """
     record, job = run.record, run.job
     status = run.status
     over = status in ("done", "failed", "stopped")
-    ranks = _ranks(run)
-    shown = _shown(job.output, ranks)
-    bars = {rank: found for rank in ranks if (found := _bars(record, rank, rank in shown, over))}
+    ranks = _list_ranks(run)
+    shown = _select_shown(job.output, ranks)
+    bars = {rank: found for rank in ranks if (found := _make_bars(record, rank, rank in shown, over))}
     now = time.time()
     return Picture(
         name=job.name,
@@ -135,39 +175,39 @@ def picture(run: Run, usage: Mapping[int, Usage] | None = None) -> Picture:
         distributed=job.distributed,
         stopping=run.stop_is_asked and not over,
         restarts=record.restarts,
-        ranks=tuple(_rank(run, rank, status, now, (usage or {}).get(rank)) for rank in ranks),
+        ranks=tuple(_make_state(run, rank, status, now, (usage or {}).get(rank)) for rank in ranks),
         bars=bars,
-        slowest=min(bars, key=lambda rank: _place(record, rank), default=None),
+        slowest=min(bars, key=lambda rank: _measure_progress(record, rank), default=None),
         outputs={
             rank: Output(total=record.line_counts.get(rank, 0), lines=tuple(record.tails.get(rank, ())))
             for rank in shown
         },
         metrics={name: tuple(points) for name, points in list(record.metrics.items())},
         displays=tuple(event for (rank, _), event in list(record.displays.items()) if rank in shown),
-        trouble=_trouble(run),
+        failure=_summarize_failure(run),
         notice="" if run.is_over and not run.failure else record.notice,
     )
 
 
-def _ranks(run: Run) -> list[int]:
+def _list_ranks(run: Run) -> list[int]:
     known = {rank for rank in list(run.record.phases) if rank >= 0}
     if run.job.rendezvous.num_nodes == 1:
         known |= set(range(run.job.local_world_size))
     return sorted(known)
 
 
-def _shown(output: Any, ranks: Sequence[int]) -> list[int]:
+def _select_shown(output: Any, ranks: Sequence[int]) -> list[int]:
     """Return the ranks whose output is to be shown."""
     if isinstance(output, str):
         return {"all": list(ranks), "first": list(ranks[:1]), "none": []}[output]
     return [rank for rank in ranks if rank in output]
 
 
-def _rank(run: Run, rank: int, status: RunStatus, now: float, usage: Usage | None) -> RankState:
+def _make_state(run: Run, rank: int, status: RunStatus, now: float, usage: Usage | None) -> RankState:
     record = run.record
     failure = next((found for found in list(record.failures) if found.rank == rank), None)
     pulse = record.pulses.get(rank)
-    state = _status(run, rank, status, failure)
+    state = _resolve_status(run, rank, status, failure)
     waited = now - pulse.time if state == "running" and pulse is not None and pulse.waiting else 0.0
     waits = waited >= _WAITING_SECONDS
     return RankState(
@@ -176,13 +216,13 @@ def _rank(run: Run, rank: int, status: RunStatus, now: float, usage: Usage | Non
         waiting=pulse.waiting if waits and pulse is not None else "",
         waited=waited if waits else 0.0,
         step=pulse.steps if pulse is not None and pulse.steps else None,
-        rate=_rate(record, rank, state),
+        rate=_measure_rate(record, rank, state),
         usage=usage,
-        note=_note(failure),
+        note=_describe_failure(failure),
     )
 
 
-def _status(run: Run, rank: int, status: RunStatus, failure: Failure | None) -> RankStatus:
+def _resolve_status(run: Run, rank: int, status: RunStatus, failure: Failure | None) -> RankStatus:
     if failure is not None:
         return "killed" if failure.error is None and (failure.exitcode or 0) < 0 else "failed"
     if not run.job.distributed:
@@ -195,8 +235,8 @@ def _status(run: Run, rank: int, status: RunStatus, failure: Failure | None) -> 
     return "running" if phase is not None and phase.name == "running" else "starting"
 
 
-def _rate(record: RunRecord, rank: int, state: RankStatus) -> float | None:
-    """Return steps a second: of late while it runs, over all its time afterwards."""
+def _measure_rate(record: RunRecord, rank: int, state: RankStatus) -> float | None:
+    """Return steps a second: over the last steps while the rank runs, over all steps at the end."""
     pulse, phase = record.pulses.get(rank), record.phases.get(rank)
     if state in ("starting", "running") or pulse is None or phase is None:
         return record.pace(rank)
@@ -204,26 +244,26 @@ def _rate(record: RunRecord, rank: int, state: RankStatus) -> float | None:
     return pulse.steps / seconds if pulse.steps and seconds > 0 else None
 
 
-def _note(failure: Failure | None) -> str:
+def _describe_failure(failure: Failure | None) -> str:
     if failure is None:
         return ""
-    return failures.one_line(failure).removeprefix(f"rank {failure.rank} (process {failure.pid}) ")
+    return failures.describe_failure(failure).removeprefix(f"rank {failure.rank} (process {failure.pid}) ")
 
 
 # -- progress
 
 
-def _bars(record: RunRecord, rank: int, shown: bool, over: bool) -> tuple[Bar, ...]:
+def _make_bars(record: RunRecord, rank: int, shown: bool, over: bool) -> tuple[Bar, ...]:
     pulse = record.pulses.get(rank)
-    found = [] if pulse is None or not pulse.batch or over else [_loader_bar(pulse)]
-    drawn: dict[str, Progress] = {}  # of several with one name, one after the other, the newest
+    found = [] if pulse is None or not pulse.batch or over else [_make_loader_bar(pulse)]
+    drawn: dict[str, Progress] = {}  # if several bars have one name, the newest
     for (of, _), bar in list(record.progress.items()):
         if of == rank and shown and (bar.leave or not bar.finished):
             drawn[bar.description] = bar
-    return (*found, *map(_tqdm_bar, list(drawn.values())[-_MAX_BARS:]))
+    return (*found, *map(_make_tqdm_bar, list(drawn.values())[-_MAX_BARS:]))
 
 
-def _loader_bar(pulse: Pulse) -> Bar:
+def _make_loader_bar(pulse: Pulse) -> Bar:
     known = bool(pulse.batches)
     return Bar(
         label=f"epoch {pulse.epoch + 1}",
@@ -232,8 +272,8 @@ def _loader_bar(pulse: Pulse) -> Bar:
     )
 
 
-def _tqdm_bar(bar: Progress) -> Bar:
-    """Return tqdm's bar without the part that it draws of characters."""
+def _make_tqdm_bar(bar: Progress) -> Bar:
+    """Return a bar of tqdm. Its text loses the part that tqdm draws with block characters."""
     start, drawn, rest = bar.text.rpartition("|")
     text = rest if drawn else start + rest
     return Bar(
@@ -243,8 +283,8 @@ def _tqdm_bar(bar: Progress) -> Bar:
     )
 
 
-def _place(record: RunRecord, rank: int) -> tuple[float, ...]:
-    """Return how far a rank with bars has come, to compare it with others."""
+def _measure_progress(record: RunRecord, rank: int) -> tuple[float, ...]:
+    """Return how far a rank has come, as a key to compare it with other ranks."""
     pulse = record.pulses.get(rank)
     counts = record.passed.get(rank, 0.0)
     counts += sum(bar.count for (of, _), bar in list(record.progress.items()) if of == rank)
@@ -256,22 +296,27 @@ def _place(record: RunRecord, rank: int) -> tuple[float, ...]:
 # -- failures
 
 
-def _trouble(run: Run) -> Trouble | None:
+def _summarize_failure(run: Run) -> FailureSummary | None:
     error = run.failure
     if error is None:
         found = list(run.record.failures)
-        return Trouble(title=failures.one_line(failures.first(found))) if found else None
+        return FailureSummary(title=failures.describe_failure(failures.find_first(found))) if found else None
     if isinstance(error, (RunStoppedError, KeyboardInterrupt)):
         return None
-    title = failures.title(error)
+    title = failures.describe_error(error)
     if not run.job.background:
-        return Trouble(title=title)  # the cell has the rest
-    text = traceback_of(error)
-    return Trouble(title=title, traceback=text, others=tuple(note for note in run.notes if note not in text))
+        return FailureSummary(title=title)  # the cell shows the rest
+    text = format_traceback(error)
+    others = tuple(note for note in run.notes if note not in text)
+    return FailureSummary(title=title, traceback=text, others=others)
 
 
-def traceback_of(error: BaseException) -> str:
-    """Return a traceback as IPython prints it, where it runs, else as Python does."""
+def format_traceback(error: BaseException) -> str:
+    """Return the traceback of an exception as IPython prints it; without IPython as Python prints it.
+
+    Args:
+        error: the exception.
+    """
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     if shell is None:
@@ -280,7 +325,9 @@ def traceback_of(error: BaseException) -> str:
         return "".join(traceback.format_exception(error)).rstrip("\n")
     from copy import copy
 
-    formatter = copy(shell.InteractiveTB)  # it keeps what it printed last, for the debugger
+    formatter = copy(
+        shell.InteractiveTB
+    )  # a copy, because the formatter keeps the last traceback for the debugger
     own: Callable[[], list[str]] | None = getattr(error, "_render_traceback_", None)
     parts = own() if own is not None else None
     if parts is None:

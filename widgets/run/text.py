@@ -1,4 +1,4 @@
-"""Runs as text where no widget shows them: in a display that changes, in a terminal, or errors only."""
+"""Sinks without widgets: a text in the notebook that changes, lines that are printed, or errors only."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from notebook_accel.stream.record import MAX_TAIL
 from notebook_accel.stream.sinks import Sink, TextSink, kernel_shell, publish
 
 from . import ansi, page
-from .picture import Picture, picture
+from .picture import Picture, make_picture
 
 _INTERVAL: Final = 0.2
 
 
 class TextDisplay(Sink):
-    """Shows a background run in a notebook as one text that changes: what it prints comes when its cell has ended."""
+    """Shows a background run in a notebook as one text that changes: the cell that launched it has ended by then.
+
+    Args:
+        run: what to show.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -30,21 +34,33 @@ class TextDisplay(Sink):
         self.again()
 
     def show(self, events: Sequence[Event]) -> None:
-        """Change the text, five times a second at most."""
+        """Update the text, at most five times a second.
+
+        Args:
+            events: not used: the text is made from the record of the run.
+        """
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _INTERVAL
             self._draw()
 
     def note(self, text: str) -> None:
-        """Leave it to the final text, which has it."""
+        """Do nothing: the final text has the message.
+
+        Args:
+            text: the message.
+        """
 
     def close(self) -> None:
         """Show the final text."""
         self._draw()
 
     def again(self) -> bool:
-        """Show the text in the cell that runs now, too."""
+        """Show the text in the cell that runs now, too.
+
+        Returns:
+            Always True.
+        """
         name = f"notebook-accel-{uuid.uuid4().hex}"
         self._names.append(name)
         publish({"text/plain": self._text()}, transient={"display_id": name})
@@ -58,34 +74,46 @@ class TextDisplay(Sink):
                 publish({"text/plain": text}, transient={"display_id": name}, update=True)
 
     def _text(self) -> str:
-        return as_text(picture(self._run))
+        return render_lines_and_status(make_picture(self._run))
 
 
-def as_text(shown: Picture) -> str:
-    """Return the newest lines of all ranks in the order in which they came, and how the run stands below them."""
+def render_lines_and_status(shown: Picture) -> str:
+    """Return the newest lines of all ranks in the order of time, and below them the status of the run.
+
+    Args:
+        shown: the run.
+    """
     several = len(shown.outputs) > 1
     newest = sorted(
         (line for output in shown.outputs.values() for line in output.lines), key=lambda line: line.time
     )
     lines = [f"[{line.rank}] {line.text}" if several else line.text for line in newest[-MAX_TAIL:]]
-    return "\n".join([*map(ansi.bare, lines), page.plain(shown, last=0)])
+    return "\n".join([*map(ansi.strip_escapes, lines), page.render_text(shown, last=0)])
 
 
 class PrintedRun(TextSink):
-    """Prints lines as they come, and after a background run that failed a line that says so."""
+    """Prints lines as they come. If a background run fails, one more line says so.
+
+    Args:
+        run: what to show.
+    """
 
     def __init__(self, run: Run) -> None:
         super().__init__(run.job.output, run.job.prefix)
         self._run = run
 
     def close(self) -> None:
-        """Draw what is held back."""
+        """Print what is left, and the failure of a background run."""
         if self._run.job.background and self._run.status == "failed":
             self.note(f"{self._run!r}; result() raises it")
         super().close()
 
     def again(self) -> bool:
-        """Show the text in the cell that runs now, where one does."""
+        """Show the run as a text in the cell that runs now.
+
+        Returns:
+            Whether it was shown; False in a terminal.
+        """
         if kernel_shell() is None:
             return False
         TextDisplay(self._run)
@@ -93,14 +121,24 @@ class PrintedRun(TextSink):
 
 
 class ErrorsOnly(Sink):
-    """Shows nothing but what went wrong, until `again` asks for more; a launch that blocks raises that anyway."""
+    """Shows only messages of the launcher and the failure of a background run, until `again` opens the view.
+
+    A launch that blocks raises its failure in the cell, so nothing is printed for it.
+
+    Args:
+        run: what to show.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._view: Sink | None = None
 
     def show(self, events: Sequence[Event]) -> None:
-        """Show what the launcher itself has to say, or the view that was asked for."""
+        """Print messages of the launcher itself, or update the view if it is open.
+
+        Args:
+            events: the next events of the run.
+        """
         if self._view is not None:
             self._view.show(events)
             return
@@ -109,18 +147,26 @@ class ErrorsOnly(Sink):
                 self.note(event.text)
 
     def note(self, text: str) -> None:
-        """Print a message of the launcher itself."""
+        """Print a message of the launcher itself to stderr.
+
+        Args:
+            text: the message.
+        """
         print(f"notebook_accel: {text}", file=sys.stderr)
 
     def close(self) -> None:
-        """Say where a background run failed."""
+        """Print that a background run failed, or close the view if it is open."""
         if self._view is not None:
             self._view.close()
         elif self._run.job.background and self._run.status == "failed":
             self.note(f"{self._run!r}; result() raises it")
 
     def again(self) -> bool:
-        """Show the view of widgets in the cell that runs now, where one does."""
+        """Open the view of widgets in the cell that runs now.
+
+        Returns:
+            Whether it was shown; False in a terminal.
+        """
         if kernel_shell() is None:
             return False
         from .view import RunView

@@ -1,4 +1,4 @@
-"""Memory and load of each rank, looked at from the notebook's side."""
+"""Measures memory and load of each rank, from the notebook's process."""
 
 from __future__ import annotations
 
@@ -14,52 +14,55 @@ _INTERVAL: Final = 1.0
 
 
 class Meter:
-    """Looks at processes and devices, once a second at most.
+    """Measures processes and devices, at most once a second.
 
-    GPUs are asked through NVML, where the package nvidia-ml-py is installed and a driver answers.
+    GPUs are measured through NVML, if the package nvidia-ml-py is installed and a driver answers.
     """
 
     def __init__(self) -> None:
         self._processes: dict[int, psutil.Process] = {}
         self._last: dict[int, Usage] = {}
         self._next = 0.0
-        self._cards: _Cards | None = None
+        self._nvml: _Nvml | None = None
 
     def read(self, pids: Mapping[int, int], devices: Sequence[str] = ()) -> Mapping[int, Usage]:
-        """Return what each rank uses, or used when it was last seen.
+        """Return what each rank uses now. For a rank that has ended it is what it used last.
 
         Args:
             pids: process ids by rank.
-            devices: the CUDA devices of this node's ranks, in the order of ranks, as CUDA_VISIBLE_DEVICES names them.
+            devices: the CUDA devices of the ranks on this node, in the order of ranks, as in CUDA_VISIBLE_DEVICES.
+
+        Returns:
+            The usage by rank, for each rank that was measured at least once.
         """
         now = time.monotonic()
         if now < self._next or not pids:
             return self._last
         self._next = now + _INTERVAL
-        if devices and self._cards is None:
-            self._cards = _Cards()
+        if devices and self._nvml is None:
+            self._nvml = _Nvml()
         found = dict(self._last)
         for place, (rank, pid) in enumerate(sorted(pids.items())):
-            seen = self._look(pid)
-            if seen is None:
+            measured = self._measure(pid)
+            if measured is None:
                 continue
-            memory, cpu = seen
-            card = devices[place] if place < len(devices) else None
+            memory, cpu = measured
+            gpu = devices[place] if place < len(devices) else None
             device_memory, device = (
-                self._cards.read(card, pid) if self._cards is not None and card is not None else (None, None)
+                self._nvml.read(gpu, pid) if self._nvml is not None and gpu is not None else (None, None)
             )
             found[rank] = Usage(memory=memory, cpu=cpu, device_memory=device_memory, device=device)
         self._last = found
         return found
 
     def close(self) -> None:
-        """Let go of the driver."""
-        if self._cards is not None:
-            self._cards.close()
-            self._cards = None
+        """Close the connection to the driver."""
+        if self._nvml is not None:
+            self._nvml.close()
+            self._nvml = None
 
-    def _look(self, pid: int) -> tuple[int, float | None] | None:
-        """Return a process's memory and load, None where it has ended; the first look knows no load."""
+    def _measure(self, pid: int) -> tuple[int, float | None] | None:
+        """Return memory and load of a process; None if it has ended. The first time the load is None."""
         known = pid in self._processes
         try:
             process = self._processes.setdefault(pid, psutil.Process(pid))
@@ -69,15 +72,15 @@ class Meter:
         except psutil.Error:
             return None
         if not memory:
-            return None  # it has ended, and nobody has asked for its exit code yet
+            return None  # a zombie: it has ended, and its parent has not read its exit code yet
         return memory, cpu if known else None
 
 
-class _Cards:
-    """NVIDIA's GPUs, as their driver tells of them."""
+class _Nvml:
+    """NVIDIA's library that asks the driver about GPUs."""
 
     def __init__(self) -> None:
-        self._nvml: Any = None
+        self._library: Any = None
         try:
             import pynvml  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
@@ -86,15 +89,24 @@ class _Cards:
             return
         except (
             Exception
-        ) as error:  # its error class is the package's own; without a driver there is nothing to show
+        ) as error:  # NVMLError is a class of the package: without a driver there is nothing to show
             if type(error).__name__.startswith("NVML"):
                 return
             raise
-        self._nvml = pynvml
+        self._library = pynvml
 
     def read(self, device: str, pid: int) -> tuple[int | None, float | None]:
-        """Return the bytes that a process holds on a device (in a container: that all do), and its load."""
-        nvml = self._nvml
+        """Return memory and load of a device; None for what is not known.
+
+        Args:
+            device: its number or UUID, as in CUDA_VISIBLE_DEVICES.
+            pid: process id.
+
+        Returns:
+            The bytes that the process uses on the device, and the load of the device in percent. In a container the
+            driver does not know the process: then the bytes are those of all processes.
+        """
+        nvml = self._library
         if nvml is None:
             return None, None
         try:
@@ -114,6 +126,6 @@ class _Cards:
             return None, None
 
     def close(self) -> None:
-        if self._nvml is not None:
-            self._nvml.nvmlShutdown()
-            self._nvml = None
+        if self._library is not None:
+            self._library.nvmlShutdown()
+            self._library = None

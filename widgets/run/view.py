@@ -1,4 +1,4 @@
-"""RunView: a run as a live view of widgets in the cell, and as a static page afterwards."""
+"""RunView: shows a run as widgets while it runs, and as a static page after its end."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from notebook_accel.stream.sinks import Sink, publish
 
 from . import page
 from .panel import Panel
-from .picture import Picture, Usage, picture
+from .picture import Picture, Usage, make_picture
 from .usage import Meter
 
 INTERVAL: Final = 0.2
 _WIDGET: Final = "application/vnd.jupyter.widget-view+json"
-_SHARE: Final = 0.05  # of the time that drawing may take
+_SHARE: Final = 0.05  # of all time, which drawing may take
 
 
 class RunView(Sink):
-    """Draws a run, five times a second at most.
+    """Draws a run, at most five times a second.
 
-    All copies of the view show the same widgets; at the end each becomes a static page through its own display.
+    The view may be open in several cells. All of them show the same widgets, and at the end each becomes a static page.
 
     Args:
         run: what to draw.
-        at_once: False waits until the run has told something of itself, for a function of this process, whose output
-            is the cell's own.
+        at_once: whether to open the view now. False opens it at the first event that is not a phase. This is for a
+            function that runs in this process: without metrics or progress it needs no view.
     """
 
     def __init__(self, run: Run, *, at_once: bool = True) -> None:
@@ -39,7 +39,7 @@ class RunView(Sink):
         self._panel: Panel | None = None
         self._shown: list[str] = []
         self._meter = Meter()
-        self._passed: dict[int, _Passed] = {}
+        self._rank_displays: dict[int, _RankDisplays] = {}
         self._next = 0.0
         self._closed = False
         self._broken = False
@@ -48,11 +48,15 @@ class RunView(Sink):
             self._open()
 
     def show(self, events: Sequence[Event]) -> None:
-        """Draw the run, where it is time to; a view that breaks says so once and draws no more."""
+        """Draw the run, if it is time to. If drawing fails, the view prints the error once and stops drawing.
+
+        Args:
+            events: the next events of the run.
+        """
         if not self._run.job.background:
             for event in events:
                 if isinstance(event, (Display, ClearOutput)):
-                    self._pass_on(event)
+                    self._show_display(event)
         if self._broken:
             return
         try:
@@ -61,25 +65,29 @@ class RunView(Sink):
             now = time.monotonic()
             if self._panel is not None and now >= self._next:
                 with self._lock:
-                    self._panel.show(self._picture())
+                    self._panel.show(self._make_picture())
                 self._next = now + max(INTERVAL, (time.monotonic() - now) / _SHARE)
         except Exception as error:
             self._broken = True
             print(f"notebook_accel: the view of {self._run.job.name} is broken: {error!r}", file=sys.stderr)
 
     def note(self, text: str) -> None:
-        """Print a message of the launcher itself; the view has it in its own words."""
+        """Print a message of the launcher itself to stderr, unless the run is in the background.
+
+        Args:
+            text: the message.
+        """
         if not self._run.job.background:
             print(f"notebook_accel: {text}", file=sys.stderr)
 
     def close(self) -> None:
-        """Make every copy a static page."""
+        """Replace the widgets in every cell by a static page."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             if self._panel is not None:
-                final = page.bundle(self._picture())
+                final = page.make_bundle(self._make_picture())
                 self._panel.end(final["text/html"])
                 for name in self._shown:
                     publish(final, transient={"display_id": name}, update=True)
@@ -87,30 +95,34 @@ class RunView(Sink):
             self._meter.close()
 
     def again(self) -> bool:
-        """Show the view in the cell that runs now."""
+        """Show the view in the cell that runs now, too.
+
+        Returns:
+            Always True.
+        """
         with self._lock:
             if self._closed:
-                publish(page.bundle(self._picture()))
+                publish(page.make_bundle(self._make_picture()))
                 return True
         self._open()
         return True
 
     def _open(self) -> None:
-        """Show the widgets; by hand, since ipywidgets 7 loses the name of the display."""
+        """Show the widgets in this cell. They are published here, because ipywidgets 7 loses the id of the display."""
         with self._lock:
-            shown = self._picture()
+            shown = self._make_picture()
             if self._panel is None:
                 self._panel = Panel(self._stop)
                 self._panel.show(shown)
             view = {"version_major": 2, "version_minor": 0, "model_id": self._panel.box.model_id}
             name = f"notebook-accel-{uuid.uuid4().hex}"
             self._shown.append(name)
-            publish({"text/plain": page.plain(shown), _WIDGET: view}, transient={"display_id": name})
+            publish({"text/plain": page.render_text(shown), _WIDGET: view}, transient={"display_id": name})
 
-    def _picture(self) -> Picture:
-        return picture(self._run, self._usage())
+    def _make_picture(self) -> Picture:
+        return make_picture(self._run, self._read_usage())
 
-    def _usage(self) -> Mapping[int, Usage]:
+    def _read_usage(self) -> Mapping[int, Usage]:
         run = self._run
         if not run.job.distributed or self._closed:
             return self._meter.read({})
@@ -120,23 +132,27 @@ class RunView(Sink):
         )
 
     def _stop(self) -> None:
-        """Take a click: the first lets workers finish, the second ends them."""
+        """Handle a click on Stop. The first click lets workers finish, the second ends them."""
         self._run.request_stop(0.0 if self._run.stop_is_asked else GRACE)
         self._next = 0.0
 
-    def _pass_on(self, event: Display | ClearOutput) -> None:
-        """Show in the cell, below the view, what a worker displays."""
+    def _show_display(self, event: Display | ClearOutput) -> None:
+        """Show a display of a worker in the cell, below the view."""
         output = self._run.job.output
         if output == "none" or (
             output == "first" and event.rank != min(self._run.record.phases.keys() - {-1})
         ):
             return
         if isinstance(output, str) or event.rank in output:
-            self._passed.setdefault(event.rank, _Passed()).take(event)
+            self._rank_displays.setdefault(event.rank, _RankDisplays()).take(event)
 
 
-class _Passed:
-    """The displays of one rank in the cell; those that it clears are used again, since the cell has the view, too."""
+class _RankDisplays:
+    """The displays of one rank in the cell.
+
+    A rank that clears its output must not clear the cell, which has the view too. So its displays become empty, and the
+    next displays of the rank use them again.
+    """
 
     def __init__(self) -> None:
         self._ids: list[str] = []
@@ -146,7 +162,7 @@ class _Passed:
         if isinstance(event, ClearOutput):
             self._free, self._ids = self._ids + self._free, []
             if not event.wait:
-                self._blank()
+                self._empty_free()
             return
         if event.update or event.transient.get("display_id"):
             publish(event.data, event.metadata, event.transient, update=event.update)
@@ -155,8 +171,8 @@ class _Passed:
         name = self._free.pop(0) if known else f"notebook-accel-{id(self):x}-{len(self._ids)}"
         self._ids.append(name)
         publish(event.data, event.metadata, {"display_id": name}, update=known)
-        self._blank()
+        self._empty_free()
 
-    def _blank(self) -> None:
+    def _empty_free(self) -> None:
         for name in self._free:
             publish({"text/plain": ""}, transient={"display_id": name}, update=True)

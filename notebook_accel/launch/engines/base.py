@@ -1,30 +1,51 @@
-"""What an engine is to the launcher."""
+"""Engine: the base class of what starts the processes of a run; and how an engine is found by its name."""
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from importlib import metadata
+from typing import Any, ClassVar, Final
 
 from ... import devices
-from ...events import Event, Failure, Phase
+from ...config.launch_options import StartMethod
+from ...events import Failure, Phase
 from ...stream.record import RunRecord
-from .. import compiler
-from ..control import Control
-from ..job import Job, StartMethod
+from ..job import Job
+from ..supervise.control import Control
+from ..supervise.delivery import Deliver
 
-Deliver = Callable[[Sequence[Event]], None]
+GROUP: Final = "notebook_accel.engines"
+"""The group of entry points for engines of other packages: subclasses of `Engine` that are made without arguments."""
+AUTO: Final = "auto"
+"""In place of an engine's name: preflight chooses the engine."""
+BUILT_IN: Final[Mapping[str, str]] = {
+    "inprocess": "inprocess:InProcessEngine",
+    "elastic": "torch_elastic:ElasticEngine",
+    "ray": "ray.engine:RayEngine",
+    "xla": "xla:XlaEngine",
+}
+"""Our own engines, by name: module and class."""
+_START_METHODS: Final = {"fork": "forked", "forkserver": "from a fork server", "spawn": "spawned"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a run ended: values by rank, or failures with the ranks that were stopped because of them.
+    """How a run ended.
 
-    `was_stopped` says that somebody asked for it, and that workers were ended for it; `hang` where each rank was when
-    they were ended because nothing went on any more. `cause` is the failure that began it all where that was on another
-    node, which `where` names; `error` is what ended the run where no rank failed.
+    Attributes:
+        values: what the ranks returned, by rank.
+        failures: one failure for each rank that failed.
+        stopped: ranks whose processes the launcher ended.
+        was_stopped: whether workers were ended because somebody asked the run to stop.
+        hang: a report of where each rank hung, if the run was ended for a hang; empty otherwise.
+        cause: the failure that came first, if it was on another node; None otherwise.
+        where: name of that node; empty if `cause` is None.
+        error: what ended the run, if that was not a failure of a rank; None otherwise.
     """
 
     values: Mapping[int, Any] = field(default_factory=dict)
@@ -38,38 +59,21 @@ class Outcome:
 
     @property
     def is_bad(self) -> bool:
-        """Whether the run has no values to return."""
+        """Whether the run failed, hung or was stopped: it has no values to return."""
         return bool(self.failures or self.was_stopped or self.hang or self.cause or self.error)
 
 
-def announcement(job: Job, remark: str = "") -> Phase:
-    """Say truthfully what is started, and why so."""
-    kind = job.device_kind
-    count = job.local_world_size
-    what = f"{count} {kind.label} process" if count == 1 else f"{count} {kind.label} processes"
-    how = f" ({_START_METHODS[job.start_method]})" if job.distributed else ", this one"
-    place = job.rendezvous
-    node = f", node {place.node_rank} of {place.num_nodes}" if place.num_nodes > 1 else ""
-    if place.is_elastic:
-        node = f", a node of {place.min_nodes} to {place.num_nodes}"
-    why = f": {remark}" if remark else ""
-    text = "" if job.quiet else f"Launching {job.name} on {what}{how}{node}{why}."
-    return Phase(rank=-1, time=time.time(), name="starting", detail=text)
-
-
-_START_METHODS = {"fork": "forked", "forkserver": "from a fork server", "spawn": "spawned"}
-
-
 class Engine(ABC):
-    """Runs jobs in one way.
+    """Starts the processes of a run and watches them to the end. Subclasses implement `run`.
 
     Attributes:
-        name: what `notebook_launcher(engine=...)` calls it.
-        device_kind: what it runs on; None is what this machine has.
-        has_workers: whether processes of their own run the function, rather than this one.
-        on_this_node: whether the processes use this machine's devices, and start by one of `start_methods`.
-        start_methods: those that it knows, `auto` left out.
-        refuses: arguments of a launch that mean nothing here, each with the reason.
+        name: its name in `notebook_launcher(engine=...)`.
+        device_kind: kind of device that it runs on; None is the best kind that this machine has.
+        has_workers: whether worker processes run the function. If False, this process runs it.
+        on_this_node: whether the processes run on this machine. Then preflight counts its devices and resolves the
+            start method.
+        start_methods: start methods that the engine supports, without `auto`.
+        refuses: arguments of a launch that the engine does not support, each with the reason as a clause.
     """
 
     name: ClassVar[str]
@@ -79,31 +83,131 @@ class Engine(ABC):
     start_methods: ClassVar[tuple[StartMethod, ...]] = ("fork", "forkserver", "spawn")
     refuses: ClassVar[Mapping[str, str]] = {}
 
-    def count(self, job: Job) -> int:
-        """Return how many processes a job has that names no number; LaunchError where that cannot be known."""
-        return devices.count(job.device_kind)
+    def count(self, options: Mapping[str, Any], kind: devices.DeviceKind) -> int:
+        """Return the number of processes for a launch without `num_processes`. By default one for each device.
+
+        Args:
+            options: arguments of `notebook_launcher` by name.
+            kind: kind of device that the processes compute on.
+
+        Raises:
+            LaunchError: the number cannot be found out, for example because the engine's cluster does not answer.
+        """
+        return kind.counter()
 
     def problems(self, job: Job) -> Sequence[str]:
-        """Return what else hinders a job here, before anything starts; its `num_processes` may be None still."""
+        """Return why this engine cannot run a job. Preflight calls it before anything starts.
+
+        Args:
+            job: what is to run. Its start method is the user's choice.
+
+        Returns:
+            One sentence for each problem; empty if there is none.
+        """
         return ()
 
-    def prepares(self, job: Job) -> Callable[[], None] | None:
-        """Return what each worker calls before the function: something that a fresh process can import."""
+    def preload(self, job: Job, start_method: StartMethod) -> bool:
+        """Import libraries in this process, so that forked workers need not import them.
+
+        Args:
+            job: what is to run. Its start method is the user's choice.
+            start_method: how its workers will start: `fork`, `forkserver` or `spawn`.
+
+        Returns:
+            Whether anything was imported.
+        """
+        return False
+
+    def worker_setup(self, job: Job) -> Callable[[], None] | None:
+        """Return a function that each worker calls before the function of the job.
+
+        Args:
+            job: what is to run.
+
+        Returns:
+            A function of an importable module, without arguments; None for nothing.
+        """
         return None
 
-    def load(self, job: Job) -> bool:
-        """Import here what each worker would import else; return whether anything was."""
-        return job.start_method == "fork" and compiler.load_for(job.function)
-
     def remark(self, job: Job) -> str:
-        """Return what is to be said of a job besides its announcement."""
+        """Return what `announce` adds to its line.
+
+        Args:
+            job: what is to run, its start method resolved.
+
+        Returns:
+            A clause; empty for nothing.
+        """
         return ""
 
     @abstractmethod
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         """Run the job to its end.
 
-        KeyboardInterrupt passes through after all workers have ended. `deliver` takes every event as it comes, the
-        announcement first: what the job is made of is not needed any more then. It is called with nothing now and
-        then, too. `control` says when to stop.
+        An engine whose workers are a `WorkerGroup` is an `attempts.GroupEngine`, which writes this method.
+
+        Args:
+            job: what to run.
+            record: holds all events that were delivered so far.
+            deliver: takes the events. The first one announces the run; see `announce`. By then the engine must have
+                copied the function and its arguments, because the notebook goes on and may change them. Afterwards the
+                engine calls it several times a second, even without events.
+            control: says whether somebody asked the run to stop.
+
+        Returns:
+            The values by rank, or how the run failed or was stopped.
+
+        Raises:
+            LaunchError, ShipError: the processes cannot start.
+            KeyboardInterrupt: the user interrupted the run. All workers have ended.
         """
+
+    def announce(self, job: Job) -> Phase:
+        """Return the event that announces a run, such as `Launching train on 2 CUDA processes (forked).`
+
+        Args:
+            job: what is to run, its start method resolved.
+        """
+        kind, count, place = job.device_kind, job.local_world_size, job.rendezvous
+        what = f"{count} {kind.label} process" if count == 1 else f"{count} {kind.label} processes"
+        how = f" ({_START_METHODS[job.start_method]})" if job.distributed else ", this one"
+        node = f", node {place.node_rank} of {place.num_nodes}" if place.num_nodes > 1 else ""
+        if place.is_elastic:
+            node = f", a node of {place.min_nodes} to {place.num_nodes}"
+        remark = self.remark(job)
+        reason = f": {remark}" if remark else ""
+        text = "" if job.quiet else f"Launching {job.name} on {what}{how}{node}{reason}."
+        return Phase(rank=-1, time=time.time(), name="starting", detail=text)
+
+
+def names() -> list[str]:
+    """Return the names of all engines, sorted: our own and those of installed packages."""
+    return sorted({*BUILT_IN, *(entry.name for entry in metadata.entry_points(group=GROUP))})
+
+
+def find(name: str) -> Engine:
+    """Return an engine by its name.
+
+    Args:
+        name: of one of our engines, or of one that an installed package has as an entry point.
+
+    Raises:
+        ValueError: no engine has this name, or it cannot be made. The message says why.
+    """
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        make: Callable[[], Engine] = getattr(importlib.import_module(f".{module}", __package__), attribute)
+        return make()
+    offered = {entry.name: entry for entry in metadata.entry_points(group=GROUP)}
+    if name not in offered:
+        known = [AUTO, *names()]
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"engine={name!r}: choose among {', '.join(map(repr, known))}{hint}")
+    try:
+        engine = offered[name].load()()
+    except Exception as error:
+        raise ValueError(f"engine={name!r}: {offered[name].value} cannot be used: {error!r}") from error
+    if not isinstance(engine, Engine):
+        raise ValueError(f"engine={name!r}: {offered[name].value} makes no Engine, but {engine!r}")
+    return engine

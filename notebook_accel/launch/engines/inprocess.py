@@ -1,44 +1,52 @@
-"""One process: the function runs here."""
+"""Runs the function in this process, without workers."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Mapping
 from typing import ClassVar
 
 from ... import environ, runtime
+from ...events import Metric
 from ...stream.record import RunRecord
-from .. import chips
-from ..control import Control
+from ..checks import xla_runtime
 from ..job import Job
-from ..report import CellReporter
-from .base import Deliver, Engine, Outcome, announcement
+from ..supervise.control import Control
+from ..supervise.delivery import Deliver
+from ..worker.order_listener import make_pulse
+from .base import Engine, Outcome
 
 
 class InProcessEngine(Engine):
-    """Calls the function in this process; its output, displays and errors are the cell's own."""
+    """Calls the function in this process. Its output, displays and errors appear in the cell as those of any call."""
 
     name = "inprocess"
     has_workers = False
     refuses: ClassVar[Mapping[str, str]] = {
         "num_processes": "it runs the function in this process, and there is one of it",
-        "num_nodes": "it runs the function in this process, whose run is its own",
-        "block": "a run in the background has processes of its own",
-        "on_hang": "nobody watches over a function of this process",
-        "log_dir": "what it prints is the cell's own",
+        "num_nodes": "it runs the function in this process, which is not part of a larger run",
+        "block": "a run in the background needs worker processes",
+        "on_hang": "a hang is not noticed when the function runs in this process",
+        "log_dir": "when the function runs in this process, its output is the cell's own",
         "address": "it runs the function in this process",
     }
 
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
-        """Run the job; an exception of the function passes through."""
+        """Call the function, and return its value as that of rank 0; see `Engine.run`.
+
+        Raises:
+            BaseException: what the function raises.
+        """
         __tracebackhide__ = True
-        deliver([announcement(job)])
+        deliver([self.announce(job)])
         before, reporter_before = runtime.current(), runtime.reporter()
         runtime.reset()
         runtime.set_reporter(CellReporter(deliver, control))
         try:
             with environ.patch_environment(**job.environment):
                 if job.tpu_mode == "spmd":
-                    chips.shard()
+                    xla_runtime.shard()
                 value = job.function(*job.args)
         finally:
             runtime.reset()
@@ -46,3 +54,36 @@ class InProcessEngine(Engine):
             if before is not None:
                 runtime.install(before)
         return Outcome(values={0: value})
+
+
+class CellReporter:
+    """Delivers the metrics of a function that runs in this process; `runtime.Reporter` for the notebook.
+
+    Args:
+        deliver: takes the events.
+        control: says whether somebody asked the run to stop.
+    """
+
+    def __init__(self, deliver: Deliver, control: Control) -> None:
+        self._deliver = deliver
+        self._control = control
+
+    def metrics(self, values: Mapping[str, float], step: int | None) -> None:
+        """Deliver the metrics of one step, and how far the training has come.
+
+        Args:
+            values: metrics by name.
+            step: number of the step; None without one.
+        """
+        now = time.time()
+        self._deliver([Metric(rank=0, time=now, values=values, step=step), make_pulse(0, now)])
+
+    def flush(self) -> None:
+        """Flush stdout and stderr."""
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+
+    def should_stop(self) -> bool:
+        """Return whether somebody asked the run to stop."""
+        return self._control.stop_is_asked

@@ -1,8 +1,9 @@
-"""Processes on XLA devices, TPU chips above all: one for each chip, or one that uses all of them.
+"""Processes on XLA devices, mostly TPU chips: one process for each chip, or one process that uses all chips.
 
-They start as all our workers do, so output, errors, values, interrupts and restarts are the same; before the function
-each finds its chip as `chips` says. `torch_xla.launch` is not used: it drops what the function returns, and its
-processes could be neither heard nor stopped.
+They start as the workers of `torch_elastic` do, so output, errors, values, interrupts and restarts work in the same
+way. Each worker prepares its chip before it calls the function; see `checks.xla_runtime`. `torch_xla.launch` is not
+used: it drops the return value of the function, and it has no way to stop its processes or to show their output by
+rank.
 """
 
 from __future__ import annotations
@@ -11,21 +12,23 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from ... import devices, environ, tpu
+from ...config.launch_options import StartMethod
 from ...stream.record import RunRecord
-from .. import chips
-from ..control import Control
+from ..checks import xla_runtime
 from ..job import Job
-from .base import Deliver, Outcome
-from .elastic import ElasticEngine
+from ..supervise.control import Control
+from ..supervise.delivery import Deliver
+from .base import Outcome
+from .torch_elastic import ElasticEngine
 
 _OPEN_FILES: Final = "/proc/self/fd"
 
 
 class XlaEngine(ElasticEngine):
-    """Starts a process for each chip of this machine, or one for all, as `tpu_mode` says."""
+    """Starts one process for each TPU chip of this machine, or one for all chips, as `tpu_mode` says."""
 
     name = "xla"
     device_kind = devices.XLA
@@ -35,54 +38,80 @@ class XlaEngine(ElasticEngine):
         "address": "it starts processes on this machine, by itself",
     }
 
-    def count(self, job: Job) -> int:
-        """Return a process for each chip, 1 where one shards or where there is no TPU."""
-        if job.tpu_mode == "spmd" or not tpu.is_here(job.environment):
+    def count(self, options: Mapping[str, Any], kind: devices.DeviceKind) -> int:
+        """Return the number of TPU chips; 1 with `tpu_mode="spmd"` or without a TPU.
+
+        Args:
+            options: arguments of `notebook_launcher` by name.
+            kind: not used here.
+        """
+        environment = options["environment"]
+        if options["tpu_mode"] == "spmd" or not tpu.is_here(environment):
             return 1
-        return tpu.num_processes(job.environment)
+        return tpu.num_processes(environment)
 
     def problems(self, job: Job) -> Sequence[str]:
-        """Return why a job cannot run on this machine's XLA devices."""
-        texts = _of_processes(job) if job.tpu_mode == "process" else []
+        """Return why a job cannot run on the XLA devices of this machine.
+
+        Args:
+            job: what is to run.
+        """
+        texts = _find_process_problems(job) if job.tpu_mode == "process" else []
         if job.serve is not None:
             texts.append(
                 "a session runs on GPUs and CPUs: environment={'ACCELERATE_USE_CPU': 'true'} starts it on CPUs"
             )
-        if held := _held_files():
+        if held := _find_held_files():
             texts.append(
                 f"this process has started the TPU's runtime and holds its chips ({', '.join(held)}), and each can "
                 "belong to one process only: restart the kernel and launch before anything here uses the TPU"
             )
         return texts
 
-    def prepares(self, job: Job) -> Callable[[], None]:
-        """Return what finds a worker's chip."""
-        return chips.shard if job.tpu_mode == "spmd" else chips.join
+    def worker_setup(self, job: Job) -> Callable[[], None]:
+        """Return the function that prepares a worker's chip, or all chips with `tpu_mode="spmd"`.
 
-    def load(self, job: Job) -> bool:
-        """Import torch_xla, and torch's compiler, which comes with it; return whether that was due."""
-        return job.start_method != "spawn" and chips.load()
+        Args:
+            job: what is to run.
+        """
+        return xla_runtime.shard if job.tpu_mode == "spmd" else xla_runtime.join
+
+    def preload(self, job: Job, start_method: StartMethod) -> bool:
+        """Import torch_xla, which imports torch's compiler too.
+
+        Args:
+            job: what is to run.
+            start_method: how its workers will start.
+
+        Returns:
+            Whether anything was imported.
+        """
+        return start_method != "spawn" and xla_runtime.load()
 
     def remark(self, job: Job) -> str:
-        """Return why no fork was made, where this process has started the runtime."""
-        if chips.is_started() and job.start_method != "fork":
+        """Say why workers are not forked, if this process has started the XLA runtime.
+
+        Args:
+            job: what is to run, its start method resolved.
+        """
+        if xla_runtime.is_started() and job.start_method != "fork":
             return "the XLA runtime was initialised in this kernel, so fresh processes run the function"
         return ""
 
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
-        """Run the job; ShipError or LaunchError where it cannot start."""
+        """Run the job to its end; see `Engine.run`."""
         device = {"PJRT_DEVICE": tpu.pjrt_device(job.environment)}
         return super().run(replace(job, environment={**device, **job.environment}), record, deliver, control)
 
 
-def _of_processes(job: Job) -> list[str]:
-    """Return why there cannot be a process for each chip."""
+def _find_process_problems(job: Job) -> list[str]:
+    """Return why a job cannot have one process for each chip."""
     several, on_tpu = job.local_world_size > 1, tpu.is_here(job.environment)
-    every = tpu.num_processes(job.environment) if on_tpu else 1
+    num_chips = tpu.num_processes(job.environment) if on_tpu else 1
     texts = []
-    if several and job.local_world_size != every:
+    if several and job.local_world_size != num_chips:
         texts.append(
-            f"num_processes={job.local_world_size}: a run on XLA devices has 1 process or all {every} that this "
+            f"num_processes={job.local_world_size}: a run on XLA devices has 1 process or all {num_chips} that this "
             "machine has chips for"
         )
     if several and on_tpu and tpu.devices_per_chip() > 1:
@@ -104,7 +133,7 @@ def _of_processes(job: Job) -> list[str]:
     return texts
 
 
-def _held_files() -> list[str]:
+def _find_held_files() -> list[str]:
     """Return the device files of TPU chips that this process has open."""
     found = set()
     try:
@@ -115,6 +144,6 @@ def _held_files() -> list[str]:
         try:
             found.add(os.readlink(f"{_OPEN_FILES}/{number}"))
         except OSError:
-            continue  # it was the one that lists them
+            continue  # the descriptor of the listing itself, which is closed now
     files = {Path(text) for text in found if text.startswith(("/dev/accel", "/dev/vfio/"))}
     return sorted(str(path) for path in files if path.name != "vfio")

@@ -1,1 +1,1 @@
-"""Where the nodes of a run meet, and what they tell each other."""
+"""How the nodes of a run meet, and what they tell each other."""

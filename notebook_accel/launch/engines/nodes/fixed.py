@@ -1,4 +1,4 @@
-"""Several nodes, a fixed number of them: they meet, look whether they fit together, and end with one cause or value."""
+"""A fixed number of nodes: they meet, check that they fit together, and end with one cause or value."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStore
 from ....errors import LaunchError
 from ....events import Result
 from ....stream.record import RunRecord
-from ... import addresses, failures
-from ...control import StopAsked
-from ...culprit import unpack_value
+from ...checks import addresses
 from ...job import Job
+from ...supervise.control import StopAsked
+from ...transfer import failures
+from ...transfer.unpicklable import unpack_value
 from ..base import Outcome
-from . import ends, frames, stores
-from .cards import Card, card_of
-from .ends import End
-from .frames import Message, Spoke
-from .hub import Hub, Met
-from .rendezvous import OwnHandler, Patience, join_seconds
+from . import messages, outcomes, stores
+from .coordinator import Coordinator, Roster
+from .messages import CoordinatorConnection, Message
+from .node_info import NodeInfo, describe_node
+from .outcomes import NodeOutcome
+from .rendezvous import NodeRendezvous, PeerWait, read_join_seconds
 
 _PREFIX: Final = "notebook_accel nodes/"
 _LOOK_SECONDS: Final = 0.05
-_SOON_SECONDS: Final = 2.0  # in which a node that waits looks more often
+_SOON_SECONDS: Final = 2.0  # at the beginning, in which a node that waits looks more often
 _PEER_SECONDS: Final = 3.0  # in which a node 0 looks for another one at an address that is not its own
 _NAMED: Final = 8  # nodes that a message names
 _VERDICT_SECONDS: Final = 10.0
@@ -38,13 +39,13 @@ _LEAVE_SECONDS: Final = 5.0
 _STOP_SECONDS: Final = 30.0
 
 
-class Nodes(OwnHandler):
-    """The rendezvous of a fixed number of nodes, by their given ranks (`static`) or as they come (`c10d`).
+class FixedNodes(NodeRendezvous):
+    """The rendezvous of a fixed number of nodes, by their given ranks (`static`) or in the order they come in (`c10d`).
 
-    One of them holds torch's store, at the address that all know, and the hub, whose port is in the store.
+    One node holds torch's store, at the address that all know, and runs the coordinator, whose port is in the store.
 
-    Attributes:
-        is_called_off: whether something happened on another node that ends the run.
+    Args:
+        job: what this node is to run.
     """
 
     seconds_to_tell = 2.0
@@ -55,20 +56,19 @@ class Nodes(OwnHandler):
         host, _, port = place.endpoint.rpartition(":") if place.endpoint else (place.address, "", place.port)
         self._host, self._port = str(host).strip("[]"), int(port or 0)
         self._wants_first = job.returns == "first"
-        self._card = card_of(job)
-        self._seconds = join_seconds(place.settings or {})
+        self._node = describe_node(job)
+        self._seconds = read_join_seconds(place.settings or {})
         self._elects = place.backend != "static"
         self._store: TCPStore | None = None
-        self._hub: Hub | None = None
-        self._spoke: Spoke | None = None
-        self._met: Met | None = None
-        self._called = -1
+        self._coordinator: Coordinator | None = None
+        self._connection: CoordinatorConnection | None = None
+        self._roster: Roster | None = None
+        self._called_attempt = -1
         self._verdict: Message | None = None
         self._value: Message | None = None
-        self._asked_to_stop: float | None = None
-        self._news_told = self._news_heard = 0.0
-        self._has_asked = self._is_asked = False
-        self.is_called_off = False
+        self._stop_asked_at: float | None = None
+        self._news_sent = self._news_heard = 0.0
+        self._has_asked = self._others_ask = False
 
     def get_backend(self) -> str:
         return "nodes"
@@ -76,159 +76,173 @@ class Nodes(OwnHandler):
     # -- meeting
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet the other nodes; LaunchError where one does not come in time, has left or does not fit."""
+        """Meet the other nodes.
+
+        Raises:
+            LaunchError: a node does not come in time, has left, or does not fit to the others.
+        """
         self.attempt += 1
         who = f"node {self._place.node_rank} of {self._place.num_nodes}"
-        patience = Patience(self._seconds, who, self.tell, self.check)
-        if self._spoke is None:
-            self._spoke = self._opened(patience)
-        if self.attempt and self._hub is not None and not hasattr(self._store, "list_keys"):
+        wait = PeerWait(self._seconds, who, self.tell, self.check)
+        if self._connection is None:
+            self._connection = self._open(wait)
+        if self.attempt and self._coordinator is not None and not hasattr(self._store, "list_keys"):
             raise LaunchError("workers on several nodes can only start again with a newer torch")
-        self._met = met = self._wait_for_all(patience)
-        self._is_asked = False  # where workers of the last attempt were
-        if patience.was_told:
-            self.tell(f"all {self._place.num_nodes} nodes are there, after {patience.waited:.0f} s")
-        others = [address for rank, address in enumerate(met.addresses) if rank != met.node_rank]
+        self._roster = roster = self._wait_for_all(wait)
+        self._others_ask = False  # that was about workers of the last attempt
+        if wait.is_reported:
+            self.tell(f"all {self._place.num_nodes} nodes are there, after {wait.waited:.0f} s")
+        others = [address for rank, address in enumerate(roster.addresses) if rank != roster.node_rank]
         if others:
-            towards = others[0] if met.node_rank == met.host_rank else self._spoke.peer
-            self.interface = addresses.interface_towards(towards)
+            towards = others[0] if roster.node_rank == roster.host_rank else self._connection.peer
+            self.interface = addresses.find_interface_to(towards)
         assert self._store is not None
         store = PrefixStore(f"{_PREFIX}attempt {self.attempt}/agents", self._store)
         where = RendezvousStoreInfo(master_addr=self._host, master_port=self._port)
-        return RendezvousInfo(store, met.node_rank, self._place.num_nodes, where)
+        return RendezvousInfo(store, roster.node_rank, self._place.num_nodes, where)
 
-    def _wait_for_all(self, patience: Patience) -> Met:
-        """Return who is there, once all are."""
-        here: Sequence[Card] = [self._card]
-        self._say_card()
+    def _wait_for_all(self, wait: PeerWait) -> Roster:
+        """Return the roster, once all nodes are there."""
+        present: Sequence[NodeInfo] = [self._node]
+        self._send_node()
         while True:
-            assert self._spoke is not None
-            message = self._spoke.hear(_LOOK_SECONDS)
-            if message is None and not self._spoke.lost:
-                patience.look(self._missing(here))
+            assert self._connection is not None
+            message = self._connection.hear(_LOOK_SECONDS)
+            if message is None and not self._connection.is_lost:
+                wait.look(self._describe_missing(present))
             elif message is None or message.kind == "over":
-                if self.attempt or self._hub is not None:
-                    raise LaunchError(f"{self._host_name()} has left: its own notebook or terminal says why")
-                self._go_again(patience)
-            elif message.kind == "here":
-                here = message.value
-            elif message.kind == "met":
-                return _met_of(message)
+                if self.attempt or self._coordinator is not None:
+                    raise LaunchError(f"{self._name_host()} has left: its own notebook or terminal says why")
+                self._reconnect(wait)
+            elif message.kind == "present":
+                present = message.value
+            elif message.kind == "roster":
+                assert isinstance(message.value, Roster)
+                return message.value
             elif message.kind == "refused":
                 raise LaunchError(str(message.value))
             else:
-                self._note(message)
+                self._take(message)
                 if self._verdict is not None:
-                    raise LaunchError(f"the workers cannot start again: {ends.spoken(self._verdict.value)}")
+                    raise LaunchError(
+                        f"the workers cannot start again: {outcomes.describe(self._verdict.value)}"
+                    )
 
-    def _say_card(self) -> None:
-        assert self._spoke is not None
-        self._spoke.say(Message("card", (self._card, self.attempt, self._hub is not None)))
+    def _send_node(self) -> None:
+        assert self._connection is not None
+        self._connection.say(Message("node", (self._node, self.attempt, self._coordinator is not None)))
 
-    def _go_again(self, patience: Patience) -> None:
-        """Wait for the next run at the same place: the one that was there ends just now."""
-        assert self._spoke is not None
-        self._spoke.say(Message("bye"))
-        self._spoke.close()
-        self._spoke = self._store = None
+    def _reconnect(self, wait: PeerWait) -> None:
+        """Connect again: another run at this place ends just now, and this one begins afterwards."""
+        assert self._connection is not None
+        self._connection.say(Message("bye"))
+        self._connection.close()
+        self._connection = self._store = None
         time.sleep(_LOOK_SECONDS)
-        self._spoke = self._connected(patience)
-        self._say_card()
+        self._connection = self._connect(wait)
+        self._send_node()
 
-    def _missing(self, here: Sequence[Card]) -> str:
-        count, ranks = self._place.num_nodes, {card.node_rank for card in here}
-        if self._elects and self._met is None:
-            more = count - len(here)
-            there = ", ".join(sorted(card.host for card in here))
-            return f"{more} more {'node' if more == 1 else 'nodes'} ({len(here)} of {count} there: {there})"
+    def _describe_missing(self, present: Sequence[NodeInfo]) -> str:
+        """Return whom this node waits for."""
+        count, ranks = self._place.num_nodes, {node.node_rank for node in present}
+        if self._elects and self._roster is None:
+            more = count - len(present)
+            hosts = ", ".join(sorted(node.host for node in present))
+            return (
+                f"{more} more {'node' if more == 1 else 'nodes'} ({len(present)} of {count} there: {hosts})"
+            )
         missing = (node for node in range(count) if node not in ranks)
-        named = [self._with_ranks(node) for node in itertools.islice(missing, _NAMED)]
+        named = [self._name_node(node) for node in itertools.islice(missing, _NAMED)]
         more = count - len(ranks) - len(named)
         return ", ".join([*named, *([f"{more} more nodes"] if more else [])])
 
-    def _with_ranks(self, node: int) -> str:
-        each = self._card.processes
+    def _name_node(self, node: int) -> str:
+        each = self._node.processes
         first, last = node * each, node * each + each - 1
         return f"node {node} ({f'rank {first}' if each == 1 else f'ranks {first} to {last}'})"
 
-    def _opened(self, patience: Patience) -> Spoke:
-        """Hold the store or go to it.
+    def _open(self, wait: PeerWait) -> CoordinatorConnection:
+        """Open store and coordinator where that is this node's part, and connect to the coordinator.
 
-        A node 0 whose address is another machine's first looks whether a node 0 is there: one of them is wrong.
+        A node 0 whose address belongs to another machine looks there for a node 0 first: one of the two is wrong.
         """
         is_first = self._place.node_rank == 0
-        is_here = not addresses.unusable(self._host, 0)
+        is_here = not addresses.find_listen_problem(self._host, 0)
         if not self._elects and is_first and not is_here:
             try:
-                return self._connected(Patience(_PEER_SECONDS, "node 0", self.tell, self.check))
+                return self._connect(PeerWait(_PEER_SECONDS, "node 0", self.tell, self.check))
             except LaunchError:
                 is_here = True  # an address that leads here from outside, perhaps
         may_host = is_first and is_here
         settings = self._place.settings or {}
         if self._elects and "is_host" in settings:
             may_host = str(settings["is_host"]).lower() in ("true", "1", "t", "yes", "y")
-        if may_host and (spoke := self._hosted()) is not None:
-            return spoke
-        return self._connected(patience)
+        if may_host and (connection := self._host_run()) is not None:
+            return connection
+        return self._connect(wait)
 
-    def _hosted(self) -> Spoke | None:
-        """Open store and hub; None where another node of this machine was first and that is as well."""
+    def _host_run(self) -> CoordinatorConnection | None:
+        """Open store and coordinator; None where another node of this machine was first, which is as good."""
         timeout = timedelta(seconds=stores.CONNECT_SECONDS)
         try:
-            if addresses.unusable(self._host, 0) and not addresses.leads_here(self._host, self._port):
+            if addresses.find_listen_problem(self._host, 0) and not addresses.is_this_machine(
+                self._host, self._port
+            ):
                 raise LaunchError(
                     f"node 0 cannot open a store at {self._host}:{self._port}: "
                     "that is no address of this machine; master_addr is the address of node 0"
                 )
             store = TCPStore(self._host, self._port, is_master=True, timeout=timeout, wait_for_workers=False)
         except (DistError, OSError) as error:
-            if self._elects and addresses.unusable("", self._port):
+            if self._elects and addresses.find_listen_problem("", self._port):
                 return None
             reason = str(error).partition("\n")[0]
             raise LaunchError(f"node 0 cannot open a store at {self._host}:{self._port}: {reason}") from None
         store.set_timeout(timedelta(seconds=self._seconds))
-        token = secrets.token_bytes(frames.TOKEN_BYTES)
-        listening = addresses.listen_to_others(self._host)
+        token = secrets.token_bytes(messages.TOKEN_BYTES)
+        listening = addresses.listen_for_nodes(self._host)
         self._store, port = store, listening.getsockname()[1]
-        self._hub = Hub(
+        self._coordinator = Coordinator(
             listening,
             token,
             self._place.num_nodes,
             elects=self._elects,
-            before_again=self._forget_workers,
+            before_restart=self._forget_workers,
         )
         own = self._host if addresses.is_loopback(self._host) else "127.0.0.1"
-        spoke = Spoke(own, port, token, stores.CONNECT_SECONDS)
-        store.set(f"{_PREFIX}hub", f"{port} {token.hex()}")
-        return spoke
+        connection = CoordinatorConnection(own, port, token, stores.CONNECT_SECONDS)
+        store.set(f"{_PREFIX}coordinator", f"{port} {token.hex()}")
+        return connection
 
-    def _connected(self, patience: Patience) -> Spoke:
-        whom, hint = self._host_name(), ""
+    def _connect(self, wait: PeerWait) -> CoordinatorConnection:
+        whom, hint = self._name_host(), ""
         if not self._elects and addresses.is_loopback(self._host):
             hint = f"; {self._host} is this machine itself, master_addr is the address of node 0"
         while True:
             try:
-                if (spoke := self._greeted()) is not None:
-                    return spoke
+                if (connection := self._find_coordinator()) is not None:
+                    return connection
                 reason = "it is no run's store, or no node 0 of this version"
             except (DistError, OSError) as error:
                 reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-            patience.look(f"{whom} ({reason}{hint})")
-            time.sleep(_LOOK_SECONDS if patience.waited > _SOON_SECONDS else _LOOK_SECONDS / 10)
+            wait.look(f"{whom} ({reason}{hint})")
+            time.sleep(_LOOK_SECONDS if wait.waited > _SOON_SECONDS else _LOOK_SECONDS / 10)
 
-    def _greeted(self) -> Spoke | None:
-        """Read where the hub is, and go there; None where the store does not say so."""
-        store = stores.found(self._host, self._port, self.check)
+    def _find_coordinator(self) -> CoordinatorConnection | None:
+        """Read in the store where the coordinator is, and connect; None where the store does not say it."""
+        store = stores.connect_store(self._host, self._port, self.check)
         deadline = time.monotonic() + stores.PROBE_SECONDS
-        while not store.check([f"{_PREFIX}hub"]):
+        while not store.check([f"{_PREFIX}coordinator"]):
             if time.monotonic() > deadline:
                 return None
             time.sleep(_LOOK_SECONDS / 10)
-        port, token = store.get(f"{_PREFIX}hub").decode().split()
-        spoke = Spoke(self._host, int(port), bytes.fromhex(token), stores.CONNECT_SECONDS)
+        port, token = store.get(f"{_PREFIX}coordinator").decode().split()
+        connection = CoordinatorConnection(
+            self._host, int(port), bytes.fromhex(token), stores.CONNECT_SECONDS
+        )
         store.set_timeout(timedelta(seconds=self._seconds))
         self._store = store
-        return spoke
+        return connection
 
     def _forget_workers(self) -> None:
         """Remove what ended workers wrote: new ones would take their addresses for each other's."""
@@ -237,24 +251,24 @@ class Nodes(OwnHandler):
             if not key.startswith(_PREFIX):
                 self._store.delete_key(key)
 
-    def _host_name(self) -> str:
-        if self._met is not None:
-            return self._met.cards[self._met.host_rank].name
+    def _name_host(self) -> str:
+        if self._roster is not None:
+            return self._roster.nodes[self._roster.host_rank].name
         return f"{'the node' if self._elects else 'node 0'} at {self._host}:{self._port}"
 
     # -- while workers run
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 where another node calls for the next attempt; note what else the others say."""
-        while self._spoke is not None and (message := self._spoke.hear(0)) is not None:
-            self._note(message)
-        if self._spoke is not None and self._spoke.lost:
+        """Return 1 where another node calls for the next attempt; take what the others say besides."""
+        while self._connection is not None and (message := self._connection.hear(0)) is not None:
+            self._take(message)
+        if self._connection is not None and self._connection.is_lost:
             self.is_called_off = True
-        return int(self._called > self.attempt and not self.is_called_off)
+        return int(self._called_attempt > self.attempt and not self.is_called_off)
 
-    def _note(self, message: Message) -> None:
+    def _take(self, message: Message) -> None:
         if message.kind == "again":
-            self._called = max(self._called, int(message.value))
+            self._called_attempt = max(self._called_attempt, int(message.value))
         elif message.kind == "trouble":
             self.is_called_off = True
         elif message.kind == "verdict":
@@ -265,138 +279,135 @@ class Nodes(OwnHandler):
         elif message.kind == "news":
             self._news_heard = time.monotonic()
         elif message.kind == "ask":
-            self._is_asked = True
+            self._others_ask = True
 
     def share_news(self, news: float, *, ask: bool, every: float) -> tuple[float, bool]:
         self.num_nodes_waiting()  # takes what the others said
-        assert self._spoke is not None
+        assert self._connection is not None
         if ask and not self._has_asked:
-            self._spoke.say(Message("ask"))
+            self._connection.say(Message("ask"))
         self._has_asked = ask
         now = time.monotonic()
-        if news > self._news_told and now - self._news_told > every:
-            self._news_told = now
-            self._spoke.say(Message("news"))
-        is_asked, self._is_asked = self._is_asked, False
-        return self._news_heard, is_asked
+        if news > self._news_sent and now - self._news_sent > every:
+            self._news_sent = now
+            self._connection.say(Message("news"))
+        others_ask, self._others_ask = self._others_ask, False
+        return self._news_heard, others_ask
 
     # -- ending
 
-    def concluded(self, attempted: Callable[[], Outcome], record: RunRecord) -> Outcome:
-        """Run this node's part, and return how the run ended: alike on all nodes."""
+    def conclude(self, run_workers: Callable[[], Outcome], record: RunRecord) -> Outcome:
         try:
-            outcome = attempted()
+            outcome = run_workers()
         except BaseException as error:
-            card = self._own_card()
             if isinstance(error, (KeyboardInterrupt, StopAsked)):
-                self._say_end(End(card=card, kind="stopped", text=f"{card.name} was stopped"))
+                self._send_stopped()
             else:
-                self._say_end(
-                    End(card=card, kind="failed", text=f"{card.name} failed: {failures.title(error)}")
-                )
+                node = self._find_own_node()
+                text = f"{node.name} failed: {failures.describe_error(error)}"
+                self._send_outcome(NodeOutcome(node=node, kind="failed", text=text))
             raise
-        card = self._own_card()
-        end = ends.end_of(outcome, card, is_complete=len(record.results) >= card.processes)
-        if self._met is None or self._spoke is None:
-            self._say_end(end)  # it was stopped while others waited as well
+        node = self._find_own_node()
+        own = outcomes.summarize(outcome, node, is_complete=len(record.results) >= node.processes)
+        if self._roster is None or self._connection is None:
+            self._send_outcome(own)  # it was stopped while others waited as well
             return outcome
-        if end.kind == "done" and self._wants_first and 0 in record.results:
+        if own.kind == "done" and self._wants_first and 0 in record.results:
             result = record.results[0]
-            self._spoke.say(Message("value", result.time, [result.value, *result.buffers]))
-        self._say_end(end)
+            self._connection.say(Message("value", result.time, [result.value, *result.buffers]))
+        self._send_outcome(own)
         try:
-            cause = self._wait_for_verdict(is_well=end.kind == "done")
+            cause = self._wait_for_verdict(is_well=own.kind == "done")
         except StopAsked:
-            self._say_end(End(card=card, kind="stopped", text=f"{card.name} was stopped"))
+            self._send_stopped()
             return Outcome(stopped=outcome.stopped, was_stopped=True)
-        if cause is None and end.kind == "done":
-            return self._with_value(outcome)
-        if cause is None or (cause.card.node_rank == end.card.node_rank and not cause.hang):
+        if cause is None and own.kind == "done":
+            return self._add_value(outcome)
+        if cause is None or (cause.node.node_rank == own.node.node_rank and not cause.hang):
             return outcome
-        return ends.by_another(outcome, cause)
+        return outcomes.blame(cause, outcome)
 
-    def _own_card(self) -> Card:
-        return self._met.cards[self._met.node_rank] if self._met is not None else self._card
+    def _find_own_node(self) -> NodeInfo:
+        return self._roster.nodes[self._roster.node_rank] if self._roster is not None else self._node
 
-    def _say_end(self, end: End) -> None:
-        if self._spoke is not None:
-            self._spoke.say(Message("end", end))
+    def _send_outcome(self, outcome: NodeOutcome) -> None:
+        if self._connection is not None:
+            self._connection.say(Message("outcome", outcome))
 
-    def _wait_for_verdict(self, *, is_well: bool) -> End | None:
-        """Return what began it all, None where every node ended well.
+    def _send_stopped(self) -> None:
+        node = self._find_own_node()
+        self._send_outcome(NodeOutcome(node=node, kind="stopped", text=f"{node.name} was stopped"))
 
-        A node that failed waits a moment only: then its own failure is what it knows.
+    def _wait_for_verdict(self, *, is_well: bool) -> NodeOutcome | None:
+        """Return why the run ended, None where every node ended well.
+
+        A node that failed waits a moment only, and then goes by its own failure.
         """
-        assert self._spoke is not None
+        assert self._connection is not None
         seconds = math.inf if is_well else _VERDICT_SECONDS
-        who = f"node {self._own_card().node_rank}, which has ended,"
-        patience = Patience(math.inf, who, self.tell, self._check_for_long)
-        while self._verdict is None and patience.waited < seconds:
-            if (message := self._spoke.hear(_LOOK_SECONDS)) is not None:
-                self._note(message)
-                if is_well and self._called > self.attempt:
+        who = f"node {self._find_own_node().node_rank}, which has ended,"
+        wait = PeerWait(math.inf, who, self.tell, self._check_patiently)
+        while self._verdict is None and wait.waited < seconds:
+            if (message := self._connection.hear(_LOOK_SECONDS)) is not None:
+                self._take(message)
+                if is_well and self._called_attempt > self.attempt:
                     raise LaunchError("another node starts its workers again, this node's have ended well")
-            elif self._spoke.lost:
-                return self._lost_host()
+            elif self._connection.is_lost:
+                return self._make_host_outcome()
             elif is_well:
-                patience.look("the others")
+                wait.look("the others")
         verdict = None if self._verdict is None else self._verdict.value
-        assert verdict is None or isinstance(verdict, End)
+        assert verdict is None or isinstance(verdict, NodeOutcome)
         return verdict
 
-    def _check_for_long(self) -> None:
-        """Let those of other nodes that were asked to stop have their time, too."""
+    def _check_patiently(self) -> None:
+        """Raise StopAsked once workers of other nodes, which may be asked to stop too, have had their time."""
         try:
             self.check()
         except StopAsked:
             now = time.monotonic()
-            if self._asked_to_stop is None:
-                self._asked_to_stop = now
-            if now - self._asked_to_stop > _STOP_SECONDS:
+            if self._stop_asked_at is None:
+                self._stop_asked_at = now
+            if now - self._stop_asked_at > _STOP_SECONDS:
                 raise
 
-    def _lost_host(self) -> End:
-        assert self._met is not None
-        card = self._met.cards[self._met.host_rank]
-        text = f"{card.name}, which holds the run together, is gone: its kernel has ended, or it is cut off the network"
-        return End(card=card, kind="lost", text=text)
+    def _make_host_outcome(self) -> NodeOutcome:
+        assert self._roster is not None
+        node = self._roster.nodes[self._roster.host_rank]
+        text = f"{node.name}, which holds the run together, is gone: its kernel has ended, or it is cut off the network"
+        return NodeOutcome(node=node, kind="lost", text=text)
 
-    def _with_value(self, outcome: Outcome) -> Outcome:
+    def _add_value(self, outcome: Outcome) -> Outcome:
         """Put rank 0's value, from whichever node it is, into the outcome."""
         if not self._wants_first or 0 in outcome.values:
             return outcome
-        assert self._spoke is not None
+        assert self._connection is not None
         while self._value is None:
-            self._check_for_long()
-            if (message := self._spoke.hear(_LOOK_SECONDS)) is not None:
-                self._note(message)
-            elif self._spoke.lost:
-                return ends.by_another(outcome, self._lost_host())
+            self._check_patiently()
+            if (message := self._connection.hear(_LOOK_SECONDS)) is not None:
+                self._take(message)
+            elif self._connection.is_lost:
+                return outcomes.blame(self._make_host_outcome(), outcome)
         value, *buffers = self._value.parts
         result = Result(rank=0, time=self._value.value, value=bytes(value), buffers=buffers)
         return Outcome(values={0: unpack_value(result)}, stopped=outcome.stopped)
 
     def shutdown(self) -> bool:
-        """Leave; the node with the hub stays until the others have heard what they wait for."""
-        spoke, self._spoke = self._spoke, None
-        if spoke is not None:
-            spoke.say(Message("bye"))
-            spoke.close()
-        hub, self._hub = self._hub, None
-        if hub is not None:
+        """Leave; the node with the coordinator stays until the others have heard what they wait for."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.say(Message("bye"))
+            connection.close()
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
             try:
-                ends = time.monotonic() + (_LEAVE_SECONDS if self._verdict is None else math.inf)
-                while not hub.is_empty and time.monotonic() < ends:
+                deadline = time.monotonic() + (_LEAVE_SECONDS if self._verdict is None else math.inf)
+                while not coordinator.is_empty and time.monotonic() < deadline:
                     self.check()
                     time.sleep(_LOOK_SECONDS / 25)
             except StopAsked:
                 pass  # there is nothing more to stop here
             finally:
-                hub.close()
+                coordinator.close()
         self._store = None
         return True
-
-
-def _met_of(message: Message) -> Met:
-    assert isinstance(message.value, Met)
-    return message.value

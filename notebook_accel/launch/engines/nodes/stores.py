@@ -1,4 +1,4 @@
-"""Torch's stores, through which nodes and workers meet: opened here, or found on another machine."""
+"""Torch's stores, where nodes and workers meet: one of this process, or the one of another machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 from torch.distributed import TCPStore
 
 from ....errors import LaunchError
-from ...addresses import listen, open_to_others
+from ...checks.addresses import choose_listen_address, listen
 from ...job import Rendezvous
 
 PROBE_SECONDS: Final = 1.0
@@ -22,17 +22,25 @@ _ANSWER_SECONDS: Final = 6.0
 _LOOK_SECONDS: Final = 0.01
 
 
-def opened(place: Rendezvous) -> TCPStore:
-    """Open a store that listens at the run's own address alone, with several nodes wherever they come in by its name.
+def open_store(place: Rendezvous) -> TCPStore:
+    """Open a store of this process.
 
-    Left to itself torch's listens at all addresses, in IPv6; the name of each peer is then looked up as IPv6 too,
-    which no hosts file answers, and a name server that is slow or away delays everything.
+    It listens at the run's own address alone. With several nodes it listens at all addresses if the others could not
+    reach that one; see `choose_listen_address`. Left to itself, torch's store listens at all addresses, in IPv6. Then
+    the name of each peer is looked up as IPv6 too, which no hosts file answers, and a slow name server delays
+    everything.
+
+    Args:
+        place: address and port; port 0 is any free one.
+
+    Raises:
+        LaunchError: nothing can listen there.
     """
     options: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
     try:
         if sys.platform == "win32":
             return TCPStore(place.address, int(place.port or 0), use_libuv=False, **options)
-        where = open_to_others(place.address) if place.num_nodes > 1 else place.address
+        where = choose_listen_address(place.address) if place.num_nodes > 1 else place.address
         listening = listen(where, int(place.port or 0))
         port = listening.getsockname()[1]
         return TCPStore(place.address, port, master_listen_fd=listening.detach(), **options)
@@ -40,26 +48,33 @@ def opened(place: Rendezvous) -> TCPStore:
         raise LaunchError(f"cannot open a store at {place.address}:{place.port}: {error}") from None
 
 
-def found(host: str, port: int, check: Callable[[], None]) -> TCPStore:
-    """Return the store that listens at an address; OSError or DistError where nothing does.
+def connect_store(host: str, port: int, check: Callable[[], None]) -> TCPStore:
+    """Connect to the store that listens at an address.
 
-    LaunchError where something else listens there, for which torch waits for ever; `check` is called meanwhile.
+    Args:
+        host: the store's host.
+        port: the store's port.
+        check: called now and then; its exception ends the wait.
+
+    Raises:
+        OSError, DistError: nothing listens there.
+        LaunchError: something else listens there; torch alone would wait for ever.
     """
-    # torch's store complains in the terminal where nobody listens yet
+    # first: torch's store complains in the terminal where nobody listens yet
     socket.create_connection((host, port), PROBE_SECONDS).close()
-    made: list[TCPStore | BaseException] = []
+    results: list[TCPStore | BaseException] = []
     timeout = timedelta(seconds=CONNECT_SECONDS)
 
     def make() -> None:
         try:
-            made.append(TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False))
+            results.append(TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False))
         except BaseException as error:
-            made.append(error)
+            results.append(error)
 
     thread = threading.Thread(target=make, name="notebook_accel store", daemon=True)
     thread.start()
     deadline = time.monotonic() + _ANSWER_SECONDS
-    while not made:
+    while not results:
         check()
         if time.monotonic() > deadline:
             raise LaunchError(
@@ -67,7 +82,7 @@ def found(host: str, port: int, check: Callable[[], None]) -> TCPStore:
                 "another program may have the port, choose another use_port on all nodes"
             )
         thread.join(_LOOK_SECONDS)
-    if isinstance(made[0], BaseException):
-        raise made[0]
-    made[0].set_timeout(timeout)
-    return made[0]
+    if isinstance(results[0], BaseException):
+        raise results[0]
+    results[0].set_timeout(timeout)
+    return results[0]

@@ -1,1 +1,1 @@
-"""Ranks on a Ray cluster: `engine`, `cluster` and `crew` in the notebook, `actor` and `child` on the nodes."""
+"""Ranks on a Ray cluster: `engine`, `cluster` and `ray_group` in the notebook, `actor` and `process` on the nodes."""

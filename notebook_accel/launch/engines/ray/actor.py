@@ -1,14 +1,15 @@
-"""The actor of one rank under Ray: it starts the rank's process, passes on what that says, and tells how it ended.
+"""The actor of one rank under Ray: it starts the rank's process, passes its events on, and says how it ended.
 
-The function runs in a process of its own below the actor's: then its exit code or signal and its last words are known,
-an interrupt reaches a main thread without Ray's handlers, and its end takes everything with it that it started.
-Nothing here imports torch, so that it is imported once for each rank; the process begins with that while the actors
-are still being joined.
+The function runs in a process below the actor's own. So the exit code or signal and the last words are known, an
+interrupt reaches a main thread without Ray's handlers, and the end of the process takes along all that it started.
+Nothing here imports torch: then each rank imports it once. The process begins with that import at once, while other
+actors are still being placed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pickle
 import select
@@ -26,16 +27,17 @@ import psutil
 
 from .... import environ, probes
 from ....events import BeginOrder, Buffer, Ended, Event, Order, SignalOrder
-from ....stream.door import knock
 from ....stream.emit import Emitter
 from ....stream.inbox import Inbox
+from ....stream.listener import connect
 from ....stream.wire import GO, FrameReader
-from ... import addresses, signals
-from ...parcel import Parcel
-from ...segment import Segment
-from .child import Ends, Handover
+from ... import signals
+from ...checks import addresses
+from ...transfer.pickled import Pickled
+from ...transfer.shared_memory import SharedPickle
+from .process import Descriptors, Handover
 
-_KNOCK_SECONDS: Final = 10.0
+_CONNECT_SECONDS: Final = 10.0
 _LAST_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 1.0
 _BYTES: Final = 1 << 16
@@ -45,15 +47,15 @@ _START: Final = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class ActorInfo:
     """Where an actor is.
 
     Attributes:
         node: Ray's name of its node.
-        address: of the node.
-        machine: the same for processes that see each other by process id.
-        port: where it listens for the store of the run, should it become rank 0's.
-        version: of this package there.
+        address: the node's IP address.
+        machine: alike in processes that see each other's process ids.
+        port: where the actor listens for the store of the run, in case that it gets rank 0.
+        version: this package's version there.
     """
 
     node: str
@@ -64,14 +66,14 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outset:
-    """What every rank's process finds as it starts.
+class ProcessStart:
+    """How the process of every rank starts, before it has a rank.
 
     Attributes:
-        variables: that it has from the first on, so that libraries see them when they are imported.
-        directory: the notebook's, for nodes that have it.
-        path: likewise, where the notebook finds modules.
-        with_ipython: whether it imports IPython, as the notebook has.
+        variables: environment variables; libraries see them when they are imported.
+        directory: the notebook's working folder, used on nodes that have it.
+        path: folders where the notebook finds modules, used on nodes that have them.
+        with_ipython: whether to import IPython, because the notebook has.
     """
 
     variables: Mapping[str, str]
@@ -82,22 +84,29 @@ class Outset:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """What an actor has to do: the rank, and the notebook's address and token.
+    """What an actor has to do.
 
-    `variables` are set in the process besides those of its outset; `alone` says that all ranks are on one node.
+    Attributes:
+        rank: the rank that it gets.
+        endpoint: host and port where the notebook listens.
+        token: what a connection to the notebook begins with.
+        variables: environment variables, besides those of the process's start.
+        is_alone: whether all ranks are on one node.
+        sends_value: whether the notebook wants the value that the function returns.
+        notes: a pickled `Notes`, for the process.
     """
 
     rank: int
     endpoint: tuple[str, int]
     token: bytes
     variables: Mapping[str, str]
-    alone: bool
+    is_alone: bool
     sends_value: bool
     notes: bytes
 
 
-def machine() -> str:
-    """Return what tells machines apart, and containers, whose processes have numbers of their own."""
+def name_machine() -> str:
+    """Return a name that differs between machines, and between containers with process ids of their own."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -105,7 +114,7 @@ def machine() -> str:
     return " ".join(parts)
 
 
-def version() -> str:
+def find_version() -> str:
     """Return the version of this package here, empty where it runs from a folder."""
     return probes.version("notebook-accel") or ""
 
@@ -113,55 +122,63 @@ def version() -> str:
 class RankActor:
     """Holds the process of one rank."""
 
-    def __init__(self, outset: Outset) -> None:
+    def __init__(self, start: ProcessStart) -> None:
         import ray
 
         self._address = ray.util.get_node_ip_address()
         self._listening = addresses.listen(self._address, 0)
-        self._process = _Process(outset, self._listening)
+        self._process = _Process(start, self._listening)
 
-    def where(self) -> Place:
-        """Say where it is."""
+    def describe(self) -> ActorInfo:
+        """Return where the actor is."""
         import ray
 
-        return Place(
+        return ActorInfo(
             node=ray.get_runtime_context().get_node_id(),
             address=self._address,
-            machine=machine(),
+            machine=name_machine(),
             port=self._listening.getsockname()[1],
-            version=version(),
+            version=find_version(),
         )
 
     def work(self, assignment: Assignment, parts: Sequence[Buffer]) -> str:
-        """Run the rank to its end; return why it could not begin, empty where it did."""
+        """Run a rank to its end.
+
+        Args:
+            assignment: the rank, and where the notebook is.
+            parts: the pickled function with its arguments, and the out-of-band buffers.
+
+        Returns:
+            Why the rank could not begin, empty where it ran.
+        """
         self._listening.close()
         try:
-            connection = knock(assignment.endpoint, assignment.token, assignment.rank, _KNOCK_SECONDS)
+            connection = connect(assignment.endpoint, assignment.token, assignment.rank, _CONNECT_SECONDS)
         except OSError as error:
             return error.strerror or str(error)
         with connection:
-            parcel = Parcel(pickled=bytes(parts[0]), buffers=[*parts[1:]])
-            self._process.begin(assignment, self._address, parcel)
+            pickled = Pickled(data=bytes(parts[0]), buffers=[*parts[1:]])
+            self._process.begin(assignment, self._address, pickled)
             _Relay(assignment.rank, self._process, connection).run()
         return ""
 
 
 class _Process:
-    """The process of a rank, and our ends of what joins us with it.
+    """The process of a rank, and our ends of its sockets and pipes.
 
     Args:
-        outset: what it finds.
-        store: listens for the store of the run, should this become rank 0's.
+        start: how it starts.
+        store: a socket that listens for the store of the run, in case that this becomes rank 0.
     """
 
-    def __init__(self, outset: Outset, store: socket.socket) -> None:
-        self._outset = outset
+    def __init__(self, start: ProcessStart, store: socket.socket) -> None:
+        self._start = start
         self.events, their_events = socket.socketpair()
         self.stdout, their_stdout = Pipe(duplex=False)
         self.stderr, their_stderr = Pipe(duplex=False)
         their_lifeline, self._lifeline = Pipe(duplex=False)
         given: list[Any] = [their_events, their_stdout, their_stderr, their_lifeline]
-        self._ends = Ends(
+        self._descriptors = Descriptors(
             events=their_events.fileno(),
             stdout=their_stdout.fileno(),
             stderr=their_stderr.fileno(),
@@ -169,22 +186,22 @@ class _Process:
             store=store.fileno(),
         )
         try:
-            self.popen = _started(outset, self._ends)
+            self.popen = _start_process(start, self._descriptors)
         finally:
             for end in given:
                 end.close()
 
-    def begin(self, assignment: Assignment, address: str, parcel: Parcel) -> None:
-        """Tell the process its rank and the function; it waits for the notebook's word to call that."""
-        payload = Segment(parcel)
+    def begin(self, assignment: Assignment, address: str, pickled: Pickled) -> None:
+        """Hand the rank and the function to the process; it calls the function at the notebook's word."""
+        payload = SharedPickle(pickled)
         handover = Handover(
             rank=assignment.rank,
-            environment=_environment(self._outset, assignment, address),
-            ends=self._ends,
-            places=payload.places,
+            environment=_make_environment(self._start, assignment, address),
+            descriptors=self._descriptors,
+            spans=payload.spans,
             address=address,
             sends_value=assignment.sends_value,
-            directory=_directory(self._outset),
+            directory=_choose_directory(self._start),
             notes=assignment.notes,
         )
         stdin = self.popen.stdin
@@ -192,7 +209,7 @@ class _Process:
         if sys.platform == "win32":
             raise NotImplementedError  # RayEngine refuses it
         try:
-            with contextlib.suppress(BrokenPipeError):  # how it ended is told in any case
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and `_Relay` says how
                 socket.send_fds(self.events, [b"x"], [payload.fileno()])
                 with stdin:
                     pickle.dump(handover, stdin)
@@ -200,7 +217,7 @@ class _Process:
             payload.close()
 
     def send(self, signum: int) -> None:
-        """Send a signal to it; SIGKILL goes to all that it started."""
+        """Send a signal to the process; SIGKILL goes to all that it started, too."""
         pid = self.popen.pid
         if signum == signals.KILL:
             signals.kill_groups([pid], signals.descendants([pid]))
@@ -208,58 +225,58 @@ class _Process:
             signals.send(pid, signum)
 
     def close(self) -> None:
-        """Give back what it held; it must have ended."""
+        """End what the process left, and give back what it held; it must have ended."""
         signals.kill_group(self.popen.pid)  # what it started would outlive it
         self._lifeline.close()
 
 
-def _started(outset: Outset, ends: Ends) -> subprocess.Popen[bytes]:
-    path = _path(outset.path, _directory(outset))
+def _start_process(start: ProcessStart, descriptors: Descriptors) -> subprocess.Popen[bytes]:
+    path = _list_path(start.path, _choose_directory(start))
     code = _START.format(
-        path=path, module=Handover.__module__, events=ends.events, with_ipython=outset.with_ipython
+        path=path, module=Handover.__module__, events=descriptors.events, with_ipython=start.with_ipython
     )
     return subprocess.Popen(
         [sys.executable, "-c", code],
-        env={**environ.snapshot(), **outset.variables},
-        cwd=_directory(outset),
+        env={**environ.snapshot(), **start.variables},
+        cwd=_choose_directory(start),
         stdin=subprocess.PIPE,
-        stdout=ends.stdout,
-        stderr=ends.stderr,
-        pass_fds=[ends.events, ends.stdout, ends.stderr, ends.lifeline, ends.store],
+        stdout=descriptors.stdout,
+        stderr=descriptors.stderr,
+        pass_fds=dataclasses.astuple(descriptors),
         start_new_session=True,
     )
 
 
-def _directory(outset: Outset) -> str:
-    return outset.directory if os.path.isdir(outset.directory) else os.getcwd()
+def _choose_directory(start: ProcessStart) -> str:
+    return start.directory if os.path.isdir(start.directory) else os.getcwd()
 
 
-def _environment(outset: Outset, assignment: Assignment, address: str) -> dict[str, str]:
-    interface = addresses.loopback_interface() if assignment.alone else _interface(address)
+def _make_environment(start: ProcessStart, assignment: Assignment, address: str) -> dict[str, str]:
+    interface = addresses.find_loopback_interface() if assignment.is_alone else _find_interface(address)
     fallbacks = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
-    return {**fallbacks, **environ.snapshot(), **outset.variables, **assignment.variables}
+    return {**fallbacks, **environ.snapshot(), **start.variables, **assignment.variables}
 
 
-def _interface(address: str) -> str | None:
-    """Return the network interface with this address: a node's own name need not stand for it."""
+def _find_interface(address: str) -> str | None:
+    """Return the network interface with this address; the node's host name may belong to another one."""
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in entries):
             return str(name)
     return None
 
 
-def _path(notebooks: Sequence[str], directory: str) -> list[str]:
-    """Return where the process finds modules: where this one does, then where the notebook does."""
+def _list_path(of_notebook: Sequence[str], directory: str) -> list[str]:
+    """Return the folders where the process finds modules: this process's, then the notebook's."""
     import ray
 
     rays = os.path.dirname(ray.__file__)
     own = [place for place in sys.path if not os.path.abspath(place).startswith(rays + os.sep)]
-    more = [place or directory for place in notebooks]
+    more = [place or directory for place in of_notebook]
     return [*own, *dict.fromkeys(place for place in more if place not in own and os.path.exists(place))]
 
 
 class _Relay:
-    """Passes events of a process on to the notebook, and orders of the notebook to the process."""
+    """Passes a process's events on to the notebook, and the notebook's orders to the process."""
 
     def __init__(self, rank: int, process: _Process, connection: socket.socket) -> None:
         self._rank = rank
@@ -268,14 +285,14 @@ class _Relay:
         self._orders = FrameReader()
         self._emitter = Emitter(connection, rank)
         self._inbox = Inbox()
-        self._is_deserted = False
-        self._ended, self._at_end = os.pipe()
+        self._has_lost_notebook = False
+        self._ended_fd, self._signal_fd = os.pipe()
         self._inbox.add(rank, {"events": process.events, "stdout": process.stdout, "stderr": process.stderr})
-        self._inbox.watch(self._ended)
+        self._inbox.watch(self._ended_fd)
         self._inbox.watch(connection.fileno())
 
     def run(self) -> None:
-        """Do it until the process has ended and the notebook knows."""
+        """Pass on until the process has ended and the notebook knows it."""
         popen = self._process.popen
         waiting = threading.Thread(target=self._wait, daemon=True)
         waiting.start()
@@ -288,37 +305,37 @@ class _Relay:
         now = self._emitter.now()
         self._forward([Ended(rank=self._rank, time=now, pid=popen.pid, exitcode=popen.returncode)])
         self._inbox.close()
-        os.close(self._ended)
-        os.close(self._at_end)
-        self._say_goodbye()
+        os.close(self._ended_fd)
+        os.close(self._signal_fd)
+        self._wait_for_notebook()
 
     def _wait(self) -> None:
         self._process.popen.wait()
-        os.write(self._at_end, b"x")
+        os.write(self._signal_fd, b"x")
 
     def _forward(self, events: Sequence[Event]) -> None:
         try:
             for event in events:
                 self._emitter.emit(event)
         except OSError:
-            self._desert()
+            self._lose_notebook()
 
     def _listen(self) -> None:
-        """Hear what the notebook says; where it has left, the process ends."""
-        if self._is_deserted or not select.select([self._connection], [], [], 0)[0]:
+        """Obey what the notebook says; where the notebook has left, kill the process."""
+        if self._has_lost_notebook or not select.select([self._connection], [], [], 0)[0]:
             return
         try:
             data = self._connection.recv(_BYTES)
         except OSError:
             data = b""
         if not data:
-            self._desert()
+            self._lose_notebook()
         for order in self._orders.feed(data):
             self._obey(order)
 
-    def _desert(self) -> None:
-        if not self._is_deserted:
-            self._is_deserted = True
+    def _lose_notebook(self) -> None:
+        if not self._has_lost_notebook:
+            self._has_lost_notebook = True
             self._inbox.unwatch(self._connection.fileno())
             self._process.send(signals.KILL)
 
@@ -331,8 +348,8 @@ class _Relay:
             assert isinstance(order, Order), f"{order} is no order"
             self._inbox.tell(order)
 
-    def _say_goodbye(self) -> None:
-        """Let the notebook read all before this process may be killed, which would take back what is under way."""
+    def _wait_for_notebook(self) -> None:
+        """Wait until the notebook has read everything: Ray may kill this process then, and bytes under way are lost."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
             self._connection.settimeout(_LAST_SECONDS)

@@ -24,7 +24,13 @@ _MANY: Final = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A living node: Ray's name of it, its address and what it has in all."""
+    """A living node.
+
+    Attributes:
+        name: Ray's name of it.
+        address: its IP address.
+        resources: what it has in all, used or free, by Ray's names.
+    """
 
     name: str
     address: str
@@ -32,10 +38,11 @@ class Node:
 
 
 def connect(address: str | None) -> None:
-    """Connect this process to Ray; a connection that there is stays.
+    """Connect this process to Ray, unless it is connected already; the connection stays for later launches.
 
-    None is the connection that there is, else the cluster that RAY_ADDRESS names, else a Ray that starts here. What is
-    connected here stays so for the launches to come, and Ray ends it with this process.
+    Args:
+        address: of the cluster. None is the present connection, else the cluster that RAY_ADDRESS names, else a Ray
+            that starts on this machine.
 
     Raises:
         LaunchError: there is no Ray at the address, or this process is connected elsewhere.
@@ -43,7 +50,7 @@ def connect(address: str | None) -> None:
     import ray
 
     if ray.is_initialized():
-        if address is None or _is_there(address):
+        if address is None or _is_connected_to(address):
             return
         ray.shutdown()
     elif ray.util.client.num_connected_contexts():
@@ -52,7 +59,7 @@ def connect(address: str | None) -> None:
     try:
         _init(asked)
     except Exception as error:  # each way of connecting has its own kinds
-        why = telling_line(str(error)) or type(error).__name__
+        why = find_telling_line(str(error)) or type(error).__name__
         if asked == _LOCAL:
             raise LaunchError(f"Ray cannot be started on this machine ({why})") from error
         name = "address" if address else "RAY_ADDRESS"
@@ -63,9 +70,9 @@ def connect(address: str | None) -> None:
 
 
 def _init(address: str, tries: int = 2) -> None:
-    """Connect, a second time where Ray was only too slow to start, as on a busy machine.
+    """Connect; try again where Ray was only too slow to start, as on a busy machine.
 
-    It gives itself half a minute, here as well as for the process that serves a client.
+    Ray gives itself half a minute, to start here as well as to start the process that serves a client.
     """
     import ray
 
@@ -86,8 +93,8 @@ def _init(address: str, tries: int = 2) -> None:
         _init(address, tries - 1)
 
 
-def _is_there(address: str) -> bool:
-    """Whether this process is connected to the address; LaunchError where it is elsewhere, and has to stay."""
+def _is_connected_to(address: str) -> bool:
+    """Return whether this process is connected to an address; LaunchError where another connection is in use."""
     import ray
 
     context = ray.get_runtime_context()
@@ -102,9 +109,7 @@ def _is_there(address: str) -> bool:
     present = space.removeprefix(_NAMESPACE)
     if present == address:
         return True
-    users = [
-        run for run in runtime.runs() if not run.is_over and getattr(run.job.engine, "name", "") == "ray"
-    ]
+    users = [run for run in runtime.runs() if not run.is_over and run.job.engine == "ray"]
     if users:
         raise LaunchError(
             f"address={address!r}: {users[0]!r} uses the Ray at {present!r} still; wait, or stop it"
@@ -113,20 +118,20 @@ def _is_there(address: str) -> bool:
 
 
 def is_client() -> bool:
-    """Whether this process is connected through Ray's client, and is no part of the cluster."""
+    """Return whether this process is connected through Ray's client, so that it is no part of the cluster."""
     import ray
 
     return bool(ray.util.client.ray.is_connected())
 
 
 def is_up() -> bool:
-    """Whether this process is connected: calls of Ray would connect it otherwise."""
+    """Return whether this process is connected; if it is not, a call of Ray would connect it."""
     import ray
 
     return bool(ray.is_initialized())
 
 
-def own_address() -> str:
+def find_own_address() -> str:
     """Return the address at which the cluster's nodes find this process."""
     import ray
 
@@ -140,14 +145,14 @@ def own_address() -> str:
         return str(probe.getsockname()[0])
 
 
-def nodes() -> list[Node]:
+def list_nodes() -> list[Node]:
     """Return the living nodes; LaunchError where the cluster is gone."""
     import ray
 
     try:
         entries = ray.nodes()
     except ConnectionError as error:
-        raise LaunchError(f"Ray does not answer any more ({telling_line(str(error))})") from error
+        raise LaunchError(f"Ray does not answer any more ({find_telling_line(str(error))})") from error
     return [
         Node(name=entry["NodeID"], address=entry["NodeManagerAddress"], resources=entry["Resources"])
         for entry in entries
@@ -155,53 +160,72 @@ def nodes() -> list[Node]:
     ]
 
 
-def wanted(nodes: Sequence[Node], use_cpu: bool, asked: Mapping[str, float] | None) -> dict[str, float]:
-    """Return what each worker gets: as asked, else a CPU, and a GPU where the cluster has any."""
+def choose_resources(
+    nodes: Sequence[Node], use_cpu: bool, asked: Mapping[str, float] | None
+) -> dict[str, float]:
+    """Return what each worker gets.
+
+    Args:
+        nodes: the cluster's.
+        use_cpu: whether to leave GPUs alone.
+        asked: what the user asks for; None is a CPU, and a GPU where the cluster has any.
+
+    Returns:
+        Amounts by Ray's names.
+    """
     if asked is not None:
         return dict(asked)
     has_gpus = any(node.resources.get("GPU", 0) for node in nodes)
     return {"CPU": 1, "GPU": 1} if has_gpus and not use_cpu else {"CPU": 1}
 
 
-def capacity(nodes: Sequence[Node], resources: Mapping[str, float], placement: str) -> int:
-    """Return how many workers fit on the nodes, were nobody else there."""
-    fitting = [_fitting(node, resources) for node in nodes]
+def count_room(nodes: Sequence[Node], resources: Mapping[str, float], placement: str) -> int:
+    """Return how many workers the nodes have room for, if nobody else uses them.
+
+    Args:
+        nodes: the cluster's.
+        resources: what each worker gets, by Ray's names.
+        placement: one of `PLACEMENTS`.
+    """
+    counts = [_count_fitting(node, resources) for node in nodes]
     if placement == "STRICT_PACK":
-        return max(fitting, default=0)
+        return max(counts, default=0)
     if placement == "STRICT_SPREAD":
-        return sum(count > 0 for count in fitting)
-    return sum(fitting)
+        return sum(count > 0 for count in counts)
+    return sum(counts)
 
 
-def _fitting(node: Node, resources: Mapping[str, float]) -> int:
+def _count_fitting(node: Node, resources: Mapping[str, float]) -> int:
     parts = [node.resources.get(name, 0) / amount for name, amount in resources.items() if amount > 0]
     return math.floor(min(parts) + 1e-6) if parts else _MANY
 
 
-def spoken(resources: Mapping[str, float]) -> str:
-    """Return resources as people say them: `1 CPU, 2 GPU`."""
+def format_resources(resources: Mapping[str, float]) -> str:
+    """Return resources as text: `1 CPU, 2 GPU`."""
     return ", ".join(f"{amount:g} {name}" for name, amount in resources.items()) or "nothing"
 
 
-def spoken_nodes(nodes: Sequence[Node], resources: Mapping[str, float]) -> str:
-    """Return what each node has of what a worker needs, for messages."""
+def format_nodes(nodes: Sequence[Node], resources: Mapping[str, float]) -> str:
+    """Return as text what each node has of the resources that a worker needs."""
     texts = [
-        f"{node.address} has {spoken({name: node.resources.get(name, 0) for name in resources})}"
+        f"{node.address} has {format_resources({name: node.resources.get(name, 0) for name in resources})}"
         for node in nodes
     ]
     more = f" and {len(texts) - _SHOWN_NODES} others" if len(texts) > _SHOWN_NODES else ""
     return "; ".join(texts[:_SHOWN_NODES]) + more if texts else "no node is alive"
 
 
-def available() -> str:
-    """Return what nobody uses now, for messages."""
+def describe_free() -> str:
+    """Return as text the CPUs and GPUs that nobody uses now."""
     import ray
 
     free = ray.available_resources()
-    return spoken({name: free.get(name, 0) for name in ("CPU", "GPU") if name == "CPU" or name in free})
+    return format_resources(
+        {name: free.get(name, 0) for name in ("CPU", "GPU") if name == "CPU" or name in free}
+    )
 
 
-def telling_line(text: str) -> str:
-    """Return the line of an error's text that says most: the first, or the last where it is a traceback."""
+def find_telling_line(text: str) -> str:
+    """Return the line of an error's text that says most: the last one of a traceback, else the first."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1 if _TRACEBACK in text else 0][:300] if lines else ""

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from .... import environ, probes
+from ....config.launch_options import StartMethod
+from ....devices import DeviceKind
 from ....errors import LaunchError
-from ....events import Phase
-from ....stream.record import RunRecord
-from ... import crew, failures, signals
-from ...control import Control, StopAsked
-from ...culprit import pack_job, unpack_value
-from ...job import Job, StartMethod
-from ...surroundings import Surroundings
-from ..base import Deliver, Engine, Outcome
+from ...job import Job
+from ...supervise.local_group import choose_child_start_method
+from ...supervise.worker_group import Attempt
+from ...transfer.parent_state import ParentState
+from ...transfer.unpicklable import pack_job
+from ..attempts import GroupEngine
 from . import cluster
-from .actor import Outset, RankActor
-from .child import Notes
-from .crew import Plan, RayCrew
+from .actor import ProcessStart, RankActor
+from .process import Notes
+from .ray_group import Plan, RayWorkerGroup
 
-_INTERRUPT_GRACE: Final = 1.5
-_STOP_GRACE: Final = 0.5
 _LOOSER: Final = {
     "STRICT_SPREAD": "let nodes have several: engine=RayEngine(placement='SPREAD')",
     "STRICT_PACK": "let them be on several nodes: engine=RayEngine(placement='PACK')",
 }
 
 
-class RayEngine(Engine):
+class RayEngine(GroupEngine[Plan]):
     """Starts a Ray actor per rank, in a placement group.
 
     Args:
@@ -82,13 +80,14 @@ class RayEngine(Engine):
         self._timeout = float(timeout)
         self._autoscales = autoscales
         self._runtime_env = None if runtime_env is None else dict(runtime_env)
-        self._endpoint = _endpoint(notebook_address)
+        self._endpoint = _parse_endpoint(notebook_address)
 
-    def count(self, job: Job) -> int:
+    def count(self, options: Mapping[str, Any], kind: DeviceKind) -> int:
         """Return how many workers the whole cluster has room for: its GPUs by default, without any its CPUs."""
-        cluster.connect(job.address)
-        nodes = cluster.nodes()
-        return max(1, cluster.capacity(nodes, self._wanted(job, nodes), self._placement))
+        cluster.connect(options["address"])
+        nodes = cluster.list_nodes()
+        resources = self._choose_resources(options["environment"] or {}, nodes)
+        return max(1, cluster.count_room(nodes, resources, self._placement))
 
     def problems(self, job: Job) -> Sequence[str]:
         """Return that there is no cluster, or that it is too small."""
@@ -98,138 +97,112 @@ class RayEngine(Engine):
             cluster.connect(job.address)
         except LaunchError as error:
             return [str(error)]
-        if wrong := self._wrong_runtime_env():
-            return [wrong]
-        nodes = cluster.nodes()
-        resources = self._wanted(job, nodes)
-        room = cluster.capacity(nodes, resources, self._placement)
-        if job.local_world_size <= room or self._autoscales:
+        if problem := self._check_runtime_env():
+            return [problem]
+        if self._autoscales:
             return []
-        return [_too_many(job, nodes, resources, self._placement, room)]
+        nodes = cluster.list_nodes()
+        shortage = _describe_shortage(
+            job, nodes, self._choose_resources(job.environment, nodes), self._placement
+        )
+        return [shortage] if shortage else []
 
-    def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
-        """Run the job; ShipError or LaunchError where it cannot start."""
+    @contextlib.contextmanager
+    def plan(self, job: Job) -> Iterator[Plan]:
+        """Put the function and all that the ranks need into Ray's store; ShipError where that cannot be pickled."""
         import ray
 
-        parcel = pack_job(job.function, job.args, job.name)
-        around = Surroundings.capture(job)
+        pickled = pack_job(job.function, job.args, job.name)
+        state = ParentState.capture(job)
         notes = Notes(
-            random_states=around.random_states,
-            sources=around.sources,
-            child_start_method=crew.child_start_method(),
+            random_states=state.random_states,
+            sources=state.sources,
+            child_start_method=choose_child_start_method(),
             in_background=job.background,
         )
-        resources = self._wanted(job, cluster.nodes())
-        plan = Plan(
+        resources = self._choose_resources(job.environment, cluster.list_nodes())
+        yield Plan(
             resources=resources,
             placement=self._placement,
             runtime_env=self._runtime_env,
             timeout=self._timeout,
             endpoint=self._endpoint,
-            parts=ray.put([pickle.PickleBuffer(parcel.pickled), *parcel.buffers]),
+            payload=ray.put([pickle.PickleBuffer(pickled.data), *pickled.buffers]),
             notes=pickle.dumps(notes),
-            outset=Outset(
+            start=ProcessStart(
                 variables={
                     **({} if resources.get("GPU") else {"ACCELERATE_USE_CPU": "true"}),
                     **job.environment,
                 },
-                directory=around.directory or os.getcwd(),
+                directory=state.directory or os.getcwd(),
                 path=tuple(sys.path),
                 with_ipython="IPython" in sys.modules,
             ),
         )
-        count = job.local_world_size
-        what = f"{count} Ray {'actor' if count == 1 else 'actors'} ({cluster.spoken(resources)} each)"
-        text = "" if job.quiet else f"Launching {job.name} on {what}."
-        deliver([Phase(rank=-1, time=time.time(), name="starting", detail=text)])
-        return _attempts(job, plan, record, deliver, control, self._autoscales)
 
-    def _wrong_runtime_env(self) -> str:
+    def describe_launch(self, job: Job, plan: Plan) -> str:
+        """Return how many actors start, and what each gets."""
+        count = job.local_world_size
+        actors = "actor" if count == 1 else "actors"
+        return (
+            f"Launching {job.name} on {count} Ray {actors} ({cluster.format_resources(plan.resources)} each)."
+        )
+
+    def make_group(self, plan: Plan, attempt: Attempt) -> RayWorkerGroup:
+        """Return the actors of an attempt."""
+        return RayWorkerGroup(attempt, plan)
+
+    def find_obstacle(self, job: Job, plan: Plan) -> str:
+        """Return that the nodes which are left have too little room, empty where they have enough."""
+        if self._autoscales:
+            return ""
+        try:
+            nodes = cluster.list_nodes()
+        except LaunchError as error:
+            return str(error)
+        return _describe_shortage(job, nodes, plan.resources, plan.placement)
+
+    def _check_runtime_env(self) -> str:
+        """Return what Ray has against the runtime environment, empty where it takes it."""
         import ray
 
         try:
             ray.remote(RankActor).options(runtime_env=self._runtime_env)
         except (TypeError, ValueError) as error:
-            why = cluster.telling_line(str(error)).rstrip(".")
+            why = cluster.find_telling_line(str(error)).rstrip(".")
             return (
                 f"RayEngine(runtime_env=...): {why}; folders of this machine go to ray.init(runtime_env=...), before "
                 "the launch"
             )
         return ""
 
-    def _wanted(self, job: Job, nodes: Sequence[cluster.Node]) -> dict[str, float]:
-        said = environ.flag_in(job.environment, "ACCELERATE_USE_CPU")
+    def _choose_resources(
+        self, environment: Mapping[str, str], nodes: Sequence[cluster.Node]
+    ) -> dict[str, float]:
+        """Return what each rank gets, by Ray's names."""
+        said = environ.flag_in(environment, "ACCELERATE_USE_CPU")
         use_cpu = environ.flag("ACCELERATE_USE_CPU") if said is None else said
-        return cluster.wanted(nodes, use_cpu, self._resources)
+        return cluster.choose_resources(nodes, use_cpu, self._resources)
 
 
-def _attempts(
-    job: Job, plan: Plan, record: RunRecord, deliver: Deliver, control: Control, autoscales: bool
-) -> Outcome:
-    """Start all ranks, and start them again where one failed and restarts are left."""
-    hang = ""
-    for attempt in range(job.max_restarts + 1):
-        if attempt:
-            cause = hang.partition("\n")[0] or failures.one_line(failures.first(record.failures))
-            short = None if autoscales else _shortage(job, plan)
-            if short is not None:
-                text = f"no restart {attempt} of {job.max_restarts}: {short}"
-                deliver([Phase(rank=-1, time=time.time(), name="starting", detail=text)])
-                break
-            text = f"{cause}; restart {attempt} of {job.max_restarts}"
-            deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=text)])
-        ranks = RayCrew(job, plan, record, deliver, control, attempt)
-        state = "stopped"
-        try:
-            ranks.start()
-            state = ranks.watch()
-            if state in ("failed", "hung"):
-                ranks.settle()
-            elif state == "stopped":
-                ranks.stop(_STOP_GRACE)
-        except StopAsked:
-            pass
-        finally:
-            with signals.interrupt_held():
-                ranks.stop(_INTERRUPT_GRACE)
-                ranks.close()
-        hang = ranks.hang
-        if state not in ("failed", "hung"):
-            break
-    stopped = frozenset(ranks.stopped_ranks)
-    if record.failures:
-        return Outcome(failures=tuple(record.failures), stopped=stopped)
-    if hang:
-        return Outcome(stopped=stopped, hang=hang)
-    values = {rank: unpack_value(result) for rank, result in record.results.items()}
-    return Outcome(values=values, stopped=stopped, was_stopped=state == "stopped")
-
-
-def _shortage(job: Job, plan: Plan) -> str | None:
-    """Return that the nodes which are left do not suffice, None where they do."""
-    try:
-        nodes = cluster.nodes()
-    except LaunchError as error:
-        return str(error)
-    room = cluster.capacity(nodes, plan.resources, plan.placement)
-    if job.local_world_size <= room:
-        return None
-    return _too_many(job, nodes, plan.resources, plan.placement, room)
-
-
-def _too_many(
-    job: Job, nodes: Sequence[cluster.Node], resources: Mapping[str, float], placement: str, room: int
+def _describe_shortage(
+    job: Job, nodes: Sequence[cluster.Node], resources: Mapping[str, float], placement: str
 ) -> str:
+    """Return that the nodes have too little room for a job, empty where they have enough."""
+    room = cluster.count_room(nodes, resources, placement)
+    if job.local_world_size <= room:
+        return ""
     less = "give each less: engine=RayEngine(resources_per_worker={'CPU': 0.5})"
     more = _LOOSER.get(placement) or less
     return (
-        f"num_processes={job.local_world_size}: each needs {cluster.spoken(resources)}, and Ray has room for "
-        f"{room} ({placement}; {cluster.spoken_nodes(nodes, resources)}); use fewer, {more}, or say "
+        f"num_processes={job.local_world_size}: each needs {cluster.format_resources(resources)}, and Ray has room for "
+        f"{room} ({placement}; {cluster.format_nodes(nodes, resources)}); use fewer, {more}, or say "
         "RayEngine(autoscales=True) of a cluster that grows"
     )
 
 
-def _endpoint(address: str | None) -> tuple[str, int] | None:
+def _parse_endpoint(address: str | None) -> tuple[str, int] | None:
+    """Return host and port, 0 for any free one; None where no address is given."""
     if address is None:
         return None
     host, colon, digits = address.rpartition(":")

@@ -1,0 +1,215 @@
+"""What a run of a script shows in the terminal: whole lines of its ranks, one bar, and one traceback."""
+
+from __future__ import annotations
+
+import shutil
+import string
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from ..events import Display, Event, Failure, Line, Notice, Phase, Progress, Stream, Traceback
+from ..stream.sinks import Output, Sink, write_lines
+
+_BAR_SECONDS: Final = 0.1  # between two states of a bar
+_HOLD_SECONDS: Final = 0.3  # in which the traceback of a rank that failed earlier may come
+_STREAMS: Final[Mapping[str, tuple[Stream, ...]]] = {
+    "0": (),
+    "1": ("stdout",),
+    "2": ("stderr",),
+    "3": ("stdout", "stderr"),
+}
+"""The streams that torchrun's `--tee` names by a number."""
+
+
+class Tee:
+    """Which streams of which ranks are marked and written to files, as torchrun's `--tee` has it.
+
+    Args:
+        text: a number for all ranks of this node (`3`), or for some by their local rank (`0:3,1:1`).
+    """
+
+    def __init__(self, text: str) -> None:
+        parts = [part.strip().rpartition(":") for part in text.split(",")]
+        self._by_rank = {int(rank): _STREAMS[number] for rank, colon, number in parts if colon}
+        self._others = next((_STREAMS[number] for _, colon, number in parts if not colon), ())
+
+    def __bool__(self) -> bool:
+        return bool(self._others) or any(self._by_rank.values())
+
+    def has(self, local_rank: int, stream: Stream) -> bool:
+        """Return whether a stream of a rank is among them."""
+        return stream in self._by_rank.get(local_rank, self._others)
+
+
+class Console(Sink):
+    """Writes what the ranks of a run write: their output to the output, and their errors to the error stream.
+
+    Args:
+        output: ranks to show.
+        prefix: template of the text before each line; it may name rank, local_rank and role_name.
+        role: what `role_name` stands for.
+        tee: streams with torchrun's mark before each line.
+        quiet: whether to leave out what the launcher itself has to say.
+
+    Attributes:
+        failures: of the last attempt, in the order in which they came.
+        first_rank: the lowest rank of this node.
+    """
+
+    def __init__(self, output: Output, prefix: str, *, role: str, tee: Tee, quiet: bool) -> None:
+        self._output = output
+        self._template = string.Template(prefix)
+        self._role = role
+        self._tee = tee
+        self._quiet = quiet
+        self._ranks: set[int] = set()
+        self._prefixes: dict[tuple[int, Stream], str | None] = {}
+        self._has_traceback = False
+        self._tracebacks: list[Traceback] = []
+        self._held_since = 0.0
+        self._bar = _Bar()
+        self.failures: list[Failure] = []
+
+    @property
+    def first_rank(self) -> int:
+        return min(self._ranks, default=0)
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Show the next events of the run."""
+        pending: list[str] = []
+        stream: Stream = "stdout"
+        for event in events:
+            if isinstance(event, Line):
+                prefix = self._prefix(event.rank, event.stream)
+                if prefix is None:
+                    continue
+                if event.stream != stream:
+                    self._write(stream, pending)
+                    stream, pending = event.stream, []
+                pending.append(f"{prefix}{event.text}\n")
+                continue
+            self._write(stream, pending)
+            pending = []
+            self._show_other(event)
+        self._write(stream, pending)
+        if self._tracebacks and time.monotonic() - self._held_since > _HOLD_SECONDS:
+            self._show_first_traceback()
+
+    def _show_other(self, event: Event) -> None:
+        if isinstance(event, Phase):
+            self._note_phase(event)
+        elif isinstance(event, Notice):
+            self.say(event.text)
+        elif isinstance(event, Failure):
+            self.failures.append(event)
+        elif isinstance(event, Traceback):
+            self._held_since = self._held_since if self._tracebacks else time.monotonic()
+            self._tracebacks.append(event)
+        elif isinstance(event, Progress) and self._prefix(event.rank, "stderr") is not None:
+            self._bar.show(event)
+            if event.finished and event.leave and not self._bar.is_live:
+                self._write("stderr", [f"{event.text}\n"])
+        elif isinstance(event, Display) and not event.update:
+            self._write("stdout", [f"{event.data.get('text/plain', '')}\n"])
+
+    def _note_phase(self, phase: Phase) -> None:
+        if phase.name == "restarting":
+            self._show_first_traceback()
+            self.say(phase.detail)
+            self._ranks.clear()
+            self.failures.clear()
+            self._has_traceback = False
+        elif phase.name == "starting" and phase.rank >= 0:
+            self._ranks.add(phase.rank)
+            self._prefixes.clear()
+
+    def _prefix(self, rank: int, stream: Stream) -> str | None:
+        """Return what stands before a line; None for lines that are not shown."""
+        key = (rank, stream)
+        if key not in self._prefixes:
+            self._prefixes[key] = self._make_prefix(rank, stream)
+        return self._prefixes[key]
+
+    def _make_prefix(self, rank: int, stream: Stream) -> str | None:
+        local_rank = rank - self.first_rank
+        if isinstance(self._output, str):
+            is_shown = self._output == "all" or (self._output == "first" and local_rank == 0)
+        else:
+            is_shown = rank in self._output
+        if not is_shown:
+            return None
+        mark = f"[{self._role}{local_rank}]:" if self._tee.has(local_rank, stream) else ""
+        names = {"rank": rank, "local_rank": local_rank, "role_name": self._role}
+        return mark + self._template.safe_substitute(names)
+
+    def show_traceback(self, text: str) -> None:
+        """Show the traceback of a rank; of all ranks of an attempt the first is shown."""
+        if text and not self._has_traceback:
+            self._has_traceback = True
+            self._write("stderr", [text])
+
+    def _show_first_traceback(self) -> None:
+        first = min(self._tracebacks, key=lambda one: one.time, default=None)
+        self._tracebacks.clear()
+        if first is not None:
+            self.show_traceback(first.text)
+
+    @property
+    def has_traceback(self) -> bool:
+        """Whether the traceback of a rank of this attempt was shown."""
+        return self._has_traceback
+
+    def say(self, text: str) -> None:
+        """Show what the launcher itself has to say."""
+        if not self._quiet:
+            self._write("stderr", [f"notebook-accel: {line}\n" for line in text.splitlines()])
+
+    def note(self, text: str) -> None:
+        """Leave it out: `cli.start` says how the run ended."""
+
+    def close(self) -> None:
+        """Remove the bar, and leave everything written."""
+        self._show_first_traceback()
+        self._bar.clear()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+
+    def _write(self, stream: Stream, lines: Sequence[str]) -> None:
+        if lines:
+            self._bar.clear()
+            write_lines(stream, lines)
+            (sys.stdout if stream == "stdout" else sys.stderr).flush()
+
+
+class _Bar:
+    """The last row of a terminal: the newest bar, or unfinished line, of the first rank that has one."""
+
+    def __init__(self) -> None:
+        self._rank: int | None = None
+        self._drawn_at = 0.0
+        self._is_drawn = False
+        self.is_live = sys.stderr.isatty()
+
+    def show(self, bar: Progress) -> None:
+        """Draw a bar, ten times a second at most."""
+        self._rank = bar.rank if self._rank is None else min(self._rank, bar.rank)
+        now = time.monotonic()
+        is_due = bar.finished or now - self._drawn_at >= _BAR_SECONDS
+        if not self.is_live or bar.rank != self._rank or not is_due:
+            return
+        self._drawn_at, self._is_drawn = now, not bar.finished
+        end = "\n" if bar.finished and bar.leave else ""
+        text = (
+            bar.text if end else bar.text[: shutil.get_terminal_size().columns - 1]
+        )  # a row, which can be removed
+        write_lines("stderr", [f"\r\x1b[K{text}{end}"])
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Remove the bar; the next state draws it again."""
+        if self._is_drawn:
+            self._is_drawn, self._drawn_at = False, 0.0
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

@@ -1,0 +1,81 @@
+"""Files with the output of each process, where torchrun's `--tee` puts them."""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..events import Event, Line, Phase, Stream
+from ..stream.sinks import Sink
+from .console import Tee
+
+
+class TeeFiles(Sink):
+    """Writes streams to `FOLDER/RUN_xxxx/attempt_0/LOCAL_RANK/stdout.log` and `stderr.log`.
+
+    Args:
+        folder: where the folder of the run is made.
+        run_id: what its name begins with.
+        tee: streams to write.
+    """
+
+    def __init__(self, folder: str, run_id: str, tee: Tee) -> None:
+        place = Path(folder).expanduser()
+        place.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{run_id}_", dir=place))
+        self._tee = tee
+        self._attempt = 0
+        self._ranks: set[int] = set()
+        self._files: dict[tuple[int, Stream], io.TextIOWrapper] = {}
+        self._is_broken = False
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Write the lines among the events."""
+        try:
+            for event in events:
+                if isinstance(event, Line) and not self._is_broken:
+                    self._write(event)
+                elif isinstance(event, Phase) and event.name == "starting" and event.rank >= 0:
+                    self._ranks.add(event.rank)
+                elif isinstance(event, Phase) and event.name == "restarting":
+                    self._close_files()
+                    self._attempt += 1
+                    self._ranks.clear()
+            for file in self._files.values():
+                file.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def note(self, text: str) -> None:
+        """Leave it out: the files hold what the processes write."""
+
+    def close(self) -> None:
+        """Close the files."""
+        try:
+            self._close_files()
+        except OSError as error:
+            self._give_up(error)
+
+    def _write(self, line: Line) -> None:
+        local_rank = line.rank - min(self._ranks, default=0)
+        if not self._tee.has(local_rank, line.stream):
+            return
+        key = (local_rank, line.stream)
+        if key not in self._files:
+            path = self._folder / f"attempt_{self._attempt}" / str(local_rank) / f"{line.stream}.log"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._files[key] = open(path, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed by close
+        self._files[key].write(f"{line.text}\n")
+
+    def _close_files(self) -> None:
+        while self._files:
+            self._files.popitem()[1].close()
+
+    def _give_up(self, error: OSError) -> None:
+        if not self._is_broken:
+            self._is_broken = True
+            text = f"the output in {self._folder} is not complete ({error}), the run goes on without it"
+            print(f"notebook-accel: {text}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""DeepSpeed: its config and plugin, and the strategy that trains by it."""

@@ -1,0 +1,219 @@
+"""DeepSpeed's part of a checkpoint, under Accelerate's file names; gathers weights that ZeRO 3 shards."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence, Set
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from ..checkpointing import models, names, pickled, write
+from ..checkpointing.copies import Copies
+from ..checkpointing.parts import CollectiveFolder
+from ..errors import CheckpointError
+from ..topology import Topology
+
+_FOLDER: Final = "pytorch_model"
+
+
+def folder_name(index: int) -> str:
+    """Return the name of the folder with the files of an engine: `pytorch_model`, `pytorch_model_1`.
+
+    Args:
+        index: of the model, from 0 in the order of `prepare`.
+    """
+    return _FOLDER if index == 0 else f"{_FOLDER}_{index}"
+
+
+def is_engine(model: Any) -> bool:
+    """Return True for an engine with an optimizer; ZeRO 3 makes engines of models without one too.
+
+    Args:
+        model: a prepared model.
+    """
+    return (
+        hasattr(model, "save_checkpoint") and hasattr(model, "save_zero_checkpoint") and _has_optimizer(model)
+    )
+
+
+def _has_optimizer(engine: Any) -> bool:
+    return engine.optimizer is not None and engine.checkpoint_engine is not None
+
+
+class EngineFiles(CollectiveFolder):
+    """The files of all models: DeepSpeed writes those of engines, rank 0 writes the others.
+
+    If DeepSpeed fails to write on one rank, the other ranks wait for it until the timeout of the process group.
+
+    Args:
+        prepared: engines and other models, in the order of `prepare`.
+        states: the state of each model that is no engine; anything for an engine.
+        is_main: whether this is rank 0.
+    """
+
+    def __init__(self, prepared: Sequence[Any], states: Sequence[dict[str, Any]], is_main: bool) -> None:
+        self._prepared = prepared
+        self._states = states
+        self._is_main = is_main
+
+    def write(self, where: Path) -> None:
+        for index, model in enumerate(self._prepared):
+            if is_engine(model):
+                model.save_checkpoint(str(where), tag=folder_name(index))
+        # last, because rank 0 may fail here, and then no other rank waits for it
+        for index, model in enumerate(self._prepared):
+            if self._is_main and not is_engine(model):
+                (file,) = write.model_files([self._states[index]], safe_serialization=True)
+                (where / folder_name(index)).mkdir(exist_ok=True)
+                file.write(where / folder_name(index))
+
+    def snapshot(self, copies: Copies) -> CollectiveFolder:
+        raise ValueError(
+            "DeepSpeed writes its part of a checkpoint itself, while nothing trains: leave async_save out"
+        )
+
+
+def plan_loading(
+    folder: Path, prepared: Sequence[Any], topology: Topology, deepspeed: Any
+) -> list[Callable[[], None]]:
+    """Check the files of all models, and return the functions that load them.
+
+    Args:
+        folder: of the checkpoint.
+        prepared: engines and other models, in the order of `prepare`.
+        topology: of this process.
+        deepspeed: the library.
+
+    Raises:
+        CheckpointError: a file is missing or does not fit; the message names it.
+    """
+    stored = next(index for index in itertools.count() if not (folder / folder_name(index)).is_dir())
+    if stored != len(prepared):
+        raise CheckpointError(
+            f"{folder} holds {stored} models that DeepSpeed saved, in folders {folder_name(0)} and so on, and this "
+            f"accelerator has {len(prepared)}"
+        )
+    steps: list[Callable[[], None]] = []
+    for index, model in enumerate(prepared):
+        where = folder / folder_name(index)
+        if is_engine(model):
+            _check_engine(where, model, topology)
+            steps.append(functools.partial(_load_engine, model, folder, folder_name(index)))
+            continue
+        source = models.open_source(where / names.SAFE_MODEL)
+        if is_sharded(model):
+            _check_shards(source, model)
+            steps.append(functools.partial(_load_shards, source, model, deepspeed, topology.is_main))
+        else:
+            steps.append(models.plan(model, [source]))
+    return steps
+
+
+def _check_engine(where: Path, engine: Any, topology: Topology) -> None:
+    """Raise CheckpointError where DeepSpeed could not load, because it would fail in the middle of loading."""
+    shards = sorted(where.glob("*zero_pp_rank_*_optim_states.pt"))
+    if engine.zero_optimization() != bool(shards):
+        was = "with" if shards else "without"
+        raise CheckpointError(
+            f"{where} was saved {was} ZeRO, and zero_stage is {engine.zero_optimization_stage()} here"
+        )
+    if shards and len(shards) != topology.world_size:
+        raise CheckpointError(
+            f"{where} was saved by {len(shards)} processes, and these are {topology.world_size}: ZeRO's shards fit the "
+            "same number only; zero_to_fp32.py in the checkpoint makes whole weights of them"
+        )
+    path = where / "mp_rank_00_model_states.pt"
+    if engine.zero_optimization_partition_weights():
+        path = where / f"zero_pp_rank_{topology.rank}_mp_rank_00_model_states.pt"
+    if not path.is_file():
+        kind = "zero_stage 3" if "zero_pp" in path.name else "a zero_stage below 3"
+        raise CheckpointError(f"{path} is missing: the checkpoint is not of {kind}, as this run is")
+    saved = pickled.read(path, map_location="meta", weights_only=False, mmap=True)
+    _check_names(path, engine.module_state_dict().keys(), saved["module"].keys())
+    stored = {name: tuple(value.shape) for name, value in saved["module"].items() if hasattr(value, "shape")}
+    if shards:  # then a tensor may be only a part of a weight
+        stored = {name: tuple(size) for group in saved["param_shapes"] for name, size in group.items()}
+    for name, item in engine.module.named_parameters():
+        size = tuple(getattr(item, "ds_shape", item.shape))
+        if stored.get(name, size) != size:
+            raise CheckpointError(
+                f"{path}: {name!r} has shape {list(stored[name])}, the model's {list(size)}"
+            )
+
+
+def _check_names(path: Path, own: Set[str], stored: Set[str]) -> None:
+    for name in own - stored:
+        raise CheckpointError(f"{path} has no key {name!r}")
+    for name in stored - own:
+        raise CheckpointError(f"{path} has the key {name!r}, which the model has not")
+
+
+def _load_engine(engine: Any, folder: Path, tag: str) -> None:
+    path, _ = engine.load_checkpoint(str(folder), tag=tag)
+    if path is None:
+        raise CheckpointError(f"DeepSpeed could not load {folder / tag}")
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Return True for the user's model if ZeRO 3 shards its weights."""
+    return any(hasattr(item, "ds_id") for item in model.parameters())
+
+
+def _check_shards(source: models.Source, model: Any) -> None:
+    for name, item in model.named_parameters():
+        stored = source.shapes.get(source.twins.get(name, name))
+        if stored is None:
+            raise CheckpointError(f"{source.path} has no key {name!r}")
+        own = tuple(getattr(item, "ds_shape", item.shape))
+        if stored != own:
+            raise CheckpointError(
+                f"{source.path}: {name!r} has shape {list(stored)}, the model's {list(own)}"
+            )
+
+
+def _load_shards(source: models.Source, model: torch.nn.Module, deepspeed: Any, is_main: bool) -> None:
+    """Load the weights of a sharded model without an optimizer; the values are those of rank 0."""
+    values = source.read()
+    for name, item in model.named_parameters():
+        with deepspeed.zero.GatheredParameters([item], modifier_rank=0):
+            if is_main:
+                item.data.copy_(values[source.twins.get(name, name)])
+    for name, buffer in model.named_buffers():
+        if name in values:
+            buffer.copy_(values[name])
+
+
+def gather_state(deepspeed: Any, model: torch.nn.Module, *, keep: bool) -> dict[str, Any]:
+    """Return the whole state of a model whose weights ZeRO 3 shards; every process has to call it.
+
+    It gathers the weights of one module after the other, to save memory.
+
+    Args:
+        deepspeed: the library.
+        model: the user's.
+        keep: whether this process keeps the state.
+
+    Returns:
+        Tensors on the CPU by name; {} in a process that does not keep it.
+    """
+    state: dict[str, Any] = {}
+    shared: dict[int, torch.Tensor] = {}
+    for prefix, part in model.named_modules(remove_duplicate=False):
+        own = list(part.parameters(recurse=False))
+        with deepspeed.zero.GatheredParameters(own, enabled=bool(own)):
+            if not keep:
+                continue
+            for name, value in part.state_dict(keep_vars=True).items():
+                if "." in name:
+                    continue  # it belongs to a submodule
+                key = f"{prefix}.{name}" if prefix else name
+                if not isinstance(value, torch.Tensor):
+                    state[key] = value
+                    continue
+                if id(value) not in shared:
+                    shared[id(value)] = value.detach().to("cpu", copy=True)
+                state[key] = shared[id(value)]
+    return state

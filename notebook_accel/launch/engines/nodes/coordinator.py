@@ -1,0 +1,328 @@
+"""The coordinator of a run: a thread on the node that holds the store, to which every node is connected.
+
+It says when all nodes are there, or why they do not fit together. At the end it says what the first failure of all was,
+and passes on the value of rank 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from . import messages, node_info
+from .messages import Message
+from .node_info import NodeInfo
+from .outcomes import NodeOutcome, find_cause
+
+_TOKEN_SECONDS: Final = 10.0
+_PART_SECONDS: Final = 1.0
+_PAUSE_SECONDS: Final = 0.05
+_SETTLE_SECONDS: Final = 3.0  # in which other nodes say what they know after the first has failed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """The nodes of a run, once all are there.
+
+    Attributes:
+        node_rank: the rank of the node that this is sent to.
+        host_rank: the rank of the node that holds the store and the coordinator.
+        nodes: all nodes, by rank.
+        addresses: their IP addresses, by rank.
+    """
+
+    node_rank: int
+    host_rank: int
+    nodes: Sequence[NodeInfo]
+    addresses: Sequence[str]
+
+
+@dataclass(eq=False, kw_only=True)
+class _Peer:
+    """A node that is connected.
+
+    Attributes:
+        writer: what goes to the node.
+        address: its IP address.
+        node: what it says of itself, None before it has said it.
+        attempt: the attempt that it is ready for.
+        is_host: whether it holds the store.
+        outcome: how its part ended, None before that.
+        has_left: whether it has said that it leaves.
+    """
+
+    writer: asyncio.StreamWriter
+    address: str
+    node: NodeInfo | None = None
+    attempt: int = -1
+    is_host: bool = False
+    outcome: NodeOutcome | None = None
+    has_left: bool = False
+
+    def tell(self, message: Message) -> None:
+        """Send a message to the node."""
+        for piece in messages.encode(message):
+            self.writer.write(piece)
+
+
+class Coordinator:
+    """Talks to all nodes, this one too.
+
+    Args:
+        listening: a socket that listens.
+        token: what a connection begins with; only a node that reads the store knows it.
+        num_nodes: how many nodes meet.
+        elects: whether nodes may get their ranks here; False where each node names its own.
+        before_restart: called before workers start, from the second attempt on.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        token: bytes,
+        num_nodes: int,
+        *,
+        elects: bool,
+        before_restart: Callable[[], None],
+    ) -> None:
+        self._listening = listening
+        self._token = token
+        self._num_nodes = num_nodes
+        self._elects = elects
+        self._before_restart = before_restart
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter | None] = {}
+        self._peers: list[_Peer] = []
+        self._members: list[_Peer] = []
+        self._attempt = -1
+        self._outcomes: list[NodeOutcome] = []
+        self._value: Message | None = None
+        self._value_from: _Peer | None = None
+        self._is_over = False
+        self._settling: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: asyncio.Event | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="notebook_accel coordinator", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no node is connected any more."""
+        return not self._peers
+
+    def close(self) -> None:
+        """End all connections."""
+        if self._loop is not None and self._closing is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join()
+        self._listening.close()
+
+    def _work(self) -> None:
+        try:
+            with contextlib.closing(asyncio.SelectorEventLoop()) as loop:
+                loop.run_until_complete(self._serve())
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        """Accept connections; asyncio's own server would forget, still open, those that come while it closes."""
+        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        self._listening.setblocking(False)
+        self._loop.add_reader(self._listening, self._accept)
+        self._ready.set()
+        await self._closing.wait()
+        self._loop.remove_reader(self._listening)
+        self._listening.close()
+        await self._disconnect()
+
+    def _accept(self) -> None:
+        assert self._loop is not None
+        try:
+            connection, address = self._listening.accept()
+        except OSError:
+            time.sleep(_PAUSE_SECONDS)  # too many files are open, or it has gone already
+            return
+        self._connections[self._loop.create_task(self._welcome(connection, str(address[0])))] = None
+
+    async def _disconnect(self) -> None:
+        """End all connections; tasks that are left to be cancelled would complain in the cell."""
+        for writer in filter(None, self._connections.values()):
+            writer.close()
+        if self._connections:
+            await asyncio.wait(list(self._connections), timeout=_PART_SECONDS)
+        for writer in filter(None, self._connections.values()):
+            writer.transport.abort()  # its last messages do not arrive any more
+        if self._connections:
+            await asyncio.wait(list(self._connections))
+
+    async def _welcome(self, connection: socket.socket, address: str) -> None:
+        task = asyncio.current_task()
+        assert task is not None and self._closing is not None
+        reader, writer = await asyncio.open_connection(sock=connection)
+        self._connections[task] = writer
+        peer = _Peer(writer=writer, address=address)
+        try:
+            if self._closing.is_set():
+                return
+            messages.keep_alive(writer.get_extra_info("socket"))
+            token = await asyncio.wait_for(reader.readexactly(messages.TOKEN_BYTES), _TOKEN_SECONDS)
+            if not hmac.compare_digest(token, self._token):
+                return
+            self._peers.append(peer)
+            while True:
+                self._take(peer, await messages.read(reader))
+        except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError):
+            pass  # it has gone
+        finally:
+            self._note_gone(peer)
+            writer.close()
+            del self._connections[task]
+
+    def _take(self, peer: _Peer, message: Message) -> None:
+        if message.kind == "node":
+            peer.node, peer.attempt, peer.is_host = message.value
+            self._meet(peer)
+        elif message.kind == "value":
+            self._value, self._value_from = message, peer
+        elif message.kind in ("news", "ask"):
+            for other in self._members:
+                if other is not peer:
+                    other.tell(message)
+        elif message.kind == "outcome":
+            self._take_outcome(peer, message.value)
+        elif message.kind == "bye":
+            peer.has_left = True
+
+    # -- meeting
+
+    def _meet(self, newcomer: _Peer) -> None:
+        if self._is_over:
+            newcomer.tell(Message("over"))
+            return
+        if self._members and newcomer not in self._members:
+            newcomer.tell(Message("refused", self._describe_full()))
+            return
+        if self._members and newcomer.attempt > self._attempt:
+            for member in self._members:
+                member.tell(Message("again", newcomer.attempt))
+        self._check_complete()
+
+    def _check_complete(self) -> None:
+        """Start the attempt where all nodes are there; refuse nodes that do not fit together."""
+        there = [peer for peer in self._peers if peer.node is not None and peer.attempt > self._attempt]
+        nodes = [peer.node for peer in there if peer.node is not None]
+        if not nodes or self._is_over:
+            return
+        complete = len(nodes) >= self._num_nodes
+        lines = node_info.find_disagreements(nodes, complete=complete)
+        if not self._elects and not self._members:
+            lines += node_info.find_duplicates(nodes)
+        if lines:
+            text = "the nodes of this run do not fit together, nothing was started:\n"
+            self._refuse(there, text + "\n".join(f"  - {line}" for line in lines))
+            return
+        if not complete:
+            for peer in there:
+                peer.tell(Message("present", nodes))
+            return
+        if not self._members:
+            self._members = self._sort(there)
+        self._attempt += 1
+        if self._attempt:
+            self._before_restart()
+        self._send_roster()
+
+    def _describe_full(self) -> str:
+        names = ", ".join(member.node.name for member in self._members if member.node is not None)
+        return (
+            f"the run there has its {self._num_nodes} nodes already: {names}; "
+            "wait until it has ended, or choose another use_port on all nodes of this one"
+        )
+
+    def _refuse(self, peers: Sequence[_Peer], text: str) -> None:
+        self._is_over = True
+        for peer in peers:
+            peer.tell(Message("refused", text))
+
+    def _sort(self, peers: Sequence[_Peer]) -> list[_Peer]:
+        """Return the nodes by rank: as they name their ranks, else the host first and the others as they came."""
+        ranks = {peer.node.node_rank: peer for peer in peers if peer.node is not None}
+        if sorted(ranks) == list(range(self._num_nodes)):
+            return [ranks[rank] for rank in sorted(ranks)]
+        return sorted(peers, key=lambda peer: not peer.is_host)
+
+    def _send_roster(self) -> None:
+        nodes = []
+        for rank, member in enumerate(self._members):
+            assert member.node is not None
+            member.node = replace(member.node, node_rank=rank)
+            nodes.append(member.node)
+        host = next(rank for rank, member in enumerate(self._members) if member.is_host)
+        addresses = [member.address for member in self._members]
+        for rank, member in enumerate(self._members):
+            roster = Roster(node_rank=rank, host_rank=host, nodes=nodes, addresses=addresses)
+            member.tell(Message("roster", roster))
+
+    # -- ending
+
+    def _take_outcome(self, peer: _Peer, outcome: NodeOutcome) -> None:
+        if peer in self._members:
+            peer.outcome = outcome
+            self._outcomes.append(outcome)
+        elif peer.is_host:
+            others = [other for other in self._peers if other is not peer]
+            self._refuse(others, f"{outcome.text or outcome.node.name}, which holds the run together")
+        self._consider()
+
+    def _note_gone(self, peer: _Peer) -> None:
+        """Note that a node is gone. Before all are there it may come again, afterwards it is lost."""
+        if peer not in self._peers:
+            return
+        self._peers.remove(peer)
+        if peer not in self._members:
+            self._check_complete()
+        elif (
+            peer.node is not None
+            and not peer.has_left
+            and (peer.outcome is None or peer.outcome.kind == "done")
+        ):
+            text = (
+                f"{peer.node.name} is gone without a word: its kernel has ended, or it is cut off the network"
+            )
+            self._take_outcome(peer, NodeOutcome(node=peer.node, kind="lost", text=text))
+
+    def _consider(self) -> None:
+        """Decide why the run ended: once all nodes have ended, or a while after the first one failed."""
+        if self._is_over or not self._members:
+            return
+        is_bad = any(outcome.kind != "done" for outcome in self._outcomes)
+        if all(member.outcome is not None for member in self._members):
+            self._decide()
+        elif is_bad and self._settling is None:
+            assert self._loop is not None
+            self._settling = self._loop.call_later(_SETTLE_SECONDS, self._decide)
+            for member in self._members:
+                member.tell(Message("trouble"))
+
+    def _decide(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._settling is not None:
+            self._settling.cancel()
+        cause = find_cause(self._outcomes)
+        if cause is not None and cause.hang:
+            cause = replace(cause, hang="\n".join(outcome.hang for outcome in self._outcomes if outcome.hang))
+        for member in self._members:
+            member.tell(Message("verdict", cause))
+            if cause is None and self._value is not None and member is not self._value_from:
+                member.tell(self._value)

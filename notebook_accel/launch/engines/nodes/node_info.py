@@ -1,0 +1,124 @@
+"""What a node says of itself when nodes meet, and what all nodes must have alike."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+import socket
+import types
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from .... import probes
+from ...checks.node_options import format_count
+from ...job import Job
+
+_DIGITS: Final = 12
+_UNTIL_SAME: Final = ("num_nodes", "rdzv_id")  # nodes that differ in it may wait for each other for ever
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeInfo:
+    """A node of a run.
+
+    Attributes:
+        node_rank: its number; -1 for a node that is not let into the run yet, where nodes come and go.
+        host: its host name.
+        processes: how many ranks it has.
+        same: what all nodes must have alike, as text by option.
+    """
+
+    node_rank: int
+    host: str
+    processes: int
+    same: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The node's number and host, for messages."""
+        return f"a new node ({self.host})" if self.node_rank < 0 else f"node {self.node_rank} ({self.host})"
+
+
+def describe_node(job: Job) -> NodeInfo:
+    """Return what this node says of itself.
+
+    Args:
+        job: what it is to run.
+    """
+    same = {
+        "rdzv_id": job.rendezvous.run_id,
+        "num_nodes": format_count(job.rendezvous),
+        "max_restarts": str(job.max_restarts),
+        "mixed_precision": job.mixed_precision,
+        "returns": job.returns,
+        "notebook_accel": probes.version("notebook-accel") or "not installed",
+        "torch": torch.__version__,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "the function": f"{job.name}, code {hash_code(job.function)}",
+    }
+    return NodeInfo(
+        node_rank=job.rendezvous.node_rank,
+        host=socket.gethostname(),
+        processes=job.local_world_size,
+        same=same,
+    )
+
+
+def hash_code(function: Any) -> str:
+    """Return a short hash of a function's own code; the code that it calls does not count."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    sha = hashlib.sha256()
+    _add(sha, code)
+    return sha.hexdigest()[:_DIGITS]
+
+
+def _add(sha: Any, value: object) -> None:
+    """Add a constant to a hash: sets in a fixed order, code without its lines and file."""
+    if isinstance(value, types.CodeType):
+        sha.update(value.co_code)
+        for part in (*value.co_consts, value.co_names, value.co_varnames, value.co_freevars):
+            _add(sha, part)
+    elif isinstance(value, frozenset):
+        sha.update(repr(sorted(map(repr, value))).encode())
+    else:
+        sha.update(repr(value).encode())
+
+
+def find_disagreements(nodes: Sequence[NodeInfo], *, complete: bool) -> list[str]:
+    """Return a line for each option that nodes do not have alike.
+
+    Args:
+        nodes: those that are there, at least one.
+        complete: whether all are there. Before that, only options count that would let nodes wait for ever.
+    """
+    lines = []
+    names = nodes[0].same if complete else _UNTIL_SAME
+    python = {node.same.get("Python") for node in nodes}
+    for name in names:
+        values = [node.same.get(name, "unknown") for node in nodes]
+        if name == "the function" and len(python) > 1:
+            continue  # its code is another one in another Python
+        if len(set(values)) > 1:
+            parts = [f"{value} on {node.name}" for value, node in zip(values, nodes, strict=True)]
+            lines.append(f"{name}: " + "; ".join(parts))
+    return lines
+
+
+def find_duplicates(nodes: Sequence[NodeInfo]) -> list[str]:
+    """Return a line for each node rank that several nodes have."""
+    counts = Counter(node.node_rank for node in nodes)
+    return [
+        f"node_rank={rank} was given {count} times, on "
+        + " and ".join(node.host for node in nodes if node.node_rank == rank)
+        + ": each node needs its own"
+        for rank, count in sorted(counts.items())
+        if count > 1
+    ]

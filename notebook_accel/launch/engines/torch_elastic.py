@@ -1,0 +1,293 @@
+"""Several processes on this node, under an agent of torch elastic.
+
+Torch elastic does the rendezvous, the ranks and the restarts. This module starts and watches the processes itself. It
+waits for their events instead of polling, and unlike torch's own agent it needs no signal handlers and no files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+
+from ...events import Notice, Phase
+from ...stream.record import RunRecord
+from ...topology import Topology
+from .. import signals
+from ..checks import compiler_preload
+from ..job import Job
+from ..supervise import script_group
+from ..supervise.control import Control, StopAsked
+from ..supervise.delivery import Deliver
+from ..supervise.local_group import LocalWorkerGroup
+from ..supervise.script_group import ScriptWorkerGroup
+from ..supervise.worker_group import Attempt
+from ..transfer import failures
+from ..transfer.parent_state import ParentState
+from ..transfer.shared_memory import SharedPickle
+from ..transfer.unpicklable import pack_job
+from ..worker import environment
+from .attempts import INTERRUPT_GRACE, STOP_GRACE, describe_cause, make_outcome
+from .base import Engine, Outcome
+from .nodes.rendezvous import NodeRendezvous, SingleNode
+
+_LOOK_SECONDS = 0.05
+_NEWS_SHARE = 0.25  # of hang_timeout, after which the nodes exchange when they heard of a rank last
+_AGENT_SLEEP = (
+    1e-6  # seconds; torch's agent sleeps before it looks at the workers, ours waits for events instead
+)
+
+
+class ElasticEngine(Engine):
+    """Starts one process for each rank on this node. A torch elastic agent in this process manages them."""
+
+    name = "elastic"
+    refuses: ClassVar[Mapping[str, str]] = {
+        "address": "it starts processes on this machine, by itself",
+        "tpu_mode": "each of its processes has one device; engine 'auto' or 'xla' is needed",
+    }
+
+    def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
+        """Run the job to its end; see `Engine.run`."""
+        if job.start_method == "fork":
+            compiler_preload.load_for(job.function)
+        with contextlib.ExitStack() as stack:
+            payload: Any = (job.function, job.args)
+            if job.start_method != "fork":
+                pickled = pack_job(job.function, job.args, job.name)
+                with signals.delay_interrupt():
+                    payload = stack.enter_context(contextlib.closing(SharedPickle(pickled)))
+            handler = _make_handler(job)
+            stack.callback(handler.shutdown)
+            handler.check = control.check
+            handler.tell = lambda text: deliver([Notice(rank=-1, time=time.time(), text=text)])
+            agent = _Agent(job, payload, handler, record, deliver, control, self.worker_setup(job))
+            stack.callback(agent.close)
+            deliver([self.announce(job)])
+            return handler.conclude(agent.run_attempts, record)
+
+
+def _make_handler(job: Job) -> NodeRendezvous:
+    """Return the rendezvous handler of this node."""
+    place = job.rendezvous
+    if place.is_elastic:
+        from .nodes.elastic import ElasticNodes  # only now: it imports much of torch
+
+        return ElasticNodes(job)
+    if place.num_nodes == 1 and not place.endpoint:
+        return SingleNode(place)
+    from .nodes.fixed import FixedNodes  # a run on one node needs none of it
+
+    return FixedNodes(job)
+
+
+class _Agent(SimpleElasticAgent):
+    """An agent of torch elastic whose workers are a `LocalWorkerGroup`.
+
+    Args:
+        job: what to run.
+        payload: the function and its arguments; a `SharedPickle` of them if the workers are fresh processes.
+        handler: the rendezvous of the nodes.
+        record: holds all events that were delivered so far.
+        deliver: takes events.
+        control: says whether somebody asked the run to stop.
+        setup: each worker calls it before the function; None for nothing.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        payload: Any,
+        handler: NodeRendezvous,
+        record: RunRecord,
+        deliver: Deliver,
+        control: Control,
+        setup: Callable[[], None] | None,
+    ) -> None:
+        spec = WorkerSpec(
+            role="worker",
+            local_world_size=job.local_world_size,
+            entrypoint=job.function if hasattr(job.function, "__name__") else "function",
+            rdzv_handler=handler,
+            max_restarts=job.max_restarts,
+            monitor_interval=_AGENT_SLEEP,
+            master_addr=None,
+            local_addr=None,
+        )
+        super().__init__(spec)
+        self._handler = handler
+        self._job = job
+        self._payload = payload
+        self._record = record
+        self._deliver = deliver
+        self._control = control
+        self._setup = setup
+        self._parent_state = ParentState.capture(job)
+        self._group: LocalWorkerGroup | None = None
+        self._num_groups = 0
+        self._restarts_left = job.max_restarts
+        self._stopped: frozenset[int] = frozenset()
+        self._hang = ""
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        if self._num_groups:
+            self._announce_restart(
+                worker_group, by_other_node=self._remaining_restarts == self._restarts_left
+            )
+        self._num_groups += 1
+        self._hang = ""
+        self._restarts_left = self._remaining_restarts
+        environments = {
+            worker.global_rank: self._make_environment(worker, worker_group)
+            for worker in worker_group.workers
+        }
+        runs_script = script_group.is_for(self._job, self._setup)
+        kind = ScriptWorkerGroup if runs_script else LocalWorkerGroup
+        self._group = kind(
+            Attempt(
+                job=self._job,
+                record=self._record,
+                deliver=self._deliver,
+                control=self._control,
+                number=self._handler.attempt,
+            ),
+            payload=self._payload,
+            environments=environments,
+            parent_state=self._parent_state,
+            setup=self._setup,
+        )
+        self._group.start()
+        return {worker.local_rank: self._group.pids[worker.global_rank] for worker in worker_group.workers}
+
+    def _make_environment(self, worker: Any, group: WorkerGroup) -> Mapping[str, str]:
+        handler, num_nodes = self._handler, group.group_world_size or 1
+        place = Topology(
+            rank=worker.global_rank,
+            local_rank=worker.local_rank,
+            world_size=worker.world_size,
+            local_world_size=group.spec.local_world_size,
+            node_rank=group.group_rank or 0,
+            num_nodes=num_nodes,
+        )
+        variables = environment.list_rank_variables(
+            place,
+            self._job,
+            address=str(group.master_addr),
+            port=int(group.master_port or 0),
+            attempt=handler.attempt,
+        )
+        return environment.make_environment(
+            self._job,
+            self._parent_state.variables,
+            variables,
+            is_alone=num_nodes == 1,
+            interface=handler.interface,
+        )
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        if text := self._handler.describe_shortage():
+            self._handler.tell(text)
+        super()._restart_workers(worker_group)
+
+    def _announce_restart(self, group: WorkerGroup, by_other_node: bool) -> None:
+        """Say in the cell why the workers start again: because of another node, or after a failure here."""
+        restart = self._job.max_restarts - self._remaining_restarts
+        if not by_other_node:
+            cause = describe_cause(self._record, self._hang)
+            detail = f"{cause}; restart {restart} of {self._job.max_restarts}"
+        else:
+            detail = self._handler.explain_restart(group.workers[0].world_size)
+        self._deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=detail)])
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        assert self._group is not None
+        state = self._group.watch(self._job.monitor_interval)
+        self._share_news()
+        if state == "running" and self._handler.is_called_off and not self._group.hang_watch.is_asking:
+            self._remaining_restarts = 0
+            state = "failed"
+        if state == "running":
+            return RunResult(state=WorkerState.HEALTHY)
+        if state == "stopped":
+            self._group.stop(STOP_GRACE, signal.SIGTERM)
+            self._stopped = frozenset(self._group.stopped_ranks)
+            raise StopAsked
+        if state in ("failed", "hung"):
+            self._hang = self._group.hang
+            if state == "hung":
+                self._wait_for_reports()
+            self._group.settle()
+            if state == "failed" and self._is_failure_of_other_node():
+                return RunResult(state=WorkerState.HEALTHY)  # the agent then asks the handler for the reason
+            self._stopped = frozenset(self._group.stopped_ranks)
+            return RunResult(state=WorkerState.FAILED)
+        if not self._handler.finish_attempt():
+            self._control.check()
+            time.sleep(self._job.monitor_interval)
+            return RunResult(state=WorkerState.HEALTHY)
+        values = dict.fromkeys((worker.global_rank for worker in worker_group.workers), None)
+        return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
+
+    def _share_news(self) -> None:
+        """Tell other nodes when a rank was heard last, and hear it from them: silent ranks may wait for theirs."""
+        if self._job.hang_timeout is not None:
+            assert self._group is not None
+            watch = self._group.hang_watch
+            heard, ask = self._handler.share_news(
+                watch.news, ask=watch.has_asked, every=self._job.hang_timeout * _NEWS_SHARE
+            )
+            watch.hear_others(heard, ask=ask)
+
+    def _wait_for_reports(self) -> None:
+        """Give other nodes time to report where their ranks hang: these fail as soon as the ranks of this node end."""
+        assert self._group is not None
+        deadline = time.monotonic() + self._handler.seconds_to_tell
+        while time.monotonic() < deadline:
+            self._group.poll(_LOOK_SECONDS)
+
+    def _is_failure_of_other_node(self) -> bool:
+        """Return whether workers failed only because another node was lost, or restarts its workers."""
+        handler = self._handler
+        if not handler.seconds_to_notice:
+            return False
+        first = failures.find_first(self._record.failures)
+        return failures.is_lost_peer(first) and handler.wait_for_change(handler.seconds_to_notice)
+
+    def _exit_barrier(self) -> None:
+        self._handler.wait_for_others()
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self.close()
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all workers that still run. An interrupt of the user is delayed until they have ended."""
+        if self._group is not None:
+            with signals.delay_interrupt():
+                self._group.stop(INTERRUPT_GRACE)
+                self._group.close()
+                self._group = None
+        self._worker_group.store = self._store = (
+            None  # this closes the store: the next attempt may need its port
+        )
+
+    def run_attempts(self) -> Outcome:
+        """Run the workers, and restart them after failures up to `max_restarts` times; return how they ended here."""
+        was_stopped = False
+        try:
+            self.run()
+        except StopAsked:
+            was_stopped = True
+        return make_outcome(self._record, self._stopped, hang=self._hang, was_stopped=was_stopped)

@@ -1,0 +1,1 @@
+"""What runs in the notebook while workers run: it starts, watches and stops them."""

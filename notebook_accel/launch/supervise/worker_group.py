@@ -1,0 +1,293 @@
+"""The workers of one attempt, however they are started: watched, asked to stop, ended."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, Generic, Literal, TypeVar
+
+from ...events import Ended, Event, Failure, Order, SignalOrder
+from ...stream.record import RunRecord
+from .. import signals
+from ..job import Job
+from .control import Control
+from .delivery import Deliver, Delivery
+from .hang_watch import HangWatch
+from .stop_agreement import StopAgreement
+
+GroupState = Literal["running", "done", "failed", "stopped", "hung"]
+"""How an attempt stands; `stopped` and `hung` say that its workers have to be ended."""
+
+_LOOK_SECONDS: Final = 0.1
+_END_LOOK_SECONDS: Final = 0.02  # between two looks at workers that are being ended
+_LAST_WORDS_SECONDS: Final = 0.1
+_SETTLE_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of a run's workers: the job, and the group's ways to the run.
+
+    Attributes:
+        job: what to run, after preflight.
+        record: what was delivered so far; it says which ranks sent a result or a failure.
+        deliver: takes the events as they come: it applies them to the record and shows them. It is called several
+            times a second, with no events where none came.
+        control: says when the run is to stop.
+        number: how often the workers were started before.
+    """
+
+    job: Job
+    record: RunRecord
+    deliver: Deliver
+    control: Control
+    number: int = 0
+
+
+@dataclass(kw_only=True)
+class Member:
+    """One worker of a group.
+
+    Attributes:
+        rank: its global rank.
+        pid: its process id, 0 while nobody knows it.
+        has_ended: whether its process has ended, or is lost.
+    """
+
+    rank: int
+    pid: int = 0
+    has_ended: bool = False
+
+
+MemberT = TypeVar("MemberT", bound=Member)
+
+
+class WorkerGroup(ABC, Generic[MemberT]):
+    """The workers of one attempt, from their start to their end.
+
+    A subclass starts one `Member` for each rank, carries orders and signals to them, and events back. This class does
+    the rest: it delivers events, knows who has ended and how, notices hangs, brings the ranks to a common stop and ends
+    them. The methods are called in this order: `start`, then `watch` until the state is not `running`, then `settle` or
+    `stop`, then `close`.
+
+    A subclass finds here what it needs: `_job`, `_record`, `_control`, `_delivery`, and `_members`, which its `start`
+    fills.
+
+    Args:
+        attempt: the job, and the ways to the run.
+
+    Attributes:
+        stopped_ranks: ranks that this group has ended.
+        hang_watch: notices that no rank does anything any more.
+        hang: the report of a hang that ends the run, else empty.
+    """
+
+    kill_seconds: ClassVar[float] = math.inf
+    """How long `stop` waits for workers that it has killed, in seconds; `inf` where their end is always seen."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._job = attempt.job
+        self._record = attempt.record
+        self._control = attempt.control
+        self._delivery = Delivery(attempt.deliver, attempt.record)
+        self._members: list[MemberT] = []
+        self._agreement = StopAgreement(self.tell, attempt.record, attempt.control)
+        self.stopped_ranks: set[int] = set()
+        self.hang_watch = HangWatch(attempt.job.hang_timeout, self.tell, attempt.deliver, self.send_signal)
+        self.hang = ""
+
+    # -- what a subclass says
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start a worker for each rank, and let them call their function once all are there.
+
+        It delivers `Phase(name="starting")` for each rank before anything of a worker: nothing is shown of a rank
+        that has not started.
+
+        Raises:
+            LaunchError: a worker cannot start; `close` still follows.
+            StopAsked: the run was asked to stop meanwhile.
+        """
+
+    @abstractmethod
+    def tell(self, order: Order) -> None:
+        """Send an order to the worker of its rank; never waits, and may be called from any thread.
+
+        Args:
+            order: what the worker shall do; one that has ended does not hear it.
+        """
+
+    @abstractmethod
+    def receive(self, timeout: float) -> Sequence[Event]:
+        """Wait for events of all workers, and return them.
+
+        Args:
+            timeout: seconds to wait where nothing comes.
+
+        Returns:
+            The events. An `Ended` is the last event of its rank: the worker's process has ended.
+        """
+
+    @abstractmethod
+    def note_ends(self) -> None:
+        """Look for members whose end no `Ended` tells: call `note_end` or `lose` for each; follows each `receive`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the group holds; a worker that still runs is killed."""
+
+    def send_signal(self, rank: int, signum: int) -> None:
+        """Send a signal to a worker; SIGKILL goes to all that it started, too.
+
+        Args:
+            rank: the worker's.
+            signum: the signal's number.
+        """
+        self.tell(SignalOrder(rank=rank, time=time.time(), signum=signum))
+
+    def on_look(self) -> None:
+        """Do what else is due, at each look of `watch`."""
+
+    # -- how the workers stand
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Return the process ids by rank, 0 where nobody knows one yet."""
+        return {member.rank: member.pid for member in self._members}
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any worker has not ended."""
+        return bool(self.list_running())
+
+    def list_running(self) -> list[MemberT]:
+        """Return the members that have not ended."""
+        return [member for member in self._members if not member.has_ended]
+
+    # -- watching
+
+    def watch(self, timeout: float = math.inf) -> GroupState:
+        """Deliver what comes until the attempt has to end.
+
+        Args:
+            timeout: seconds after which the state `running` is returned.
+
+        Returns:
+            How the attempt stands.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            self.poll(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+            if self._record.failures:
+                return "failed"
+            if not self.is_running:
+                return "done"
+            if self._agreement.is_due(member.rank for member in self.list_running()):
+                return "stopped"
+            if self._look_for_hang():
+                return "hung"
+            self.on_look()
+            if time.monotonic() >= deadline:
+                return "running"
+
+    def poll(self, timeout: float) -> None:
+        """Deliver what comes, and note who has ended; returns as soon as something came.
+
+        Args:
+            timeout: seconds to wait.
+        """
+        events = self.receive(timeout)
+        self.hang_watch.take(events)
+        self._delivery.deliver([event for event in events if not isinstance(event, Ended)])
+        for event in events:
+            if isinstance(event, Ended):
+                member = self._member(event.rank)
+                member.pid = event.pid  # one that ended before its function began has not said it
+                self.note_end(member, event.exitcode, event.time)
+        self.note_ends()
+
+    def _member(self, rank: int) -> MemberT:
+        return next(member for member in self._members if member.rank == rank)
+
+    def _look_for_hang(self) -> bool:
+        """Report a hang where there is one; return whether the run is to end for it."""
+        running = {member.rank: member.pid for member in self.list_running()}
+        phases = self._record.phases
+        ready = {rank for rank in running if rank in phases and phases[rank].name == "running"}
+        report = self.hang_watch.look(running, ready, list(self._record.results))
+        self.hang = report if self._job.on_hang == "raise" else ""
+        return bool(self.hang)
+
+    def note_end(self, member: MemberT, exitcode: int, at: float, last: Sequence[Event] = ()) -> None:
+        """Note that a worker's process has ended; a failure where it ended without a word.
+
+        Args:
+            member: the worker.
+            exitcode: of its process, negative for a signal.
+            at: when it ended, in seconds since the epoch.
+            last: events that came too late for `receive`.
+        """
+        member.has_ended = True
+        self._delivery.deliver(last)
+        if not self._delivery.has_outcome(member.rank) and member.rank not in self.stopped_ranks:
+            self._delivery.deliver([self.judge_end(member, exitcode, at)])
+
+    def judge_end(self, member: MemberT, exitcode: int, at: float) -> Event:
+        """Return what it means that a worker's process ended without a word: a failure, also with exit code 0.
+
+        Args:
+            member: the worker.
+            exitcode: of its process, negative for a signal.
+            at: when it ended, in seconds since the epoch.
+        """
+        return Failure(rank=member.rank, time=at, pid=member.pid, exitcode=exitcode)
+
+    def lose(self, member: MemberT, explain: Callable[[MemberT], str]) -> None:
+        """Note that a worker is lost: its connection has ended, and nobody saw how its process did.
+
+        The others are ended, because they would wait for it in vain.
+
+        Args:
+            member: the worker.
+            explain: finds out what became of the worker, once the others have ended.
+        """
+        now = time.time()
+        member.has_ended = True
+        if self._delivery.is_stopping or self._delivery.has_outcome(member.rank):
+            return
+        self.stop(_LAST_WORDS_SECONDS, signal.SIGTERM)
+        self._delivery.report(Failure(rank=member.rank, time=now, pid=member.pid, lost=explain(member)))
+
+    # -- ending
+
+    def settle(self) -> None:
+        """End the workers after a failure; those that end by themselves right now are heard first."""
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        while self.is_running and time.monotonic() < deadline:
+            self.poll(_LAST_WORDS_SECONDS / 5)
+        self.stop(_SETTLE_SECONDS, signal.SIGTERM)
+
+    def stop(self, grace: float, signum: int = signal.SIGINT) -> None:
+        """End every worker, and all that the workers started.
+
+        Args:
+            grace: seconds that workers have to end after the signal, before they are killed; 0 kills at once.
+            signum: the signal.
+        """
+        self._delivery.begin_to_stop()
+        self.stopped_ranks.update(member.rank for member in self.list_running())
+        if grace > 0:
+            self._signal_and_wait(signum, grace)
+        self._signal_and_wait(signals.KILL, self.kill_seconds)
+
+    def _signal_and_wait(self, signum: int, seconds: float) -> None:
+        for member in self.list_running():
+            self.send_signal(member.rank, signum)
+        deadline = time.monotonic() + seconds
+        while self.is_running and time.monotonic() < deadline:
+            self.poll(_END_LOOK_SECONDS)

@@ -1,0 +1,286 @@
+"""A worker's exception, from the worker to the cell.
+
+It is raised in the notebook with its own type, its causes, and a traceback whose frames are the worker's: IPython
+shows the lines of the cell.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import linecache
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...errors import WorkerError, WorkerExitedError, WorkerKilledError
+from ...events import Failure, RaisedError
+from ...stream.emit import Emitter
+from ..signals import likely_cause, name_of
+from . import tracebacks
+from .pickling import pack, unpack
+
+_MAX_CHAIN = 8
+
+
+def describe(error: BaseException, depth: int = 0) -> RaisedError:
+    """In the worker: return an exception with its notes and causes, as values that travel.
+
+    Args:
+        error: the exception.
+        depth: how many exceptions lead to this one; long chains are cut.
+    """
+    more = depth < _MAX_CHAIN
+    cause, context = error.__cause__, error.__context__
+    return RaisedError(
+        type_name=type(error).__qualname__,
+        message=_read_text(error),
+        pickled=_pickle(error),
+        frames=tracebacks.read_frames(error.__traceback__),
+        notes=_read_notes(error),
+        parts=tuple(describe(part, depth + 1) for part in _list_parts(error)) if more else (),
+        cause=describe(cause, depth + 1) if cause is not None and more else None,
+        context=describe(context, depth + 1)
+        if context is not None and context is not cause and more
+        else None,
+        suppress_context=error.__suppress_context__,
+    )
+
+
+def report(emitter: Emitter, error: BaseException) -> None:
+    """In the worker: send an exception as this rank's failure."""
+    emitter.emit(make_failure(emitter, error))
+
+
+def make_failure(emitter: Emitter, error: BaseException) -> Failure:
+    """In the worker: return an exception as this rank's failure."""
+    now = emitter.now()
+    try:
+        raised = describe(error)
+    except BaseException as broken:  # an exception with odd attributes still has a name and a place
+        text = f"{_read_text(error)} (it could not be described: {type(broken).__name__}: {broken})"
+        frames = tracebacks.read_frames(BaseException.__dict__["__traceback__"].__get__(error))
+        raised = RaisedError(type_name=type(error).__qualname__, message=text, pickled=None, frames=frames)
+    return Failure(rank=emitter.rank, time=now, pid=os.getpid(), error=raised)
+
+
+def revive(raised: RaisedError, rank: int, pid: int) -> BaseException:
+    """In the notebook: make an exception again.
+
+    Args:
+        raised: the exception, as `describe` returned it.
+        rank: the rank that raised it.
+        pid: that rank's process id.
+
+    Returns:
+        The exception with its own type, or a WorkerError where it cannot be made again.
+    """
+    error = _unpickle(raised)
+    if error is None:
+        error = WorkerError(f"{raised.type_name}: {raised.message}", rank=rank, pid=pid)
+    _complete(error, raised, rank, pid)
+    if raised.notes and not getattr(error, "__notes__", None):
+        for note in raised.notes:
+            add_note(error, note)
+    return error
+
+
+def rename_cells(failure: Failure) -> Failure:
+    """Return a failure of another node's rank with this notebook's file names for the cells that both have run.
+
+    IPython names a cell's file by a hash of its text. The folder differs between kernels.
+    """
+    if failure.error is None:
+        return failure
+    own = {os.path.basename(name): name for name in linecache.cache if "ipykernel_" in name}
+    frames = [
+        replace(frame, filename=own.get(os.path.basename(frame.filename), frame.filename))
+        if "ipykernel_" in frame.filename
+        else frame
+        for frame in failure.error.frames
+    ]
+    return replace(failure, error=replace(failure.error, frames=frames))
+
+
+def _complete(error: BaseException, raised: RaisedError, rank: int, pid: int) -> None:
+    """Give an exception, and those that a group holds, the worker's traceback and causes."""
+    error.__cause__ = revive(raised.cause, rank, pid) if raised.cause else None
+    error.__context__ = revive(raised.context, rank, pid) if raised.context else None
+    error.__suppress_context__ = raised.suppress_context
+    error.__traceback__ = tracebacks.build(raised.frames)
+    for part, described in zip(_list_parts(error), raised.parts, strict=False):
+        _complete(part, described, rank, pid)
+
+
+def _list_parts(error: BaseException) -> Sequence[BaseException]:
+    """Return the exceptions that a group holds."""
+    group = getattr(builtins, "BaseExceptionGroup", ())  # from Python 3.11 on
+    return tuple(error.exceptions) if isinstance(error, group) else ()
+
+
+def _read_notes(error: BaseException) -> tuple[str, ...]:
+    notes = getattr(error, "__notes__", ())
+    return tuple(str(note) for note in notes) if isinstance(notes, (list, tuple)) else (str(notes),)
+
+
+def make_exit_error(failure: Failure) -> WorkerError:
+    """Return the error for a worker that ended without an exception of its own.
+
+    Args:
+        failure: says how the process ended, or that it is lost.
+    """
+    code, rank, pid = failure.exitcode or 0, failure.rank, failure.pid
+    who = f"rank {rank} (process {pid})"
+    if failure.lost:
+        return WorkerError(f"{who if pid else f'rank {rank}'} is lost: {failure.lost}", rank=rank, pid=pid)
+    if code < 0:
+        cause = likely_cause(-code)
+        text = f"{who} was ended by {name_of(-code)}" + (f": {cause}" if cause else "")
+        return WorkerKilledError(text, rank=rank, pid=pid, signum=-code)
+    text = f"{who} left with exit code {code} before its function returned"
+    return WorkerExitedError(text, rank=rank, pid=pid, exitcode=code)
+
+
+_LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection refused",
+    "Connection timed out",
+    "No route to host",
+    "Network is unreachable",
+)
+_LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
+_SAME_MOMENT = 1.0
+
+
+def find_first(failures: Sequence[Failure]) -> Failure:
+    """Return the failure that caused the others.
+
+    That is the first by time, with one exception. A killed process is noticed late, after its peers have reported a
+    lost connection: then the killed one counts as first.
+
+    Args:
+        failures: at least one.
+    """
+    cause = min(failures, key=lambda failure: failure.time)
+    if cause.error is not None and _names_lost_peer(cause.error):
+        ended = [
+            failure
+            for failure in failures
+            if failure.error is None and failure.time - cause.time < _SAME_MOMENT
+        ]
+        if ended:
+            return min(ended, key=lambda failure: failure.time)
+    return cause
+
+
+def is_lost_peer(failure: Failure) -> bool:
+    """Return whether a rank failed because another one was gone."""
+    return failure.error is not None and _names_lost_peer(failure.error)
+
+
+def _names_lost_peer(raised: RaisedError) -> bool:
+    return raised.type_name in _LOST_PEER_TYPES or any(text in raised.message for text in _LOST_PEER)
+
+
+def describe_failure(failure: Failure) -> str:
+    """Return in a line what happened to a rank."""
+    if failure.error is None:
+        return str(make_exit_error(failure))
+    return f"rank {failure.rank} (process {failure.pid}) raised {_describe_raised(failure.error)}"
+
+
+def describe_error(error: BaseException) -> str:
+    """Return type and text of an exception in a line."""
+    return _join(type(error).__name__, _read_text(error))
+
+
+def _describe_raised(raised: RaisedError) -> str:
+    return _join(raised.type_name, raised.message)
+
+
+def _join(name: str, message: str) -> str:
+    first_line = message.strip().split("\n", 1)[0]
+    if len(first_line) > 120:
+        first_line = first_line[:117] + "..."
+    return f"{name}: {first_line}" if first_line else name
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a line below the error's message; Python 3.10 has no notes."""
+    if sys.version_info >= (3, 11):
+        with contextlib.suppress(Exception):
+            error.add_note(note)
+
+
+def _read_text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as broken:  # whatever it raises, the worker is ending
+        return f"<its text raised {type(broken).__name__}>"
+
+
+def _pickle(error: BaseException) -> bytes | None:
+    """Pickle an exception so that it can be made again; None where it cannot.
+
+    Many exceptions take other arguments than they keep in `args`, and fail when they are unpickled; those are
+    made without their `__init__`. Attributes that do not pickle are dropped.
+    """
+    for attempt in (_pickle_whole, _pickle_without_init, _pickle_without_state):
+        try:
+            pickled = attempt(error)
+            if type(unpack(pickled, [])).__name__ == type(error).__name__:
+                return pickled
+        except BaseException:
+            continue
+    return None
+
+
+def _pickle_whole(error: BaseException) -> bytes:
+    return pack(error, to_cpu=True, in_band=True).data
+
+
+def _pickle_without_init(error: BaseException) -> bytes:
+    state = {name: value for name, value in error.__dict__.items() if _is_picklable(value)}
+    return pack(_Remaker(type(error), error.args, state), to_cpu=True, in_band=True).data
+
+
+def _pickle_without_state(error: BaseException) -> bytes:
+    return pack(_Remaker(type(error), (_read_text(error),), {}), to_cpu=True, in_band=True).data
+
+
+class _Remaker:
+    """Pickles as an exception that is made without its `__init__`."""
+
+    def __init__(self, cls: type[BaseException], args: tuple[object, ...], state: dict[str, object]) -> None:
+        self._parts = (cls, args, state)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _remake, self._parts
+
+
+def _remake(cls: type[BaseException], args: tuple[object, ...], state: dict[str, object]) -> BaseException:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+def _is_picklable(value: object) -> bool:
+    try:
+        pack(value, to_cpu=True, in_band=True)
+    except BaseException:
+        return False
+    return True
+
+
+def _unpickle(raised: RaisedError) -> BaseException | None:
+    if raised.pickled is None:
+        return None
+    try:
+        error = unpack(raised.pickled, [])
+    except Exception:
+        return None
+    return error if isinstance(error, BaseException) else None

@@ -1,0 +1,173 @@
+"""Objects on their way to a worker and back: cloudpickle, with tensors and arrays outside the pickle.
+
+A notebook's functions and classes have no importable module, so they travel by value. A class of `__main__` becomes the
+receiver's own class of that name where there is one: so `except MyError` in a cell catches an error of a worker.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import torch
+
+from ...events import Buffer
+from .pickled import Pickled
+
+
+def pack(value: object, *, to_cpu: bool = False, in_band: bool = False) -> Pickled:
+    """Pickle a value; memory of tensors and arrays is not copied but referred to.
+
+    Args:
+        value: any object.
+        to_cpu: tensors arrive on the CPU, detached from their graph; else on the device that they are on.
+        in_band: copy the memory into the pickle.
+
+    Returns:
+        The pickle, with its buffers unless `in_band`.
+
+    Raises:
+        Exception: the value, or a part of it, does not pickle.
+    """
+    buffers: list[Buffer] = []
+    file = io.BytesIO()
+    _Packer(file, None if in_band else buffers, to_cpu).dump(value)
+    return Pickled(data=file.getvalue(), buffers=buffers)
+
+
+def unpack(data: Buffer, buffers: list[Buffer]) -> Any:
+    """Make a value again.
+
+    Args:
+        data: its pickle.
+        buffers: those of the pickle; tensors and arrays of the value use their memory.
+
+    Returns:
+        The value.
+    """
+    return pickle.loads(data, buffers=buffers)
+
+
+_MAIN_NAME = "__notebook_accel_main_name__"  # on a worker's copy of a class: its name in the notebook
+
+
+class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: io.BytesIO, buffers: list[Buffer] | None, to_cpu: bool) -> None:
+        super().__init__(file, protocol=5, buffer_callback=None if buffers is None else buffers.append)
+        self._to_cpu = to_cpu
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Tensor and _is_plain(obj):
+            return self._reduce_tensor(obj)
+        if type(obj) is torch.Tensor and self._to_cpu and obj.device.type == "xla":
+            return self._reduce_tensor(obj.detach().cpu().requires_grad_(obj.requires_grad and obj.is_leaf))
+        if type(obj) is torch.UntypedStorage:
+            data: Any = torch.empty(0, dtype=torch.uint8, device="cpu").set_(obj).numpy()
+            return _make_storage, (pickle.PickleBuffer(data),)
+        if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
+            return _make_cached, (obj.__wrapped__, obj.cache_parameters())
+        if _is_shell(obj):
+            return _get_shell, ()
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and obj.__module__ == "__main__" and isinstance(reduced, tuple):
+            return _prefer_own(obj, reduced)
+        return reduced
+
+    def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
+        device = None if self._to_cpu or tensor.device.type == "cpu" else str(tensor.device)
+        requires_grad = tensor.requires_grad and (tensor.is_leaf or not self._to_cpu)
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._storages:
+            self._storages[key] = storage.cpu() if tensor.device.type != "cpu" else storage
+        layout = (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        flags = (requires_grad, tensor.is_conj(), tensor.is_neg())
+        return _make_tensor, (self._storages[key], *layout, *flags, device)
+
+
+def _make_cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _is_shell(obj: Any) -> bool:
+    module = sys.modules.get("IPython.core.interactiveshell")
+    return module is not None and isinstance(obj, module.InteractiveShell)
+
+
+def _get_shell() -> Any:
+    """Return the receiver's own shell, for functions with `!command` or `get_ipython()`."""
+    from IPython.core.getipython import get_ipython
+
+    return get_ipython()
+
+
+def _prefer_own(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Change how cloudpickle makes a class: the receiver's class of that name in `__main__` comes first."""
+    make, args, state, items, pairs, set_state = reduced + (None,) * (6 - len(reduced))
+    name = cls.__qualname__ if _find_own_class(cls.__qualname__) is cls else vars(cls).get(_MAIN_NAME)
+    setter = functools.partial(_set_class_state, set_state, name)
+    return _make_class, (name, make, args), state, items, pairs, setter
+
+
+def _make_class(name: str | None, make: Callable[..., type], args: tuple[Any, ...]) -> type:
+    return _find_own_class(name) or make(*args)
+
+
+def _set_class_state(set_state: Callable[[type, Any], None], name: str | None, cls: type, state: Any) -> None:
+    if name is not None and _find_own_class(name) is cls:
+        return
+    set_state(cls, state)
+    if name is not None:
+        type.__setattr__(cls, _MAIN_NAME, name)
+
+
+def _find_own_class(name: str | None) -> type | None:
+    """Return this process's class of that name in `__main__`."""
+    found: Any = sys.modules.get("__main__") if name else None
+    for part in (name or "").split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else None
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and tensor.device.type not in ("meta", "xla")
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not tensor.__dict__
+    )
+
+
+def _make_tensor(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    offset: int,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    requires_grad: bool,
+    conj: bool,
+    neg: bool,
+    device: str | None,
+) -> torch.Tensor:
+    tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, size, stride)
+    tensor = tensor.conj() if conj else tensor
+    tensor = torch._neg_view(tensor) if neg else tensor
+    if device is not None:
+        tensor = tensor.to(device)
+    return tensor.requires_grad_(requires_grad)
+
+
+def _make_storage(data: Any) -> torch.UntypedStorage:
+    view = memoryview(data)
+    if view.nbytes == 0:
+        return torch.UntypedStorage(0)
+    if view.readonly:
+        view = memoryview(bytearray(view))
+    return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()

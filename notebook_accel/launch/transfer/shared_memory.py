@@ -1,0 +1,160 @@
+"""Memory that fresh workers map: the job's pickle and the tensors and arrays that it closes over.
+
+It is written once per launch and mapped privately by each worker, so that what a worker changes is its own, as
+after a fork. It has no name: nothing is left behind however the processes end.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from multiprocessing import reduction
+from typing import Any
+
+from ...events import Buffer
+from .pickled import Pickled
+
+_ALIGN = 64
+
+
+class SharedPickle:
+    """A pickled value in shared memory; may itself be pickled while a process is being started.
+
+    Args:
+        pickled: what is written to the memory.
+    """
+
+    def __init__(self, pickled: Pickled) -> None:
+        views = [_view_bytes(part) for part in (pickled.data, *pickled.buffers)]
+        self._spans: list[tuple[int, int]] = []
+        position = 0
+        for view in views:
+            self._spans.append((position, view.nbytes))
+            position += -(-view.nbytes // _ALIGN) * _ALIGN
+        self._memory = _NamedMemory(max(position, 1)) if sys.platform == "win32" else _File(max(position, 1))
+        self._memory.write(self._spans, views)
+
+    @classmethod
+    def from_descriptor(cls, fd: int, spans: Sequence[tuple[int, int]]) -> SharedPickle:
+        """Return what another process holds in shared memory.
+
+        Args:
+            fd: descriptor of the memory; the result owns it.
+            spans: the other process's `spans`.
+        """
+        segment = cls.__new__(cls)
+        segment._spans = list(spans)
+        segment._memory = _make_file(fd, os.fstat(fd).st_size)
+        return segment
+
+    @property
+    def spans(self) -> Sequence[tuple[int, int]]:
+        """Return offset and length of each part, in bytes."""
+        return self._spans
+
+    def fileno(self) -> int:
+        """Return the memory's descriptor; Windows has none."""
+        assert isinstance(self._memory, _File)
+        return self._memory.fileno()
+
+    def open(self) -> Any:
+        """Return the value; its tensors and arrays use this memory, each page of which is copied once it is written."""
+        from .pickling import unpack  # here: it imports torch, which who only passes memory on does without
+
+        view = memoryview(self._memory.map_privately())
+        self.close()
+        parts: list[Buffer] = [view[start : start + length] for start, length in self._spans]
+        return unpack(parts[0], parts[1:])
+
+    def close(self) -> None:
+        """Give this process's hold on the memory back."""
+        self._memory.close()
+
+
+class _File:
+    """Memory that is a file without a name."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._fd = _open_unnamed(size)
+
+    def write(self, spans: Sequence[tuple[int, int]], views: Sequence[memoryview]) -> None:
+        with mmap.mmap(self._fd, self._size) as memory:
+            for (start, length), view in zip(spans, views, strict=True):
+                memory[start : start + length] = view
+
+    def map_privately(self) -> mmap.mmap:
+        return mmap.mmap(self._fd, self._size, access=mmap.ACCESS_COPY)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if sys.platform == "win32":
+            raise NotImplementedError("Windows passes no descriptors")
+        return _unpickle_file, (reduction.DupFd(self._fd), self._size)
+
+
+def _unpickle_file(fd: Any, size: int) -> _File:
+    return _make_file(fd.detach(), size)
+
+
+def _make_file(fd: int, size: int) -> _File:
+    file = _File.__new__(_File)
+    file._fd = fd
+    file._size = size
+    return file
+
+
+class _NamedMemory:
+    """Memory of Windows, which is gone when the last process that has it open closes it or ends."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._name = f"notebook_accel-{uuid.uuid4()}"
+        self._memory: mmap.mmap | None = self._map(mmap.ACCESS_WRITE)
+
+    def write(self, spans: Sequence[tuple[int, int]], views: Sequence[memoryview]) -> None:
+        assert self._memory is not None
+        for (start, length), view in zip(spans, views, strict=True):
+            self._memory[start : start + length] = view
+
+    def map_privately(self) -> mmap.mmap:
+        return self._map(mmap.ACCESS_COPY)
+
+    def close(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_size": self._size, "_name": self._name, "_memory": None}
+
+    def _map(self, access: int) -> mmap.mmap:
+        options: dict[str, Any] = {"tagname": self._name}  # for Windows only, as are the types of mmap
+        return mmap.mmap(-1, self._size, access=access, **options)
+
+
+def _view_bytes(part: Buffer) -> memoryview:
+    view = part.raw() if isinstance(part, pickle.PickleBuffer) else memoryview(part)
+    return view if view.format == "B" else view.cast("B")
+
+
+def _open_unnamed(size: int) -> int:
+    if sys.platform == "linux":
+        fd = os.memfd_create("notebook_accel", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.truncate(fd, size)
+    return fd

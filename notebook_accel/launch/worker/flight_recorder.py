@@ -1,0 +1,56 @@
+"""In a worker: reads torch's flight recorder, which knows of collectives that have not ended."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ...events import RecordedCollective
+
+_READERS: Final = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+_MOST: Final = 3
+
+
+def read_recorder() -> list[RecordedCollective]:
+    """Return the oldest collectives of this process that are under way; if there are none, the last one recorded.
+
+    The format is that of torch 2.9 to 2.13:
+    https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
+
+    Returns:
+        Collectives, oldest first; at most 3. Empty where torch recorded nothing: without torch.distributed, with a
+        backend that does not record, or where TORCH_FR_BUFFER_SIZE is 0.
+    """
+    torch_c = sys.modules.get("torch._C._distributed_c10d")
+    for name in _READERS:
+        read = getattr(torch_c, name, None)
+        entries = json.loads(read()).get("entries", []) if read is not None else []
+        if entries:
+            under_way = [entry for entry in entries if not _is_over(entry)]
+            return [_read_entry(entry) for entry in under_way[:_MOST] or entries[-1:]]
+    return []
+
+
+def _is_over(entry: Mapping[str, Any]) -> bool:
+    return bool(entry["retired"]) or entry["state"] == "completed"
+
+
+def _read_entry(entry: Mapping[str, Any]) -> RecordedCollective:
+    group, description = entry["process_group"]
+    return RecordedCollective(
+        name=entry["profiling_name"],
+        number=entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"],
+        group=description if description not in ("", "undefined") else group,
+        inputs=_describe_tensors(entry["input_sizes"], entry["input_dtypes"]),
+        is_over=_is_over(entry),
+    )
+
+
+def _describe_tensors(sizes: list[list[int]], dtypes: list[str]) -> str:
+    """Return shapes and types of tensors as text: `8x3 Float, 5 Long`."""
+    return ", ".join(
+        f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}"
+        for shape, dtype in zip(sizes, dtypes, strict=False)
+    )

@@ -1,0 +1,46 @@
+"""A worker ends with the process that launched it. Needs the standard library alone, so it is imported at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+
+_F_SETSIG = 10  # Linux: which signal O_ASYNC sends
+
+
+def follow(fd: int) -> None:
+    """Let this process group be killed when the other end of a pipe closes; not for Windows.
+
+    On Linux the system itself sends SIGKILL, also while C code runs or hangs, and also to a program that this process
+    becomes; elsewhere a thread waits.
+
+    Args:
+        fd: our end of the pipe. Nothing is ever written to it.
+    """
+    if sys.platform == "win32":
+        raise NotImplementedError("Windows has no process groups: see worker.main")
+    try:
+        import fcntl
+
+        if sys.platform != "linux":
+            raise OSError("only Linux chooses the signal of O_ASYNC")
+        fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(fd, _F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    except (ImportError, OSError, AttributeError):
+        threading.Thread(target=_wait_for_end, args=(fd,), daemon=True).start()
+        return
+    if select.select([fd], [], [], 0)[0]:  # it closed before the system was told
+        os._exit(1)
+
+
+def _wait_for_end(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        os.read(fd, 1)
+    if sys.platform != "win32":
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    os._exit(1)

@@ -1,0 +1,283 @@
+"""The worker process: from its first act to its last."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import functools
+import gc
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from ... import environ, runtime
+from ...events import LeaveOrder, Order, Phase, Result
+from ...stopping import StopPoint
+from ...stream import capture, displays
+from ...stream.emit import Emitter
+from ...stream.wire import GO, PipeEnd
+from ..signals import STACK_SIGNAL
+from ..transfer import cell_sources, failures
+from ..transfer.random_states import RandomStates
+from ..transfer.shared_memory import SharedPickle
+from ..transfer.unpicklable import pack_value
+from . import lifeline
+from .metrics_reporter import WorkerReporter
+from .order_listener import OrderListener
+
+_LAST_COLLECTIVE = 10.0  # seconds that a rank waits for its peers at the end
+_LONGEST_PAUSE = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """One worker of a run: what the notebook, or whoever starts the process, hands to it.
+
+    Attributes:
+        rank: global rank.
+        environment: all environment variables of the process.
+        stdout: the pipe that its output goes to; None sends output as events.
+        stderr: likewise for its errors.
+        events: the socket for events to the notebook and orders from it. The first word on it says to begin.
+        lifeline: a pipe that closes when the notebook ends; the worker is killed then.
+        payload: the tuple of function and arguments, or the `SharedPickle` that holds it; None where `serve` is given.
+        sends_value: whether the notebook wants the value that the function returns.
+        forked: whether the process is a fork of the notebook's.
+        with_ipython: whether to import IPython, because the notebook has.
+        threads: threads of torch's CPU kernels; None leaves torch's own choice.
+        child_start_method: how processes of the worker's own start, data loader workers for example; None leaves the
+            default of `multiprocessing`.
+        in_background: whether the notebook runs cells meanwhile: then an interrupt is not meant for this worker.
+        directory: the working folder; None keeps that of the process.
+        random_states: the notebook's, set before the function is called.
+        sources: lines of the notebook's cells, by the file name under which they were compiled.
+        foreign_fds: file descriptors of the notebook that a fork has to close.
+        serve: what the worker does instead of calling a function once: it serves calls until it is told to leave.
+        leaves_last: whether the process holds the store where all ranks meet: then it waits until the others have left.
+        setup: called before the function, when all workers are started.
+    """
+
+    rank: int
+    environment: Mapping[str, str]
+    stdout: PipeEnd | None
+    stderr: PipeEnd | None
+    events: socket.socket
+    lifeline: PipeEnd
+    payload: Any
+    sends_value: bool
+    forked: bool
+    with_ipython: bool
+    threads: int | None
+    child_start_method: str | None
+    in_background: bool
+    directory: str | None
+    random_states: RandomStates
+    sources: Mapping[str, list[str]]
+    foreign_fds: Sequence[int] = ()
+    serve: Callable[[socket.socket, Emitter, capture.Capture, StopPoint], None] | None = None
+    leaves_last: bool = False
+    setup: Callable[[], None] | None = None
+
+
+def main(spec: WorkerSpec) -> NoReturn:
+    """Run the spec's function, and end the process; never returns to the caller.
+
+    Args:
+        spec: what to run, and how.
+    """
+    __tracebackhide__ = True
+    emitter = Emitter(spec.events, spec.rank)
+    output = capture.Capture(spec.stdout, spec.stderr, emitter)
+    code = 1
+    try:
+        _become_worker(spec)
+        code = _work(spec, emitter, output)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        _leave(code, output)
+
+
+def _become_worker(spec: WorkerSpec) -> None:
+    """Give the process its own session, signals and environment, and drop what is the kernel's."""
+    for fd in spec.foreign_fds:
+        os.close(fd)
+    if sys.platform != "win32" and os.getsid(0) != os.getpid():
+        os.setsid()
+    if sys.platform == "win32":
+        threading.Thread(target=_wait_for_end, args=(spec.lifeline,), daemon=True).start()
+    else:
+        lifeline.follow(spec.lifeline.fileno())
+    if spec.forked:
+        _forget_kernel()
+    _forget_finalizers()
+    for signum in (signal.SIGTERM, *_list_terminal_signals()):
+        signal.signal(signum, signal.SIG_DFL)
+    if spec.in_background:
+        # Before `setsid` above, an interrupt of another cell reached this process too, as part of the kernel's process
+        # group. It is blocked and pending. To ignore the signal, even for a moment, discards what is pending.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    faulthandler.enable(2)
+    if sys.platform != "win32" and STACK_SIGNAL is not None:
+        faulthandler.register(STACK_SIGNAL, 2, all_threads=False)
+    environ.restore(spec.environment)
+    if not spec.forked and spec.directory is not None:
+        os.chdir(spec.directory)
+    if spec.child_start_method is not None:
+        multiprocessing.set_start_method(spec.child_start_method, force=True)
+    capture.unused_stdin()
+
+
+def _work(spec: WorkerSpec, emitter: Emitter, output: capture.Capture) -> int:
+    """Call the function, and send what it returns or raises; return the exit code."""
+    __tracebackhide__ = True
+    code, others_left = 0, threading.Event()
+    try:
+        _prepare_for_function(spec, output)
+        stop_point = StopPoint()
+        runtime.set_reporter(WorkerReporter(emitter, output.flush, stop_point))
+        if spec.events.recv(len(GO)) != GO:
+            return 1  # the notebook has given up
+        if spec.serve is not None:
+            spec.serve(spec.events, emitter, output, stop_point)
+            _leave_group()
+            return 0
+        listener = OrderListener(
+            spec.events, emitter, stop_point, functools.partial(_note_leave, others_left)
+        )
+        if spec.setup is not None:
+            spec.setup()
+        function, args = spec.payload.open() if isinstance(spec.payload, SharedPickle) else spec.payload
+        emitter.emit(Phase(rank=spec.rank, time=emitter.now(), name="running", pid=os.getpid()))
+        try:
+            value = function(*args)
+        finally:
+            listener.send_pulse()  # how far it came
+        _finish(spec, emitter, value)
+    except SystemExit as error:
+        code = _handle_exit(error, spec, emitter)
+    except BaseException as error:
+        failures.report(emitter, error)
+        return 1
+    if spec.leaves_last and code == 0:
+        others_left.wait()
+    return code
+
+
+def _note_leave(others_left: threading.Event, order: Order) -> None:
+    assert isinstance(order, LeaveOrder), f"nobody obeys {order}"
+    others_left.set()
+
+
+def _prepare_for_function(spec: WorkerSpec, output: capture.Capture) -> None:
+    """Set up what the function expects to find: displays, bars, threads, random states, lines of cells."""
+    if spec.with_ipython:
+        import IPython.core.interactiveshell  # noqa: F401
+    output.install()
+    if spec.threads is not None:
+        torch.set_num_threads(spec.threads)
+    cell_sources.install(spec.sources)
+    spec.random_states.restore(forked=spec.forked)
+
+
+def _finish(spec: WorkerSpec, emitter: Emitter, value: Any) -> None:
+    """Send the function's value, and leave the process group."""
+    __tracebackhide__ = True
+    displays.flush_figures()
+    pickled = pack_value(value if spec.sends_value else None)
+    emitter.emit(Result(rank=spec.rank, time=emitter.now(), value=pickled.data, buffers=pickled.buffers))
+    _leave_group()
+
+
+def _leave_group() -> None:
+    """Leave the process group when all ranks are done with it: one that leaves early resets its peers' connections.
+
+    The others may be in their last collective still, or not even through with opening the group. Torch has such a wait
+    too, which would warn in the cell of each rank that waited in vain.
+
+    A group of gloo stays open: it holds no device, its threads need 20 ms to end, and they end with the process anyway.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    with contextlib.suppress(Exception):
+        store = torch.distributed.distributed_c10d._get_default_store()
+        if store.add("notebook_accel/done", 1) == torch.distributed.get_world_size():
+            store.set("notebook_accel/all_done", "1")
+        began = time.monotonic()
+        while not store.check(["notebook_accel/all_done"]) and time.monotonic() - began < _LAST_COLLECTIVE:
+            time.sleep(min(_LONGEST_PAUSE, 0.001 + (time.monotonic() - began) / 8))
+    with contextlib.suppress(Exception):
+        if torch.distributed.get_backend() != "gloo":
+            torch.distributed.destroy_process_group()
+
+
+def _handle_exit(error: SystemExit, spec: WorkerSpec, emitter: Emitter) -> int:
+    """Return the exit code that `sys.exit` asked for; a plain exit counts as returning None."""
+    if error.code is None or error.code == 0:
+        _finish(spec, emitter, None)
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _leave(code: int, output: capture.Capture) -> NoReturn:
+    """End the process: its own exit handlers run, the kernel's do not."""
+    try:
+        with contextlib.suppress(Exception):
+            threading._shutdown()  # type: ignore[attr-defined]
+        with contextlib.suppress(Exception):
+            multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # waits for its processes; a fork has no exit handler for it
+        with contextlib.suppress(Exception):
+            atexit._run_exitfuncs()
+        output.close()
+    finally:
+        os._exit(code)
+
+
+def _forget_kernel() -> None:
+    """Drop what a fork copied from the kernel and only the kernel may use."""
+    signal.set_wakeup_fd(-1)
+    atexit._clear()
+    runtime.reset()
+    gc.freeze()
+
+
+def _forget_finalizers() -> None:
+    """Keep finalizers (`weakref.finalize`) that exist already from running at exit; the function's own do run.
+
+    In a fork they are the kernel's, and would remove its temporary directories, for example. In a fresh process they
+    are torch's: they take its operators apart one by one, longer than everything else at the end.
+    """
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        finalizer.atexit = False
+    if getattr(weakref.finalize, "_registered_with_atexit", False):
+        run = weakref.finalize._exitfunc  # type: ignore[attr-defined]
+        atexit.unregister(run)
+        atexit.register(run)
+
+
+def _list_terminal_signals() -> list[signal.Signals]:
+    return [signal.Signals[name] for name in ("SIGHUP", "SIGQUIT") if name in signal.Signals.__members__]
+
+
+def _wait_for_end(lifeline: PipeEnd) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        lifeline.recv_bytes()
+    os._exit(1)

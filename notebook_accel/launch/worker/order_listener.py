@@ -1,0 +1,130 @@
+"""In a worker: the thread that obeys the notebook's orders and reports how far the training has come."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from ... import runtime
+from ...events import Held, HoldOrder, Order, Pulse, StackOrder, StackReport, StopOrder
+from ...stopping import StopPoint
+from ...stream.emit import Emitter
+from ...stream.wire import FrameReader
+from . import flight_recorder
+from .stacks import BACKWARD, StackWatch
+
+_INTERVAL: Final = 0.5
+_BYTES: Final = 1 << 16
+
+
+class OrderListener:
+    """Obeys orders as they come, and sends a pulse where something changed since the last one.
+
+    It reads what the training notes for itself anyway, so the training pays nothing for it.
+
+    Args:
+        events: the socket that orders come on.
+        emitter: sends events.
+        stop_point: where ranks agree to stop.
+        obey: takes orders of other kinds than those for stacks and stops.
+        thread: the thread that trains, by its identifier; None is the calling one.
+    """
+
+    def __init__(
+        self,
+        events: socket.socket,
+        emitter: Emitter,
+        stop_point: StopPoint,
+        obey: Callable[[Order], None] | None = None,
+        thread: int | None = None,
+    ) -> None:
+        self._obey_other = obey
+        self._events = events
+        self._emitter = emitter
+        self._stop_point = stop_point
+        self._frames = FrameReader()
+        self._stacks = StackWatch(thread or threading.get_ident())
+        self._last: Pulse | None = None
+        threading.Thread(target=self._run, name="notebook_accel listener", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            ready, _, _ = select.select([self._events], [], [], _INTERVAL)
+            if not ready:
+                self.send_pulse()
+                continue
+            try:
+                data = self._events.recv(_BYTES)
+            except ConnectionResetError:
+                return
+            if not data:
+                return  # the notebook is gone; the lifeline ends this worker
+            for order in self._frames.feed(data):
+                self._obey(order)
+
+    def _obey(self, order: object) -> None:
+        emitter = self._emitter
+        if isinstance(order, HoldOrder):
+            questions = self._stop_point.hold()
+            emitter.emit(Held(rank=emitter.rank, time=emitter.now(), questions=questions))
+        elif isinstance(order, StopOrder):
+            self._stop_point.set(order.question)
+        elif isinstance(order, StackOrder) and not order.call:
+            self._report_stack()
+        elif isinstance(order, Order) and self._obey_other is not None:
+            self._obey_other(order)
+        else:
+            assert not isinstance(order, Order), f"nobody obeys {order}"
+
+    def _report_stack(self) -> None:
+        emitter, stack = self._emitter, self._stacks.look()
+        emitter.emit(
+            StackReport(
+                rank=emitter.rank,
+                time=emitter.now(),
+                collective=stack.collective,
+                seconds=stack.seconds,
+                frames=stack.frames,
+                recorded=flight_recorder.read_recorder(),
+            )
+        )
+
+    def send_pulse(self) -> None:
+        """Send a pulse where something changed."""
+        emitter = self._emitter
+        collective = self._stacks.look().collective
+        pulse = make_pulse(emitter.rank, emitter.now(), "" if collective == BACKWARD else collective)
+        if self._last is None or _drop_time(pulse) != _drop_time(self._last):
+            self._last = pulse
+            emitter.emit(pulse)
+
+
+def make_pulse(rank: int, time: float, waiting: str = "") -> Pulse:
+    """Return how far this process's training has come.
+
+    Args:
+        rank: this process's.
+        time: now, in seconds since the epoch.
+        waiting: the collective that the main thread is in, empty where it is in none.
+    """
+    current = runtime.current()
+    if current is None:
+        return Pulse(rank=rank, time=time, waiting=waiting)
+    flags = current.gradient
+    epoch, batch, batches = flags.position()
+    return Pulse(
+        rank=rank,
+        time=time,
+        steps=flags.steps,
+        epoch=epoch,
+        batch=batch,
+        batches=batches,
+        waiting=waiting,
+    )
+
+
+def _drop_time(pulse: Pulse) -> tuple[object, ...]:
+    return pulse.steps, pulse.epoch, pulse.batch, pulse.batches, pulse.waiting

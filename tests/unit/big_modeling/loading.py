@@ -1,0 +1,53 @@
+"""A program that loads half of a checkpoint into memory and leaves half on the disk; prints its peaks as JSON.
+
+python -m tests.unit.big_modeling.loading FILE LAYERS WIDTH
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from notebook_accel import init_empty_weights, load_checkpoint_and_dispatch
+
+
+def reset_peak() -> int:
+    """Forget the peak of resident memory, and return what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return status("VmRSS")
+
+
+def status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+def build(layers: int, width: int) -> torch.nn.Module:
+    return torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(layers)])
+
+
+def main(file: str, layers: int, width: int) -> dict[str, Any]:
+    with init_empty_weights():
+        model = build(layers, width)
+        small = build(2, 4)
+    small.to_empty(device="cpu")(torch.ones(1, 4))  # what a first product takes is not counted
+    batch = torch.full((1, width), 0.01)
+    found = {}
+    before = reset_peak()
+    places = {str(number): "cpu" if number < layers // 2 else "disk" for number in range(layers)}
+    model = load_checkpoint_and_dispatch(model, file, places)
+    found["load"] = status("VmHWM") - before
+    before = reset_peak()
+    with torch.no_grad():
+        for _ in range(2):
+            output = model(batch)
+    found["forward"] = status("VmHWM") - before
+    return {**found, "sum": float(output.double().sum())}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

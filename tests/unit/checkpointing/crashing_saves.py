@@ -1,0 +1,131 @@
+"""A program that saves checkpoints in forked children, kills them, and loads what they left; prints JSON.
+
+python -m tests.unit.checkpointing.crashing_saves FOLDER random 60  # SIGKILL at random instants
+python -m tests.unit.checkpointing.crashing_saves FOLDER sweep      # death before each system call in a folder
+Torch is imported once; each child is a fork that has its own accelerator.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from notebook_accel import Accelerator
+from notebook_accel.checkpointing import folder
+
+CALLS = ("rename", "fsync", "rmdir", "unlink", "link", "mkdir")
+
+
+def build() -> tuple[Accelerator, torch.nn.Module, Any]:
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(64, 64)
+    prepared, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    prepared(torch.ones(1, 64)).sum().backward()
+    optimizer.step()
+    return accelerator, prepared, optimizer
+
+
+def stamp(accelerator: Accelerator, model: torch.nn.Module, optimizer: Any, generation: int) -> None:
+    """Make every number of the run the generation, so that a mixture of two checkpoints shows."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(generation)
+            for value in optimizer.state[parameter].values():
+                value.fill_(generation)
+    accelerator.step = generation
+
+
+def read_stamp(accelerator: Accelerator, model: torch.nn.Module, optimizer: Any) -> int:
+    found = {float(n) for parameter in model.parameters() for n in parameter.detach().flatten()[:3]}
+    found |= {float(v.flatten()[0]) for p in model.parameters() for v in optimizer.state[p].values()}
+    assert found == {float(accelerator.step)}, f"a mixture: {found} and step {accelerator.step}"
+    return accelerator.step
+
+
+def in_child(work: Callable[[], None], delay: float | None) -> int:
+    """Fork, kill the child after the delay where there is one, and return its wait status."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(3)
+    if delay is not None:
+        time.sleep(delay)
+        os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
+
+
+def die_before(number: int) -> None:
+    """Let this process die before its call of this number to one of CALLS."""
+    counted = [0]
+
+    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            counted[0] += 1
+            if counted[0] == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **kwargs)
+
+        return wrapped
+
+    for name in CALLS:
+        setattr(os, name, wrap(getattr(os, name)))
+
+
+def save_some(parts: tuple[Any, ...], target: Path, generations: range, dies_before: int | None) -> None:
+    if dies_before is not None:
+        die_before(dies_before)
+    for generation in generations:
+        stamp(*parts, generation)
+        parts[0].save_state(target, async_save=generation % 3 == 0)
+    parts[0].end_training()
+    os._exit(0)
+
+
+def main(where: Path, mode: str, kills: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    os.fsync = lambda handle: None  # what a killed process wrote to the system is not lost; only time is
+    parts = build()
+    accelerator = parts[0]
+    stamp(*parts, 0)
+    target = accelerator.save_state(where / "kept")
+    longest = 0.1  # seconds until a kill; becomes what a few saves take here, however busy the machine is
+    (target / "foreign.txt").write_text("not ours")
+    generation, loaded, deaths, number = 0, [], 0, 0
+    exchange = folder._exchange
+    while deaths < kills:
+        number += 1
+        folder._exchange = (lambda one, other: False) if number % 2 else exchange  # type: ignore[assignment]
+        sweep = (number + 1) // 2 if mode == "sweep" else None
+        ahead = range(generation + 1, generation + (2 if sweep else 1000))
+        delay = None if sweep else random.uniform(0.0, longest)
+        status = in_child(functools.partial(save_some, parts, target, ahead, sweep), delay)
+        assert status in (0, signal.SIGKILL), f"a child ended with status {status}"
+        deaths += status == signal.SIGKILL
+        stamp(*parts, 10**6)
+        accelerator.load_state(target)
+        found = read_stamp(*parts)
+        assert found >= generation, f"after {generation} came {found}"
+        assert (target / "foreign.txt").read_text() == "not ours"
+        longest *= 1.3 if found == generation else 0.8 if found > generation + 3 else 1.0
+        loaded.append(found)
+        generation = found
+        if sweep and status == 0 and number % 2 == 0:
+            break
+    accelerator.save_state(target)
+    return {"deaths": deaths, "generations": len(set(loaded)), "left": sorted(os.listdir(where))}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 10**6)))

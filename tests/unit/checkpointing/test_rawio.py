@@ -1,0 +1,223 @@
+"""Tests for files written by a thread and read by several."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from notebook_accel.checkpointing import rawio
+from notebook_accel.checkpointing.rawio import Output
+
+BLOCK = rawio._BLOCK
+SIZES = [0, 1, 511, 4096, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 7 * BLOCK + 4096, 9 * BLOCK + 12345]
+
+
+def noise(size: int) -> bytes:
+    return torch.randint(0, 256, (size,), dtype=torch.uint8).numpy().tobytes()
+
+
+def write(path: Path, parts: Sequence[bytes], cached: bool) -> None:
+    with Output(path, cached=cached) as file:
+        for part in parts:
+            assert file.write(part) == len(part)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_file_holds_what_was_written(tmp_path: Path, size: int, cached: bool) -> None:
+    content = noise(size)
+    path = tmp_path / "file"
+    path.write_bytes(b"longer than before" * 10)
+    write(path, [content], cached)
+    assert path.read_bytes() == content
+    third = size // 3
+    write(path, [content[:third], content[third : third + 7], content[third + 7 :]], cached)
+    assert path.read_bytes() == content
+
+
+def test_a_file_past_the_cache_is_not_in_it(tmp_path: Path) -> None:
+    for cached in (True, False):
+        path = tmp_path / f"cached {cached}"
+        write(path, [noise(4 * BLOCK)], cached)
+        with open(path, "rb") as file:
+            residence = rawio._Residence(file.fileno())
+        if not cached and residence.is_cached(0, BLOCK):
+            pytest.skip("this file system writes no file past the cache")
+        assert residence.is_cached(0, 4 * BLOCK) == cached
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("size", [100, BLOCK, 20 * BLOCK])
+def test_a_full_disk_is_an_error_and_no_hang(size: int, cached: bool) -> None:
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write(Path("/dev/full"), [noise(size)], cached)
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_an_error_of_the_thread_ends_the_next_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(file: int, data: Any) -> int:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    monkeypatch.setattr(os, "write", fail)
+    written = []
+    with pytest.raises(OSError, match="the disk is broken"), Output(tmp_path / "file") as file:
+        for number in range(1000):
+            file.write(b"x" * BLOCK)
+            written.append(number)
+            time.sleep(0.001)
+    assert len(written) < 100, "it was written on and on"
+
+
+def test_an_error_of_the_writer_ends_the_thread(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="mine"), Output(tmp_path / "file") as file:
+        file.write(b"x" * 3 * BLOCK)
+        raise KeyError("mine")
+    assert not any(thread.name == "checkpoint output" for thread in threading.enumerate())
+
+
+def test_a_slow_disk_keeps_the_writer_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, real = [], os.write
+
+    def slow(file: int, data: Any) -> int:
+        time.sleep(0.01)
+        written.append(len(data))
+        return real(file, data[: len(data) // 2 + 1])  # and takes half of what it is given
+
+    monkeypatch.setattr(os, "write", slow)
+    content = noise(6 * BLOCK + 5)
+    with Output(tmp_path / "file") as file:
+        for start in range(0, len(content), BLOCK):
+            file.write(content[start : start + BLOCK])
+            ahead = start + BLOCK - sum(length // 2 + 1 for length in written)
+            assert ahead <= (rawio._NUM_BLOCKS + 1) * BLOCK
+    assert (tmp_path / "file").read_bytes() == content
+
+
+def test_other_rules_of_alignment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that refuses direct writes of some sizes gets plain ones."""
+    real, refused = os.write, []
+
+    def picky(file: int, data: Any) -> int:
+        import fcntl
+
+        if fcntl.fcntl(file, fcntl.F_GETFL) & rawio.DIRECT:
+            refused.append(len(data))
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(file, data)
+
+    monkeypatch.setattr(os, "write", picky)
+    content = noise(5 * BLOCK + 77)
+    write(tmp_path / "file", [content], cached=False)
+    assert (tmp_path / "file").read_bytes() == content
+    assert len(refused) <= 1
+
+
+def forget(path: Path) -> None:
+    """Take a file out of the system's cache."""
+    handle = os.open(path, os.O_RDONLY)
+    os.fsync(handle)
+    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(handle)
+
+
+@pytest.mark.parametrize("few", [0, 1 << 40])
+@pytest.mark.parametrize("known", ["all", "none", "some"])
+def test_tensors_are_read_from_any_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int, known: str
+) -> None:
+    monkeypatch.setattr(rawio, "_FEW", few)
+    content = noise(3 * rawio._CHUNK + 12345)
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    if known != "all":
+        forget(path)
+    if known == "some":
+        with open(path, "rb") as file:
+            file.read(rawio._CHUNK)
+    spans = [(0, 10), (8, 4096), (4096, 4096), (5000, 2 * rawio._CHUNK), (len(content) - 77, 77), (9, 0)]
+    tensors = [torch.zeros(length, dtype=torch.uint8) for _, length in spans]
+    rawio.read_at(path, [(start, tensor) for (start, _), tensor in zip(spans, tensors, strict=True)])
+    for (start, length), tensor in zip(spans, tensors, strict=True):
+        assert tensor.numpy().tobytes() == content[start : start + length], (start, length)
+
+
+@pytest.mark.parametrize("few", [0, 1 << 40])
+@pytest.mark.parametrize("missing", [1, 5000, 2 << 20])
+def test_a_file_that_is_too_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int, missing: int
+) -> None:
+    monkeypatch.setattr(rawio, "_FEW", few)
+    path = tmp_path / "file"
+    path.write_bytes(noise(rawio._CHUNK))
+    forget(path)
+    with pytest.raises(OSError, match="ends before its byte"):
+        rawio.read_at(path, [(missing, torch.zeros(rawio._CHUNK, dtype=torch.uint8))])
+
+
+def test_bytes_keep_their_tensor() -> None:
+    view = rawio.memory(torch.arange(1000))
+    others = [torch.zeros(1000, dtype=torch.int64) for _ in range(10)]
+    assert view[8:9] == b"\x01" and others
+
+
+def test_a_file_larger_than_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)  # of holes
+        file.seek(1 << 39)
+        file.write(b"found")
+    tensor = torch.ones(rawio._FEW + 1, dtype=torch.uint8)
+    rawio.read_at(path, [(1 << 39, tensor)])
+    assert bytes(tensor[:6].tolist()) == b"found\0" and not tensor[5:].any()
+
+
+def test_nothing_runs_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, done = threading.Event(), []
+    join = threading.Thread.join
+
+    def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
+        monkeypatch.setattr(threading.Thread, "join", join)
+        go.set()
+        raise KeyboardInterrupt
+
+    def job() -> None:
+        if threading.current_thread() is threading.main_thread():
+            started.wait(10)
+            return
+        started.set()
+        go.wait(10)
+        time.sleep(0.05)
+        done.append("slow")
+
+    started, before = threading.Event(), threading.active_count()
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rawio.run_jobs([job, job], 2)
+    assert done == ["slow"] and threading.active_count() == before
+
+
+def test_nothing_is_written_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    join, put, before = threading.Thread.join, Output._put, threading.active_count()
+
+    def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
+        monkeypatch.setattr(threading.Thread, "join", join)
+        raise KeyboardInterrupt
+
+    def slow(self: Output, block: Any, length: int) -> None:
+        time.sleep(0.1)
+        put(self, block, length)
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    monkeypatch.setattr(Output, "_put", slow)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "file", [bytes(2 * BLOCK)], False)
+    assert threading.active_count() == before
+    assert (tmp_path / "file").stat().st_size < 2 * BLOCK

@@ -1,0 +1,278 @@
+"""Tests for saves that end in the middle: killed processes, a full disk, several ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from notebook_accel import Accelerator, CheckpointError
+from notebook_accel.checkpointing import folder, names
+from tests.structure.source import ROOT
+from tests.unit.checkpointing import full_disk
+from tests.unit.checkpoints import Counter, make_loader, make_parts, step, values
+from tests.unit.multiprocess import do_without_deepspeed, run_ranks
+
+
+def crash(where: Path, *arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.unit.checkpointing.crashing_saves", str(where), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_a_process_killed_at_any_instant_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    answer = crash(tmp_path, "random", "60")
+    assert answer["deaths"] == 60 and answer["left"] == ["kept"]
+    assert answer["generations"] > 5, "children died before they saved anything"
+
+
+def test_a_process_may_die_before_any_change_to_a_folder(tmp_path: Path) -> None:
+    answer = crash(tmp_path, "sweep")
+    assert answer["deaths"] > 20 and answer["left"] == ["kept"]
+
+
+@contextmanager
+def small_files(limit: int) -> Iterator[None]:
+    """Let writes beyond this size fail, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("limit", [100, 1000, 3000, 10000])
+@pytest.mark.parametrize("safe", [True, False])
+def test_a_full_disk(tmp_path: Path, clean_runtime: None, limit: int, safe: bool) -> None:
+    accelerator = Accelerator(cpu=True)
+    parts = accelerator.prepare(*make_parts())
+    step(accelerator, *parts)
+    where = accelerator.save_state(tmp_path / "kept")
+    wanted = values(*parts)
+    step(accelerator, *parts)
+    with (
+        small_files(limit),
+        pytest.raises(CheckpointError, match="what was there before is untouched: rank 0"),
+    ):
+        accelerator.save_state(where, safe_serialization=safe)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    accelerator.load_state(where)
+    assert values(*parts) == wanted
+
+
+def test_a_full_small_disk(tmp_path: Path) -> None:
+    alone = ["unshare", "--user", "--map-root-user", "--mount"]
+    trial = [*alone, *full_disk.MOUNT, str(tmp_path)]
+    if shutil.which("unshare") is None or subprocess.run(trial, capture_output=True, check=False).returncode:
+        pytest.skip("this system lets no process mount a disk for itself")
+    command = [*alone, sys.executable, "-m", "tests.unit.checkpointing.full_disk", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["left"] == answer["then"] == ["kept"] and answer["same"]
+    assert len(answer["errors"]) == 4
+    for text in answer["errors"]:
+        assert "No space left on device" in text and "what was there before is untouched" in text
+
+
+def test_the_end_of_the_interpreter_waits_for_the_thread(tmp_path: Path) -> None:
+    script = """
+        import sys, torch
+        from notebook_accel import Accelerator
+        accelerator = Accelerator(cpu=True)
+        accelerator.prepare(torch.nn.Linear(4000, 4000))
+        accelerator.save_state(sys.argv[1], async_save=True)
+    """
+    lines = "\n".join(line.strip() for line in script.splitlines())
+    command = [sys.executable, "-c", lines, str(tmp_path / "kept")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "kept" / names.MANIFEST).exists()
+    assert os.listdir(tmp_path) == ["kept"]
+
+
+def build(project: Path | None = None) -> tuple[Accelerator, Any]:
+    from notebook_accel.handlers import ProjectConfiguration
+
+    config = None if project is None else ProjectConfiguration(project, None, True, 2)
+    accelerator = Accelerator(cpu=True, project_config=config)
+    parts = accelerator.prepare(*make_parts(norm=torch.nn.LayerNorm))
+    accelerator.prepare(make_loader())
+    accelerator.register_for_checkpointing(Counter(3))
+    return accelerator, parts
+
+
+def draws() -> list[float]:
+    return [float(torch.rand(())), random.random()]
+
+
+def rank_saves(where: Path, async_save: bool) -> Any:
+    accelerator, parts = build()
+    torch.manual_seed(accelerator.process_index)
+    step(accelerator, *parts)
+    accelerator.save_state(where, async_save=async_save)
+    if async_save:
+        accelerator.save_state(where, async_save=True)
+    state = values(*parts)
+    drawn = draws()
+    step(accelerator, *parts)
+    accelerator.load_state(where)
+    assert values(*parts) == state
+    assert draws() == drawn, (draws(), drawn, sorted(p.name for p in where.iterdir()))
+    accelerator.end_training()
+    return state, drawn, sorted(path.name for path in where.parent.iterdir())
+
+
+def rank_loads(where: Path) -> Any:
+    accelerator, parts = build()
+    accelerator.load_state(where)
+    return values(*parts), draws()
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+def test_two_ranks_save_and_any_number_loads(tmp_path: Path, clean_runtime: None, async_save: bool) -> None:
+    where = tmp_path / "kept"
+    first, second = run_ranks(rank_saves, where, async_save)
+    assert first[0] == second[0] and first[1] != second[1] and first[2] == ["kept"]
+    assert {"random_states_0.pkl", "random_states_1.pkl"} <= {path.name for path in where.iterdir()}
+    assert rank_loads(where) == first[:2]
+    if async_save:
+        return
+    three = run_ranks(rank_loads, where, world_size=3)
+    assert [loaded[0] for loaded in three] == [first[0]] * 3
+    assert [loaded[1] for loaded in three[:2]] == [first[1], second[1]]
+    assert three[2][1] not in (first[1], second[1])
+    assert run_ranks(rank_loads, where, world_size=3)[2][1] == three[2][1]
+
+
+def rank_meets_accelerate(where: Path) -> Any:
+    import accelerate
+
+    do_without_deepspeed()
+    accelerator, parts = build()
+    step(accelerator, *parts)
+    accelerator.save_state(where / "ours")
+    other = accelerate.Accelerator(cpu=True)
+    assert other.num_processes == 2
+    others, counter = other.prepare(*make_parts(3, torch.nn.LayerNorm)), Counter()
+    other.register_for_checkpointing(counter)
+    other.load_state(where / "ours")
+    assert values(*others) == values(*parts) and counter.value == 3
+    step(other, *others)
+    other.save_state(where / "theirs")
+    other.wait_for_everyone()
+    accelerator.load_state(where / "theirs")
+    assert values(*others) == values(*parts)
+    return values(*parts)
+
+
+def test_two_ranks_exchange_checkpoints_with_accelerate(tmp_path: Path, clean_runtime: None) -> None:
+    answers = run_ranks(rank_meets_accelerate, tmp_path)
+    assert rank_loads(tmp_path / "theirs")[0] == answers[0]
+
+
+def rank_fails(project: Path, async_save: bool) -> list[str]:
+    from notebook_accel.checkpointing import write
+
+    accelerator, parts = build(project)
+    accelerator.save_state()
+    state = values(*parts)
+    step(accelerator, *parts)
+    whole = write.File.write
+
+    def full(self: write.File, where: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    errors = []
+    for failing in range(2):
+        if accelerator.process_index == failing:
+            write.File.write = full  # type: ignore[method-assign]
+        try:
+            accelerator.save_state(async_save=async_save)
+            accelerator._wait_for_writer()
+        except CheckpointError as error:
+            errors.append(str(error))
+        write.File.write = whole  # type: ignore[method-assign]
+        accelerator.wait_for_everyone()
+        assert os.listdir(project / "checkpoints") == ["checkpoint_0"]
+    accelerator.load_state()
+    assert values(*parts) == state
+    return errors
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+def test_the_error_of_one_rank_is_raised_on_all(tmp_path: Path, async_save: bool) -> None:
+    first, second = run_ranks(rank_fails, tmp_path, async_save)
+    assert first == second and len(first) == 2
+    for rank, text in enumerate(first):
+        assert f"rank {rank}: OSError: [Errno 28] No space left on device" in text
+        assert "what was there before is untouched" in text
+
+
+def rank_cannot_load(where: Path) -> tuple[str, bool]:
+    accelerator, parts = build()
+    accelerator.save_state(where)
+    if accelerator.process_index == 1:
+        (where / "random_states_1.pkl").write_bytes(b"x" * (where / "random_states_1.pkl").stat().st_size)
+    accelerator.wait_for_everyone()
+    step(accelerator, *parts)
+    before = values(*parts)
+    with pytest.raises(CheckpointError) as caught:
+        accelerator.load_state(where)
+    return str(caught.value), values(*parts) == before
+
+
+def test_no_rank_loads_where_one_cannot(tmp_path: Path) -> None:
+    (first, same), (second, also_same) = run_ranks(rank_cannot_load, tmp_path / "kept")
+    assert same and also_same
+    assert (
+        first.startswith("rank 1 cannot load")
+        and "random_states_1.pkl" in first
+        and "random_states_1.pkl" in second
+    )
+
+
+def test_a_folder_left_between_two_renames_comes_back(tmp_path: Path, clean_runtime: None) -> None:
+    accelerator, _ = build()
+    where = accelerator.save_state(tmp_path / "kept")
+    os.rename(where, folder.previous(where))
+    accelerator.load_state(where)
+    assert where.is_dir() and not folder.previous(where).exists()
+
+
+def rank_hook_fails(where: Path) -> str:
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(torch.nn.Linear(2, 2))
+    accelerator.save_state(where)
+
+    def fails(models: Any, folder: str) -> None:
+        if accelerator.process_index == 1:
+            raise KeyError("what the hook looks for")
+
+    accelerator.register_load_state_pre_hook(fails)
+    with pytest.raises((CheckpointError, KeyError)) as caught:
+        accelerator.load_state(where)
+    return f"{caught.type.__name__}: {caught.value}"
+
+
+def test_a_hook_that_fails_on_one_rank_is_heard_of_on_all(tmp_path: Path) -> None:
+    first, second = run_ranks(rank_hook_fails, tmp_path / "kept", timeout=30)
+    assert second == "KeyError: 'what the hook looks for'"
+    assert first.startswith("CheckpointError: rank 1 cannot load") and "what the hook looks for" in first

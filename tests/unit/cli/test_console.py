@@ -1,0 +1,70 @@
+"""Tests for what a terminal shows of a run of scripts."""
+
+from __future__ import annotations
+
+import pytest
+
+from notebook_accel.cli.console import Console, Tee
+from notebook_accel.events import Event, Line, Notice, Phase, Progress, Stream, Traceback
+
+
+def line(rank: int, text: str, stream: Stream = "stdout") -> Line:
+    return Line(rank=rank, time=0.0, stream=stream, text=text)
+
+
+def started(*ranks: int) -> list[Event]:
+    return [Phase(rank=rank, time=0.0, name="starting") for rank in ranks]
+
+
+def console(prefix: str = "", *, tee: str = "0", quiet: bool = False) -> Console:
+    return Console("all", prefix, role="trainer", tee=Tee(tee), quiet=quiet)
+
+
+@pytest.mark.parametrize(
+    ("text", "streams"),
+    [("0", []), ("1", ["0 stdout", "1 stdout"]), ("3", ["0 stdout", "0 stderr", "1 stdout", "1 stderr"]),
+     ("1:2", ["1 stderr"]), ("0:1,1:2", ["0 stdout", "1 stderr"])],
+)  # fmt: skip
+def test_tee_names_streams_of_ranks(text: str, streams: list[str]) -> None:
+    tee, both = Tee(text), ("stdout", "stderr")
+    assert [f"{rank} {stream}" for rank in range(2) for stream in both if tee.has(rank, stream)] == streams  # type: ignore[arg-type]
+    assert bool(tee) == bool(streams)
+
+
+def test_lines_go_to_the_stream_that_they_came_from(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = console("<${rank}> ", tee="1:1")
+    shown.show([*started(4, 5), line(4, "a"), line(5, "b"), line(5, "c", "stderr"), line(4, "d")])
+    assert capsys.readouterr() == ("<4> a\n[trainer1]:<5> b\n<4> d\n", "<5> c\n")
+
+
+def test_the_first_traceback_of_each_attempt_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = console()
+    shown.show([Traceback(rank=0, time=0.2, text="two\n"), Traceback(rank=1, time=0.1, text="one\n")])
+    shown.show([Phase(rank=-1, time=0.0, name="restarting", detail="again")])
+    shown.show([Traceback(rank=0, time=0.3, text="three\n")])
+    shown.close()
+    assert capsys.readouterr().err == "one\nnotebook-accel: again\nthree\n"
+
+
+def test_who_asks_for_quiet_reads_scripts_only(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = console(quiet=True)
+    shown.show([*started(0), Notice(rank=-1, time=0.0, text="hangs"), line(0, "a")])
+    assert capsys.readouterr() == ("a\n", "")
+
+
+def test_a_file_has_lines_and_no_states_of_bars(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = Progress(
+        rank=0,
+        time=0.0,
+        bar=2,
+        description="",
+        count=0.0,
+        total=None,
+        text="50%",
+        finished=False,
+        leave=False,
+    )
+    shown = console()
+    shown.show([*started(0), bar, line(0, "100%", "stderr")])
+    shown.close()
+    assert capsys.readouterr().err == "100%\n"

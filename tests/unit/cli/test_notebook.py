@@ -1,0 +1,124 @@
+"""Tests for `notebook-accel launch` of a notebook: parameters, output, failures and interrupts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from notebook_accel.cli import notebook
+from notebook_accel.cli.main import cli
+from tests.unit import launching
+from tests.unit.launching import Launched, dry, run
+
+alone = launching.alone
+
+
+def write_book(*sources: str, parameters: str | None = None) -> Path:
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    if parameters is not None:
+        cells.insert(0, nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]}))
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), "x.ipynb")
+    return Path("x.ipynb")
+
+
+def test_a_notebook_runs_with_parameters_and_is_written_although_a_cell_fails() -> None:
+    first = "import os\nprint(rate, name, os.environ['ACCELERATE_MIXED_PRECISION'])\n3 + 4"
+    write_book(first, "1 / 0", parameters="rate = 1\nname = 'a'")
+    words = ("-p", "rate=1e-3", "-p", "name=no way", "--output=out/y.ipynb")
+    out, errors = run("--mixed_precision=bf16", "x.ipynb", *words, code=1)
+    assert out == "0.001 no way bf16\n7\n"
+    assert errors.count("ZeroDivisionError: division by zero") == 1
+    assert "its own launches say their mixed_precision" in errors and "num_processes" not in errors
+    assert errors.endswith("a cell of x.ipynb failed\nnotebook-accel: wrote out/y.ipynb\n")
+    book = nbformat.read("out/y.ipynb", as_version=4)
+    assert book.cells[1].source == "# Parameters\nrate = 0.001\nname = 'no way'"
+    assert book.cells[1].metadata.tags == ["injected-parameters"]
+    assert book.cells[3].outputs[0].ename == "ZeroDivisionError"
+    assert nbformat.read("x.ipynb", as_version=4).cells[1].outputs == []
+
+
+def test_an_interrupt_reaches_the_cell() -> None:
+    write_book("import time\nprint('up', flush=True)\ntime.sleep(60)", "print('never')")
+    launched = Launched(("x.ipynb",))
+    assert launched.out.readline() == "up\n"
+    children = psutil.Process(launched.pid).children(recursive=True)
+    os.kill(launched.pid, signal.SIGINT)
+    code, out, errors = launched.wait()
+    assert (code, out) == (130, "")
+    assert "notebook-accel: ended by SIGINT\n" in errors
+    assert not psutil.wait_procs(children, timeout=5)[1]
+    book = nbformat.read("x.executed.ipynb", as_version=4)
+    assert [output.get("ename") for output in book.cells[0].outputs] == [None, "KeyboardInterrupt"]
+
+
+def test_a_lost_terminal_leaves_what_was_run() -> None:
+    write_book("import time\nprint('up', flush=True)\ntime.sleep(60)")
+    launched = Launched(("x.ipynb",))
+    assert launched.out.readline() == "up\n"
+    os.kill(launched.pid, signal.SIGHUP)
+    assert launched.wait()[0] == 128 + signal.SIGHUP
+    assert nbformat.read("x.executed.ipynb", as_version=4).cells[0].outputs[0].text == "up\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [
+        (".", ". is a folder: name a file in it"),
+        ("x.ipynb/y.ipynb", "x.ipynb/y.ipynb cannot be written: File exists"),
+    ],
+)
+def test_where_the_output_cannot_go_is_told_before_a_cell_runs(output: str, sentence: str) -> None:
+    write_book("open('ran', 'w')")
+    assert run("x.ipynb", "-o", output, code=2)[1] == f"Error: {sentence}\n"
+    assert not Path("ran").exists()
+
+
+def test_json_of_something_else_is_no_notebook() -> None:
+    Path("x.ipynb").write_text("[]")
+    assert run("x.ipynb", code=2)[1] == "Error: x.ipynb is no notebook: it is JSON of something else\n"
+
+
+def test_a_dry_run_of_a_notebook() -> None:
+    write_book("1")
+    result = dry("x.ipynb", "-p", "a=1")
+    assert result.output.splitlines()[1] == "  papermill x.ipynb x.executed.ipynb -p a 1"
+    assert not Path("x.executed.ipynb").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1), ("1e-3", 0.001), ("-2.5", -2.5), ("true", True), ("null", None), ("", ""), ("bf16", "bf16"),
+        ("no", "no"), ("'1'", "1"), ("[1, 2]", "[1, 2]"), ("a: b", "a: b"), ("2024-01-01", "2024-01-01"), ("{", "{"),
+    ],
+)  # fmt: skip
+def test_parameters_are_yaml_scalars(text: str, value: Any) -> None:
+    found = notebook.parse_scalar(text)
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_where_parameters_go() -> None:
+    book = nbformat.read(write_book("last", parameters="rate: float = 1\nname = 2"), as_version=4)
+    assert notebook.inject(book, {"rate": float("inf")}) == []
+    assert notebook.inject(book, {"rates": 2}) == [
+        "the parameters cell does not set rates, did you mean rate?"
+    ]
+    assert [cell.source for cell in book.cells][1:] == ["# Parameters\nrates = 2", "last"]
+    bare = nbformat.read(write_book("last"), as_version=4)
+    assert "no cell is tagged" in notebook.inject(bare, {"rate": float("inf")})[0]
+    assert bare.cells[0].source == "# Parameters\nrate = float('inf')"
+    nbformat.validate(bare)
+
+
+@pytest.mark.parametrize("text", ["rate", "1a=2", "for=1"])
+def test_a_wrong_parameter_is_refused(text: str) -> None:
+    write_book("1")
+    result = CliRunner().invoke(cli, ["launch", "x.ipynb", "-p", text])
+    assert result.exit_code == 2 and "is not NAME=VALUE with a Python name" in " ".join(result.output.split())

@@ -1,0 +1,56 @@
+"""Tests for `notebook-accel test`, the trial of a machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notebook_accel import devices
+from notebook_accel.cli import test as selftest
+from tests.unit.command import run
+
+
+def test_the_self_test_passes_here(tmp_path: Path) -> None:
+    done = run(tmp_path, "test", "--num_processes", "3", ACCELERATE_USE_CPU="true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ok    ") == 5
+    for text in (
+        "process start: 3 by ",
+        "collective: 2 CPU processes by gloo",
+        "97 rows",
+        "1 and 3 processes",
+    ):
+        assert text in done.stdout
+
+
+def test_the_self_test_says_what_failed(tmp_path: Path) -> None:
+    done = run(tmp_path, "test", ACCELERATE_USE_CPU="true", RANK="0", WORLD_SIZE="2")
+    assert done.returncode == 1
+    assert sum(line.startswith("failed ") for line in done.stdout.splitlines()) == 4
+    assert "this process is rank 0 of a run of 2" in done.stdout
+    assert "4 of 5 failed: `notebook-accel doctor`" in done.stdout
+    wrong = run(tmp_path, "test", ACCELERATE_TORCH_DEVICE="toaster", ACCELERATE_USE_CPU="false")
+    assert (wrong.returncode, "Traceback" in wrong.stderr) == (1, False)
+    assert "toaster" in wrong.stderr
+
+
+def test_trials_notice_wrong_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = selftest.Machine(num_processes=2, kind=devices.CPU, environment={})
+
+    def answers(*values: Any) -> None:
+        monkeypatch.setattr(selftest.Machine, "run", lambda self, *args, **kwargs: list(values))
+
+    answers(0, 0)
+    with pytest.raises(AssertionError, match=r"ranks are \[0, 0\], expected \[0, 1\]"):
+        selftest._try_start(machine)
+    answers(3.0, 2.0)
+    with pytest.raises(AssertionError, match="sums"):
+        selftest._try_collective(machine)
+    answers(list(range(50)), list(range(49, 97)))
+    with pytest.raises(AssertionError, match="rows of all ranks together"):
+        selftest._try_sharding(machine)
+    answers([1.0], [2.0])
+    with pytest.raises(AssertionError, match="weights of rank 1"):
+        selftest._try_training(machine)

@@ -1,0 +1,26 @@
+"""Runs the command in a process of its own, beside a folder of configs that a test has to itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "notebook_accel", *arguments],
+        env={**os.environ, "HF_HOME": str(folder), **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def config_of(folder: Path, text: str) -> Path:
+    path = folder / "accelerate" / "default_config.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    return path

@@ -1,0 +1,161 @@
+"""Loaders that only rank 0 reads: every rank gets its part, or hears why there is none."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from notebook_accel.comm.single import SingleComm
+from notebook_accel.data_loader import DataLoaderDispatcher, prepare_data_loader, skip_first_batches
+from notebook_accel.runtime import Runtime
+from notebook_accel.topology import Topology
+from tests.unit.data_loader.test_data_loader import CPU, Mesh, Numbers, batches_of, install_gloo, load
+from tests.unit.multiprocess import run_ranks
+
+
+class Given(Numbers):
+    """The items given, which may be anything."""
+
+    def __init__(self, *items: Any) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+
+def test_dispatcher_of_one_process() -> None:
+    alone = Runtime(topology=Topology(), device=CPU, comm=SingleComm())
+    loader: Any = prepare_data_loader(load(Numbers(5), batch_size=2), CPU, put_on_device=True, runtime=alone)
+    assert isinstance(loader, DataLoaderDispatcher)
+    assert batches_of(loader) == [[0, 1], [2, 3], [4]]
+    assert (loader.remainder, loader.iteration) == (1, 1)
+    assert batches_of(skip_first_batches(loader, 1)) == [[2, 3], [4]]
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_one_process_gets_any_batch_as_it_is(size: int | None) -> None:
+    alone = Runtime(topology=Topology(), device=CPU, comm=SingleComm())
+    items = ({"text": "a", "x": None}, 7, torch.tensor(1.5), None, "b")
+    raw = load(Given(*items), batch_size=size, collate_fn=lambda batch: batch)
+    loader: Any = prepare_data_loader(raw, CPU, put_on_device=True, runtime=alone)
+    assert isinstance(loader, DataLoaderDispatcher)
+    expected = list(items) if size is None else [list(items[:2]), list(items[2:4]), ["b"]]
+    seen = [(batch, loader.end_of_dataloader) for batch in loader]
+    assert [batch for batch, _ in seen] == expected
+    assert [end for _, end in seen] == [False] * (len(expected) - 1) + [True]
+    assert loader.remainder == -1
+
+
+class Failing(Numbers):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(4)
+        raise OSError("no such disk")
+
+
+def _dispatch_on_each_rank() -> list[Any]:
+    rank = install_gloo()
+    seen: list[Any] = []
+    for n, size, split, drop in itertools.product((0, 1, 3, 8, 9), (1, 2), (False, True), (False, True)):
+        if split and size == 1 and drop:
+            continue
+        raw = load(Numbers(n), batch_size=size, drop_last=drop)
+        loader: Any = prepare_data_loader(raw, CPU, split_batches=split, put_on_device=True)
+        steps = [(batch.tolist(), loader.end_of_dataloader, loader.remainder) for batch in loader]
+        steps += [batch.tolist() for batch in skip_first_batches(loader, 1)]
+        seen.append(((n, size, split, drop), steps))
+    pairs = load([{"x": float(i), "y": [i]} for i in range(6)], batch_size=2)
+    nested: Any = prepare_data_loader(pairs, CPU, put_on_device=True, dispatch_batches=True)
+    seen.append([batch["y"][0].tolist() for batch in nested])
+    seen.append((len(nested), nested.total_batch_size))
+    failing = prepare_data_loader(load(Failing(9), batch_size=1), CPU, put_on_device=True)
+    try:
+        list(failing)
+    except (OSError, RuntimeError) as error:
+        seen.append(f"{type(error).__name__}: {error}" if rank else repr(error))
+    return seen
+
+
+def test_dispatcher_sends_every_rank_its_part() -> None:
+    results = run_ranks(_dispatch_on_each_rank)
+    cases = [dict(rank[:-3]) for rank in results]
+    for case, steps in cases[0].items():
+        n, size, split, drop = case
+        others = cases[1][case]
+        assert len(steps) == len(others)
+        both = [(a, b) for a, b in zip(steps, others, strict=True) if isinstance(a, tuple)]
+        joined = [a[0] + b[0] for a, b in both]
+        if both:
+            assert both[-1][0][1] and not any(a[1] for a, _ in both[:-1])
+            if not drop:
+                joined[-1] = joined[-1][: both[-1][0][2]]
+        span = size if split else size * 2
+        whole = n - n % span if drop else n
+        if not (split and size == 1):
+            assert [number for step in joined for number in step] == list(range(whole)), case
+        assert all(len(a[0]) == len(b[0]) for a, b in both)
+        assert steps[len(both) :] == [a[0] for a, _ in both][1:]
+    assert [rank[-3] for rank in results] == [[[0, 1], [4]], [[2, 3], [5]]]
+    assert [rank[-2] for rank in results] == [(2, 4), (2, 4)]
+    assert results[0][-1] == "OSError('no such disk')"
+    assert results[1][-1] == "RuntimeError: rank 0 could not read the next batch: OSError: no such disk"
+
+
+def _dispatch_under_a_mesh() -> list[Any]:
+    install_gloo()
+    seen: list[Any] = []
+    for mesh in (Mesh(tp=2), Mesh(dp_shard=2, tp=1), Mesh(dp=2)):
+        loader: Any = prepare_data_loader(
+            load(range(5), batch_size=2),
+            CPU,
+            put_on_device=True,
+            dispatch_batches=True,
+            torch_device_mesh=mesh,
+        )
+        skipping: Any = skip_first_batches(loader, 1)
+        seen.append((batches_of(loader), len(loader), loader.remainder, len(skipping)))
+    return seen
+
+
+def test_dispatch_gives_ranks_of_one_replica_the_same() -> None:
+    first, second = run_ranks(_dispatch_under_a_mesh)
+    assert first[0] == second[0] == ([[0, 1], [2, 3], [4]], 3, 1, 2)
+    for own, other in (first[1:2] + second[1:2], first[2:] + second[2:]):
+        assert own == ([[0, 1], [4]], 2, 1, 1)
+        assert other == ([[2, 3], [0]], 2, 1, 1)
+
+
+def _write_to_batches() -> list[list[int]]:
+    install_gloo()
+    seen = []
+    for batch in prepare_data_loader(load(Given(*range(7, 12)), batch_size=2), CPU, put_on_device=True):
+        seen.append(batch.tolist())
+        batch.zero_()
+    return seen
+
+
+def test_last_batches_are_completed_by_samples_as_they_were_read() -> None:
+    assert run_ranks(_write_to_batches) == [[[7, 8], [11]], [[9, 10], [7]]]
+
+
+def _dispatch_what_cannot_be() -> list[str]:
+    install_gloo()
+    heard = []
+    for items, size in (((1, 2), None), ((1,), None), (("a",) * 4, 2)):
+        raw = load(Given(*items), batch_size=size, collate_fn=lambda batch: batch)
+        loader = prepare_data_loader(raw, CPU, put_on_device=True, split_batches=size is not None)
+        try:
+            list(loader)
+        except (RuntimeError, TypeError) as error:
+            heard.append(str(error))
+    return heard
+
+
+def test_every_rank_hears_why_a_batch_cannot_be_shared_out() -> None:
+    first, second = run_ranks(_dispatch_what_cannot_be)
+    assert "int cannot" in first[0] and "not in int" in first[1] and "not in str" in first[2]
+    assert all("dispatch_batches=False" in text and "processes" in text for text in first)
+    assert all(told.endswith(own) for told, own in zip(second, first, strict=True))

@@ -1,0 +1,39 @@
+"""Addresses of this machine, and those by which others know it."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from notebook_accel.launch.checks import addresses
+from tests.unit.multiprocess import free_port
+
+
+@pytest.fixture
+def own_name(monkeypatch: pytest.MonkeyPatch) -> str:
+    """This machine's name, as Debian's hosts file has it."""
+    real = socket.getaddrinfo
+
+    def found(host: Any, *more: Any, **options: Any) -> Any:
+        return real("127.0.1.1" if host == "worker-0" else host, *more, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    return "worker-0"
+
+
+def test_a_name_that_is_the_loopback_here_alone_is_open_to_others(own_name: str) -> None:
+    assert addresses.choose_listen_address(own_name) == ""
+    for host in ("localhost", "127.0.0.1", "::1", "192.0.2.1"):
+        assert addresses.choose_listen_address(host) == host
+    for host, everywhere in ((own_name, True), ("localhost", False)):
+        with addresses.listen_for_nodes(host) as listening:
+            assert (listening.getsockname()[0] in ("::", "0.0.0.0")) is everywhere
+
+
+def test_whether_an_address_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "_HERE_SECONDS", 0.2)
+    assert addresses.is_this_machine("127.0.0.1", free_port())
+    assert not addresses.is_this_machine("192.0.2.1", free_port())
+    assert not addresses.is_this_machine("no-such-host.invalid", free_port())

@@ -1,0 +1,100 @@
+"""Whether this process may be forked, and who is to blame where it may not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import traceback
+
+import pytest
+import torch
+
+from notebook_accel import devices
+from notebook_accel.launch.checks import fork_safety
+
+
+def _in_fresh_python(code: str, **environment: str) -> str:
+    import os
+
+    environ = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | environment
+    prelude = "import torch, threading\nfrom notebook_accel.launch.checks.fork_safety import reasons\n"
+    done = subprocess.run(
+        [sys.executable, "-c", prelude + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environ,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_imports_and_python_threads_do_no_harm() -> None:
+    code = """
+    import numpy, sklearn.datasets, time
+    numpy.ones((300, 300)) @ numpy.ones((300, 300))  # OpenBLAS starts its threads
+    thread = threading.Thread(target=threading.Event().wait, daemon=True); thread.start()
+    end = time.monotonic() + 40
+    while reasons() and time.monotonic() < end:  # OpenBLAS's spin a while first: long, on a busy machine
+        pass
+    print(reasons())
+    """
+    assert _in_fresh_python(code) == "[]"
+
+
+@pytest.mark.parametrize(
+    "use",
+    ["torch.randn(600, 600) @ torch.randn(600, 600)", "torch.randn(10**6).exp()", "torch.randn(10**6).sum()"],
+)
+def test_openmp_threads_are_seen(use: str) -> None:
+    assert "OpenMP" in _in_fresh_python(f"{use}\nprint(*reasons())", OMP_NUM_THREADS="4")
+    assert _in_fresh_python(f"{use}\nprint(*reasons())", OMP_NUM_THREADS="1") == ""
+
+
+def test_an_initialised_device_is_named_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a machine without the device: what torch would say there is imitated, the rest is real
+    monkeypatch.setattr(devices, "list_initialized", lambda: ["cuda"])
+    monkeypatch.setattr(fork_safety, "_first_use", fork_safety._FirstUse())
+    exec(
+        compile("\n\nnotice()  # model.cuda()", "/tmp/ipykernel_12/34.py", "exec"),
+        {"notice": fork_safety._first_use},
+    )
+    (reason,) = (r for r in fork_safety.reasons() if "CUDA" in r.what)
+    assert str(reason).startswith("CUDA was initialised, first by a cell, line 3")
+
+
+def test_an_import_is_the_cause() -> None:
+    frames = [
+        traceback.FrameSummary("/site/ipykernel/kernelapp.py", 10, "start", lookup_line=False),
+        traceback.FrameSummary(
+            "/tmp/ipykernel_1/2.py", 2, "<module>", lookup_line=False, line="import bad_library"
+        ),
+        traceback.FrameSummary("<frozen importlib._bootstrap>", 5, "_find_and_load", lookup_line=False),
+        traceback.FrameSummary(
+            "/site/bad_library/__init__.py", 7, "<module>", lookup_line=False, line="setup()"
+        ),
+        traceback.FrameSummary(
+            "/site/bad_library/core.py", 9, "setup", lookup_line=False, line="torch.cuda.init()"
+        ),
+    ]
+    text = fork_safety.describe_first_use(frames)
+    assert text == "the import of bad_library in a cell, line 2 (import bad_library)"
+    assert fork_safety.describe_first_use(None) == ""
+
+
+def test_torch_calls_what_watches_when_cuda_is_initialised() -> None:
+    code = """
+    import notebook_accel
+    from notebook_accel.launch.checks import fork_safety
+    queued = [call for call, _ in torch.cuda._queued_calls]
+    print(fork_safety._first_use in queued, torch.cuda.is_initialized())
+    """
+    assert _in_fresh_python(code) == "True False"
+
+
+def test_open_device_files_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_safety.os, "listdir", lambda path: ["3"])
+    monkeypatch.setattr(fork_safety.os, "readlink", lambda path: "/dev/nvidia-uvm")
+    assert fork_safety._find_open_devices() == ["CUDA was initialised outside torch"]
+    assert not torch.cuda.is_initialized()

@@ -1,0 +1,146 @@
+"""Where nodes talk: who hears what, by real connections within this process."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from notebook_accel.launch.engines.nodes.coordinator import Coordinator
+from notebook_accel.launch.engines.nodes.messages import CoordinatorConnection, Message, MessageKind
+from notebook_accel.launch.engines.nodes.node_info import NodeInfo, find_disagreements
+from notebook_accel.launch.engines.nodes.outcomes import NodeOutcome
+
+TOKEN = bytes(range(32))
+
+
+class Meeting:
+    """A coordinator for three nodes, and connections to it."""
+
+    def __init__(self) -> None:
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listening.getsockname()[1]
+        self.coordinator = Coordinator(self.listening, TOKEN, 3, elects=False, before_restart=lambda: None)
+        self.connections: list[CoordinatorConnection] = []
+
+    def come(self, rank: int) -> CoordinatorConnection:
+        connection = CoordinatorConnection("127.0.0.1", self.port, TOKEN, 5.0)
+        self.connections.append(connection)
+        connection.say(Message("node", (node(rank), 0, rank == 0)))
+        return connection
+
+    def close(self) -> None:
+        self.coordinator.close()
+        for connection in self.connections:
+            connection.close()
+
+
+def node(rank: int, **same: str) -> NodeInfo:
+    return NodeInfo(node_rank=rank, host="one", processes=1, same=same)
+
+
+def hear(connection: CoordinatorConnection, kind: MessageKind) -> object:
+    """Return the value of the next message of a kind."""
+    while (message := connection.hear(5.0)) is not None:
+        if message.kind == kind:
+            return message.value
+    raise AssertionError(f"no {kind} was heard")
+
+
+@pytest.fixture
+def meeting() -> Iterator[Meeting]:
+    made = Meeting()
+    yield made
+    made.close()
+
+
+def test_a_node_that_was_stopped_before_all_were_there_may_come_again(meeting: Meeting) -> None:
+    host, early = meeting.come(0), meeting.come(1)
+    early.say(Message("outcome", NodeOutcome(node=node(1), kind="stopped", text="node 1 (one) was stopped")))
+    early.say(Message("bye"))
+    early.close()
+    time.sleep(0.1)
+    connections = [host, meeting.come(1), meeting.come(2)]
+    for connection in connections:
+        hear(connection, "roster")
+    fourth = str(hear(meeting.come(1), "refused"))
+    assert fourth.startswith(
+        "the run there has its 3 nodes already: node 0 (one), node 1 (one), node 2 (one); "
+    )
+    for rank, connection in enumerate(connections):
+        connection.say(Message("outcome", NodeOutcome(node=node(rank), kind="done")))
+    assert [hear(connection, "verdict") for connection in connections] == [None] * 3
+    late = meeting.come(1)
+    hear(late, "over")
+
+
+def test_a_host_that_is_stopped_tells_those_who_wait(meeting: Meeting) -> None:
+    waiting, host = meeting.come(1), meeting.come(0)
+    hear(host, "present")
+    host.say(Message("outcome", NodeOutcome(node=node(0), kind="stopped", text="node 0 (one) was stopped")))
+    assert str(hear(waiting, "refused")).startswith("node 0 (one) was stopped")
+
+
+def test_a_coordinator_ends_without_complaints(meeting: Meeting, caplog: pytest.LogCaptureFixture) -> None:
+    """Nodes and strangers, silent ones and those that were gone at once, are connected when it closes."""
+    with caplog.at_level(logging.DEBUG, "asyncio"):
+        meeting.come(0)
+        strangers = [socket.create_connection(("127.0.0.1", meeting.port)) for _ in range(4)]
+        strangers[0].sendall(b"GET / HTTP/1.0\r\n\r\n")
+        strangers[1].sendall(TOKEN + b"\1")
+        strangers[2].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        strangers[2].close()
+        time.sleep(0.1)
+        began = time.monotonic()
+        meeting.coordinator.close()
+    for stranger in strangers:
+        stranger.close()
+    assert time.monotonic() - began < 1.0
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_nodes_that_come_while_a_coordinator_closes_are_let_go() -> None:
+    """They are those of the next run at the same place, and would wait for an answer."""
+    gc.disable()  # it closes forgotten connections, at some time
+    try:
+        for _ in range(40):
+            listening = socket.create_server(("127.0.0.1", 0))
+            coordinator = Coordinator(listening, TOKEN, 2, elects=False, before_restart=lambda: None)
+            coming = threading.Thread(target=_come_and_wait, args=(listening.getsockname(), waits := []))
+            coming.start()
+            time.sleep(0.002)
+            coordinator.close()
+            coming.join()
+            assert not any(waits)
+    finally:
+        gc.enable()
+
+
+def _come_and_wait(where: tuple[str, int], waits: list[bool]) -> None:
+    """Connect until nothing listens any more; note for each connection whether it stays open."""
+    with contextlib.ExitStack() as stack:
+        connections = []
+        with contextlib.suppress(OSError):
+            for _ in range(20):
+                connections.append(stack.enter_context(socket.create_connection(where, 5)))
+                connections[-1].sendall(TOKEN)
+        for connection in connections:
+            connection.settimeout(2)
+            try:
+                connection.recv(1)
+            except TimeoutError:
+                waits.append(True)
+            except OSError:
+                waits.append(False)
+
+
+def test_nodes_of_one_name_may_disagree() -> None:
+    """Machines of a cloud are often called alike, and nobody has a rank before all are there."""
+    (line,) = find_disagreements([node(0, torch="2.9"), node(0, torch="2.8")], complete=True)
+    assert line == "torch: 2.9 on node 0 (one); 2.8 on node 0 (one)"

@@ -1,0 +1,92 @@
+"""Nodes that meet: clocks that differ, and waits."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import datetime, timedelta, timezone
+
+from torch.distributed import HashStore
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousState
+
+from notebook_accel.launch.engines.nodes.dynamic import Backend
+from notebook_accel.launch.engines.nodes.elastic import ElasticNodes
+from notebook_accel.launch.engines.nodes.fixed import FixedNodes
+from notebook_accel.launch.job import Job, Rendezvous
+from tests.unit.jobs import make_job
+from tests.unit.multiprocess import free_port
+
+LAST_CALL = timedelta(seconds=2)
+
+
+def now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def state_of(backend: Backend) -> _RendezvousState:
+    found = backend.get_state()
+    assert found is not None
+    return pickle.loads(found[0])
+
+
+def told(backend: Backend, beats: dict[str, datetime], deadline: datetime | None = None) -> None:
+    """Write a state, as torch's handler does."""
+    found = backend.get_state()
+    state = _with(_RendezvousState(), beats)
+    state.deadline = deadline
+    answer = backend.set_state(pickle.dumps(state), None if found is None else found[1])
+    assert answer is not None and answer[2], "it was written"
+
+
+def _with(state: _RendezvousState, beats: dict[str, datetime]) -> _RendezvousState:
+    state.last_heartbeats = beats  # type: ignore[assignment]
+    return state
+
+
+def test_clocks_of_nodes_may_differ() -> None:
+    """A node counts as lost where it says nothing new, whatever time it has."""
+    store = HashStore()
+    late, right = Backend(store, "run", LAST_CALL), Backend(store, "run", LAST_CALL)
+    hour = timedelta(hours=1)
+    beat = now() - hour
+    told(late, {"late": beat}, beat + LAST_CALL)
+    first = state_of(right)
+    assert now() - first.last_heartbeats["late"] < timedelta(seconds=5)
+    assert first.deadline is not None and timedelta() < first.deadline - now() <= LAST_CALL
+    assert state_of(right).last_heartbeats == first.last_heartbeats, "nothing new was said"
+
+    own = now()
+    told(right, {**first.last_heartbeats, "right": own}, first.deadline)
+    second = state_of(late)
+    assert second.last_heartbeats["late"] == beat and second.deadline == beat + LAST_CALL, "as it wrote them"
+    told(late, {**second.last_heartbeats, "late": beat + LAST_CALL}, None)
+    state, token = late.get_state() or (b"", b"")
+    told(right, {**state_of(right).last_heartbeats, "right": own + LAST_CALL})
+    beats = {**second.last_heartbeats, "late": beat + 2 * LAST_CALL}
+    answer = late.set_state(pickle.dumps(_with(pickle.loads(state), beats)), token)
+    assert answer is not None and not answer[2], "another node was first"
+    assert pickle.loads(answer[0]).last_heartbeats["late"] == beat + LAST_CALL, "to be written again"
+    third = state_of(right)
+    assert third.last_heartbeats["late"] > first.last_heartbeats["late"] and third.deadline is None
+    assert third.last_heartbeats["right"] == own + LAST_CALL
+
+
+def place(**more: object) -> Rendezvous:
+    return Rendezvous(**{"address": "127.0.0.1", "port": free_port(), **more})  # type: ignore[arg-type]
+
+
+def job(where: Rendezvous) -> Job:
+    return make_job(now, distributed=True, rendezvous=where)
+
+
+def test_a_node_that_is_enough_begins_however_short_it_waits_for_others() -> None:
+    where = place(num_nodes=2, min_nodes=1, backend="c10d", settings={"join_timeout": 0.5})
+    nodes = ElasticNodes(job(where))
+    try:
+        assert nodes.next_rendezvous().world_size == 1
+    finally:
+        nodes.shutdown()
+
+
+def test_of_many_missing_nodes_some_are_named() -> None:
+    nodes = FixedNodes(job(place(num_nodes=10**12)))
+    assert nodes._describe_missing([]).endswith(f"node 7 (rank 7), {10**12 - 8} more nodes")

@@ -1,0 +1,193 @@
+"""Whole engines in a few lines: what `GroupEngine` does for them in a run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+
+from notebook_accel import notebook_launcher
+from notebook_accel.errors import LaunchError
+from notebook_accel.events import Ended, Event, Order, Phase, Result
+from notebook_accel.launch.engines.attempts import GroupEngine
+from notebook_accel.launch.engines.base import Outcome
+from notebook_accel.launch.engines.nodes import stores
+from notebook_accel.launch.job import Job
+from notebook_accel.launch.supervise.control import Control, StopAsked
+from notebook_accel.launch.supervise.local_group import LocalWorkerGroup
+from notebook_accel.launch.supervise.worker_group import Attempt, Member, WorkerGroup
+from notebook_accel.launch.transfer.parent_state import ParentState
+from notebook_accel.launch.transfer.shared_memory import SharedPickle
+from notebook_accel.launch.transfer.unpicklable import pack_job
+from notebook_accel.launch.worker import environment
+from notebook_accel.stream.record import RunRecord
+from notebook_accel.topology import Topology
+from tests.unit.jobs import make_job
+
+
+class QueueGroup(WorkerGroup[Member]):
+    """One worker, which ends with each attempt's exit code."""
+
+    def __init__(self, attempt: Attempt, plan: list[Any]) -> None:
+        super().__init__(attempt)
+        self._exitcode = plan[attempt.number]
+        self._closed = plan
+
+    def start(self) -> None:
+        if isinstance(self._exitcode, BaseException):
+            raise self._exitcode
+        self._members = [Member(rank=0, pid=7)]
+
+    def tell(self, order: Order) -> None: ...
+
+    def receive(self, timeout: float) -> Sequence[Event]:
+        now = time.time()
+        value = [Result(rank=0, time=now, value=pickle.dumps("value"))] if self._exitcode == 0 else []
+        return [*value, Ended(rank=0, time=now, pid=7, exitcode=self._exitcode)]
+
+    def note_ends(self) -> None: ...
+
+    def close(self) -> None:
+        self._closed.append("closed")
+
+
+class QueueEngine(GroupEngine[list[Any]]):
+    """Plans a list with the exit code, or the error, of each attempt."""
+
+    name = "queue"
+    obstacle = ""
+
+    def __init__(self, *attempts: Any) -> None:
+        self.attempts = list(attempts)
+        self.plans: list[str] = []
+
+    @contextlib.contextmanager
+    def plan(self, job: Job) -> Iterator[list[Any]]:
+        self.plans.append("opened")
+        try:
+            yield self.attempts
+        finally:
+            self.plans.append("closed")
+
+    def make_group(self, plan: list[Any], attempt: Attempt) -> QueueGroup:
+        return QueueGroup(attempt, plan)
+
+    def find_obstacle(self, job: Job, plan: list[Any]) -> str:
+        return self.obstacle
+
+
+class Launch:
+    """A run of an engine, and what it said."""
+
+    def __init__(self) -> None:
+        self.record, self.control = RunRecord(), Control()
+        self.said: list[tuple[str, str]] = []
+
+    def run(self, engine: QueueEngine, **options: Any) -> Outcome:
+        job = make_job(name="train", distributed=True, **options)
+        return engine.run(job, self.record, self._deliver, self.control)
+
+    def _deliver(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.record.apply(event)
+            if isinstance(event, Phase):
+                self.said.append((event.name, event.detail))
+
+
+def test_an_engine_is_a_plan_and_a_group() -> None:
+    launch, engine = Launch(), QueueEngine(0)
+    outcome = launch.run(engine)
+    assert outcome.values == {0: "value"} and not outcome.is_bad
+    assert launch.said == [("starting", "Launching train on 1 queue worker.")]
+    assert engine.plans == ["opened", "closed"] and engine.attempts.count("closed") == 1
+
+
+def test_workers_start_again_as_often_as_they_may() -> None:
+    launch = Launch()
+    outcome = launch.run(QueueEngine(3, -9, 0), max_restarts=2, quiet=True)
+    assert outcome.values == {0: "value"}
+    again = [text for name, text in launch.said if name == "restarting"]
+    assert again[0].endswith("left with exit code 3 before its function returned; restart 1 of 2")
+    assert again[1].endswith("; restart 2 of 2") and "SIGKILL" in again[1]
+    outcome = Launch().run(QueueEngine(3, 4), max_restarts=1)
+    assert [failure.exitcode for failure in outcome.failures] == [4], "those of the last attempt"
+
+
+def test_an_obstacle_is_named_and_ends_the_run() -> None:
+    launch, engine = Launch(), QueueEngine(3, 0)
+    engine.obstacle = "too few nodes are left"
+    outcome = launch.run(engine, max_restarts=1)
+    assert launch.said[-1] == ("starting", "no restart 1 of 1: too few nodes are left")
+    assert [failure.exitcode for failure in outcome.failures] == [3]
+
+
+def test_a_stop_during_the_start_is_no_error() -> None:
+    outcome = Launch().run(QueueEngine(StopAsked()), max_restarts=1)
+    assert outcome.was_stopped and not outcome.failures
+
+
+@pytest.mark.parametrize("error", [LaunchError("no room"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_what_start_raises_passes_through_a_closed_group(error: BaseException) -> None:
+    engine = QueueEngine(error)
+    with pytest.raises(type(error)):
+        Launch().run(engine)
+    assert engine.attempts[-1] == "closed" and engine.plans == ["opened", "closed"]
+
+
+class HereEngine(GroupEngine[tuple[SharedPickle, ParentState]]):
+    """Starts real workers on this machine."""
+
+    name = "here"
+    store: TCPStore | None = None
+
+    @contextlib.contextmanager
+    def plan(self, job: Job) -> Iterator[tuple[SharedPickle, ParentState]]:
+        pickled = pack_job(job.function, job.args, job.name)
+        with contextlib.closing(SharedPickle(pickled)) as payload:
+            yield payload, ParentState.capture(job)
+            self.store = None
+
+    def make_group(self, plan: tuple[SharedPickle, ParentState], attempt: Attempt) -> LocalWorkerGroup:
+        job, (payload, state) = attempt.job, plan
+        count, address = job.local_world_size, job.rendezvous.address
+        self.store = stores.open_store(job.rendezvous)
+        environments = {}
+        for rank in range(count):
+            place = Topology(rank=rank, local_rank=rank, world_size=count, local_world_size=count)
+            variables = environment.list_rank_variables(
+                place, job, address=address, port=self.store.port, attempt=attempt.number
+            )
+            environments[rank] = environment.make_environment(job, state.variables, variables, is_alone=True)
+        return LocalWorkerGroup(attempt, payload=payload, environments=environments, parent_state=state)
+
+
+def _return_rank(scale: int) -> int:
+    rank, restarts = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    print("this is rank", rank)
+    if rank == 1 and not restarts:
+        raise ValueError("the first attempt fails")
+    return rank * scale
+
+
+def test_an_engine_of_one_file_launches_workers(capsys: pytest.CaptureFixture[str]) -> None:
+    values = notebook_launcher(
+        _return_rank,
+        (10,),
+        num_processes=2,
+        engine=HereEngine(),
+        start_method="spawn",
+        max_restarts=1,
+        returns="all",
+        environment={"ACCELERATE_USE_CPU": "true"},
+    )
+    assert values == [0, 10]
+    shown = "".join(capsys.readouterr())
+    assert "Launching _return_rank on 2 here workers." in shown
+    assert "[0] this is rank 0" in shown and shown.count("[1] this is rank 1") == 2
+    assert "raised ValueError: the first attempt fails; restart 1 of 1" in shown

@@ -1,0 +1,67 @@
+"""What is said of ranks that wait for each other, and where an error was raised."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from notebook_accel import events
+from notebook_accel.launch.supervise import hang_report
+from notebook_accel.launch.worker.stacks import BACKWARD
+
+NOW = 1.0
+
+
+def report(rank: int, collective: str, seconds: float, line: int = 3) -> events.StackReport:
+    place = events.Frame(
+        filename="/tmp/ipykernel_1/2.py", lineno=line, first_lineno=1, name="f", qualname="f"
+    )
+    return events.StackReport(
+        rank=rank, time=NOW, call=1, collective=collective, seconds=seconds, frames=[place]
+    )
+
+
+def test_a_wait_is_told_with_the_line_of_each_rank() -> None:
+    text = hang_report.describe_wait(
+        {0: report(0, "barrier", 12.0), 1: report(1, "", 30.0, line=7)}, (), (), 10.0
+    )
+    first, *rows, _ = text.splitlines()
+    assert first == "rank 0 has waited for 12 s in barrier, which rank 1 has not entered:"
+    assert rows == ["  rank 0: in barrier, a cell, line 3", "  rank 1: a cell, line 7"]
+
+
+def test_ranks_that_are_done_or_take_no_part_are_told() -> None:
+    text = hang_report.describe_wait({0: report(0, BACKWARD, 12.0)}, [1], [2], 10.0)
+    assert "which ranks 1, 2 have not entered" in text
+    assert "rank 1: has ended the call" in text and "rank 2: takes no part in the call" in text
+
+
+def test_ranks_in_different_collectives_are_told() -> None:
+    text = hang_report.describe_wait(
+        {0: report(0, "barrier", 12.0), 1: report(1, "recv", 11.0)}, (), (), 10.0
+    )
+    assert text.startswith("ranks 0, 1 have waited for 12 s in different collectives:")
+
+
+@pytest.mark.parametrize(
+    "stacks",
+    [
+        {0: report(0, "barrier", 9.0), 1: report(1, "", 30.0)},  # not long enough
+        {0: report(0, "barrier", 90.0), 1: report(1, "barrier", 30.0)},  # all are there
+        {0: report(0, "", 90.0), 1: report(1, "", 90.0)},  # they compute
+    ],
+)
+def test_what_is_no_wait_for_absent_ranks_is_not_told(stacks: dict[int, events.StackReport]) -> None:
+    assert hang_report.describe_wait(stacks, (), (), 10.0) == ""
+
+
+def test_where_an_error_was_raised_is_looked_for_in_its_context() -> None:
+    def error(filename: str, context: events.RaisedError | None = None) -> events.RaisedError:
+        place = events.Frame(filename=filename, lineno=3, first_lineno=1, name="f", qualname="f")
+        return events.RaisedError(type_name="E", message="", pickled=None, frames=[place], context=context)
+
+    raised = error(threading.__file__, error("/tmp/ipykernel_1/2.py"))
+    found = hang_report.find_frame_of_error(raised)
+    assert found is not None and found.filename == "/tmp/ipykernel_1/2.py"
+    assert hang_report.find_frame_of_error(error(threading.__file__)) is None

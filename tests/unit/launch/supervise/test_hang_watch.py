@@ -1,0 +1,45 @@
+"""When a run that does nothing any more is told of, with what other nodes say of theirs."""
+
+from __future__ import annotations
+
+import time
+
+from notebook_accel.events import Event, Line, Order, StackReport
+from notebook_accel.launch.supervise.hang_watch import HangWatch
+
+
+class Ranks:
+    """Rank 0, which answers where it is, and a watch of it."""
+
+    def __init__(self, timeout: float) -> None:
+        self.shown: list[Event] = []
+        self.watch = HangWatch(timeout, self.tell, self.shown.extend, lambda rank, signum: None)
+
+    def tell(self, order: Order) -> None:
+        self.watch.take(
+            [StackReport(rank=0, time=order.time, call=0, collective="barrier", seconds=1.0, frames=())]
+        )
+
+    def look(self) -> str:
+        return self.watch.look({0: 100}, {0}, ()) or self.watch.look({0: 100}, {0}, ())
+
+
+def test_what_another_node_asks_is_told_once() -> None:
+    ranks = Ranks(60.0)
+    assert not ranks.look() and not ranks.watch.is_asking
+    ranks.watch.hear_others(0.0, ask=True)
+    assert ranks.watch.is_asking and "in barrier" in ranks.look() and not ranks.watch.is_asking
+    ranks.watch.hear_others(0.0, ask=False)
+    time.sleep(1.1)  # what comes sooner may be the stacks themselves
+    ranks.watch.take([Line(rank=0, time=time.time(), stream="stdout", text="goes on")])
+    assert not ranks.look() and len(ranks.shown) == 1
+
+
+def test_news_of_another_node_count_but_are_not_passed_on() -> None:
+    ranks = Ranks(0.2)
+    own = ranks.watch.news
+    time.sleep(0.25)
+    ranks.watch.hear_others(time.monotonic() - 0.1, ask=False)
+    assert not ranks.look() and ranks.watch.news == own
+    time.sleep(0.15)
+    assert "in barrier" in ranks.look()

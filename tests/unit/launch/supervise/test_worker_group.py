@@ -1,0 +1,209 @@
+"""What all worker groups have in common, tried on workers that are told what to say."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from notebook_accel.events import (
+    Ended,
+    Event,
+    Failure,
+    Held,
+    HoldOrder,
+    Order,
+    Phase,
+    RaisedError,
+    Result,
+    SignalOrder,
+    StackOrder,
+    StackReport,
+    StopOrder,
+)
+from notebook_accel.launch import signals
+from notebook_accel.launch.supervise.control import Control
+from notebook_accel.launch.supervise.worker_group import Attempt, Member, WorkerGroup
+from notebook_accel.stream.record import RunRecord
+from tests.unit.jobs import make_job
+
+Answer = Callable[[Order], Sequence[Event]]
+
+
+class ScriptedGroup(WorkerGroup[Member]):
+    """Two ranks that say what a test wants, and answer orders as it wants; a signal that kills ends a rank."""
+
+    kill_seconds = 0.2
+
+    def __init__(self, answer: Answer = lambda order: (), **options: object) -> None:
+        self.record, self.control = RunRecord(), Control()
+        self.orders: list[Order] = []
+        self._answer = answer
+        self._coming: list[Event] = []
+        self._silent: set[int] = set()
+        job = make_job(local_world_size=2, **options)
+        super().__init__(Attempt(job=job, record=self.record, deliver=self._apply, control=self.control))
+
+    def _apply(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.record.apply(event)
+
+    def start(self) -> None:
+        self._members = [Member(rank=rank, pid=100 + rank) for rank in range(2)]
+        self.say(*(Phase(rank=rank, time=time.time(), name="running") for rank in range(2)))
+
+    def say(self, *events: Event) -> None:
+        self._coming += events
+
+    def cut_off(self, rank: int) -> None:
+        self._silent.add(rank)
+
+    def tell(self, order: Order) -> None:
+        self.orders.append(order)
+        self.say(*self._answer(order))
+        if isinstance(order, SignalOrder) and order.signum == signals.KILL:
+            self.say(ended(order.rank, -9))
+
+    def receive(self, timeout: float) -> Sequence[Event]:
+        if not self._coming:
+            time.sleep(min(timeout, 0.005))
+        events, self._coming = self._coming, []
+        return events
+
+    def note_ends(self) -> None:
+        for member in self.list_running():
+            if member.rank in self._silent:
+                self.lose(member, lambda lost: f"rank {lost.rank} is cut off")
+
+    def close(self) -> None:
+        self._members.clear()
+
+    @property
+    def signals_sent(self) -> list[tuple[int, int]]:
+        return [(order.rank, order.signum) for order in self.orders if isinstance(order, SignalOrder)]
+
+
+def ended(rank: int, exitcode: int = 0) -> Ended:
+    return Ended(rank=rank, time=time.time(), pid=100 + rank, exitcode=exitcode)
+
+
+def result(rank: int) -> Result:
+    return Result(rank=rank, time=time.time(), value=b"")
+
+
+def failure(rank: int) -> Failure:
+    error = RaisedError(type_name="ValueError", message="no", pickled=None, frames=())
+    return Failure(rank=rank, time=time.time(), pid=100 + rank, error=error)
+
+
+@pytest.fixture
+def group() -> ScriptedGroup:
+    group = ScriptedGroup()
+    group.start()
+    return group
+
+
+def test_an_attempt_is_done_once_all_have_ended(group: ScriptedGroup) -> None:
+    group.say(result(0), ended(0), result(1))
+    assert group.watch(0.02) == "running" and group.pids == {0: 100, 1: 101}
+    assert [member.rank for member in group.list_running()] == [1]
+    group.say(ended(1))
+    assert group.watch() == "done" and not group.record.failures and not group.stopped_ranks
+
+
+def test_who_ends_without_a_word_has_failed(group: ScriptedGroup) -> None:
+    group.say(result(0), ended(0), ended(1, -9))
+    assert group.watch() == "failed"
+    (found,) = group.record.failures
+    assert (found.rank, found.pid, found.exitcode, found.error) == (1, 101, -9, None)
+
+
+def test_after_a_failure_the_others_are_ended(group: ScriptedGroup) -> None:
+    group.say(failure(0), ended(0, 1))
+    assert group.watch() == "failed"
+    group.settle()
+    assert group.signals_sent == [(1, signal.SIGTERM), (1, signals.KILL)]
+    assert group.stopped_ranks == {1} and not group.is_running
+    assert [each.rank for each in group.record.failures] == [0], "the one that was ended has not failed"
+
+
+def test_who_ends_after_the_signal_is_not_killed() -> None:
+    group = ScriptedGroup(lambda order: [ended(order.rank, -2)] if isinstance(order, SignalOrder) else [])
+    group.start()
+    group.stop(5.0)
+    assert group.signals_sent == [(0, signal.SIGINT), (1, signal.SIGINT)]
+    assert group.stopped_ranks == {0, 1} and not group.record.failures
+
+
+def test_without_grace_workers_are_killed_at_once(group: ScriptedGroup) -> None:
+    group.stop(0.0)
+    assert group.signals_sent == [(0, signals.KILL), (1, signals.KILL)] and not group.is_running
+
+
+def test_a_lost_worker_ends_the_others_and_says_what_became_of_it(group: ScriptedGroup) -> None:
+    group.cut_off(1)
+    assert group.watch() == "failed"
+    assert [(each.rank, each.lost) for each in group.record.failures] == [(1, "rank 1 is cut off")]
+    assert group.signals_sent == [(0, signal.SIGTERM), (0, signals.KILL)] and group.stopped_ranks == {0}
+
+
+def test_who_is_lost_while_it_is_ended_is_no_failure(group: ScriptedGroup) -> None:
+    group.cut_off(0)
+    group.cut_off(1)
+    group.stop(1.0)
+    assert not group.is_running and not group.record.failures
+
+
+def test_ranks_stop_at_one_question() -> None:
+    def answer(order: Order) -> Sequence[Event]:
+        if isinstance(order, HoldOrder):
+            return [Held(rank=order.rank, time=order.time, questions=3 + order.rank)]
+        return [result(order.rank), ended(order.rank)] if isinstance(order, StopOrder) else []
+
+    group = ScriptedGroup(answer)
+    group.start()
+    group.control.stop(5.0)
+    assert group.watch() == "done"
+    assert {order.question for order in group.orders if isinstance(order, StopOrder)} == {5}
+
+
+def test_ranks_that_never_ask_are_to_be_ended(group: ScriptedGroup) -> None:
+    group.control.stop(0.05)
+    assert group.watch() == "stopped"
+
+
+@pytest.mark.parametrize("on_hang", ["tell", "raise"])
+def test_a_hang_is_reported_and_ends_the_run_where_it_shall(on_hang: str) -> None:
+    def answer(order: Order) -> Sequence[Event]:
+        if not isinstance(order, StackOrder):
+            return []
+        return [StackReport(rank=order.rank, time=order.time, collective="barrier", seconds=1.0, frames=())]
+
+    group = ScriptedGroup(answer, hang_timeout=0.05, on_hang=on_hang)
+    group.start()
+    state = group.watch(0.5)
+    assert state == ("hung" if on_hang == "raise" else "running")
+    assert "nothing was heard of ranks 0, 1" in group.record.notice
+    assert group.hang == (group.record.notice if on_hang == "raise" else "")
+    assert sum(isinstance(order, StackOrder) for order in group.orders) == 2
+
+
+def test_the_end_of_a_process_is_no_news() -> None:
+    """Else a hang would be reported once more when the rank that returned first ends."""
+    group = ScriptedGroup(hang_timeout=60.0)
+    group.start()
+    group.poll(0.0)
+    before = group.hang_watch.news
+    group.say(ended(0))
+    group.poll(0.0)
+    assert group.hang_watch.news == before
+
+
+def test_a_worker_that_ends_before_its_function_is_named_by_its_process(group: ScriptedGroup) -> None:
+    """Under Ray the notebook learns a process id when the function begins, or when the process has ended."""
+    group.list_running()[1].pid = 0
+    group.say(ended(1, -9))
+    assert group.watch() == "failed"
+    assert [(each.rank, each.pid) for each in group.record.failures] == [(1, 101)]

@@ -1,0 +1,283 @@
+"""Arguments of a launch are checked before anything starts."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from notebook_accel import devices, notebook_launcher
+from notebook_accel.launch import preflight
+from notebook_accel.launch.checks.addresses import find_listen_problem, listen
+from notebook_accel.launch.job import Job
+from notebook_accel.launch.request import LaunchRequest
+
+
+def _function(a: int = 0) -> int:
+    return a
+
+
+GOOD = {"num_processes": 2, "start_method": "spawn"}
+
+
+def check(function: Any = _function, args: Any = (), **options: Any) -> Job:
+    request = LaunchRequest(function=function, args=args, options={**GOOD, **options})
+    return preflight.check(request, "launcher")[0]
+
+
+def _error(**changes: Any) -> Exception:
+    with pytest.raises((ValueError, TypeError)) as caught:
+        check(**changes)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "text"),
+    [
+        ({"num_processes": "2"}, TypeError, "num_processes='2': an integer is needed, not str"),
+        ({"num_processes": True}, TypeError, "num_processes=True: an integer is needed, not bool"),
+        ({"num_processes": 2.0}, TypeError, "an integer is needed, not float"),
+        ({"num_processes": -1}, ValueError, "num_processes=-1: at least 1 is needed"),
+        ({"args": 5}, TypeError, "args=5: a tuple is needed, for one argument write args=(5,)"),
+        ({"args": "text"}, TypeError, "args='text': a tuple is needed"),
+        ({"args": (1, 2)}, TypeError, "args has 2 values, but the call would be _function"),
+        ({"function": None}, TypeError, "pass the function itself, without calling it"),
+        ({"mixed_precision": None}, ValueError, "mixed_precision=None: choose among"),
+        ({"use_port": "abc"}, ValueError, "use_port='abc'"),
+        ({"use_port": -1}, ValueError, "use_port=-1"),
+        ({"num_nodes": 2}, ValueError, "the nodes must agree on a port"),
+        ({"node_rank": 1}, ValueError, "node_rank=1 with num_nodes=1: choose from 0 to 0"),
+        (
+            {"num_nodes": "4:1", "rdzv_backend": "c10d"},
+            ValueError,
+            "num_nodes='4:1': the first number is the smaller",
+        ),
+        (
+            {"num_nodes": "0:2", "rdzv_backend": "c10d"},
+            ValueError,
+            "num_nodes='0:2': at least 1 node is needed",
+        ),
+        (
+            {"num_nodes": "a:b"},
+            ValueError,
+            "num_nodes='a:b': an integer is needed, or 'min:max' such as '1:4'",
+        ),
+        ({"num_nodes": "2"}, ValueError, "num_nodes='2': an integer is needed, or 'min:max'"),
+        (
+            {"num_nodes": "1:2", "use_port": 29400},
+            ValueError,
+            "with rdzv_backend='static': nodes join and leave under",
+        ),
+        (
+            {"num_nodes": "1:2", "rdzv_backend": "c10d"},
+            ValueError,
+            "num_nodes='1:2': the nodes must agree on a port",
+        ),
+        (
+            {"num_nodes": "1:2", "rdzv_backend": "c10d", "use_port": 29400, "node_rank": 2},
+            ValueError,
+            "node_rank=2 with num_nodes='1:2': choose from 0 to 1, where 0 is the node that holds the store",
+        ),
+        (
+            {
+                "num_nodes": "1:2",
+                "rdzv_backend": "c10d",
+                "use_port": 29400,
+                "rdzv_conf": {"store_type": "file"},
+            },
+            ValueError,
+            "store_type is none of join_timeout",
+        ),
+        ({"rdzv_conf": {"keep_alive_max_attempt": 2.5}}, ValueError, "keep_alive_max_attempt is an integer"),
+        (
+            {"rdzv_conf": {"keep_alive_interval": 0.1}},
+            ValueError,
+            "= 0.3 s, after which a node counts as lost",
+        ),
+        ({"rdzv_conf": {"keep_alive_interval": 0}}, ValueError, "keep_alive_interval is a number of seconds"),
+        ({"master_addr": 7}, TypeError, "master_addr=7: a string is needed"),
+        ({"rdzv_conf": [1]}, TypeError, "rdzv_conf=[1]: a dict is needed"),
+        ({"monitor_interval": "1"}, TypeError, "monitor_interval='1': seconds are needed"),
+        ({"monitor_interval": float("nan")}, ValueError, "more than 0 seconds"),
+        ({"output": 1}, ValueError, "output=1: choose among"),
+        ({"output": [-1]}, ValueError, "output=[-1]"),
+        ({"output": ["0"]}, ValueError, "output=['0']"),
+        ({"output": [2]}, ValueError, "the ranks of this run are 0 to 1"),
+        ({"master_addr": "10.255.255.1"}, ValueError, "is not an address of this machine"),
+        ({"rdzv_endpoint": "nowhere"}, ValueError, "rdzv_endpoint='nowhere': host:port is needed"),
+        ({"monitor_interval": 1e10}, ValueError, "a day at most"),
+        ({"log_line_prefix_template": 3}, TypeError, "log_line_prefix_template=3"),
+        ({"log_line_prefix_template": "$"}, ValueError, "log_line_prefix_template='$'"),
+        ({"environment": 3}, TypeError, "environment=3: a dict is needed"),
+        ({"environment": {"A": 1}}, TypeError, "environment={'A': 1}: a dict is needed"),
+        ({"environment": {"A=B": "1"}}, ValueError, "environment={'A=B': '1'}: no system takes"),
+        ({"environment": {"A": "\0"}}, ValueError, "no system takes such a variable"),
+        ({"log_dir": ""}, ValueError, "log_dir='': the path of a folder is needed"),
+        ({"log_dir": "a\0b"}, ValueError, "the path of a folder is needed"),
+    ],
+)
+def test_each_wrong_argument_is_named(changes: dict[str, Any], kind: type, text: str) -> None:
+    error = _error(**changes)
+    assert type(error) is kind
+    assert text in str(error)
+    assert str(error).startswith("launcher: ")
+
+
+@pytest.mark.parametrize("number", [2, None])
+def test_a_wrong_environment_does_not_reach_an_engine(number: int | None) -> None:
+    """The engine for XLA devices looks into the environment to count chips."""
+    assert "environment=3: a dict is needed" in str(_error(engine="xla", num_processes=number, environment=3))
+
+
+def test_all_problems_come_at_once() -> None:
+    text = str(_error(num_processes="x", max_restarts=-1, returns="?"))
+    assert text.startswith("launcher: 3 problems\n")
+    assert text.count("\n  - ") == 3
+
+
+def test_an_async_function_is_refused() -> None:
+    async def coroutine(a: int = 0) -> None: ...
+
+    class Callable:
+        async def __call__(self) -> None: ...
+
+    for function in (coroutine, functools.partial(coroutine, 1), Callable()):
+        assert "is async" in str(_error(function=function))
+
+
+def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = replace(devices.CUDA, counter=lambda: 2)
+    monkeypatch.setattr(devices, "best", lambda use_cpu=None, has_tpu=None: devices.CPU if use_cpu else two)
+    text = str(_error(num_processes=3))
+    assert "this machine has 2 CUDA GPUs, so at most 2 is possible" in text
+    assert "ACCELERATE_USE_CPU=1" in text
+    assert check(num_processes=None).local_world_size == 2
+    on_cpu = {"num_processes": 3, "environment": {"ACCELERATE_USE_CPU": "true"}}
+    assert check(**on_cpu).local_world_size == 3
+
+
+def test_workers_are_told_of_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate's processes without a GPU would each train alone otherwise."""
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    one, two = (check(num_processes=number) for number in (1, 2))
+    assert "ACCELERATE_USE_CPU" not in one.environment and two.environment["ACCELERATE_USE_CPU"] == "true"
+    denied = {"num_processes": 2, "environment": {"ACCELERATE_USE_CPU": "no"}}
+    assert check(**denied).environment["ACCELERATE_USE_CPU"] == "true", "there is nothing else"
+
+
+def test_the_workers_environment_decides_what_they_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
+    assert check(num_processes=None).local_world_size == 1
+    on_gpus = {"num_processes": None, "environment": {"ACCELERATE_USE_CPU": "false"}}
+    job = check(**on_gpus)
+    assert (job.local_world_size, job.device_kind) == (2, devices.CUDA)
+    assert job.environment["ACCELERATE_USE_CPU"] == "false"
+    assert "at most 2 is possible" in str(_error(num_processes=3, environment={"ACCELERATE_USE_CPU": "0"}))
+    nonsense = str(_error(environment={"ACCELERATE_USE_CPU": "maybe"}))
+    assert "environment variable ACCELERATE_USE_CPU: 'maybe' is neither true" in nonsense
+
+
+def test_a_good_job_is_resolved() -> None:
+    job = check(num_processes=None, mixed_precision="BF16", args=[1])
+    assert job.local_world_size == 1 and job.args == (1,) and not job.distributed
+    assert job.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert check(use_port="0").rendezvous.port == 0
+
+
+def test_inside_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert "this process is rank 1 of a run of 4" in str(_error())
+
+
+def test_a_node_among_several_is_not_forked() -> None:
+    """Its store's thread answers other nodes, and may hold a lock at that moment."""
+    nodes: dict[str, Any] = {"num_nodes": 2, "use_port": 0, "rdzv_endpoint": "localhost:29500"}
+    assert check(**nodes, start_method="auto").start_method == "forkserver"
+    assert "serve other nodes" in str(_error(**nodes, start_method="fork"))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "::1"])
+def test_addresses_of_this_machine(address: str) -> None:
+    with listen(address, 0) as server:
+        port = server.getsockname()[1]
+        assert "in use" in find_listen_problem(address, port)
+    assert not find_listen_problem(address, port)
+    assert find_listen_problem("198.51.100.77", 0) and find_listen_problem("no-such-name.invalid", 0)
+
+
+def test_a_port_that_another_node_may_have_opened() -> None:
+    """With c10d any node that the address belongs to opens it: two nodes of one machine both may."""
+    with listen("", 0) as server:
+        port = server.getsockname()[1]
+        assert "the port cannot be opened (Address already in use);" in str(_error(use_port=port))
+        assert str(_error(use_port=port, num_nodes=2)).endswith("in use); name another one on all nodes")
+        nodes: dict[str, Any] = {"use_port": port, "num_nodes": 2, "rdzv_backend": "c10d"}
+        assert check(**nodes).rendezvous.port == port
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    good = check(num_processes=np.int64(2), max_restarts=np.int32(1), use_port=np.int64(0))
+    assert (type(good.local_world_size), type(good.max_restarts), type(good.rendezvous.port)) == (
+        int,
+        int,
+        int,
+    )
+
+
+def test_a_master_that_no_name_server_knows() -> None:
+    place = {"num_nodes": 2, "use_port": 29400, "node_rank": 1, "master_addr": "no-such-host.invalid"}
+    assert "master_addr='no-such-host.invalid': this machine finds no such host" in str(_error(**place))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"master_addr": ""}, "master_addr='': a host name or address is needed"),
+        ({"master_addr": "a..b"}, "is not an address of this machine (no host has such a name)"),
+        ({"master_addr": "a" * 70}, "(no host has such a name)"),
+        ({"use_port": "9" * 5000}, "a port from 0 to 65535 is needed"),
+        ({"rdzv_id": "a\0b"}, "printable characters are needed"),
+        ({"rdzv_id": "\udc80"}, "printable characters are needed"),
+        ({"rdzv_endpoint": "localhost:99999"}, "a port from 1 to 65535"),
+        ({"rdzv_endpoint": "no-such-host.invalid:2000", "num_nodes": 2}, "this machine finds no such host"),
+        ({"rdzv_conf": {1: "x"}}, "a dict is needed, its keys are names"),
+        ({"rdzv_conf": {"backend": "x"}}, "backend is set by an argument of the launch"),
+        ({"rdzv_conf": {"join_timeout": "soon"}}, "join_timeout is a number of seconds"),
+        ({"max_restarts": 10**400}, "at most 1000000 is needed"),
+        ({"output": b"all"}, "output=b'all': choose among"),
+        ({"num_processes": np.int64(2), "output": [5]}, "the ranks of this run are 0 to 1"),
+    ],
+)
+def test_odd_values_are_named(changes: dict[str, Any], text: str) -> None:
+    assert text in str(_error(**changes))
+
+
+def test_seconds_and_ranks_of_numpy() -> None:
+    job = {"monitor_interval": np.float32(0.5), "output": [np.int64(1)]}
+    assert check(**job).monitor_interval == 0.5
+
+
+def test_a_range_of_nodes() -> None:
+    nodes = {"num_nodes": "1:4", "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:29500"}
+    ready = check(**nodes, start_method="auto", num_processes=1)
+    assert (ready.rendezvous.min_nodes, ready.rendezvous.num_nodes) == (1, 4)
+    assert ready.distributed and ready.start_method == "forkserver"
+    ready = check(**{**nodes, "num_nodes": "1:1"}, num_processes=1)
+    assert ready.distributed, "this process cannot start itself again"
+
+
+def test_a_range_of_nodes_implies_how_they_meet() -> None:
+    wrong = {"num_processes": 0, "rdzv_endpoint": "localhost:29500"}
+    with pytest.raises(ValueError, match="at least 1 is needed") as implied:
+        notebook_launcher(_function, num_nodes="1:4", **wrong)  # type: ignore[arg-type]
+    assert "rdzv_backend" not in str(implied.value)
+    with pytest.raises(ValueError, match="num_nodes='1:4' with rdzv_backend='static'"):
+        notebook_launcher(_function, num_nodes="1:4", rdzv_backend="static", **wrong)  # type: ignore[arg-type]

@@ -1,0 +1,192 @@
+"""Runs of one process share its devices."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import os
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from notebook_accel import devices, notebook_launcher, runtime, tpu
+from notebook_accel.errors import LaunchError
+from notebook_accel.events import Result
+from notebook_accel.launch import registry
+from notebook_accel.launch.engines.base import Outcome
+from notebook_accel.launch.engines.inprocess import InProcessEngine
+from notebook_accel.launch.job import Job
+from notebook_accel.launch.run import Run
+from notebook_accel.launch.supervise.control import Control
+from notebook_accel.launch.supervise.delivery import Deliver
+from notebook_accel.session import service
+from notebook_accel.stream.record import RunRecord
+from notebook_accel.stream.sinks import Sink
+from tests.unit.jobs import make_job
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpu = dataclasses.replace(
+        devices.CPU, name="cuda", label="GPU", plural="GPUs", backend="nccl", counter=lambda: 4
+    )
+    monkeypatch.setattr(devices, "best", lambda use_cpu=None, has_tpu=None: devices.CPU if use_cpu else gpu)
+    monkeypatch.setattr(devices, "count", lambda kind: 4)
+    yield
+    runtime.runs().clear()
+
+
+def job(num_processes: int, **environment: str) -> Job:
+    kind = devices.best(environment.get("ACCELERATE_USE_CPU") == "true")
+    return make_job(os.getpid, num_processes, background=True, environment=environment, device_kind=kind)
+
+
+def hold(job: Job, is_over: bool = False) -> Any:
+    run = SimpleNamespace(job=job, is_over=is_over)
+    runtime.runs().append(run)
+    return run
+
+
+def test_a_value_belongs_to_the_cell_that_launched_it() -> None:
+    """Ended runs are kept, with their output; their values may be large."""
+    try:
+        value = notebook_launcher(set, num_processes=1)
+        assert value == set()
+        value = weakref.ref(value)
+        assert value() is None
+        run = registry.runs()[-1]
+        with pytest.raises(LaunchError, match="gave its value to the cell that launched it"):
+            run.result()
+        assert run.status == "done"
+
+        run = Run(job(1), Returning())
+        run.execute()
+        assert run.result() == run.result() == 5
+        assert run.record.results[0].value == b"", "what is pickled takes as much again"
+    finally:
+        runtime.runs().clear()
+
+
+def test_a_background_run_that_cannot_be_shown_has_ended() -> None:
+    """Else it would keep its devices for ever, and this process would wait for it at its end."""
+
+    class Files(Sink):
+        closed = False
+
+        def show(self, events: object) -> None: ...
+
+        def note(self, text: str) -> None: ...
+
+        def close(self) -> None:
+            self.closed = True
+
+    def fail(run: Run) -> Sink:
+        raise OSError("no folder")
+
+    files = Files()
+    try:
+        run = registry.open_run(job(1), Returning(), [lambda run: files, fail])
+        with pytest.raises(OSError, match="no folder"):
+            run.start()
+        assert run.is_over and run.status == "failed" and files.closed
+    finally:
+        runtime.runs().clear()
+
+
+class Returning(InProcessEngine):
+    """As if a worker had returned."""
+
+    def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
+        deliver([Result(rank=0, time=0.0, value=b"pickled")])
+        return Outcome(values={0: 5})
+
+
+def test_the_second_run_takes_what_the_first_left(four_gpus: None) -> None:
+    first = registry.reserve_devices(job(2))
+    assert first.holds == ("0", "1") and "CUDA_VISIBLE_DEVICES" not in first.environment
+    run = hold(first)
+    second = registry.reserve_devices(job(2))
+    assert second.holds == ("2", "3") and second.environment["CUDA_VISIBLE_DEVICES"] == "2,3"
+    hold(second)
+    with pytest.raises(
+        LaunchError, match=r"needs 1 GPU, and none of 0, 1, 2, 3 are free \(0 by namespace.*wait for"
+    ):
+        registry.reserve_devices(job(1))
+    run.is_over = True
+    assert registry.reserve_devices(job(2)).holds == ("0", "1")
+
+
+def test_devices_chosen_by_hand_are_not_exchanged(four_gpus: None) -> None:
+    hold(registry.reserve_devices(job(1, CUDA_VISIBLE_DEVICES="2")))
+    assert (
+        registry.reserve_devices(job(2, CUDA_VISIBLE_DEVICES="0,3")).environment["CUDA_VISIBLE_DEVICES"]
+        == "0,3"
+    )
+    with pytest.raises(LaunchError, match="needs 2 GPUs, and 1 of 2, 3 is free"):
+        registry.reserve_devices(job(2, CUDA_VISIBLE_DEVICES="2,3"))
+
+
+def test_a_run_in_this_process_needs_its_own_first_device(four_gpus: None) -> None:
+    hold(registry.reserve_devices(job(1)))
+    here = make_job(os.getpid, device_kind=devices.best())
+    with pytest.raises(LaunchError, match="needs 1 GPU"):
+        registry.reserve_devices(here)
+
+
+def test_cpus_are_shared(four_gpus: None) -> None:
+    for _ in range(3):
+        ready = registry.reserve_devices(job(8, ACCELERATE_USE_CPU="true"))
+        assert ready.holds == ()
+        hold(ready)
+
+
+def test_each_chip_is_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tpu, "is_here", lambda environment=None: True)
+    monkeypatch.setattr(tpu, "chips", lambda environment=None: 4)
+    monkeypatch.delenv("TPU_VISIBLE_CHIPS", raising=False)
+    job = make_job(os.getpid, device_kind=devices.XLA, background=True)
+    first = registry.reserve_devices(job)
+    assert first.holds == ("0",) and "TPU_VISIBLE_CHIPS" not in first.environment
+    run = hold(first)
+    try:
+        second = registry.reserve_devices(job)
+        assert second.holds == ("1",) and second.environment["TPU_VISIBLE_CHIPS"] == "1"
+        for all_chips in ({"local_world_size": 4}, {"tpu_mode": "spmd"}):
+            with pytest.raises(LaunchError, match="needs 4 XLA devices, and 3 of 0, 1, 2, 3 are free"):
+                registry.reserve_devices(dataclasses.replace(job, **all_chips))
+        run.is_over = True
+        assert registry.reserve_devices(dataclasses.replace(job, tpu_mode="spmd")).holds == (
+            "0",
+            "1",
+            "2",
+            "3",
+        )
+    finally:
+        runtime.runs().clear()
+
+
+def test_runs_and_sessions_see_each_others_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Held:
+        is_over = False
+        job = dataclasses.replace(make_job(), holds=("0",))
+
+        def __repr__(self) -> str:
+            return "<the session that holds 0>"
+
+    kind = next(row for row in devices.KINDS if row.name == "cuda")
+    monkeypatch.setattr(devices, "count", lambda kind: 2)
+    monkeypatch.setattr(runtime, "_sessions", [])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    held = Held()
+    registry.add_session(held)
+    taken = registry.reserve_devices(make_job(device_kind=kind, distributed=True, serve=service.serve))
+    assert taken.holds == ("1",) and taken.environment["CUDA_VISIBLE_DEVICES"] == "1"
+    with pytest.raises(LaunchError, match=r"0 by <the session that holds 0>.*close a session"):
+        registry.reserve_devices(make_job(local_world_size=2, device_kind=kind))
+    held.is_over = True
+    assert registry.reserve_devices(make_job(local_world_size=2, device_kind=kind)).holds == ("0", "1")
+    atexit.unregister(registry._close_sessions)

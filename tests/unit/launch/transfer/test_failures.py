@@ -1,0 +1,151 @@
+"""A worker's exception on its way to the notebook."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import traceback
+
+import pytest
+
+from notebook_accel.errors import NotebookAccelError, WorkerError, WorkerExitedError, WorkerKilledError
+from notebook_accel.events import Failure
+from notebook_accel.launch import signals
+from notebook_accel.launch.transfer import failures
+from notebook_accel.stream.emit import Emitter
+from notebook_accel.stream.wire import FrameReader
+
+
+class Picky(Exception):
+    """Takes other arguments than it keeps."""
+
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(f"{reason}!")
+        self.code = code
+
+
+def _raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return failures.revive(failures.describe(caught), rank=0, pid=1)
+
+
+def test_type_text_attributes_and_notes_survive() -> None:
+    error = Picky(4, reason="no")
+    if sys.version_info >= (3, 11):
+        error.add_note("a note")
+    back = _raised(error)
+    assert type(back) is Picky and str(back) == "no!" and back.code == 4
+    if sys.version_info >= (3, 11):
+        assert back.__notes__ == ["a note"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(2, "No such file", "name"),
+        UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"),
+        KeyError("k"),
+        StopIteration(3),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_standard_exceptions(error: Exception) -> None:
+    back = _raised(error)
+    assert type(back) is type(error) and str(back) == str(error) and repr(back.args) == repr(error.args)
+
+
+def test_the_traceback_has_the_workers_lines_and_columns() -> None:
+    def inner() -> None:
+        value = {"a": 1}
+        print(value["a"] + value["b"])
+
+    try:
+        inner()
+    except KeyError as error:
+        original = traceback.format_exception(error)
+        back = failures.revive(failures.describe(error), rank=0, pid=1)
+    assert traceback.format_exception(back) == original
+
+
+def test_a_call_over_several_lines() -> None:
+    try:
+        int(
+            "x",
+            base=10,
+        )
+    except ValueError as error:
+        original = traceback.format_exception(error)
+        back = failures.revive(failures.describe(error), rank=0, pid=1)
+    assert traceback.format_exception(back) == original
+
+
+def test_the_chain_of_causes() -> None:
+    try:
+        try:
+            raise KeyError("first")
+        except KeyError as error:
+            raise ValueError("second") from error
+    except ValueError as error:
+        back = failures.revive(failures.describe(error), rank=0, pid=1)
+    assert isinstance(back.__cause__, KeyError)
+    assert back.__cause__.__traceback__ is not None
+
+
+def _failure(rank: int, time: float, error: BaseException | None = None, exitcode: int = 1) -> Failure:
+    raised = failures.describe(error) if error is not None else None
+    return Failure(rank=rank, time=time, pid=10 + rank, error=raised, exitcode=exitcode)
+
+
+def test_the_first_by_time_is_the_cause() -> None:
+    late, early = _failure(0, 2.0, ValueError()), _failure(1, 1.0, KeyError())
+    assert failures.find_first([late, early]) is early
+
+
+def test_a_killed_rank_comes_before_its_peers_lost_connection() -> None:
+    lost = _failure(0, 1.0, RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1"))
+    killed = _failure(1, 1.1, exitcode=-9)
+    assert failures.find_first([lost, killed]) is killed
+    other = _failure(0, 1.0, ValueError("unrelated"))
+    assert failures.find_first([other, killed]) is other
+
+
+@pytest.mark.parametrize("number", [s for s in signal.Signals if s.name in signals.CAUSES])
+def test_every_signal_is_named_with_its_cause(number: int) -> None:
+    error = failures.make_exit_error(_failure(2, 0.0, exitcode=-number))
+    assert isinstance(error, WorkerKilledError) and error.signum == number and error.rank == 2
+    assert signal.Signals(number).name in str(error) and signals.likely_cause(number) in str(error)
+
+
+def test_exit_codes() -> None:
+    error = failures.make_exit_error(_failure(0, 0.0, exitcode=7))
+    assert isinstance(error, WorkerExitedError) and error.exitcode == 7 and "exit code 7" in str(error)
+    assert isinstance(error, WorkerError) and isinstance(error, NotebookAccelError)
+    back = _raised(error)
+    assert type(back) is WorkerExitedError and back.exitcode == 7
+
+
+@pytest.mark.parametrize("way", ["__str__", "__reduce__", "__getattribute__"])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, RuntimeError])
+def test_an_error_whose_description_raises_keeps_its_name_and_place(
+    way: str, kind: type[BaseException]
+) -> None:
+    def broken(*args: object) -> None:
+        raise kind
+
+    odd = type("Odd", (ValueError,), {way: broken})
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        try:
+            raise odd("text")
+        except odd as error:
+            failures.report(Emitter(theirs, rank=0), error)
+        (event,) = FrameReader().feed(ours.recv(100_000))
+    assert isinstance(event, Failure) and event.error is not None
+    assert event.error.type_name == "Odd"
+    assert (
+        event.error.frames[-1].name
+        == test_an_error_whose_description_raises_keeps_its_name_and_place.__name__
+    )

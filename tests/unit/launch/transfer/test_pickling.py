@@ -1,0 +1,162 @@
+"""What travels to a worker and back."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notebook_accel.errors import ShipError
+from notebook_accel.launch.transfer.pickling import pack, unpack
+from notebook_accel.launch.transfer.shared_memory import SharedPickle
+from notebook_accel.launch.transfer.unpicklable import pack_job, pack_value
+
+DTYPES = [
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.float8_e4m3fn,
+]
+
+
+def _travel(value: object, *, to_cpu: bool = True) -> Any:
+    pickled = pack(value, to_cpu=to_cpu)
+    return unpack(pickled.data, [bytearray(memoryview(part)) for part in pickled.buffers])
+
+
+@given(
+    st.lists(st.integers(0, 4), max_size=3),
+    st.sampled_from(DTYPES),
+    st.booleans(),
+)
+def test_tensors_arrive_as_they_were(shape: list[int], dtype: torch.dtype, transpose: bool) -> None:
+    tensor = torch.zeros(shape).to(dtype) if dtype is not torch.int64 else torch.randint(0, 9, tuple(shape))
+    tensor = tensor.t() if transpose and tensor.dim() == 2 else tensor
+    back = _travel(tensor)
+    assert back.dtype == dtype and back.shape == tensor.shape and back.stride() == tensor.stride()
+    assert torch.equal(
+        back.view(torch.uint8) if dtype is torch.float8_e4m3fn and back.dim() else back.float().real,
+        tensor.view(torch.uint8) if dtype is torch.float8_e4m3fn and tensor.dim() else tensor.float().real,
+    )
+
+
+def test_memory_is_shared_as_before_and_not_copied_into_the_pickle() -> None:
+    base = torch.zeros(1_000_000)
+    pickled = pack({"base": base, "view": base[10:20], "again": base, "array": np.ones(1_000_000)})
+    assert len(pickled.data) < 5_000
+    assert len(pickled.buffers) == 2
+    back = unpack(pickled.data, [bytearray(memoryview(part)) for part in pickled.buffers])
+    back["view"].fill_(7)
+    assert back["base"][10].item() == 7 and back["again"] is back["base"]
+
+
+def test_kinds_of_tensors() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    leaf = torch.ones(2, requires_grad=True)
+    back = _travel(
+        [parameter, leaf, leaf * 2, torch.ones(2, 2).to_sparse(), torch.ones(2, dtype=torch.complex64).conj()]
+    )
+    assert isinstance(back[0], torch.nn.Parameter) and back[0].requires_grad
+    assert back[1].requires_grad and back[1].is_leaf
+    assert not back[2].requires_grad, "a tensor with a graph arrives without it"
+    assert back[3].is_sparse
+    assert back[4].is_conj()
+    module = _travel(torch.nn.Linear(2, 2))
+    assert module.weight.requires_grad
+
+
+def test_tensors_may_be_made_elsewhere_by_default() -> None:
+    """`torch.set_default_device` in a cell is about the user's own tensors."""
+    layer = torch.nn.Linear(2, 2)
+    torch.set_default_device("meta")
+    try:
+        back = _travel(layer)
+    finally:
+        torch.set_default_device(None)
+    assert back.weight.device.type == "cpu" and torch.equal(back.weight, layer.weight)
+
+
+def test_tied_weights_stay_tied() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    back = _travel(model)
+    assert back[0].weight is back[1].weight
+
+
+def test_a_segment_is_private_to_each_that_opens_it() -> None:
+    array = np.zeros(10_000)
+    segment = SharedPickle(pack((array, torch.zeros(5), "text")))
+    import os
+
+    twin = SharedPickle.__new__(SharedPickle)
+    twin.__dict__ = segment.__dict__ | {"_memory": object.__new__(type(segment._memory))}
+    twin._memory.__dict__ = segment._memory.__dict__ | {"_fd": os.dup(segment._memory._fd)}
+    first, tensor, text = segment.open()
+    first[0] = 1
+    tensor[0] = 1
+    second, other, _ = twin.open()
+    assert text == "text" and second[0] == 0 and other[0] == 0 and first[0] == 1
+
+
+def _function_closing_over(value: object) -> Callable[[], object]:
+    return lambda: value
+
+
+class _Holder:
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (lambda bad: (_function_closing_over(bad), ()), "f -> closure variable value"),
+        (
+            lambda bad: (_function_closing_over({"a": [0, bad]}), ()),
+            "f -> closure variable value -> ['a'] -> [1]",
+        ),
+        (
+            lambda bad: (_function_closing_over(_Holder(bad)), ()),
+            "f -> closure variable value -> attribute value",
+        ),
+        (lambda bad: (len, (1, [bad])), "args[1] -> [0]"),
+    ],
+)
+def test_the_part_that_does_not_pickle_is_named_with_its_path(make: Callable[[Any], Any], path: str) -> None:
+    function, args = make(threading.Lock())
+    with pytest.raises(ShipError, match="lock") as caught:
+        pack_job(function, args, "f")
+    assert str(caught.value).startswith(path + " cannot be sent")
+    assert isinstance(caught.value, TypeError)
+
+
+def test_a_cycle_ends_the_search() -> None:
+    loop: list[Any] = [threading.Lock()]
+    loop.append(loop)
+    with pytest.raises(ShipError, match=r"the returned value -> \[0\]"):
+        pack_value(loop)
+
+
+def test_a_class_of_main_is_the_receivers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec("class Mine:\n    count = 0\n    def __init__(self, x): self.x = x", main.__dict__)
+    pickled = pack(main.Mine(3)).data
+    main.Mine.count = 9
+    back = unpack(pickled, [])
+    assert type(back) is main.Mine and back.x == 3 and main.Mine.count == 9
+    del main.Mine  # a receiver without it gets it by value
+    assert unpack(pickled, []).x == 3
+    assert pickle.loads(pickled).x == 3

@@ -1,0 +1,50 @@
+"""Where a thread is, and in which collective."""
+
+from __future__ import annotations
+
+import threading
+import time
+import types
+from typing import Any
+
+import notebook_accel.comm.base  # noqa: F401 - which a process that is in a collective has imported
+from notebook_accel.launch.worker.stacks import BACKWARD, StackWatch, find_collective
+
+
+def test_a_thread_that_stands_still_is_seen_to() -> None:
+    go = threading.Event()
+
+    def stand() -> None:
+        go.wait(10)
+
+    thread = threading.Thread(target=stand)
+    thread.start()
+    assert thread.ident is not None
+    looker = StackWatch(thread.ident)
+    time.sleep(0.05)
+    looker.look()
+    time.sleep(0.1)
+    seen = looker.look()
+    go.set()
+    thread.join()
+    assert 0.09 < seen.seconds < 5
+    assert "stand" in [frame.name for frame in seen.frames] and seen.collective == ""
+
+
+def test_collectives_are_known_by_their_outermost_function() -> None:
+    def stack(*places: tuple[str, str]) -> list[Any]:
+        codes = [types.SimpleNamespace(co_filename=file, co_name=name) for file, name in places]
+        return [types.SimpleNamespace(f_code=code) for code in codes]
+
+    torch_file = "/x/torch/distributed/distributed_c10d.py"
+    assert (
+        find_collective(stack(("cell", "f"), (torch_file, "wrapper"), (torch_file, "barrier"))) == "barrier"
+    )
+    assert (
+        find_collective(stack((torch_file, "all_gather_object"), (torch_file, "all_gather")))
+        == "all_gather_object"
+    )
+    assert find_collective(stack(("/x/notebook_accel/comm/torch_dist.py", "all_gather"))) == "all_gather"
+    assert find_collective(stack(("/x/torch/autograd/graph.py", "_engine_run_backward"))) == BACKWARD
+    assert find_collective(stack(("/x/notebook_accel/comm/torch_dist.py", "positions"))) == ""
+    assert find_collective(stack(("/x/notebook_accel/comm/torch_dist.py", "<module>"))) == ""

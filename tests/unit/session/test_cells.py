@@ -1,0 +1,45 @@
+"""Cells that a worker runs: their variables, values, commands and magics."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from notebook_accel.session import cells
+
+
+def test_a_cell_leaves_its_variables_and_shows_its_value(worker: dict[str, Any], capsys: Any) -> None:
+    cells.execute("x = 2\nx + 1", "<cell>")
+    cells.execute("x * 10;", "<cell>")
+    cells.execute("if x:\n    y = x\n", "<cell>")
+    cells.execute("import asyncio\nawait asyncio.sleep(0, 'done')", "<cell>")
+    assert capsys.readouterr().out == "Out: 3\nOut: 'done'\n"
+    assert worker["y"] == 2 and worker["_"] == "done"
+
+
+def test_a_semicolon_in_a_text_hides_nothing(worker: dict[str, Any], capsys: Any) -> None:
+    cells.execute("'a;'", "<cell>")
+    cells.execute("1;  # hidden", "<cell>")
+    cells.execute("", "<cell>")
+    assert capsys.readouterr().out == "Out: 'a;'\n"
+
+
+def test_commands_and_magics_of_a_cell(worker: dict[str, Any], capfd: Any) -> None:
+    worker["name"] = "here"
+    shell = cells.CellShell()
+    shell.system("echo $name {name}")
+    assert worker["_exit_code"] == 0
+    assert shell.getoutput("printf 'a\\nb'") == ["a", "b"]
+    shell.run_line_magic("time", "z = 1")
+    assert worker["z"] == 1
+    shell.run_line_magic("timeit", "z")
+    shell.run_cell_magic("time", "", "z = 2")
+    out = capfd.readouterr().out
+    assert out.startswith("here here\n") and out.count("wall time") == 2 and "a loop" in out
+    assert shell.run_line_magic("pwd", "") == os.getcwd()
+    with pytest.raises(NotImplementedError, match="%who works in the notebook itself"):
+        shell.run_line_magic("who", "")
+    with pytest.raises(NotImplementedError, match="%%html works in"):
+        shell.run_cell_magic("html", "", "<b>")

@@ -1,0 +1,138 @@
+"""The notebook's end of the workers' sockets: what waits for more, and what does not."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing import Pipe
+
+import pytest
+
+from notebook_accel import events
+from notebook_accel.events import Event, Line, Pulse
+from notebook_accel.stream.emit import Emitter
+from notebook_accel.stream.inbox import Inbox
+from notebook_accel.stream.wire import FrameReader
+
+NOW = 1.0
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="pipes cannot be polled there")
+
+
+class Rank:
+    """A worker's ends of an inbox."""
+
+    def __init__(self) -> None:
+        self.inbox = Inbox()
+        ours, self._theirs = socket.socketpair()
+        reader, self._writer = Pipe(duplex=False)
+        self.emitter = Emitter(self._theirs, rank=0)
+        self.inbox.add(0, {"events": ours, "stdout": reader})
+
+    def write(self, text: str) -> None:
+        os.write(self._writer.fileno(), text.encode())
+
+    def pulse(self) -> None:
+        self.emitter.emit(Pulse(rank=0, time=time.time()))
+
+    def close(self) -> None:
+        self.inbox.close()
+        self._theirs.close()
+        self._writer.close()
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    rank = Rank()
+    yield rank
+    rank.close()
+
+
+def texts(events: list[Event]) -> list[str]:
+    return [event.text if isinstance(event, Line) else type(event).__name__ for event in events]
+
+
+def test_lines_that_follow_closely_come_together(rank: Rank) -> None:
+    rank.write("first\n")
+    assert texts(rank.inbox.poll(5)) == ["first"]
+    for _ in range(
+        3
+    ):  # a machine that is busy may not come back in time: then the lines have been gathered, too
+        writes = threading.Timer(0.002, rank.write, ["third\n"])
+        rank.write("second\n")
+        writes.start()
+        found = texts(rank.inbox.poll(5))
+        writes.join()
+        if found == ["second", "third"]:
+            return
+        assert found == ["second"]
+        rank.write("\n")
+        rank.inbox.poll(5)
+    pytest.fail("no two lines came together")
+
+
+def test_an_event_does_not_wait_for_lines(rank: Rank) -> None:
+    rank.write("first\n")
+    assert texts(rank.inbox.poll(5)) == ["first"]
+    rank.write("second\n")
+    rank.pulse()
+    assert texts(rank.inbox.poll(5)) == ["Pulse", "second"]
+
+
+def test_a_watched_descriptor_does_not_wait_for_lines(rank: Rank) -> None:
+    read, write = os.pipe()
+    try:
+        rank.inbox.watch(read)
+        os.write(write, b"x")
+        rank.write("first\n")
+        assert texts(rank.inbox.poll(5)) == ["first"]
+        started = time.monotonic()
+        assert texts(rank.inbox.poll(5)) == []
+        assert time.monotonic() - started < 5
+        rank.inbox.unwatch(read)
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_orders_that_do_not_fit_wait_for_the_polls() -> None:
+    here, there = socket.socketpair()
+    inbox = Inbox()
+    inbox.add(0, {"events": here})
+    big = events.CallOrder(rank=0, time=NOW, call=1, work=b"x" * 5_000_000, sends_value=True)
+    last = events.LeaveOrder(rank=0, time=NOW)
+    inbox.tell(big)
+    inbox.tell(last)
+    reader, received = FrameReader(), list[Event]()
+    there.setblocking(False)
+    deadline = time.monotonic() + 10
+    while len(received) < 2 and time.monotonic() < deadline:
+        inbox.poll(0.0)
+        try:
+            received += reader.feed(there.recv(1 << 20))
+        except BlockingIOError:
+            continue
+    assert received == [big, last]
+    inbox.tell(events.LeaveOrder(rank=5, time=NOW))  # there is no such rank
+    there.close()
+    inbox.tell(last)  # it has ended
+    inbox.close()
+
+
+def test_unfinished_lines_are_drained() -> None:
+    here, there = socket.socketpair()
+    read_end, write_end = os.pipe()
+    inbox = Inbox()
+    with open(read_end, "rb", buffering=0) as out:
+        inbox.add(0, {"events": here, "stdout": out})  # type: ignore[dict-item]
+        os.write(write_end, b"whole\npart")
+        lines = inbox.drain(0)
+        os.write(write_end, b"next\n")
+        lines += inbox.drain(0)
+        assert [event.text for event in lines if isinstance(event, Line)] == ["whole", "part", "next"]
+        os.close(write_end)
+        there.close()
+        inbox.close()

@@ -1,0 +1,476 @@
+"""What the view of a run shows: pictures, charts, HTML and text, without a kernel."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from notebook_accel import notebook_launcher, print_metrics
+from notebook_accel.config.launch_options import View
+from notebook_accel.events import (
+    ClearOutput,
+    Display,
+    Event,
+    Failure,
+    Line,
+    Metric,
+    Phase,
+    Progress,
+    Pulse,
+    RaisedError,
+    Result,
+)
+from notebook_accel.launch.engines.base import Deliver, Engine, Outcome
+from notebook_accel.launch.job import Job
+from notebook_accel.launch.run import Run
+from notebook_accel.launch.supervise.control import Control
+from notebook_accel.stream.record import MAX_TAIL, Point, RunRecord
+from notebook_accel.widgets.run import ansi, chart, page, resolve_view
+from notebook_accel.widgets.run.picture import (
+    Output,
+    Picture,
+    RankState,
+    Usage,
+    _measure_progress,
+    make_picture,
+)
+from tests.structure.source import ROOT
+from tests.unit.jobs import make_job
+
+
+class Told(Engine):
+    """Tells events, and ends."""
+
+    def __init__(self, events: Sequence[Event], outcome: Outcome) -> None:
+        self.events, self.outcome = events, outcome
+
+    def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
+        deliver(self.events)
+        return self.outcome
+
+
+def nothing() -> None:
+    """The function of the runs here."""
+
+
+def told(*events: Event, outcome: Outcome | None = None, ranks: int = 2, **options: Any) -> Run:
+    """Return a run that has told these events; it has ended where there is an outcome."""
+    run = Run(make_job(nothing, ranks, **options), Told(events, outcome or Outcome()))
+    if outcome is None:
+        for event in events:
+            run.record.apply(event)
+    else:
+        run.execute()
+    return run
+
+
+def running(rank: int, seconds_ago: float = 10.0) -> Phase:
+    return Phase(rank=rank, time=time.time() - seconds_ago, name="running", pid=100 + rank)
+
+
+def line(text: str, rank: int = 0, stream: Any = "stdout") -> Line:
+    return Line(rank=rank, time=time.time(), stream=stream, text=text)
+
+
+def statuses(shown: Picture) -> list[str]:
+    return [state.status for state in shown.ranks]
+
+
+# -- pictures
+
+
+def test_ranks_stand_as_they_told() -> None:
+    now = time.time()
+    shown = make_picture(
+        told(
+            running(1),
+            running(2),
+            Pulse(rank=2, time=now - 5, steps=7, waiting="all_reduce"),
+            running(3),
+            Pulse(rank=3, time=now - 0.1, steps=9, waiting="all_reduce"),
+            Result(rank=4, time=now, value=b""),
+            Failure(rank=5, time=now, pid=9, exitcode=-9),
+            ranks=6,
+        )
+    )
+    assert statuses(shown) == ["starting", "running", "waiting", "running", "done", "killed"]
+    assert shown.ranks[2].waiting == "all_reduce" and shown.ranks[2].waited == pytest.approx(5, abs=0.5)
+    assert [state.step for state in shown.ranks] == [None, None, 7, 9, None, None]
+    assert shown.status == "running" and not shown.is_over
+    assert "SIGKILL" in shown.ranks[5].note and "rank 5" not in shown.ranks[5].note
+
+
+def test_the_rate_is_that_of_late_and_at_the_end_that_of_all() -> None:
+    now = time.time()
+    pulses = [Pulse(rank=0, time=now - 100 + second, steps=second * second) for second in range(101)]
+    shown = make_picture(told(running(0, 100), *pulses, ranks=1, background=True))
+    assert shown.ranks[0].rate == pytest.approx((100**2 - 81**2) / 19)
+    done = Result(rank=0, time=now, value=b"")
+    ended = make_picture(
+        told(running(0, 100), *pulses, done, ranks=1, background=True, outcome=Outcome(values={0: None}))
+    )
+    assert ended.ranks[0].rate == pytest.approx(100, rel=0.01)
+    assert statuses(ended) == ["done"]
+
+
+def raised(rank: int, **options: Any) -> Failure:
+    error = RaisedError(type_name="ValueError", message="bad <b>", pickled=None, frames=())
+    return Failure(rank=rank, time=time.time(), pid=7, error=error, **options)
+
+
+def test_a_failed_run_shows_its_traceback_once() -> None:
+    outcome = Outcome(failures=(raised(1),), stopped=frozenset({0}))
+    behind = make_picture(told(running(0), running(1), raised(1), outcome=outcome, background=True))
+    assert statuses(behind) == ["stopped", "failed"] and behind.status == "failed"
+    assert behind.failure is not None
+    whole = "\n".join([behind.failure.traceback, *behind.failure.others])
+    assert whole.count("bad <b>") == 1 and whole.count("rank 0 was stopped by the launcher") == 1
+    in_cell = make_picture(told(running(0), running(1), raised(1), outcome=outcome))
+    assert in_cell.failure is not None and not in_cell.failure.traceback, "the cell shows it"
+    assert in_cell.failure.title == "WorkerError: ValueError: bad <b>"
+
+
+def test_a_stopped_run_has_no_failure() -> None:
+    run = told(running(0), running(1))
+    run.request_stop()
+    assert make_picture(run).stopping
+    stopped = told(outcome=Outcome(was_stopped=True, stopped=frozenset({0, 1})), background=True)
+    shown = make_picture(stopped)
+    assert shown.failure is None and statuses(shown) == ["stopped", "stopped"]
+
+
+def test_bars_of_the_loader_and_of_tqdm() -> None:
+    now = time.time()
+    bar = Progress(
+        rank=1,
+        time=now,
+        bar=0,
+        description="train",
+        count=3,
+        total=4,
+        text="train:  75%|███ | 3/4 [00:01<00:00]",
+    )
+    shown = make_picture(
+        told(
+            running(0),
+            running(1),
+            Pulse(rank=0, time=now, steps=40, epoch=1, batch=5, batches=20),
+            Pulse(rank=1, time=now, steps=39, epoch=1, batch=4),
+            bar,
+            replace(bar, bar=1, finished=True, leave=False),
+        )
+    )
+    assert [(b.label, b.text, b.fraction) for b in shown.bars[0]] == [("epoch 2", "batch 5 of 20", 0.25)]
+    assert [(b.label, b.text, b.fraction) for b in shown.bars[1]] == [
+        ("epoch 2", "batch 4", None),
+        ("train", "3/4 [00:01<00:00]", 0.75),
+    ]
+    assert shown.slowest == 1
+    assert "rank 1 (slowest) train" in page.render_bars(shown) and "rank 0" not in page.render_bars(shown)
+    assert "rank 0" in page.render_bars(shown, every_rank=True)
+
+
+def test_old_bars_are_forgotten_and_still_count() -> None:
+    bar = Progress(rank=0, time=1.0, bar=0, description="all", count=1, total=9, text="all: 1/9")
+    done = replace(bar, description="one", count=2, finished=True, leave=False)
+    many = [replace(done, bar=number) for number in range(1, 3001)]
+    behind = [replace(done, rank=1, bar=number) for number in range(10)]
+    run = told(running(0), running(1), bar, *many, *behind)
+    assert len(run.record.progress) == 1000
+    shown = make_picture(run)
+    assert [b.label for b in shown.bars[0]] == ["all"]
+    assert (
+        _measure_progress(run.record, 0)[3] == 1 + 2 * 3000 and _measure_progress(run.record, 1)[3] == 2 * 10
+    )
+
+
+def test_output_says_which_ranks_have_lines() -> None:
+    events = [running(0), running(1), line("a", 0), line("b", 1)]
+    assert {rank: len(o.lines) for rank, o in make_picture(told(*events)).outputs.items()} == {0: 1, 1: 1}
+    assert list(make_picture(told(*events, output="first")).outputs) == [0]
+    assert list(make_picture(told(*events, output=[1])).outputs) == [1]
+    assert not make_picture(told(*events, output="none")).outputs
+
+
+def test_only_the_newest_lines_are_kept_for_it() -> None:
+    run = told(*(line(f"line {number}") for number in range(1000)))
+    output = make_picture(run).outputs[0]
+    assert (output.total, len(output.lines), output.lines[-1].text) == (1000, MAX_TAIL, "line 999")
+    assert page.describe_hidden_lines(0, output) == "800 earlier lines: notebook_accel.runs()[-1].lines(0)"
+
+
+def test_displays_are_updated_cleared_and_few() -> None:
+    first = Display(rank=0, time=0.0, data={"text/plain": "old"}, transient={"display_id": "a"})
+    second = replace(first, data={"text/plain": "new"}, update=True)
+    other = Display(rank=1, time=0.0, data={"text/plain": "other"})
+    shown = make_picture(told(first, other, second)).displays
+    assert [event.data["text/plain"] for event in shown] == ["new", "other"]
+    assert [
+        e.data["text/plain"] for e in make_picture(told(first, other, ClearOutput(rank=0, time=0.0))).displays
+    ] == ["other"]
+    assert len(make_picture(told(*[other] * 100)).displays) == 32
+
+
+# -- charts
+
+
+def points(values: Sequence[float]) -> list[Point]:
+    return [Point(step, 100.0 + step, value) for step, value in enumerate(values)]
+
+
+def test_downsampling_keeps_extremes_and_ends() -> None:
+    noise = random.Random(0)
+    pairs = [(float(x), noise.gauss(0, 1)) for x in range(12_345)]
+    pairs[7777] = (7777.0, 50.0)
+    pairs[3] = (3.0, -50.0)
+    kept = chart.downsample(pairs)
+    assert len(kept) <= chart.MAX_POINTS == 500
+    assert {pairs[0], pairs[-1], pairs[7777], pairs[3]} <= set(kept)
+    assert [x for x, _ in kept] == sorted(x for x, _ in kept)
+    assert chart.downsample(pairs[:500]) == pairs[:500]
+    assert len(chart.downsample(pairs[:501])) <= 500
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1.0],
+        [0.0, 0.0],
+        [1e-300, 1e300],
+        [-5.0, 5.0, math.nan, math.inf],
+        [1e9, 1e9 + 1],
+        [3.0, 0.03, 0.0],
+        [1e308, 1.0, -1e308],
+    ],
+    ids=str,
+)
+def test_charts_are_svg_within_their_frame(values: list[float], log: bool) -> None:
+    drawn = chart.render_svg({"loss <1>": points(values)}, 100.0, log=log)
+    if log and not any(value > 0 for value in values):
+        assert drawn == ""
+        return
+    root = ElementTree.fromstring(drawn)
+    for path in root.iter("{http://www.w3.org/2000/svg}path"):
+        assert not re.search("nan|inf", path.get("d", ""))
+        if path.get("stroke-width"):
+            places = [tuple(map(float, pair.split())) for pair in re.split("[ML]", path.get("d", ""))[1:]]
+            assert all(0 <= x <= chart.WIDTH and 0 <= y <= chart.HEIGHT for x, y in places)
+
+
+def test_the_axis_is_steps_where_there_are_some() -> None:
+    axis, _ = chart.make_series({"loss": points([1, 2])}, 100.0)
+    assert axis == "step"
+    axis, series = chart.make_series({"loss": [*points([1, 2]), Point(None, 107.0, 3.0)]}, 100.0)
+    assert axis == "seconds" and series["loss"][-1] == (7.0, 3.0)
+    axis, series = chart.make_series({"loss": [*points([1, 2]), Point(10**400, 107.0, 3.0)]}, 100.0)
+    assert axis == "seconds" and series["loss"][-1] == (7.0, 3.0)  # no axis reaches that step
+
+
+def test_charts_have_few_series_and_labels() -> None:
+    many = {f"m{number}": points([1.0, 2.0]) for number in range(15)}
+    drawn = chart.render_svg(many, 100.0)
+    assert drawn.count('stroke-width="1.8"') == chart.MAX_SERIES
+    assert "and 3 more" in chart.render_legend(many)
+    assert 'aria-label="step 1: m0 2, ' in drawn and ">step</text>" in drawn
+
+
+# -- colours
+
+
+def contrast(colour: str, ground: str) -> float:
+    def light(text: str) -> float:
+        parts = [int(text[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((light(colour), light(ground)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("ground", ["#ffffff", "#111111"])
+def test_colours_can_be_read(ground: str) -> None:
+    shades = [ansi.to_html(f"\x1b[38;5;{number}mx") for number in range(256)]
+    found = set(re.findall("#[0-9a-f]{6}", " ".join(shades))) | set(chart.COLOURS) | {"#767676"}
+    assert len(found) > 50
+    assert min(contrast(colour, ground) for colour in found) > 4
+
+
+def test_ansi_becomes_spans_and_html_is_escaped() -> None:
+    assert ansi.to_html("<a> & b") == "&lt;a&gt; &amp; b"
+    coloured = ansi.to_html(
+        "\x1b[1;31m<b>\x1b[0m plain \x1b[2K\x1b]8;;http://x\x07link\x1b[38;2;1;200;3mg\x1b[39mz"
+    )
+    assert re.fullmatch(
+        r'<span style="font-weight:bold;color:#[0-9a-f]{6}">&lt;b&gt;</span> plain link'
+        r'<span style="color:#[0-9a-f]{6}">g</span>z',
+        coloured,
+    )
+    assert ansi.strip_escapes("\x1b[31mred\x1b[0m") == "red"
+
+
+# -- HTML
+
+
+def test_lines_are_escaped_and_errors_marked() -> None:
+    output = Output(
+        total=6,
+        lines=(
+            line("<script>alert(1)</script>"),
+            line("10%\r20%\r30%"),
+            line("careful", stream="stderr"),
+            line("Traceback (most recent call last):", stream="stderr"),
+            line('  File "x.py"', stream="stderr"),
+            line("OSError: gone", stream="stderr"),
+            line("goes on"),
+        ),
+    )
+    assert [mark for mark, _ in page.classify_lines(output.lines)] == [
+        "",
+        "",
+        "err",
+        "trace",
+        "trace",
+        "trace",
+        "",
+    ]
+    shown = page.render_lines(0, output)
+    assert "<script" not in shown and "&lt;script&gt;" in shown
+    assert "30%" in shown and "10%" not in shown
+    assert page.has_errors(output)
+    long = page.render_lines(0, Output(total=1, lines=(line("x" * 100_000),)))
+    assert len(long) < 3000
+
+
+def test_the_static_page_has_all_and_no_script() -> None:
+    html = Display(rank=0, time=0.0, data={"text/html": "<script>x</script>", "text/plain": "needs scripts"})
+    image = Display(rank=0, time=0.0, data={"image/png": "aGFsbG8=", "text/plain": "<Figure>"})
+    events = [
+        running(0), running(1), line("<script>"), html, image, raised(1),
+        *(Metric(rank=0, time=0.0, step=step, values={"loss": 10.0**-step}) for step in range(4)),
+    ]  # fmt: skip
+    run = told(*events, outcome=Outcome(failures=(raised(1),), stopped=frozenset({0})), background=True)
+    bundle = page.make_bundle(make_picture(run, {0: Usage(memory=3 << 30, cpu=99.0)}))
+    html_text, text = bundle["text/html"], bundle["text/plain"]
+    assert "<script" not in html_text and "<style" not in html_text
+    for word in ("✗ failed", "needs scripts", "data:image/png;base64,aGFsbG8=", "bad &lt;b&gt;", "3.00 GiB", "99 %",
+                 "data:image/svg+xml", "logarithmic", "of rank 0: 1 line<", '<th scope="row"',
+                 '<th scope="col"'):  # fmt: skip
+        assert word in html_text, word
+    assert "GPU" not in html_text, "nobody knows anything of it"
+    for word in (
+        "nothing on 2 processes: failed",
+        "rank 0: stopped",
+        "memory 3.00 GiB",
+        "loss 0.001",
+        "[0] <script>",
+        "bad <b>",
+    ):
+        assert word in text, word
+
+
+def test_names_that_are_no_text_can_be_drawn() -> None:
+    shown = make_picture(told(Metric(rank=0, time=101.0, step=1, values={"caf\udce9.png": 1.0})))
+    assert "data:image/svg+xml;base64," in page.render_page(shown)
+
+
+def test_restarts_are_told() -> None:
+    again = Phase(rank=-1, time=0.0, name="restarting")
+    assert ", restarted once" in page.render_headline(make_picture(told(again)))
+    assert page.render_text(make_picture(told(again, again))).startswith(
+        "nothing on 2 processes: starting for 0.0 s, restarted 2 times"
+    )
+
+
+def test_ranks_of_a_node_that_was_lost_are_not_shown_any_more() -> None:
+    run = told(*(Phase(rank=rank, time=0.0, name="running", pid=rank + 1) for rank in (2, 3)))
+    assert [state.rank for state in make_picture(run).ranks] == [0, 1, 2, 3]
+    run.record.apply(Phase(rank=-1, time=0.0, name="restarting", detail="node lost"))
+    run.record.apply(Phase(rank=0, time=0.0, name="running", pid=5))
+    assert [(state.rank, state.status) for state in make_picture(run).ranks] == [
+        (0, "running"),
+        (1, "starting"),
+    ]
+
+
+def test_words_of_a_waiting_rank() -> None:
+    state = RankState(rank=0, status="waiting", waiting="all_gather", waited=12.7)
+    assert page.describe_rank_status(state) == "◐ waiting in all_gather for 12 s"
+
+
+# -- which view
+
+
+@pytest.mark.parametrize(
+    ("view", "variable", "expected"),
+    [
+        ("auto", None, "widget"),
+        ("auto", "text", "text"),
+        ("none", "text", "none"),
+        ("widget", "none", "widget"),
+    ],
+)
+def test_the_environment_says_what_auto_is(
+    view: View, variable: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NOTEBOOK_ACCEL_VIEW", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("NOTEBOOK_ACCEL_VIEW", variable)
+    assert resolve_view(view) == expected
+
+
+def test_a_view_that_does_not_exist_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="view='tv': choose among 'auto', 'widget', 'text', 'none'"):
+        notebook_launcher(nothing, num_processes=1, view="tv")  # type: ignore[arg-type]
+    monkeypatch.setenv("NOTEBOOK_ACCEL_VIEW", "tv")
+    with pytest.raises(ValueError, match="NOTEBOOK_ACCEL_VIEW='tv'"):
+        notebook_launcher(nothing, num_processes=1)
+
+
+def test_a_launch_imports_neither_form_nor_widgets() -> None:
+    script = """
+        import sys
+        import notebook_accel.widgets.run, notebook_accel.widgets.run.text
+        heavy = ("ipywidgets", "pydantic", "notebook_accel.widgets.form", "notebook_accel.widgets.view")
+        wrong = [name for name in heavy if name in sys.modules]
+        sys.exit(", ".join(wrong) or 0)
+    """
+    import textwrap
+
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# -- print_metrics
+
+
+def metrics_of_a_run() -> None:
+    print_metrics({"val/loss": 0.123456}, step=10, note="fine")
+    print_metrics(accuracy=0.9)
+
+
+def test_metrics_are_printed_and_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    notebook_launcher(metrics_of_a_run, num_processes=1, view="none")
+    assert "step 10: val/loss 0.1235, note fine\naccuracy 0.9\n" in capsys.readouterr().out
+    with pytest.raises(TypeError, match="by name"):
+        print_metrics(3)  # type: ignore[arg-type]
+
+
+def test_other_ranks_print_no_metrics(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    print_metrics(loss=1.0)
+    assert capsys.readouterr().out == ""
