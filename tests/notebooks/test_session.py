@@ -365,7 +365,7 @@ def test_wrong_arguments_are_told(kernel: Kernel) -> None:
     kernel.run("t = Session(1)").ok()
     for code, text in {
         "t.push(3)": "push takes values by name",
-        "t.push({'for': 3})": "'for' is no name",
+        "t.push({'for': 3})": "'for' cannot be the name",
         "t.push(x=1, ranks=None)": "ranks=None",
         "t.push(x=1, ranks=[[0]])": "ranks=[[0]]",
         "t.pull('x', rank=None)": "ranks=None",

@@ -8,6 +8,7 @@ To find out where a call goes, print what `trace` returns:
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 import threading
@@ -101,6 +102,8 @@ def trace(
         is_done = frame.f_code is last
 
     before = sys.getprofile()
+    gc.collect()
+    gc.disable()  # what finalizes others' garbage is not on the path
     if threads:
         threading.setprofile(count)
     sys.setprofile(count)
@@ -108,6 +111,7 @@ def trace(
         function()
     finally:
         sys.setprofile(before)
+        gc.enable()
         if threads:
             threading.setprofile(None)  # type: ignore[arg-type]
     if last is not None and not is_done:

@@ -124,10 +124,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         """
         now = time.time()
         self._delivery.deliver([Phase(rank=rank, time=now, name="starting") for rank in self._environments])
-        if self._job.start_method == "forkserver":
-            _preload_fork_server(self._job)
-        if self._job.start_method != "fork" and sys.platform != "win32":
-            resource_tracker.ensure_running()  # its start would unblock the interrupt below
+        self.start_helpers()
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             with contextlib.suppress(Exception):
                 stream.flush()  # type: ignore[union-attr]
@@ -135,6 +132,13 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
             for rank in self._environments:
                 self._start_one(rank)
         self._inbox.tell_all(GO)
+
+    def start_helpers(self) -> None:
+        """Start the processes of multiprocessing that the start method needs."""
+        if self._job.start_method == "forkserver":
+            _preload_fork_server(self._job)
+        if self._job.start_method != "fork" and sys.platform != "win32":
+            resource_tracker.ensure_running()  # its start would unblock the interrupt, blocked while workers start
 
     def _start_one(self, rank: int) -> None:
         our_events, their_events = socket.socketpair()

@@ -120,6 +120,9 @@ class ScriptWorkerGroup(LocalWorkerGroup):
         running = [Phase(rank=rank, time=now, name="running", pid=pid) for rank, pid in self.pids.items()]
         self._delivery.deliver(running)
 
+    def start_helpers(self) -> None:
+        """Start nothing: interpreters are no processes of multiprocessing."""
+
     def start_process(self, rank: int, ends: WorkerEnds) -> ScriptProcess:
         """Start the interpreter of a rank."""
         assert isinstance(self._job.function, Script), "is_for says so"

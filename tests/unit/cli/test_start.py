@@ -207,6 +207,16 @@ def test_a_signal_ends_all_processes(signum: signal.Signals) -> None:
     assert text.count("Traceback") == (signum == signal.SIGINT)
 
 
+def test_a_launcher_starts_the_ranks_and_no_other_process() -> None:
+    Path("s.py").write_text(SLEEPING)
+    launched = Launched((*TWO, "s.py"))
+    ranks = {int(launched.out.readline()) for _ in range(2)}
+    started = {child.pid for child in psutil.Process(launched.pid).children()}
+    os.kill(launched.pid, signal.SIGTERM)
+    launched.wait()
+    assert started == ranks
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems tell nobody that a parent was killed")
 @pytest.mark.parametrize("how", ["killed", "interrupted twice"])
 def test_no_process_outlives_its_launcher(how: str) -> None:
