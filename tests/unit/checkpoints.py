@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -65,3 +68,14 @@ def values(model: Any, optimizer: Any, scheduler: Any) -> list[Any]:
     for state in optimizer.state_dict()["state"].values():
         result += [tensor.flatten().tolist() for tensor in state.values()]
     return [*result, scheduler.state_dict()["last_epoch"], scheduler.get_last_lr()]
+
+
+@contextmanager
+def small_files(limit: int) -> Iterator[None]:
+    """Let writes beyond this size fail, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

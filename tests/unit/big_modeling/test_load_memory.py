@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +25,7 @@ from notebook_accel.checkpointing import weights
 from tests.structure.source import ROOT
 from tests.unit.big_modeling.loading import build
 from tests.unit.big_models import Words, half, save, words
+from tests.unit.checkpoints import small_files
 from tests.unit.multiprocess import run_ranks
 
 LAYERS, WIDTH = 12, 1600
@@ -71,17 +69,6 @@ def test_peaks(tmp_path: Path, form: str) -> None:
     with torch.no_grad():
         expected = float(model(torch.full((1, WIDTH), 0.01)).double().sum())
     assert found["sum"] == expected
-
-
-@contextmanager
-def small_files(limit: int) -> Iterator[None]:
-    """Let writes beyond this size fail, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_folder_without_room_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

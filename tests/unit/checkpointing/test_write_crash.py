@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from notebook_accel import Accelerator, CheckpointError
 from notebook_accel.checkpointing import folder, names
 from tests.structure.source import ROOT
 from tests.unit.checkpointing import full_disk
-from tests.unit.checkpoints import Counter, make_loader, make_parts, step, values
+from tests.unit.checkpoints import Counter, make_loader, make_parts, small_files, step, values
 from tests.unit.multiprocess import do_without_deepspeed, run_ranks
 
 
@@ -45,17 +42,6 @@ def test_a_process_killed_at_any_instant_leaves_a_whole_checkpoint(tmp_path: Pat
 def test_a_process_may_die_before_any_change_to_a_folder(tmp_path: Path) -> None:
     answer = crash(tmp_path, "sweep")
     assert answer["deaths"] > 20 and answer["left"] == ["kept"]
-
-
-@contextmanager
-def small_files(limit: int) -> Iterator[None]:
-    """Let writes beyond this size fail, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("limit", [100, 1000, 3000, 10000])
