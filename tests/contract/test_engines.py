@@ -209,6 +209,18 @@ def test_a_background_run_goes_on_and_stops(case: Case) -> None:
     assert ast.literal_eval(done.ok().value) == (5, "done")
 
 
+def test_no_node_of_several_runs_by_itself(case: Case) -> None:
+    needs(case, "num_nodes")
+    cell = case.launch(
+        "def f():\n    print('ran')", num_nodes=2, use_port=29518, rdzv_conf={"join_timeout": 2}
+    )
+    assert cell.error is not None, (
+        "the other node does not come; an engine that waits for none refuses num_nodes"
+    )
+    assert cell.error[0] in ("LaunchError", "ValueError")
+    assert "ran" not in cell.stdout
+
+
 def test_what_it_cannot_do_is_said(case: Case) -> None:
     assert case.engine.refuses.keys() <= REFUSED.keys(), "each has a value here to be tried with"
     for argument, why in case.engine.refuses.items():

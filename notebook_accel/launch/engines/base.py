@@ -73,7 +73,9 @@ class Engine(ABC):
         on_this_node: whether the processes run on this machine. Then preflight counts its devices and resolves the
             start method.
         start_methods: start methods that the engine supports, without `auto`.
-        refuses: arguments of a launch that the engine does not support, each with the reason as a clause.
+        refuses: arguments of a launch that the engine does not support, each with the reason as a clause. It may name
+            `num_processes`, `num_nodes`, `max_restarts`, `block`, `on_hang`, `log_dir`, `address` and `tpu_mode`.
+            Without its reason here an argument reaches the engine, which then has to do what it says.
     """
 
     name: ClassVar[str]

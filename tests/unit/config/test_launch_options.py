@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,14 @@ def test_the_launcher_has_the_defaults_of_the_table() -> None:
     for name in ("function", "args", "config"):
         del theirs[name]
     assert theirs == ours
+
+
+def test_the_launchers_docstring_has_each_argument() -> None:
+    said = (
+        inspect.cleandoc(notebook_launcher.__doc__ or "").partition("Args:\n")[2].partition("\nReturns:\n")[0]
+    )
+    described = re.findall(r"^    (\w+): ", said, re.MULTILINE)
+    assert described == list(inspect.signature(notebook_launcher).parameters)
 
 
 def test_a_config_without_a_choice_says_nothing_to_a_launch() -> None:

@@ -6,8 +6,8 @@ import contextlib
 import os
 import pickle
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import pytest
 from torch.distributed import TCPStore
@@ -144,6 +144,11 @@ class HereEngine(GroupEngine[tuple[SharedPickle, ParentState]]):
     """Starts real workers on this machine."""
 
     name = "here"
+    refuses: ClassVar[Mapping[str, str]] = {
+        "num_nodes": "it starts workers on this machine only",
+        "address": "it starts workers on this machine, by itself",
+        "tpu_mode": "its workers use no TPU",
+    }
     store: TCPStore | None = None
 
     @contextlib.contextmanager
@@ -165,6 +170,15 @@ class HereEngine(GroupEngine[tuple[SharedPickle, ParentState]]):
             )
             environments[rank] = environment.make_environment(job, state.variables, variables, is_alone=True)
         return LocalWorkerGroup(attempt, payload=payload, environments=environments, parent_state=state)
+
+
+@pytest.mark.parametrize("argument", HereEngine.refuses)
+def test_an_engine_says_what_it_refuses(argument: str) -> None:
+    given: dict[str, Any] = {"num_nodes": 2, "address": "somewhere", "tpu_mode": "spmd"}
+    with pytest.raises(ValueError, match=f"with engine='here': {HereEngine.refuses[argument]}"):
+        notebook_launcher(
+            print, num_processes=2, engine=HereEngine(), use_port=29519, **{argument: given[argument]}
+        )
 
 
 def _return_rank(scale: int) -> int:
