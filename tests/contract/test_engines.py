@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.contract.conftest import Case, needs
+from tests.unit.multiprocess import free_port
 
 pytestmark = [pytest.mark.notebook, pytest.mark.timeout(300)]
 
@@ -212,7 +213,7 @@ def test_a_background_run_goes_on_and_stops(case: Case) -> None:
 def test_no_node_of_several_runs_by_itself(case: Case) -> None:
     needs(case, "num_nodes")
     cell = case.launch(
-        "def f():\n    print('ran')", num_nodes=2, use_port=29518, rdzv_conf={"join_timeout": 2}
+        "def f():\n    print('ran')", num_nodes=2, use_port=free_port(), rdzv_conf={"join_timeout": 2}
     )
     assert cell.error is not None, (
         "the other node does not come; an engine that waits for none refuses num_nodes"

@@ -174,11 +174,13 @@ class HereEngine(GroupEngine[tuple[SharedPickle, ParentState]]):
 
 @pytest.mark.parametrize("argument", HereEngine.refuses)
 def test_an_engine_says_what_it_refuses(argument: str) -> None:
-    given: dict[str, Any] = {"num_nodes": 2, "address": "somewhere", "tpu_mode": "spmd"}
+    given: dict[str, dict[str, Any]] = {
+        "num_nodes": {"num_nodes": 2, "use_port": 1},  # nothing listens
+        "address": {"address": "somewhere"},
+        "tpu_mode": {"tpu_mode": "spmd"},
+    }
     with pytest.raises(ValueError, match=f"with engine='here': {HereEngine.refuses[argument]}"):
-        notebook_launcher(
-            print, num_processes=2, engine=HereEngine(), use_port=29519, **{argument: given[argument]}
-        )
+        notebook_launcher(print, num_processes=2, engine=HereEngine(), **given[argument])
 
 
 def _return_rank(scale: int) -> int:
