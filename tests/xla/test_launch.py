@@ -26,7 +26,7 @@ TWO = """
 from notebook_accel.launch.engines.xla import XlaEngine
 
 class Two(XlaEngine):  # the runtime has one device in each process here
-    def count(self, job): return 2
+    def count(self, options, kind): return 2
     def problems(self, job): return []
 """
 CHIP = """
@@ -43,7 +43,7 @@ def join():  # on chips that are not there
         xla_runtime.join()
 
 class Four(Two):
-    def count(self, job): return 4
+    def count(self, options, kind): return 4
     def prepares(self, job): return join
 
 def f(names):
