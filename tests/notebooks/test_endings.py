@@ -14,7 +14,7 @@ from tests.notebooks.conftest import IMPORTS
 from tests.notebooks.kernel import Kernel, wait_until
 
 pytestmark = pytest.mark.notebook
-SECONDS = 5.0  # in which all workers, and all that they have started, are gone
+SECONDS = 20.0  # in which all workers, and all that they have started, are gone
 
 WORK = """
 import ctypes, subprocess, time, os, torch, torch.distributed as dist

@@ -166,7 +166,7 @@ def test_ranks_that_wait_for_a_failed_one_come_back(open_session: Kernel, name: 
     started = time.monotonic()
     cell = kernel.run(f"def uneven():\n    {body}\ns.run(uneven)")
     assert cell.error == ("KeyError", "'lost'"), cell.traceback
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60, "gloo itself waits for half an hour"
     assert "the process group was made anew" in cell.told
     again = kernel.run("s.run(lambda: Accelerator().gather(torch.tensor([dist.get_rank()])).tolist())").ok()
     assert again.value == "[0, 1]"
