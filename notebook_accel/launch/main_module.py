@@ -43,19 +43,36 @@ def flush_files() -> None:
                 file.flush()
 
 
-def _run_script(path: str) -> None:
+def _run_script(name: str) -> None:
     __tracebackhide__ = True
-    path = os.path.abspath(path)
+    path = os.path.abspath(name)
+    with io.open_code(path) as file:
+        source = file.read()
+    if b"\0" in source:  # no text
+        _run_binary(name)
+        return
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     module = types.ModuleType("__main__")
     module.__file__ = path
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     vars(module)["__builtins__"] = builtins
-    with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec", dont_inherit=True)
+    code = compile(source, path, "exec", dont_inherit=True)
     sys.modules["__main__"] = module
     exec(code, vars(module))
+
+
+def _run_binary(name: str) -> None:
+    """Run an archive of modules, which is a place of modules itself, or a compiled script."""
+    __tracebackhide__ = True
+    import runpy  # scripts need none of these
+    import zipfile
+
+    if zipfile.is_zipfile(name):
+        sys.path.insert(0, os.path.abspath(name))
+    elif not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.path.dirname(os.path.realpath(name)))
+    runpy.run_path(name, run_name="__main__")
 
 
 def _run_module(name: str) -> None:

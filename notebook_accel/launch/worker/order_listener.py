@@ -52,14 +52,14 @@ class OrderListener:
 
     def _run(self) -> None:
         while True:
-            ready, _, _ = select.select([self._events], [], [], _INTERVAL)
+            try:
+                ready, _, _ = select.select([self._events], [], [], _INTERVAL)
+                data = self._events.recv(_BYTES) if ready else b""
+            except OSError:
+                return  # the connection was reset, or a script has closed all descriptors
             if not ready:
                 self.send_pulse()
                 continue
-            try:
-                data = self._events.recv(_BYTES)
-            except ConnectionResetError:
-                return
             if not data:
                 return  # the notebook is gone; the lifeline ends this worker
             for order in self._frames.feed(data):

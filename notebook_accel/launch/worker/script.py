@@ -51,7 +51,9 @@ def main() -> None:
     main_module = _ours("launch.main_module")
     try:
         main_module.run(kind, words)
-    except (Exception, KeyboardInterrupt) as error:
+    except SystemExit:
+        raise
+    except BaseException as error:
         launcher.report(error)
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
 
@@ -66,6 +68,9 @@ def _become(words: Sequence[str]) -> NoReturn:
 class _Launcher:
     """The way to the launcher, which a short script that fares well does without.
 
+    A process that the script forks has no such way: how it ends is the script's own. Neither has a script that closes
+    all descriptors, as daemons do.
+
     Args:
         rank: this process's.
         events: descriptor of the socket.
@@ -74,6 +79,8 @@ class _Launcher:
     def __init__(self, rank: int, events: int) -> None:
         self._place = (rank, events, threading.get_ident())
         self._events = events
+        self._socket = _identify(events)
+        self._pid = os.getpid()
         self._reporter: Any = None
         self._lock = threading.Lock()
         atexit.register(self._send_failure)  # the first, so that it is called last
@@ -81,11 +88,15 @@ class _Launcher:
 
     def _listen(self) -> None:
         """Begin to listen at the first question, or half a second from now."""
-        select.select([self._events], [], [], _QUIET_SECONDS)
-        self._connect()
+        with contextlib.suppress(OSError):
+            select.select([self._events], [], [], _QUIET_SECONDS)
+            self._connect()
 
     def _connect(self) -> Any:
+        """Return the reporter; None where the way to the launcher is closed."""
         with self._lock:
+            if _identify(self._events) != self._socket:
+                return None
             if self._reporter is None:
                 self._reporter = _ours("launch.worker.script_reporter").ScriptReporter(*self._place)
             return self._reporter
@@ -96,20 +107,35 @@ class _Launcher:
         The launcher ends the ranks then, and the handlers must not be cut short.
         """
         now = time.time()  # what is imported below takes its time
-        frames = own = error.__traceback__
+        frames = error.__traceback__
         while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
             frames = frames.tb_next
-        self._connect().show_traceback(error.with_traceback(frames or own), now)
+        error = error.with_traceback(frames)
+        reporter = self._connect() if os.getpid() == self._pid else None
+        if reporter is None:
+            sys.excepthook(type(error), error, frames)
+        else:
+            reporter.show_traceback(error, now)
 
     def _send_failure(self) -> None:
-        if self._reporter is not None:
+        if self._reporter is not None and os.getpid() == self._pid and self._connect() is not None:
             self._reporter.send_failure()
 
 
+def _identify(descriptor: int) -> tuple[int, int] | None:
+    """Return what a descriptor stands for, by device and inode; None where it is closed."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def _is_ours(filename: str) -> bool:
-    return (
-        filename in (__file__, sys.modules[f"{_PACKAGE}.launch.main_module"].__file__) or "runpy" in filename
-    )
+    """Return whether a file's frames lie between the interpreter and the script; newer Pythons have runpy frozen."""
+    main_module = sys.modules[f"{_PACKAGE}.launch.main_module"].__file__
+    runpy = os.path.join(os.path.dirname(os.__file__), "runpy.py")
+    return filename in (__file__, main_module, "<frozen runpy>", runpy)
 
 
 def _ours(name: str) -> Any:

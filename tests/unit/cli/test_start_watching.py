@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
+import py_compile
 import signal
 import socket
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import psutil
@@ -131,6 +133,69 @@ def test_a_rank_that_failed_runs_its_exit_handlers_and_its_own_hook() -> None:
     assert out == "saved\n"
     assert errors.splitlines()[0] == "my own words for bad batch"
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "last"),
+    [
+        ("s.py", "raise GeneratorExit('an end')", "GeneratorExit: an end"),
+        ("s.py", "def f(:", "SyntaxError: invalid syntax"),
+        ("runpy.d/s.py", "def f(): raise ValueError('bad')\nf()", "ValueError: bad"),
+        ("-m folder.absent", "", "ImportError: No module named folder.absent"),
+    ],
+)
+def test_a_failure_is_shown_without_frames_of_the_launcher(name: str, text: str, last: str) -> None:
+    for folder in ("runpy.d", "folder"):
+        Path(folder).mkdir()
+    if not name.startswith("-"):
+        Path(name).write_text(text)
+    _, errors = run(*TWO, *name.split(), code=1)
+    shown = errors.partition("notebook-accel:")[0]
+    assert shown.splitlines()[-1] == last
+    assert "main_module.py" not in shown and "runpy>" not in shown and "worker/script.py" not in shown
+    assert shown.count(f'File "{Path(name).resolve()}", line ') == len(text.splitlines())
+
+
+def test_how_a_forked_process_ends_is_left_to_its_parent() -> None:
+    Path("s.py").write_text(
+        "import os, time\n"
+        "if not (child := os.fork()): raise ValueError('in the child')\n"
+        "code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+        "time.sleep(0.5)\n"
+        "print('its code is', code)\n"
+    )
+    out, errors = run(*TWO, "s.py")
+    assert out == "its code is 1\n" * 2
+    assert errors.count("ValueError: in the child\n") == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("seconds", [0, 1])  # before and after it listens to the launcher
+def test_a_script_may_close_all_descriptors(seconds: int, fails: bool) -> None:
+    Path("s.py").write_text(
+        "import os, sys, time\n"
+        f"time.sleep({seconds})\n"
+        "os.closerange(3, 256)\n"
+        "others = [open('file', 'a') for _ in range(20)]\n"
+        f"time.sleep(0.7)\n"
+        f"if {fails}: raise ValueError('bad')\n"
+    )
+    out, errors = run(*TWO, "s.py", code=int(fails))
+    assert (out, Path("file").read_text()) == ("", "")
+    lines = [line for line in errors.splitlines() if not line.startswith("notebook-accel: ")]
+    assert set(lines[-1:]) == ({"ValueError: bad"} if fails else set())
+    assert "main_module.py" not in errors and "Exception in thread" not in errors
+
+
+@pytest.mark.parametrize("name", ["s.pyz", "s.pyc"])
+def test_what_python_runs_of_a_file_that_is_no_text_runs(name: str) -> None:
+    Path("__main__.py").write_text("import sys\nprint(__name__, sys.argv)\n")
+    if name == "s.pyz":
+        with zipfile.ZipFile(name, "w") as archive:
+            archive.write("__main__.py")
+    else:
+        py_compile.compile("__main__.py", name)
+    assert run(*TWO, name, "x") == (f"__main__ ['{name}', 'x']\n" * 2, "")
 
 
 def test_a_script_may_use_a_signal_to_save() -> None:
