@@ -15,9 +15,8 @@ import torch
 from ..data_loader import resume
 from ..dtensors import is_sharded, shard_like
 from ..errors import CheckpointError
-from . import models, names, pickled, randomness
+from . import models, names, optimizers, pickled, randomness
 from .models import Apply
-from .optimizers import check_kind
 from .parts import Parts
 from .pickled import Outline
 
@@ -195,7 +194,7 @@ def _plan_optimizer(optimizer: Any, outline: Outline) -> Apply:
     # in optimizers of others, exp_avg may have any shape or be missing
     known = type(optimizer).__module__.startswith("torch.optim.")
     states = [(number, values) for number, values in content["state"].items() if isinstance(values, dict)]
-    check_kind(path, optimizer, content["param_groups"], states)
+    optimizers.check_kind(path, optimizer, content["param_groups"], states)
     for number, values in content["state"].items():
         if known and number in by_number:
             _check_state(path, number, values, by_number[number], optimizer.state.get(by_number[number], {}))
@@ -217,7 +216,7 @@ def _plan_optimizer(optimizer: Any, outline: Outline) -> Apply:
             for key, value in values.items():
                 if isinstance(value, torch.Tensor) and value.shape == like.shape:
                     values[key] = shard_like(value, like)
-        optimizer.load_state_dict(filled)
+        optimizers.load(optimizer, filled)
 
     return apply
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import torch
 
+from .. import gradients
 from ..checkpointing import sharded
 from ..checkpointing.parts import CollectiveFolder, Parts
 from ..comm import torch_dist
+from ..comm.base import Comm
 from ..compilation import TorchDynamoPlugin, compile_model
 from ..dtensors import is_sharded, shard_like, to_full
 from ..fsdp import FullyShardedDataParallelPlugin, enable_fsdp_ram_efficient_loading
 from ..parallelism import ParallelismConfig
 from ..precision import Precision
 from ..runtime import Runtime
-from . import blocks, clipping, filling, meshes, tensor_parallel
+from . import blocks, filling, meshes, tensor_parallel
 from .base import Bundle, Plugins, Strategy, unwrap
 from .single import SingleDevice
 
@@ -52,6 +55,8 @@ class FullySharded(SingleDevice):
         self._units: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]] = weakref.WeakKeyDictionary()
         self._quiet: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._background: Any = None
+        if precision.scaler is not None:
+            precision.scaler.share(runtime.comm)
 
     @classmethod
     def create(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
@@ -77,6 +82,10 @@ class FullySharded(SingleDevice):
             return self.runtime.topology.world_size
         return self.parallelism.data_parallel_size
 
+    @property
+    def norm_comm(self) -> Comm | None:
+        return None if self.plugin.ignored_modules is None else self.runtime.comm
+
     def prepare(self, bundle: Bundle) -> Bundle:
         with _garbage_waits():
             for model in bundle.models:
@@ -91,6 +100,9 @@ class FullySharded(SingleDevice):
             for key, value in state.items():
                 if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                     state[key] = shard_like(value, parameter)
+        for group in optimizer.param_groups:
+            if not gradients.is_of_one_mesh(group["params"]):
+                _step_one_by_one(optimizer, group)
 
     def _shard(self, model: torch.nn.Module) -> None:
         from torch.distributed.fsdp import FSDPModule
@@ -246,17 +258,6 @@ class FullySharded(SingleDevice):
             "even_batches as it is"
         )
 
-    def clip_grad_norm(
-        self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float
-    ) -> torch.Tensor:
-        has_own = self.plugin.ignored_modules is not None  # with gradients that differ between processes
-        return clipping.clip_grad_norm(
-            parameters, max_norm, norm_type, self.runtime.comm if has_own else None
-        )
-
-    def clip_grad_value(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:
-        clipping.clip_grad_value(parameters, clip_value)
-
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return the whole state on the first process of each node, and nothing on the others."""
         inner = unwrap(model, keep_torch_compile=False)
@@ -300,6 +301,20 @@ class FullySharded(SingleDevice):
         if self._background is None and self.runtime.topology.world_size > 1:
             self._background = torch_dist.new_group("gloo")
         return self._background
+
+
+def _step_one_by_one(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    """Keep an optimizer from torch's operations on lists of tensors, which take weights of one mesh only."""
+    given = [name for name in ("foreach", "fused") if group.get(name)]
+    if given:
+        warnings.warn(
+            f"{' and '.join(f'{name}=True' for name in given)} of an optimizer has no effect: some of its weights are "
+            "sharded in another way than others, or whole",
+            stacklevel=2,
+        )
+    group.update(dict.fromkeys({"foreach", "fused"} & group.keys(), False))
+    if "fused" in given:  # else a loss scaler leaves unscaling to the fused step
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
 
 def _whole(state: dict[str, Any], keeps: bool) -> dict[str, Any]:
