@@ -126,14 +126,23 @@ class Precision:
             device.type, dtype=PRECISIONS[mode], **({} if handler is None else handler.to_kwargs())
         )
 
+    def convert(self, model: torch.nn.Module, *, will_be_sharded: bool = False) -> None:
+        """Replace the layers that compute in float8; other precisions than `fp8` replace none.
+
+        Args:
+            model: changed in place.
+            will_be_sharded: FSDP will shard its weights.
+        """
+        if self.recipe is not None:
+            fp8.convert(model, self.recipe, will_be_sharded=will_be_sharded)
+
     def apply(self, model: torch.nn.Module) -> None:
         """Make the model's forward run in this precision and return float32; `no` changes nothing.
 
         Args:
             model: changed in place.
         """
-        if self.recipe is not None:
-            fp8.convert(model, self.recipe)
+        self.convert(model)
         if self.is_mixed and "_original_forward" not in model.__dict__:
             forward = model.forward
             # the partial does not hold this object: copies of the model would copy its scaler

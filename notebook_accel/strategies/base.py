@@ -78,8 +78,6 @@ class Strategy(ABC):
     """A process holds only a part of each weight."""
     fills_dummies: ClassVar[bool] = False
     """Stand-ins for optimizers and schedulers of the library's own config are prepared."""
-    wraps_steps: ClassVar[bool] = False
-    """The strategy has something to do before and after each optimizer step."""
 
     runtime: Runtime
     precision: Precision
@@ -103,6 +101,11 @@ class Strategy(ABC):
     @property
     def saves_collectively(self) -> bool:
         """Whether all ranks write models and optimizers, see `collective_folders`; rank 0 writes no others then."""
+        return False
+
+    @property
+    def wraps_steps(self) -> bool:
+        """Whether the strategy has something to do before and after each optimizer step."""
         return False
 
     @property

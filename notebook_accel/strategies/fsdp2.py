@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from .. import gradients
+from .. import fp8, gradients
 from ..checkpointing import sharded
 from ..checkpointing.parts import CollectiveFolder, Parts
 from ..comm import torch_dist
@@ -94,6 +94,18 @@ class FullySharded(SingleDevice):
             self.follow(optimizer)
         return bundle
 
+    @property
+    def wraps_steps(self) -> bool:
+        """Whether weights are sent in float8: the scales follow from a step."""
+        recipe = self.precision.recipe
+        return recipe is not None and self._shards is not None and recipe.config.enable_fsdp_float8_all_gather
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for model in self._units:
+            if any(id(parameter) in stepped for parameter in model.parameters()):
+                fp8.precompute_scales(model)
+
     def _switch(self, optimizer: torch.optim.Optimizer) -> None:
         super()._switch(optimizer)
         for parameter, state in optimizer.state.items():  # from steps before the optimizer was prepared
@@ -114,12 +126,13 @@ class FullySharded(SingleDevice):
             model.to(self.runtime.device)
             self.precision.apply(model)
             return
+        before = dict(model.named_parameters())
+        self.precision.convert(model, will_be_sharded=self._shards is not None)
         ignored = self._find_ignored(model)
         units = blocks.choose(model, self.plugin, ignored, warns=self.runtime.topology.is_main)
         if self._shards is not None:
             blocks.check_weights(model, units, ignored, are_widened=self.precision.is_mixed)
         self._widen(model)
-        before = dict(model.named_parameters())
         from_first = self.plugin.sync_module_states is not False
         if self._splits is not None:
             self._split(model)

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from notebook_accel import Accelerator, ParallelismConfig, dtensors
+from notebook_accel import Accelerator, ParallelismConfig, dtensors, probes
+from notebook_accel.fp8 import AORecipeKwargs
 from notebook_accel.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.handlers import GradScalerKwargs
 from notebook_accel.state import AcceleratorState
@@ -26,11 +27,11 @@ BATCH = 8
 STEPS = 3
 LARGEST_NORM = 0.5  # below that of all steps
 IGNORED = r"places|blocks\.0\.norm2"
-# Relative. float32 adds up in another order; bfloat16 has 8 bits of mantissa, float16 has 11
-TOLERANCE = {"no": 1e-5, "bf16": 2**-8, "fp16": 2**-11}
+# Relative. float32 adds up in another order; bfloat16 has 8 bits of mantissa, float16 11
+TOLERANCE = {"no": 1e-5, "bf16": 2**-8, "fp16": 2**-11, "fp8": 2**-7}
 SPREADS = ("ddp", "fsdp", "tp", "fsdp x tp", "hsdp", "ignored", "offload")
 VALUES: dict[str, tuple[Any, ...]] = {
-    "precision": ("no", "bf16", "fp16"),
+    "precision": ("no", "bf16", "fp16", "fp8"),
     "spread": SPREADS,
     "accumulate": (1, 3),
     "clip": (True, False),
@@ -55,7 +56,11 @@ class Cell:
 def choose_cells() -> list[Cell]:
     """Return cells so that each pair of values is in one of them: always the cell with most new pairs."""
     names = list(VALUES)
-    every = [Cell(**dict(zip(names, values, strict=True))) for values in itertools.product(*VALUES.values())]
+    precisions = [name for name in VALUES["precision"] if name != "fp8" or probes.is_available("torchao")]
+    every = [
+        Cell(**dict(zip(names, values, strict=True)))
+        for values in itertools.product(precisions, *list(VALUES.values())[1:])
+    ]
 
     def pairs(cell: Cell) -> set[Any]:
         return set(itertools.combinations(vars(cell).items(), 2))
@@ -91,11 +96,13 @@ def spread(how: str) -> dict[str, Any]:
 
 def build(cell: Cell, **options: Any) -> tuple[Accelerator, Any, Any]:
     AcceleratorState._reset_state()
+    # the weights travel in float8 where they are clipped, so that both ways are tried
+    handlers = [AORecipeKwargs(enable_fsdp_float8_all_gather=cell.clip)] if cell.precision == "fp8" else []
     accelerator = Accelerator(
         cpu=True,
         mixed_precision=cell.precision,
         gradient_accumulation_steps=cell.accumulate,
-        kwargs_handlers=[GradScalerKwargs(init_scale=1024.0)],
+        kwargs_handlers=[GradScalerKwargs(init_scale=1024.0), *handlers],
         **options,
     )
     torch.manual_seed(0)
@@ -164,6 +171,18 @@ def agree_on_skipped_steps(cell: Cell) -> dict[str, Any]:
     return {"skipped": skipped, "scale": scale}
 
 
+def convert_too_late() -> None:
+    """Shard a model by hand, and ask for fp8 afterwards."""
+    from torch.distributed.fsdp import fully_shard
+
+    cell = Cell(precision="fp8", spread="fsdp", accumulate=1, clip=False, lists="none")
+    accelerator, *_ = build(cell, **spread("fsdp"))
+    sharded = fully_shard(gpt.GPT(layers=1))
+    with pytest.raises(ValueError, match="the weights of FSDPGPT are sharded already"):
+        accelerator.prepare(sharded)
+    accelerator.free_memory()
+
+
 OVERFLOWING = [
     Cell(precision="fp16", spread=how, accumulate=1, clip=False, lists=lists)
     for how in SPREADS
@@ -175,6 +194,8 @@ OVERFLOWING = [
 def on_four(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {cell.name: run_cell(cell, folder) for cell in choose_cells()}
     found["overflows"] = {cell.name: agree_on_skipped_steps(cell) for cell in OVERFLOWING}
+    if probes.is_available("torchao"):
+        convert_too_late()
     return found
 
 
