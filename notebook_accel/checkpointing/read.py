@@ -114,7 +114,7 @@ def plan(
         path = folder / names.with_index(names.SAMPLER, index)
         if path.exists() and (folder / names.MANIFEST).exists():
             steps.append(_plan_loader(loader, path))
-    states = _random_states(folder, rank)
+    states = _random_states(folder, rank, device)
     steps.append(lambda: randomness.apply(states, device))
     first = _plan_custom(folder, parts.custom)
     if any(map(resume.is_stateful, parts.loaders)):
@@ -277,14 +277,14 @@ def _plan_loader(loader: Any, path: Path) -> Apply:
     return lambda: resume.go_to_position(loader, state)
 
 
-def _random_states(folder: Path, rank: int) -> dict[str, Any]:
+def _random_states(folder: Path, rank: int, device: torch.device) -> dict[str, Any]:
     path = folder / names.random_states(rank)
     derived = not path.exists()
     if derived:
         path = folder / names.random_states(0)
     states = pickled.read(path)
     randomness.check(path, states)
-    return randomness.derive(states, rank) if derived else dict(states)
+    return randomness.derive(states, rank, device) if derived else dict(states)
 
 
 def _plan_custom(folder: Path, objects: Sequence[Any]) -> list[tuple[Apply, Apply]]:
