@@ -22,7 +22,7 @@ from ..fsdp import FullyShardedDataParallelPlugin, enable_fsdp_ram_efficient_loa
 from ..parallelism import ParallelismConfig
 from ..precision import Precision
 from ..runtime import Runtime
-from . import blocks, filling, meshes, tensor_parallel
+from . import blocks, context_parallel, filling, meshes, tensor_parallel
 from .base import Bundle, Plugins, Strategy, unwrap
 from .single import SingleDevice
 
@@ -127,6 +127,8 @@ class FullySharded(SingleDevice):
             self.precision.apply(model)
             return
         before = dict(model.named_parameters())
+        if self.parallelism is not None and self.parallelism.cp_enabled:
+            context_parallel.use_causal_attention(model)
         self.precision.convert(model, will_be_sharded=self._shards is not None)
         ignored = self._find_ignored(model)
         units = blocks.choose(model, self.plugin, ignored, warns=self.runtime.topology.is_main)
@@ -302,7 +304,7 @@ class FullySharded(SingleDevice):
     ) -> AbstractContextManager[None]:
         if self.parallelism is None or not self.parallelism.cp_enabled:
             return super().context_parallel(buffers, dims, no_restore)
-        return meshes.context_parallel(self.mesh["cp"], self.parallelism, buffers, dims, no_restore)
+        return context_parallel.split_sequences(self.mesh["cp"], self.parallelism, buffers, dims, no_restore)
 
     def close(self) -> None:
         if self._owns_group:

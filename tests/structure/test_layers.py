@@ -108,7 +108,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "launch.worker": (("*",), ("main",)),
     "session": (("call", "cells", "connections"), ("service",), ("workers",), ("core",)),
     "strategies": (
-        ("base", "blocks", "filling", "meshes", "tensor_parallel"),
+        ("base", "blocks", "context_parallel", "filling", "meshes", "tensor_parallel"),
         ("single",),
         ("ddp", "fsdp2", "xla"),
     ),
