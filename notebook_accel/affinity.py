@@ -34,7 +34,8 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
     without it the driver's files; this works for NVIDIA GPUs on Linux only.
 
     Args:
-        local_process_index: rank on this node, and index of the GPU among the visible ones.
+        local_process_index: rank on this node. Visible GPUs are given out to the ranks in turn, so that a process that
+            sees one GPU has that one.
         verbose: print the cores; by default only if ACCELERATE_DEBUG_MODE is set.
 
     Raises:
@@ -66,10 +67,9 @@ def _find_cores(index: int) -> set[int] | str:
     available = devices.count("cuda")
     if available == 0:
         return "no NVIDIA GPU was found"
-    if index >= available:
-        return f"there are {available} GPUs, and its index is {index}"
+    place = index % available  # as `devices.device_for` gives them out
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    name = visible.split(",")[index].strip() if visible else str(index)
+    name = visible.split(",")[place].strip() if visible else str(place)
     if name.startswith("MIG-"):
         return f"{name} is a part of a GPU, whose cores the driver does not tell"
     near = _ask_nvml(name) if probes.is_available("pynvml") else _ask_files(name)

@@ -143,7 +143,8 @@ def _make_xla(given: Topology, options: dict[str, Any], *, debug: bool) -> tuple
 def _match(kind: DeviceKind, wanted: str | None, *, cpu: bool) -> tuple[DeviceKind, str]:
     """Return a device kind and a backend that work together; a named backend decides."""
     if wanted is None:
-        return (kind, kind.backend) if kind.backend else (devices.CPU, str(devices.CPU.backend))
+        kind = kind if kind.backend else devices.CPU
+        return kind, kind.both_backends if _may_gather_on_cpu() else str(kind.backend)
     if kind.backend is not None and kind.backend in wanted:
         return kind, wanted
     if "gloo" in wanted or "mpi" in wanted:
@@ -152,6 +153,16 @@ def _match(kind: DeviceKind, wanted: str | None, *, cpu: bool) -> tuple[DeviceKi
         raise ValueError(f"backend {wanted!r} does not work with CPU tensors: choose gloo, or leave cpu out")
     legal = sorted({str(kind.backend), "gloo"} - {"None"})
     raise ValueError(f"backend {wanted!r} does not work on a {kind.label}: choose {' or '.join(legal)}")
+
+
+def _may_gather_on_cpu() -> bool:
+    """Return whether this process may need collectives of CPU tensors later, when the group is up.
+
+    FSDP that offloads adds gradients up on the CPU, and states that are made first, such as those of transformers,
+    know nothing of it. In workers of a launch the user does not choose the backend, so they are ready for it.
+    """
+    offloads = environ.flag("ACCELERATE_USE_FSDP") and environ.flag("FSDP_OFFLOAD_PARAMS")
+    return environ.flag("FORK_LAUNCHED") or offloads
 
 
 def _share_cores(place: Topology) -> None:

@@ -36,6 +36,11 @@ class DeviceKind:
     indexed: bool
     counter: Callable[[], int]
 
+    @property
+    def both_backends(self) -> str:
+        """The backend and that of CPU tensors, as torch.distributed names several; the CPU has one."""
+        return str(self.backend) if self.name == "cpu" else f"cpu:{CPU.backend},{self.name}:{self.backend}"
+
 
 def _num_cuda() -> int:
     import torch
@@ -177,7 +182,7 @@ def with_cpu_collectives(options: dict[str, Any], use_cpu: bool | None = None) -
     kind = best(use_cpu)
     if "backend" in options or kind.backend in (None, CPU.backend):
         return options
-    return {**options, "backend": f"cpu:{CPU.backend},{kind.name}:{kind.backend}"}
+    return {**options, "backend": kind.both_backends}
 
 
 def count(kind: DeviceKind | str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,12 +50,10 @@ def shard_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """
     if not is_sharded(like) or is_sharded(value):
         return value
-    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor import Replicate
 
     mesh: Any = like.device_mesh  # type: ignore[attr-defined]
-    replicas = DTensor.from_local(
-        value.to(to_local(like).device), mesh, [Replicate()] * mesh.ndim, run_check=False
-    )
+    replicas = _join(value.to(to_local(like).device), mesh, [Replicate()] * mesh.ndim, value)
     placed: torch.Tensor = replicas.redistribute(placements=like.placements)  # type: ignore[attr-defined]
     return placed
 
@@ -63,17 +62,20 @@ def from_local(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return a DTensor of the parts that the processes hold.
 
     Args:
-        part: what this process holds, of the shape of `to_local(like)`.
+        part: what this process holds, of the shape of `to_local(like)`, on any device.
         like: a DTensor that is sharded in the same way.
     """
-    from torch.distributed.tensor import DTensor
+    return _join(part, like.device_mesh, like.placements, like)  # type: ignore[attr-defined]
 
-    tensor: torch.Tensor = DTensor.from_local(
-        part,
-        like.device_mesh,  # type: ignore[attr-defined]
-        like.placements,  # type: ignore[attr-defined]
-        run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
-    )
-    return tensor
+
+def _join(part: torch.Tensor, mesh: Any, placements: Sequence[Any], whole: torch.Tensor) -> torch.Tensor:
+    """Return a DTensor of the shape of `whole`.
+
+    `DTensor.from_local` would move the part to the mesh's kind of device: weights that are offloaded to the CPU would
+    come back to the GPU.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    meta = TensorMeta(whole.shape, whole.stride(), part.dtype)
+    return DTensor(part, DTensorSpec(mesh, tuple(placements), tensor_meta=meta), requires_grad=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 
 from . import environ, probes
 from .choices import Choice
+from .dtensors import is_sharded
 from .handlers import KwargsHandler
 
 _MULTIPLE = 16  # the float8 matrix product requires it for both sizes of a layer
@@ -36,7 +38,7 @@ class AORecipeKwargs(KwargsHandler):
             layers whose sizes are multiples of 16, but not the model's first and last.
         pad_inner_dim: pad batches to multiples of 16; by default ACCELERATE_FP8_PAD_INNER_DIM, else True.
         enable_fsdp_float8_all_gather: FSDP sends weights in float8; by default
-            ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER, else False.
+            ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER, else False. Without FSDP it has no effect.
 
     Raises:
         ImportError: torchao is not installed.
@@ -98,31 +100,55 @@ def check(device: torch.device) -> None:
         )
 
 
-def convert(model: torch.nn.Module, recipe: AORecipeKwargs) -> None:
+def convert(model: torch.nn.Module, recipe: AORecipeKwargs, *, will_be_sharded: bool = False) -> None:
     """Replace linear layers of a model by float8 layers with the same weights.
 
     Args:
         model: changed in place, unless it has float8 layers already.
         recipe: how to convert, and which layers.
+        will_be_sharded: FSDP will shard the weights: they become what it can send in float8, if the recipe wants that.
 
     Raises:
-        ValueError: the model itself is a linear layer, which cannot be replaced in place.
+        ValueError: the model itself is a linear layer, which cannot be replaced in place, or its weights are sharded.
     """
     from torchao.float8 import convert_to_float8_training
     from torchao.float8.float8_linear import Float8Linear
 
     if any(isinstance(part, Float8Linear) for part in model.modules()):
         return
+    if any(is_sharded(parameter) for parameter in model.parameters()):
+        raise ValueError(
+            f"mixed_precision='fp8': the weights of {type(model).__name__} are sharded already, and its layers have to "
+            "be converted before that. Let `prepare` shard it, or call convert_to_float8_training first"
+        )
     is_chosen = recipe.module_filter_func or _inner_layers(model)
     if isinstance(model, torch.nn.Linear) and is_chosen(model, ""):
         raise ValueError("a model that is a single linear layer cannot be converted to float8 in place")
-    convert_to_float8_training(model, module_filter_fn=is_chosen, config=recipe.config)
+    config = recipe.config
+    if (
+        not will_be_sharded and config.enable_fsdp_float8_all_gather
+    ):  # DistributedDataParallel crashes on such weights
+        config = dataclasses.replace(config, enable_fsdp_float8_all_gather=False)
+    convert_to_float8_training(model, module_filter_fn=is_chosen, config=config)
     if not any(isinstance(part, Float8Linear) for part in model.modules()):
         warnings.warn(
             f"mixed_precision 'fp8' found no layer to convert in {type(model).__name__}, which runs in bfloat16: by "
             f"default linear layers with sizes of multiples of {_MULTIPLE} are converted, but the first and the last",
             stacklevel=2,
         )
+
+
+def precompute_scales(model: torch.nn.Module) -> None:
+    """Compute the scales with which FSDP sends weights in float8, for all layers with one collective.
+
+    Without it each layer computes its own, with a collective of its own, in every forward.
+
+    Args:
+        model: sharded. All processes call it, after each step of the optimizer.
+    """
+    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+    precompute_float8_dynamic_scale_for_fsdp(model)
 
 
 def _inner_layers(model: torch.nn.Module) -> Callable[[torch.nn.Module, str], bool]:

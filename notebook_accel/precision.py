@@ -1,4 +1,4 @@
-"""Mixed precision: runs a prepared model's forward under autocast, and scales losses for float16."""
+"""Mixed precision: runs a prepared model's forward under autocast."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import MethodType
 from typing import Any, Final
 
 import torch
-from torch.amp.grad_scaler import OptState
 
 from . import environ, fp8
 from .choices import Choice
 from .handlers import AutocastKwargs, GradScalerKwargs
+from .loss_scaler import LossScaler
 from .nested import convert_to_fp32
 
 
@@ -68,101 +68,6 @@ def _prepare_xla(mode: str) -> None:
         environ.put({"XLA_DOWNCAST_BF16": "1"})
 
 
-class LossScaler(torch.amp.GradScaler):
-    """A gradient scaler for several optimizers that share a loss: it updates its scale at the start of the next loss.
-
-    An update after the first optimizer's step would be wrong for the second: it would divide its gradients twice, or by
-    a scale that differs from that of its loss.
-
-    Args:
-        device: device type of the losses.
-        kwargs: arguments of `torch.amp.GradScaler`.
-    """
-
-    def __init__(self, device: str, **kwargs: Any) -> None:
-        super().__init__(device, **kwargs)
-        self._update_is_due = False
-
-    def request_update(self) -> None:
-        """Let the next loss call `update` first."""
-        self._update_is_due = True
-
-    def _apply_update(self) -> None:
-        if self._update_is_due:
-            self.update()
-
-    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        """Adapt the scale to the infinite values that the last steps found.
-
-        Args:
-            new_scale: the scale to set instead.
-        """
-        self._update_is_due = False
-        super().update(new_scale)
-
-    def scale(self, outputs: Any) -> Any:
-        """Multiply outputs by the scale.
-
-        Args:
-            outputs: a tensor, or nested iterables of tensors.
-        """
-        self._apply_update()
-        return super().scale(outputs)
-
-    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide gradients by the scale, unless this was done since the last step.
-
-        Args:
-            optimizer: the raw optimizer.
-        """
-        if self._stage(optimizer) is OptState.STEPPED:
-            self._apply_update()
-        if self._stage(optimizer) is not OptState.UNSCALED:
-            super().unscale_(optimizer)
-
-    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Step, unless a gradient is infinite or NaN.
-
-        Args:
-            optimizer: the raw optimizer.
-            args: of its `step`.
-            kwargs: of its `step`.
-
-        Returns:
-            What its `step` returns; None if it was skipped.
-        """
-        if self._stage(optimizer) is OptState.STEPPED:
-            self._apply_update()
-        return super().step(optimizer, *args, **kwargs)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the scale and its growth factors."""
-        self._apply_update()
-        return super().state_dict()
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._apply_update()
-        return super().__getstate__()
-
-    def found_inf(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return True if an optimizer's last gradients had an infinite or NaN value.
-
-        Args:
-            optimizer: the raw optimizer.
-        """
-        if not self.is_enabled():
-            return False
-        found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-        return any(bool(value.item()) for value in found.values())
-
-    def _stage(self, optimizer: torch.optim.Optimizer) -> OptState:
-        if not self.is_enabled():
-            return OptState.READY
-        # torch makes the entry of an optimizer when it is first read
-        stage: OptState = self._per_optimizer_states[id(optimizer)]["stage"]
-        return stage
-
-
 class Precision:
     """The precision of one accelerator.
 
@@ -187,7 +92,7 @@ class Precision:
     ) -> None:
         self.mode = mode
         self.is_mixed = mode in PRECISIONS and not is_external
-        self.scaler: torch.amp.GradScaler | None = None
+        self.scaler: LossScaler | None = None
         self.recipe = recipe
         self._device = device
         self._autocast = autocast
@@ -221,14 +126,23 @@ class Precision:
             device.type, dtype=PRECISIONS[mode], **({} if handler is None else handler.to_kwargs())
         )
 
+    def convert(self, model: torch.nn.Module, *, will_be_sharded: bool = False) -> None:
+        """Replace the layers that compute in float8; other precisions than `fp8` replace none.
+
+        Args:
+            model: changed in place.
+            will_be_sharded: FSDP will shard its weights.
+        """
+        if self.recipe is not None:
+            fp8.convert(model, self.recipe, will_be_sharded=will_be_sharded)
+
     def apply(self, model: torch.nn.Module) -> None:
         """Make the model's forward run in this precision and return float32; `no` changes nothing.
 
         Args:
             model: changed in place.
         """
-        if self.recipe is not None:
-            fp8.convert(model, self.recipe)
+        self.convert(model)
         if self.is_mixed and "_original_forward" not in model.__dict__:
             forward = model.forward
             # the partial does not hold this object: copies of the model would copy its scaler

@@ -184,13 +184,16 @@ class TrainPart(Shared):
         return shards
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
-        """Divide gradients by the loss scale; only `fp16` has one.
+        """Divide gradients by the loss scale; only `fp16` has one. While gradients accumulate, do nothing.
 
         Args:
             optimizer: a prepared optimizer or a list of them; by default all.
+
+        Raises:
+            RuntimeError: gradients were unscaled already, and a backward pass has added scaled ones.
         """
         scaler = self._precision.scaler
-        if scaler is None:
+        if scaler is None or not self.sync_gradients:
             return
         chosen = self._optimizers if optimizer is None else optimizer
         for item in chosen if isinstance(chosen, (list, tuple)) else [chosen]:
@@ -201,7 +204,7 @@ class TrainPart(Shared):
     def clip_grad_norm_(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
     ) -> torch.Tensor:
-        """Unscale the gradients and clip them to a total norm.
+        """Unscale the gradients and clip them to a total norm. While gradients accumulate, only measure them.
 
         Args:
             parameters: those whose gradients count; under DeepSpeed all of a model.
@@ -209,13 +212,16 @@ class TrainPart(Shared):
             norm_type: the p of the p-norm, `inf` for the largest absolute value.
 
         Returns:
-            The norm before clipping, a tensor with one element.
+            The norm before clipping, a tensor with one element. While gradients accumulate it is the norm of what this
+            process has of them, without the loss scale; under DeepSpeed that of the last step.
         """
         self.unscale_gradients()
         return self._strategy.clip_grad_norm(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
         """Unscale the gradients and clip every element to [-clip_value, clip_value].
+
+        While gradients accumulate, do nothing.
 
         Args:
             parameters: those whose gradients are clipped.

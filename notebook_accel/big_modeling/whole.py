@@ -164,7 +164,7 @@ def cpu_offload_with_hook(
 
     Args:
         model: goes to the CPU.
-        execution_device: where it computes, by default the accelerator of this machine.
+        execution_device: where it computes, by default the device of this process.
         prev_module_hook: of the model before it in a pipeline, which leaves the device when this one comes.
 
     Returns:

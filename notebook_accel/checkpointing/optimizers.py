@@ -51,6 +51,24 @@ _FILLED: Final = frozenset(
     }
 )
 """Options that torch adds where a checkpoint of another version has none."""
+_HOW: Final = ("foreach", "fused")
+"""Options that say how steps are computed, not what they compute."""
+
+
+def load(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Load a stored state into an optimizer, which goes on to compute its steps in the way that it does now.
+
+    What a checkpoint says of that depends on how weights were spread over the processes that wrote it.
+
+    Args:
+        optimizer: the raw optimizer.
+        state: with as many groups of parameters as the optimizer has.
+    """
+    groups = [
+        {**stored, **{key: own[key] for key in _HOW if key in own}}
+        for own, stored in zip(optimizer.param_groups, state["param_groups"], strict=True)
+    ]
+    optimizer.load_state_dict({**state, "param_groups": groups})
 
 
 def check_kind(

@@ -16,6 +16,7 @@ from ..comm import xla
 from ..errors import CheckpointError
 
 _KEYS = ("random_state", "torch_manual_seed")
+_DEVICES = {"torch_cuda_manual_seed": "cuda", "torch_xpu_manual_seed": "xpu"}
 
 
 def capture(step: int, device: torch.device) -> dict[str, Any]:
@@ -23,16 +24,14 @@ def capture(step: int, device: torch.device) -> dict[str, Any]:
 
     Args:
         step: of the accelerator.
-        device: of this process; torch_xla's generator is asked for an XLA device only.
+        device: of this process. Generators of other kinds of devices are left out, unless the process uses them.
     """
     states: dict[str, Any] = {"step": step, "random_state": random.getstate()}
     if probes.is_available("numpy"):
         states["numpy_random_seed"] = importlib.import_module("numpy").random.get_state()
     states["torch_manual_seed"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state_all()
-    if torch.xpu.is_available():
-        states["torch_xpu_manual_seed"] = torch.xpu.get_rng_state_all()
+    for key, module in _list_modules(device).items():
+        states[key] = module.get_rng_state_all()
     if device.type == "xla":
         states["xm_seed"] = xla.seed()
     return states
@@ -73,13 +72,12 @@ def apply(states: Mapping[str, Any], device: torch.device) -> None:
     torch.set_rng_state(states["torch_manual_seed"])
     if isinstance(states.get("xm_seed"), int) and device.type == "xla":
         xla.set_seed(states["xm_seed"])
-    for key, module in (("torch_cuda_manual_seed", torch.cuda), ("torch_xpu_manual_seed", torch.xpu)):
-        if key in states and module.is_available():
-            for index, state in zip(range(module.device_count()), states[key], strict=False):
-                module.set_rng_state(state, index)
+    for key, module in _list_modules(device).items():
+        for index, state in zip(range(module.device_count()), states.get(key, ()), strict=False):
+            module.set_rng_state(state, index)
 
 
-def derive(states: Mapping[str, Any], rank: int) -> dict[str, Any]:
+def derive(states: Mapping[str, Any], rank: int, device: torch.device) -> dict[str, Any]:
     """Return random states for a rank without states in the checkpoint.
 
     The seed is the first 4 bytes of SHA-256 over that rank's torch state and the decimal new rank: the same
@@ -88,6 +86,7 @@ def derive(states: Mapping[str, Any], rank: int) -> dict[str, Any]:
     Args:
         states: of another rank.
         rank: the new rank.
+        device: of this process.
     """
     text = bytes(states["torch_manual_seed"].tolist()) + str(rank).encode()
     seed = int.from_bytes(hashlib.sha256(text).digest()[:4], "little")
@@ -98,9 +97,20 @@ def derive(states: Mapping[str, Any], rank: int) -> dict[str, Any]:
     derived["torch_manual_seed"] = torch.Generator().manual_seed(seed).get_state()
     if "xm_seed" in states:
         derived["xm_seed"] = seed
-    if torch.cuda.is_available():
-        derived["torch_cuda_manual_seed"] = [
-            torch.Generator(f"cuda:{index}").manual_seed(seed).get_state()
-            for index in range(torch.cuda.device_count())
-        ]
+    for key, module in _list_modules(device).items():
+        generators = [torch.Generator(f"{_DEVICES[key]}:{index}") for index in range(module.device_count())]
+        derived[key] = [generator.manual_seed(seed).get_state() for generator in generators]
     return derived
+
+
+def _list_modules(device: torch.device) -> dict[str, Any]:
+    """Return torch's modules of the kinds of devices that this process uses, by their key.
+
+    A kind that it does not use is not asked for its state: that would initialise its devices.
+    """
+    modules = {key: getattr(torch, kind) for key, kind in _DEVICES.items()}
+    return {
+        key: module
+        for key, module in modules.items()
+        if (device.type == _DEVICES[key] or module.is_initialized()) and module.is_available()
+    }

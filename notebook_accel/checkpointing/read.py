@@ -15,9 +15,8 @@ import torch
 from ..data_loader import resume
 from ..dtensors import is_sharded, shard_like
 from ..errors import CheckpointError
-from . import models, names, pickled, randomness
+from . import models, names, optimizers, pickled, randomness
 from .models import Apply
-from .optimizers import check_kind
 from .parts import Parts
 from .pickled import Outline
 
@@ -115,7 +114,7 @@ def plan(
         path = folder / names.with_index(names.SAMPLER, index)
         if path.exists() and (folder / names.MANIFEST).exists():
             steps.append(_plan_loader(loader, path))
-    states = _random_states(folder, rank)
+    states = _random_states(folder, rank, device)
     steps.append(lambda: randomness.apply(states, device))
     first = _plan_custom(folder, parts.custom)
     if any(map(resume.is_stateful, parts.loaders)):
@@ -195,7 +194,7 @@ def _plan_optimizer(optimizer: Any, outline: Outline) -> Apply:
     # in optimizers of others, exp_avg may have any shape or be missing
     known = type(optimizer).__module__.startswith("torch.optim.")
     states = [(number, values) for number, values in content["state"].items() if isinstance(values, dict)]
-    check_kind(path, optimizer, content["param_groups"], states)
+    optimizers.check_kind(path, optimizer, content["param_groups"], states)
     for number, values in content["state"].items():
         if known and number in by_number:
             _check_state(path, number, values, by_number[number], optimizer.state.get(by_number[number], {}))
@@ -217,7 +216,7 @@ def _plan_optimizer(optimizer: Any, outline: Outline) -> Apply:
             for key, value in values.items():
                 if isinstance(value, torch.Tensor) and value.shape == like.shape:
                     values[key] = shard_like(value, like)
-        optimizer.load_state_dict(filled)
+        optimizers.load(optimizer, filled)
 
     return apply
 
@@ -278,14 +277,14 @@ def _plan_loader(loader: Any, path: Path) -> Apply:
     return lambda: resume.go_to_position(loader, state)
 
 
-def _random_states(folder: Path, rank: int) -> dict[str, Any]:
+def _random_states(folder: Path, rank: int, device: torch.device) -> dict[str, Any]:
     path = folder / names.random_states(rank)
     derived = not path.exists()
     if derived:
         path = folder / names.random_states(0)
     states = pickled.read(path)
     randomness.check(path, states)
-    return randomness.derive(states, rank) if derived else dict(states)
+    return randomness.derive(states, rank, device) if derived else dict(states)
 
 
 def _plan_custom(folder: Path, objects: Sequence[Any]) -> list[tuple[Apply, Apply]]:

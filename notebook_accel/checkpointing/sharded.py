@@ -14,10 +14,9 @@ import torch
 
 from ..dtensors import from_local, is_sharded, to_local
 from ..errors import CheckpointError
-from . import names
+from . import names, optimizers
 from .copies import Copies
 from .models import Apply
-from .optimizers import check_kind
 from .parts import CollectiveFolder, Parts
 
 _METADATA: Final = ".metadata"
@@ -240,7 +239,7 @@ def _plan_optimizer(folder: Path, optimizer: Any, known: dict[int, str]) -> Appl
     if unknown := sorted(set(stored) - set(numbers)):
         raise CheckpointError(f"{folder} has state for {_some(unknown)}, which the optimizer does not train")
     groups = _groups(folder, entries, optimizer, numbers)
-    check_kind(
+    optimizers.check_kind(
         folder, optimizer, groups, [(repr(name), {path[0] for path in own}) for name, own in stored.items()]
     )
     for name, own in stored.items():
@@ -255,7 +254,7 @@ def _plan_optimizer(folder: Path, optimizer: Any, known: dict[int, str]) -> Appl
             target |= {key: _room_for(entry, parameters[numbers[name]]) for key, entry in own.values()}
         _read(folder, target)
         state = {numbers[name]: _nest(target, own) for name, own in stored.items()}
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
+        optimizers.load(optimizer, {"state": state, "param_groups": groups})
 
     return apply
 

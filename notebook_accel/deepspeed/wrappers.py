@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from ..optimizer import AcceleratedOptimizer
 from ..runtime import Runtime
 from ..scheduler import AcceleratedScheduler
+
+_SMALLEST: Final = torch.finfo(torch.float32).tiny
+"""Stands for a limit of 0, which to DeepSpeed means none."""
 
 
 class DeepSpeedEngineWrapper:
@@ -82,7 +85,7 @@ class DeepSpeedEngineWrapper:
             torch.nn.utils.clip_grads_with_norm_(self.engine.module.parameters(), max_norm, norm)
             return
         own = self.engine.gradient_clipping()
-        optimizer.clip_grad = min(max_norm, own) if own else max_norm
+        optimizer.clip_grad = max(min(max_norm, own) if own else max_norm, _SMALLEST)
 
     def step(self) -> None:
         """Step the optimizer and DeepSpeed's scheduler, and clear the gradients."""

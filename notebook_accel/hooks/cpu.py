@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
-from .. import devices
+from .. import devices, runtime, topology
 from ..nested import send_to_device
 from .base import ModelHook, remove_hook_from_module
 from .tensors import Device, as_device
@@ -16,7 +17,7 @@ class CpuOffload(ModelHook):
     """Keeps a model on the CPU until its first forward, then on its device until `UserCpuOffloadHook.offload`.
 
     Args:
-        execution_device: where the model computes; by default the accelerator of this machine, or the CPU.
+        execution_device: where the model computes; by default the device of this process.
         prev_module_hook: of the model that computes before this one; that one leaves the device first.
     """
 
@@ -24,10 +25,7 @@ class CpuOffload(ModelHook):
         self, execution_device: Device | None = None, prev_module_hook: UserCpuOffloadHook | None = None
     ) -> None:
         self.prev_module_hook = prev_module_hook
-        kind = devices.best()
-        self.execution_device = (
-            devices.device_for(kind, 0) if execution_device is None else as_device(execution_device)
-        )
+        self.execution_device = _own_device() if execution_device is None else as_device(execution_device)
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         return module.to("cpu")
@@ -40,6 +38,14 @@ class CpuOffload(ModelHook):
         module.to(self.execution_device)
         sent: tuple[Any, ...] = send_to_device(args, self.execution_device)
         return sent, send_to_device(kwargs, self.execution_device)
+
+
+def _own_device() -> torch.device:
+    """Return the device that an `Accelerator` of this process has, or would have."""
+    current = runtime.current()
+    if current is not None:
+        return current.device
+    return devices.device_for(devices.best(), topology.from_environ().local_rank)
 
 
 class UserCpuOffloadHook:

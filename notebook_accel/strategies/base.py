@@ -12,8 +12,10 @@ from typing import Any, ClassVar, Final
 
 import torch
 
+from .. import gradients
 from ..checkpointing import sharded
 from ..checkpointing.parts import CollectiveFolder, Parts
+from ..comm.base import Comm
 from ..compilation import TorchDynamoPlugin, compile_like, compile_model, find_original, is_compiled_module
 from ..handlers import DistributedDataParallelKwargs
 from ..precision import Precision, restore_forward
@@ -76,8 +78,6 @@ class Strategy(ABC):
     """A process holds only a part of each weight."""
     fills_dummies: ClassVar[bool] = False
     """Stand-ins for optimizers and schedulers of the library's own config are prepared."""
-    wraps_steps: ClassVar[bool] = False
-    """The strategy has something to do before and after each optimizer step."""
 
     runtime: Runtime
     precision: Precision
@@ -104,9 +104,19 @@ class Strategy(ABC):
         return False
 
     @property
+    def wraps_steps(self) -> bool:
+        """Whether the strategy has something to do before and after each optimizer step."""
+        return False
+
+    @property
     def num_shares(self) -> int:
         """Processes that see different batches."""
         return self.runtime.topology.world_size
+
+    @property
+    def norm_comm(self) -> Comm | None:
+        """The processes whose whole gradients differ and are clipped alike, None where there are no such."""
+        return None
 
     @abstractmethod
     def prepare(self, bundle: Bundle) -> Bundle:
@@ -145,7 +155,7 @@ class Strategy(ABC):
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float
     ) -> torch.Tensor:
-        """Clip the gradients to a total norm.
+        """Clip the gradients to a total norm. While gradients accumulate, only measure them.
 
         Args:
             parameters: those whose gradients count.
@@ -155,16 +165,20 @@ class Strategy(ABC):
         Returns:
             The norm before clipping, a tensor with one element.
         """
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+        if self.runtime.gradient.sync_gradients:
+            return gradients.clip_norm(parameters, max_norm, norm_type, self.norm_comm)
+        norm = gradients.measure_norm(parameters, norm_type, self.norm_comm)
+        return norm if self.precision.scaler is None else norm / self.precision.scaler.get_scale()
 
     def clip_grad_value(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:
-        """Clip every element of the gradients.
+        """Clip every element of the gradients. While gradients accumulate, do nothing.
 
         Args:
             parameters: those whose gradients are clipped.
             clip_value: the largest absolute value.
         """
-        torch.nn.utils.clip_grad_value_(parameters, clip_value)
+        if self.runtime.gradient.sync_gradients:
+            gradients.clip_value(parameters, clip_value)
 
     def compile(self, model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Module:
         """Compile a prepared model.

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import torch
 
+from .. import fp8, gradients
 from ..checkpointing import sharded
 from ..checkpointing.parts import CollectiveFolder, Parts
 from ..comm import torch_dist
+from ..comm.base import Comm
 from ..compilation import TorchDynamoPlugin, compile_model
 from ..dtensors import is_sharded, shard_like, to_full
 from ..fsdp import FullyShardedDataParallelPlugin, enable_fsdp_ram_efficient_loading
 from ..parallelism import ParallelismConfig
 from ..precision import Precision
 from ..runtime import Runtime
-from . import blocks, clipping, filling, meshes, tensor_parallel
+from . import blocks, context_parallel, filling, meshes, tensor_parallel
 from .base import Bundle, Plugins, Strategy, unwrap
 from .single import SingleDevice
 
@@ -52,6 +55,8 @@ class FullySharded(SingleDevice):
         self._units: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]] = weakref.WeakKeyDictionary()
         self._quiet: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._background: Any = None
+        if precision.scaler is not None:
+            precision.scaler.share(runtime.comm)
 
     @classmethod
     def create(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
@@ -77,6 +82,10 @@ class FullySharded(SingleDevice):
             return self.runtime.topology.world_size
         return self.parallelism.data_parallel_size
 
+    @property
+    def norm_comm(self) -> Comm | None:
+        return None if self.plugin.ignored_modules is None else self.runtime.comm
+
     def prepare(self, bundle: Bundle) -> Bundle:
         with _garbage_waits():
             for model in bundle.models:
@@ -85,12 +94,27 @@ class FullySharded(SingleDevice):
             self.follow(optimizer)
         return bundle
 
+    @property
+    def wraps_steps(self) -> bool:
+        """Whether weights are sent in float8: the scales follow from a step."""
+        recipe = self.precision.recipe
+        return recipe is not None and self._shards is not None and recipe.config.enable_fsdp_float8_all_gather
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for model in self._units:
+            if any(id(parameter) in stepped for parameter in model.parameters()):
+                fp8.precompute_scales(model)
+
     def _switch(self, optimizer: torch.optim.Optimizer) -> None:
         super()._switch(optimizer)
         for parameter, state in optimizer.state.items():  # from steps before the optimizer was prepared
             for key, value in state.items():
                 if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                     state[key] = shard_like(value, parameter)
+        for group in optimizer.param_groups:
+            if not gradients.is_of_one_mesh(group["params"]):
+                _step_one_by_one(optimizer, group)
 
     def _shard(self, model: torch.nn.Module) -> None:
         from torch.distributed.fsdp import FSDPModule
@@ -102,12 +126,15 @@ class FullySharded(SingleDevice):
             model.to(self.runtime.device)
             self.precision.apply(model)
             return
+        before = dict(model.named_parameters())
+        if self.parallelism is not None and self.parallelism.cp_enabled:
+            context_parallel.use_causal_attention(model)
+        self.precision.convert(model, will_be_sharded=self._shards is not None)
         ignored = self._find_ignored(model)
         units = blocks.choose(model, self.plugin, ignored, warns=self.runtime.topology.is_main)
         if self._shards is not None:
             blocks.check_weights(model, units, ignored, are_widened=self.precision.is_mixed)
         self._widen(model)
-        before = dict(model.named_parameters())
         from_first = self.plugin.sync_module_states is not False
         if self._splits is not None:
             self._split(model)
@@ -246,17 +273,6 @@ class FullySharded(SingleDevice):
             "even_batches as it is"
         )
 
-    def clip_grad_norm(
-        self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float
-    ) -> torch.Tensor:
-        has_own = self.plugin.ignored_modules is not None  # with gradients that differ between processes
-        return clipping.clip_grad_norm(
-            parameters, max_norm, norm_type, self.runtime.comm if has_own else None
-        )
-
-    def clip_grad_value(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:
-        clipping.clip_grad_value(parameters, clip_value)
-
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return the whole state on the first process of each node, and nothing on the others."""
         inner = unwrap(model, keep_torch_compile=False)
@@ -288,7 +304,7 @@ class FullySharded(SingleDevice):
     ) -> AbstractContextManager[None]:
         if self.parallelism is None or not self.parallelism.cp_enabled:
             return super().context_parallel(buffers, dims, no_restore)
-        return meshes.context_parallel(self.mesh["cp"], self.parallelism, buffers, dims, no_restore)
+        return context_parallel.split_sequences(self.mesh["cp"], self.parallelism, buffers, dims, no_restore)
 
     def close(self) -> None:
         if self._owns_group:
@@ -300,6 +316,20 @@ class FullySharded(SingleDevice):
         if self._background is None and self.runtime.topology.world_size > 1:
             self._background = torch_dist.new_group("gloo")
         return self._background
+
+
+def _step_one_by_one(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    """Keep an optimizer from torch's operations on lists of tensors, which take weights of one mesh only."""
+    given = [name for name in ("foreach", "fused") if group.get(name)]
+    if given:
+        warnings.warn(
+            f"{' and '.join(f'{name}=True' for name in given)} of an optimizer has no effect: some of its weights are "
+            "sharded in another way than others, or whole",
+            stacklevel=2,
+        )
+    group.update(dict.fromkeys({"foreach", "fused"} & group.keys(), False))
+    if "fused" in given:  # else a loss scaler leaves unscaling to the fused step
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
 
 def _whole(state: dict[str, Any], keeps: bool) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -119,30 +118,3 @@ def find_ignored_modules(
             f"ignored_modules {given!r} matches the full name of no module of {type(model).__name__}"
         )
     return found
-
-
-def context_parallel(
-    mesh: Any,
-    parallelism: ParallelismConfig,
-    buffers: list[torch.Tensor],
-    dims: list[int],
-    no_restore: set[torch.Tensor],
-) -> AbstractContextManager[None]:
-    """Return torch's context in which each process of a mesh has its part of the sequences.
-
-    Args:
-        mesh: of one dimension.
-        parallelism: says how attention exchanges parts.
-        buffers: tensors with a dimension of sequences; they are cut in place.
-        dims: that dimension of each.
-        no_restore: buffers that stay cut after the block.
-    """
-    from torch.distributed.tensor.experimental import context_parallel as torch_context
-    from torch.distributed.tensor.experimental._attention import set_rotate_method
-
-    assert parallelism.cp_handler is not None
-    set_rotate_method(str(parallelism.cp_handler.cp_comm_strategy))
-    context: AbstractContextManager[None] = torch_context(
-        mesh, buffers=buffers, buffer_seq_dims=dims, no_restore_buffers=no_restore
-    )
-    return context

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -22,12 +22,14 @@ class XlaDevice(SingleDevice):
     gradients. Buffers, such as those of batch norm, are each process's own; with SPMD they are of the whole batch.
     """
 
-    wraps_steps: ClassVar[bool] = True
-
     def __init__(self, runtime: Runtime, precision: Precision) -> None:
         super().__init__(runtime, precision)
         self._averaged: set[int] = set()
         self._quiet = 0
+
+    @property
+    def wraps_steps(self) -> bool:
+        return True
 
     def prepare(self, bundle: Bundle) -> Bundle:
         bundle = super().prepare(bundle)

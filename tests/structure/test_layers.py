@@ -19,7 +19,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("comm", "stream", "affinity", "compilation", "fp8", "config"),
     ("runtime",),
     ("detect", "processes"),
-    ("state",),
+    ("state", "gradients"),
+    ("loss_scaler",),
     ("precision", "seeding", "logging", "optimizer", "scheduler", "hooks"),
     ("data_loader",),
     ("launch",),
@@ -107,7 +108,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "launch.worker": (("*",), ("main",)),
     "session": (("call", "cells", "connections"), ("service",), ("workers",), ("core",)),
     "strategies": (
-        ("base", "blocks", "clipping", "filling", "meshes", "tensor_parallel"),
+        ("base", "blocks", "context_parallel", "filling", "meshes", "tensor_parallel"),
         ("single",),
         ("ddp", "fsdp2", "xla"),
     ),

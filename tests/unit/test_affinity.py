@@ -73,10 +73,16 @@ def test_nvml_tells(two_gpus: list[Any], monkeypatch: Any) -> None:
     assert two_gpus == [{2, 4}, {2, 4}]
 
 
+def test_a_process_that_sees_one_gpu_is_near_that(two_gpus: list[Any], monkeypatch: Any) -> None:
+    monkeypatch.setattr(devices, "count", lambda kind: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    override_numa_affinity(3)
+    assert two_gpus == [{4, 5}]
+
+
 @pytest.mark.parametrize(
     "visible, index, words, sentence",
     [
-        ("", 2, None, "there are 2 GPUs, and its index is 2"),
         ("MIG-7,MIG-8", 1, None, "MIG-8 is a part of a GPU"),
         ("GPU-unknown", 0, None, "pip install nvidia-ml-py"),
         ("", 1, [], "NVML on GPU 1: Not Supported"),

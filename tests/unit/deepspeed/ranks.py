@@ -321,6 +321,19 @@ def several() -> list[float]:
     return adversaries(accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=2)))
 
 
+def clipped_away(stage: int) -> float:
+    """Return how far a step moves a layer whose gradients are clipped to nothing."""
+    run = accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=stage))
+    layer = torch.nn.Linear(8, 1)
+    before = layer.weight.detach().clone()
+    model, optimizer = run.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+    run.backward(model(torch.ones(2, 8)).sum())
+    assert run.clip_grad_norm_(model.parameters(), 0) > 1
+    optimizer.step()
+    after = run.get_state_dict(model)  # on the first process of a node, under ZeRO 3
+    return float((after["weight"] - before).abs().max()) if after else 0.0
+
+
 def bf16() -> dict[str, Any]:
     run = accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=2), mixed_precision="bf16")
     layer = torch.nn.Linear(8, 1)
@@ -342,6 +355,7 @@ def everything(folder: str) -> dict[str, Any]:
         f"zero {stage}": lambda stage=stage: zero(stage, f"{folder}/{stage}") for stage in (1, 2, 3)
     }
     todo |= {f"loops {stage}": lambda stage=stage: loops(stage) for stage in (0, 1, 2, 3)}
+    todo |= {f"clipped away {stage}": lambda stage=stage: clipped_away(stage) for stage in (0, 1, 2, 3)}
     todo |= {"misfit": lambda: misfit(folder)}
     todo |= {"autos": lambda: autos(folder), "several": several, "bf16": bf16}
     todo |= {"transformers": lambda: transformers(f"{folder}/gpt2")}

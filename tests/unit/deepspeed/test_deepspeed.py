@@ -118,6 +118,11 @@ def test_a_checkpoint_that_does_not_fit_is_refused(found: list[dict[str, Any]]) 
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_gradients_can_be_clipped_to_nothing(found: list[dict[str, Any]], stage: int) -> None:
+    assert of(found, f"clipped away {stage}") == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_gradients_accumulate_in_every_loop(found: list[dict[str, Any]], stage: int) -> None:
     model, optimizer, _, loader = ranks.parts()
     expected = []

@@ -12,7 +12,7 @@ import torch
 from notebook_accel import runtime
 from notebook_accel.accelerator import Accelerator
 from notebook_accel.handlers import AutocastKwargs, GradScalerKwargs
-from notebook_accel.precision import LossScaler
+from notebook_accel.loss_scaler import LossScaler
 from notebook_accel.state import DistributedType
 from notebook_accel.utils import get_grad_scaler, get_mixed_precision_context_manager, is_fp16_available
 from tests.unit.multiprocess import run_ranks
@@ -140,6 +140,49 @@ def test_gradients_accumulate_scaled(clean_runtime: None) -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert model.weight.tolist() == [[-1, -3]]
+
+
+def test_clipping_waits_until_gradients_are_complete(clean_runtime: None) -> None:
+    accelerator, (model,), (optimizer,) = make()
+    accelerator.gradient_accumulation_steps = 2
+    norms = []
+    for _ in range(4):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.tensor([[3.0, 4.0]])).sum())
+            norms.append(float(accelerator.clip_grad_norm_(model.parameters(), 2.5)))
+            accelerator.clip_grad_value_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert norms == pytest.approx([2.5, 5.0, 2.5, 5.0])
+    assert model.weight.tolist() == [[-1, -1]], "two steps of 1 for each weight"
+
+
+def test_gradients_are_not_added_to_unscaled_ones(clean_runtime: None) -> None:
+    accelerator, (model,), (optimizer,) = make()
+    x = torch.tensor([[1.0, 2.0]])
+    accelerator.backward(model(x).sum())
+    accelerator.clip_grad_norm_(model.parameters(), 100.0)
+    accelerator.backward(model(x).sum())
+    for step in (lambda: accelerator.clip_grad_norm_(model.parameters(), 100.0), optimizer.step):
+        with pytest.raises(RuntimeError, match="unscale and clip once for each step"):
+            step()
+    optimizer.zero_grad()
+    accelerator.backward(model(x).sum())
+    accelerator.clip_grad_norm_(model.parameters(), 100.0)
+    assert gradient(model) == [1, 2], "dropped gradients do not count"
+    optimizer.step()
+    assert model.weight.tolist() == [[0, -1]]
+
+
+def test_a_loss_of_another_model_between_clipping_and_the_step(clean_runtime: None) -> None:
+    accelerator, (first, second), (optimizer, other) = make(models=2)
+    accelerator.backward(first(torch.ones(1, 2)).sum())
+    accelerator.clip_grad_norm_(first.parameters(), 100.0)
+    accelerator.backward(second(torch.ones(1, 2)).sum())
+    accelerator.clip_grad_norm_(second.parameters(), 100.0)
+    optimizer.step()
+    other.step()
+    assert first.weight.tolist() == second.weight.tolist() == [[0, 0]]
 
 
 def test_the_scale_is_settled_where_it_is_saved() -> None:
