@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -26,6 +27,7 @@ class DeviceKind:
         autocast: device type for `torch.autocast`.
         indexed: True where devices of one machine are numbered.
         counter: returns the number of devices, without initialising them.
+        distributed_type: the `DistributedType` of a run on several, under Accelerate's names.
     """
 
     name: str
@@ -35,6 +37,7 @@ class DeviceKind:
     autocast: str
     indexed: bool
     counter: Callable[[], int]
+    distributed_type: str = "MULTI_GPU"
 
     @property
     def both_backends(self) -> str:
@@ -78,6 +81,7 @@ CPU: Final = DeviceKind(
     autocast="cpu",
     indexed=False,
     counter=_num_cpu,
+    distributed_type="MULTI_CPU",
 )
 CUDA: Final = DeviceKind(
     name="cuda",
@@ -96,6 +100,7 @@ XPU: Final = DeviceKind(
     autocast="xpu",
     indexed=True,
     counter=_num_xpu,
+    distributed_type="MULTI_XPU",
 )
 XLA: Final = DeviceKind(
     name="xla",
@@ -105,6 +110,7 @@ XLA: Final = DeviceKind(
     autocast="xla",
     indexed=False,
     counter=_num_xla,
+    distributed_type="XLA",
 )
 MPS: Final = DeviceKind(
     name="mps",
@@ -114,10 +120,61 @@ MPS: Final = DeviceKind(
     autocast="mps",
     indexed=False,
     counter=_num_mps,
+    distributed_type="MULTI_CPU",  # torch has no collectives between Apple's GPUs
 )
 
-KINDS: Final = (XLA, CUDA, XPU, MPS, CPU)
-"""All kinds, in the order of preference."""
+
+def _extend(name: str, maker: str, backend: str) -> DeviceKind:
+    """Return the row of a kind that a package of its maker adds to torch."""
+    return DeviceKind(
+        name=name,
+        label=f"{maker} {name.upper()}",
+        plural=f"{maker} {name.upper()}s",
+        backend=backend,
+        autocast=name,
+        indexed=True,
+        counter=functools.partial(_count_extended, name),
+        distributed_type=f"MULTI_{name.upper()}",
+    )
+
+
+def _count_extended(name: str) -> int:
+    import torch
+
+    module: Any = getattr(torch, name, None)  # torch imports the makers' packages
+    return int(module.device_count()) if module is not None and module.is_available() else 0
+
+
+EXTENSIONS: Final = (
+    _extend("npu", "Ascend", "hccl"),
+    _extend("mlu", "Cambricon", "cncl"),
+    _extend("musa", "Moore Threads", "mccl"),
+    _extend("sdaa", "Tecorigin", "tccl"),
+    _extend("hpu", "Gaudi", "hccl"),
+    _extend("neuron", "AWS", "neuron"),
+)
+KINDS: Final = (XLA, CUDA, XPU, *EXTENSIONS, MPS, CPU)
+"""All kinds that are known by name, in the order of preference."""
+
+
+def _find_unlisted() -> DeviceKind | None:
+    """Return a row for the accelerator of this torch, if it has one that no row is for."""
+    import torch
+
+    accelerator: Any = getattr(torch, "accelerator", None)  # torch before 2.6 has none
+    device = accelerator.current_accelerator() if accelerator is not None else None
+    if device is None or any(kind.name == device.type for kind in KINDS):
+        return None
+    known = torch.distributed.Backend.default_device_backend_map if torch.distributed.is_available() else {}
+    return DeviceKind(
+        name=device.type,
+        label=f"{device.type} device",
+        plural=f"{device.type} devices",
+        backend=known.get(device.type),
+        autocast=device.type,
+        indexed=True,
+        counter=accelerator.device_count,
+    )
 
 
 def kind_of(name: str) -> DeviceKind:
@@ -132,6 +189,9 @@ def kind_of(name: str) -> DeviceKind:
     for kind in KINDS:
         if kind.name == name:
             return kind
+    unlisted = _find_unlisted()
+    if unlisted is not None and unlisted.name == name:
+        return unlisted
     raise ValueError(
         f"device type {name!r} is not supported, choose among {', '.join(row.name for row in KINDS)}"
     )
@@ -159,6 +219,8 @@ def find_requested() -> torch.device | None:
 def best(use_cpu: bool | None = None, has_tpu: bool | None = None) -> DeviceKind:
     """Return the kind that this process uses: the environment's choice, else the first of `KINDS` with a device.
 
+    An accelerator that torch has and `KINDS` has not comes before the CPU.
+
     Args:
         use_cpu: use the CPU; by default ACCELERATE_USE_CPU, which overrides ACCELERATE_TORCH_DEVICE.
         has_tpu: whether this machine has a TPU; by default it is looked for.
@@ -169,7 +231,9 @@ def best(use_cpu: bool | None = None, has_tpu: bool | None = None) -> DeviceKind
     if wanted is not None:
         return kind_of(wanted.type)
     kinds = [kind for kind in KINDS if kind is not XLA] if has_tpu is False else KINDS
-    return next(kind for kind in kinds if kind.counter() > 0)
+    found = next(kind for kind in kinds if kind.counter() > 0)
+    unlisted = _find_unlisted() if found is CPU else None
+    return unlisted if unlisted is not None and unlisted.counter() > 0 else found
 
 
 def with_cpu_collectives(options: dict[str, Any], use_cpu: bool | None = None) -> dict[str, Any]:
@@ -259,7 +323,8 @@ def list_initialized() -> list[str]:
     """Return the device types that this process has initialised; a forked process cannot use them."""
     import torch
 
-    found = [name for name in ("cuda", "xpu") if _runtime_is_initialized(getattr(torch, name, None))]
+    names = [kind.name for kind in KINDS if kind.indexed]
+    found = [name for name in names if _runtime_is_initialized(getattr(torch, name, None))]
     mps: Any = sys.modules.get("torch.mps")
     if mps is not None and getattr(mps, "_default_mps_generator", None) is not None:
         found.append("mps")
@@ -283,7 +348,7 @@ def empty_cache(device: torch.device) -> None:
 
 
 def _runtime_is_initialized(module: Any) -> bool:
-    return module is not None and bool(module.is_initialized())
+    return hasattr(module, "is_initialized") and bool(module.is_initialized())
 
 
 def share_of_cores(num_processes: int) -> int:

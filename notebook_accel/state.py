@@ -42,12 +42,7 @@ def _distributed_type(own: Runtime) -> DistributedType:
         return DistributedType.XLA
     if own.topology.world_size == 1:
         return DistributedType.NO
-    types = {
-        "cpu": DistributedType.MULTI_CPU,
-        "cuda": DistributedType.MULTI_GPU,
-        "xpu": DistributedType.MULTI_XPU,
-    }
-    return types[own.device.type]
+    return DistributedType(devices.kind_of(own.device.type).distributed_type)
 
 
 class PartialState:

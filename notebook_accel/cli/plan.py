@@ -21,7 +21,9 @@ from ..launch.script import Script
 from . import flags
 from .flags import PARADIGMS
 
-_ON_DEVICES: Final = {"MULTI_GPU": devices.CUDA, "MULTI_XPU": devices.XPU}
+_ON_DEVICES: Final = {
+    kind.distributed_type: kind for kind in (devices.CUDA, devices.XPU, *devices.EXTENSIONS)
+}
 _WITH_RANKS: Final = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA")
 """Kinds whose single process is a rank too: libraries that shard expect it, and XLA processes find their chip."""
 _MODULES: Final = {
@@ -257,7 +259,7 @@ def _complete(config: LaunchConfig, *, is_given: bool) -> LaunchConfig:
     if config.use_cpu and paradigm.startswith("MULTI_"):
         paradigm = "NO"
     if paradigm == "NO" and total > 1:
-        paradigm = {"cuda": "MULTI_GPU", "xpu": "MULTI_XPU", "xla": "XLA"}.get(kind.name, "MULTI_CPU")
+        paradigm = kind.distributed_type
     use_cpu = config.use_cpu
     if kind is devices.CPU and paradigm in ("NO", "MULTI_CPU") and not is_given:
         use_cpu = True
@@ -311,13 +313,8 @@ def _find_misfits(config: LaunchConfig) -> list[Problem]:
         return [Problem(name="distributed_type", text=f"{label}: {text}") for text in texts]
     if config.use_cpu or (kind == "NO" and local == 1 and not config.gpu_ids) or _is_elsewhere(config):
         return []
-    wanted = _ON_DEVICES.get(kind)
-    if wanted is None and kind.startswith("MULTI_"):
-        text = (
-            f"{label}: such devices are not supported; CUDA and Intel GPUs and CPUs are, for CPUs add --cpu"
-        )
-        return [Problem(name="distributed_type", text=text)]
-    wanted = wanted or devices.best()
+    here = devices.best()
+    wanted = here if here.distributed_type == kind else _ON_DEVICES.get(kind, here)
     number = 0 if wanted is devices.CPU else wanted.counter()
     if number == 0:
         name = "GPU" if wanted is devices.CPU else wanted.label

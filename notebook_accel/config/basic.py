@@ -12,7 +12,6 @@ from ..errors import ConfigError, Problem
 if TYPE_CHECKING:  # the schema is imported by the first call: the function is at hand in every process
     from .schema import LaunchConfig
 
-_KINDS: Final = {"cuda": "MULTI_GPU", "xpu": "MULTI_XPU", "xla": "XLA"}
 _LIBRARIES: Final = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
 
@@ -23,9 +22,9 @@ def fitting_types(*, use_cpu: bool = False) -> tuple[str, ...]:
         use_cpu: leave accelerators alone.
     """
     kind = devices.CPU if use_cpu else devices.best()
-    if kind.name not in _KINDS:
-        return ("NO", "MULTI_CPU")
-    return ("NO", _KINDS[kind.name], *(_LIBRARIES if kind is not devices.XLA else ()))
+    if kind in (devices.CPU, devices.MPS):
+        return ("NO", kind.distributed_type)
+    return ("NO", kind.distributed_type, *(_LIBRARIES if kind is not devices.XLA else ()))
 
 
 def detect(**options: Any) -> LaunchConfig:
@@ -45,7 +44,7 @@ def detect(**options: Any) -> LaunchConfig:
     number = given.num_processes or (1 if alone else devices.count(kind)) * given.num_machines
     found: dict[str, Any] = {"num_processes": number, "use_cpu": kind is devices.CPU}
     if number > 1:
-        found["distributed_type"] = _KINDS.get(kind.name, "MULTI_CPU")
+        found["distributed_type"] = kind.distributed_type
     return LaunchConfig.model_validate({**found, **options})
 
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from notebook_accel import devices, probes
+from notebook_accel.config import basic
+from notebook_accel.state import DistributedType
 
 
 def test_counting_initialises_nothing() -> None:
@@ -65,7 +67,7 @@ def test_local_ranks_share_out_the_visible_devices() -> None:
 
 
 def test_an_unknown_kind_is_answered_with_the_choices() -> None:
-    with pytest.raises(ValueError, match="cuda, xpu, mps, cpu"):
+    with pytest.raises(ValueError, match="xla, cuda, xpu, npu, .* mps, cpu"):
         devices.count("abacus")
 
 
@@ -80,3 +82,39 @@ def test_probes() -> None:
         "assert 'rich' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+class Accelerators:
+    """Stands for the module that the maker of a device adds to torch."""
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 4
+
+
+@pytest.mark.parametrize("kind", devices.EXTENSIONS, ids=lambda kind: kind.name)
+def test_devices_of_other_makers(monkeypatch: pytest.MonkeyPatch, kind: devices.DeviceKind) -> None:
+    assert kind.counter() == 0
+    monkeypatch.setattr(torch, kind.name, Accelerators(), raising=False)
+    assert devices.best(use_cpu=False) is kind is devices.kind_of(kind.name)
+    assert devices.count(kind) == 4 and devices.list_initialized() == [kind.name]
+    assert kind.both_backends == f"cpu:gloo,{kind.name}:{kind.backend}"
+    assert DistributedType(kind.distributed_type) == f"MULTI_{kind.name.upper()}"
+    assert basic.fitting_types()[:2] == ("NO", kind.distributed_type)
+    assert basic.detect().num_processes == 4
+
+
+def test_an_accelerator_without_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mtia` is a device of torch itself, of which there is no row."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mtia"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    kind = devices.best(use_cpu=False)
+    assert kind == devices.kind_of("mtia") and devices.device_for(kind, 3) == torch.device("mtia", 1)
+    assert kind.distributed_type == "MULTI_GPU" and kind.backend is None
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
+    assert devices.best(use_cpu=False) is devices.CPU
