@@ -173,14 +173,20 @@ class Console(Sink):
         """Remove the bar, and leave everything written."""
         self._show_first_traceback()
         self._bar.clear()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        for stream in ("stdout", "stderr"):
+            _flush(stream)
 
     def _write(self, stream: Stream, lines: Sequence[str]) -> None:
         if lines:
             self._bar.clear()
             write_lines(stream, lines)
-            (sys.stdout if stream == "stdout" else sys.stderr).flush()
+            _flush(stream)
+
+
+def _flush(stream: str) -> None:
+    file = sys.stdout if stream == "stdout" else sys.stderr
+    if file is not None:  # it was closed before this process began
+        file.flush()
 
 
 class _Bar:
@@ -190,7 +196,7 @@ class _Bar:
         self._rank: int | None = None
         self._drawn_at = 0.0
         self._is_drawn = False
-        self.is_live = sys.stderr.isatty()
+        self.is_live = sys.stderr is not None and sys.stderr.isatty()
 
     def show(self, bar: Progress) -> None:
         """Draw a bar, ten times a second at most."""

@@ -198,6 +198,15 @@ def test_what_python_runs_of_a_file_that_is_no_text_runs(name: str) -> None:
     assert run(*TWO, name, "x") == (f"__main__ ['{name}', 'x']\n" * 2, "")
 
 
+@pytest.mark.parametrize(("closed", "out", "errors"), [(1, "", "b\nb\n"), (2, "a\na\n", "")])
+def test_a_launcher_whose_stream_is_closed_shows_the_other(closed: int, out: str, errors: str) -> None:
+    Path("s.py").write_text("import sys\nprint('a')\nprint('b', file=sys.stderr)\n")
+    command = [sys.executable, "-m", "notebook_accel", "launch", *TWO, "s.py"]
+    words = ["sh", "-c", f'exec "$@" {closed}>&-', "sh", *command]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, out, errors)
+
+
 def test_a_script_may_use_a_signal_to_save() -> None:
     Path("s.py").write_text(
         "import os, signal, sys, time\n"
