@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
@@ -21,6 +22,7 @@ from .console import Console, Tee
 from .plan import Plan
 
 _REFUSED: Final = 2
+_LINE: Final = 200  # characters of a message; the traceback has all of it
 _INTERRUPTED: Final = 130  # the exit code of what Ctrl-C ended, as shells have it
 
 
@@ -166,7 +168,10 @@ def _describe_first(failure: Failure, first_rank: int, node: str) -> str:
 
 
 def _first_line(error: RaisedError) -> str:
-    return f"{error.type_name}: {error.message}".splitlines()[0]
+    """Return an exception in one line, as Python ends a traceback with it."""
+    lines = error.message.splitlines()
+    text = textwrap.shorten(lines[0], _LINE) if lines else ""
+    return f"{error.type_name}: {text}" if text else error.type_name
 
 
 def _exit_code(failure: Failure) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..events import Event, Line, Phase, Stream
+from ..stream.logs import make_folder
 from ..stream.sinks import Sink
 from .console import Tee
 
@@ -20,12 +21,13 @@ class TeeFiles(Sink):
         folder: where the folder of the run is made.
         run_id: what its name begins with.
         tee: streams to write.
+
+    Raises:
+        LaunchError: the folder cannot be made.
     """
 
     def __init__(self, folder: str, run_id: str, tee: Tee) -> None:
-        place = Path(folder).expanduser()
-        place.mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{run_id}_", dir=place))
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{run_id}_", dir=make_folder(folder)))
         self._tee = tee
         self._attempt = 0
         self._ranks: set[int] = set()

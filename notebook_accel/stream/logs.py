@@ -9,8 +9,28 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..errors import LaunchError
 from ..events import Event, Line, Phase
 from .sinks import Sink
+
+
+def make_folder(folder: str | os.PathLike[str]) -> Path:
+    """Make a folder for files of output where there is none, and return its path.
+
+    Args:
+        folder: as users write it.
+
+    Raises:
+        LaunchError: it cannot be made.
+    """
+    path = Path(folder).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(
+            f"log_dir={str(folder)!r} cannot be made ({error.strerror}): choose another folder"
+        ) from None
+    return path
 
 
 class LogFiles(Sink):
@@ -21,11 +41,13 @@ class LogFiles(Sink):
     Args:
         folder: of the files.
         title: describes the run in the line that begins it.
+
+    Raises:
+        LaunchError: the folder cannot be made.
     """
 
     def __init__(self, folder: str | os.PathLike[str], title: str) -> None:
-        self._folder = Path(folder).expanduser()
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder = make_folder(folder)
         self._title = title
         self._files: dict[int, io.TextIOWrapper] = {}
         self._broken = False

@@ -82,11 +82,21 @@ def _resolve(entry: Any) -> list[str | GeneralTracker]:
         raise TypeError(f"log_with takes names, LoggerType members and trackers, not {entry!r}{hint}")
     name = str(entry)
     if name == table.ALL:
-        return [*table.installed_names()]
+        return [tracker for tracker in table.installed_names() if _is_usable(tracker)]
     tracker_class(name)
     if name in table.BUILT_IN and name not in GeneralTracker._registered:
         _require_library(name, table.BUILT_IN[name])
     return [name]
+
+
+def _is_usable(name: str) -> bool:
+    """Return whether a tracker has a class; warn where what a package offers is none."""
+    try:
+        tracker_class(name)
+    except ValueError as error:
+        warnings.warn(f"log_with='all' leaves one out: {error}", stacklevel=2)
+        return False
+    return True
 
 
 def _require_library(name: str, adapter: table.Adapter) -> None:

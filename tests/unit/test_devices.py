@@ -67,7 +67,7 @@ def test_local_ranks_share_out_the_visible_devices() -> None:
 
 
 def test_an_unknown_kind_is_answered_with_the_choices() -> None:
-    with pytest.raises(ValueError, match="xla, cuda, xpu, npu, .* mps, cpu"):
+    with pytest.raises(ValueError, match=r"xla, cuda, xpu, npu, .* mps, cpu"):
         devices.count("abacus")
 
 

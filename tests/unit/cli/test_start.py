@@ -15,8 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from notebook_accel.cli import start
 from notebook_accel.config.option import as_text
 from notebook_accel.config.schema import LaunchConfig
+from notebook_accel.events import RaisedError
 from tests.unit import launching
 from tests.unit.launching import TWO, Launched, run
 
@@ -297,3 +299,24 @@ def test_many_options_arrive_in_processes(face: str) -> None:
     assert json.loads(out.removeprefix("[trainer0]:")) == wanted
     (log,) = Path("logs").rglob("0/stdout.log")
     assert json.loads(log.read_text()) == wanted
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("", "ValueError"),
+        ("no\nmore", "ValueError: no"),
+        ("many words " * 10_000, f"ValueError: {'many words ' * 17}[...]"),
+    ],
+)
+def test_the_summary_has_a_line_for_each_failure(message: str, line: str) -> None:
+    error = RaisedError(type_name="ValueError", message=message, pickled=None, frames=())
+    assert start._first_line(error) == line
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there the system's folder takes no other")
+def test_a_log_folder_that_cannot_be_made_is_one_sentence() -> None:
+    Path("s.py").write_text("print('ran')")
+    out, errors = run(*TWO, "--log_dir", "/proc/nothing", "s.py", code=1)
+    assert "log_dir='/proc/nothing' cannot be made (No such file or directory)" in errors
+    assert "Traceback" not in errors and out == ""

@@ -139,3 +139,13 @@ def test_each_row_has_a_class_that_keeps_the_contract(name: str) -> None:
 
 def test_accelerates_names_are_rows() -> None:
     assert [name for name in LoggerType.list() if name != table.ALL] == list(table.BUILT_IN)[:9]
+
+
+@pytest.mark.usefixtures("clean_runtime")
+def test_all_leaves_out_what_cannot_be_used(install: Install, tmp_path: Path) -> None:
+    install(MINE, mine="tracks:Mine", broken="tracks:Absent")
+    with pytest.warns(
+        UserWarning, match=r"log_with='all' leaves one out: tracker 'broken': the package tracks 1.2"
+    ):
+        accelerator = Accelerator(cpu=True, log_with="all", project_dir=tmp_path)
+    assert "mine" in accelerator.log_with and "broken" not in accelerator.log_with
