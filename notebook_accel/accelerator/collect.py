@@ -27,7 +27,10 @@ class CollectPart(Shared):
         return ops.gather(self._runtime.comm, tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Gather what was computed for a batch, without the repeated samples that complete the last batch.
+        """Gather what was computed for a batch, without the samples that only complete the last batch.
+
+        Only as many samples of the last batch count as the dataset has left. In one process too: there a `collate_fn`
+        may have padded the batch.
 
         Args:
             input_data: nested tensors whose dim 0 counts samples, or a list of objects, one per sample.
@@ -36,18 +39,18 @@ class CollectPart(Shared):
         Returns:
             As `gather` does; for objects one list of all.
         """
-        if use_gather_object or not _is_all_tensors(input_data):
-            gathered = ops.gather_object(self._runtime.comm, input_data)
-            keep = self._count_unique_samples()
-            return gathered if keep is None else gathered[:keep]
-        gathered = ops.gather(self._runtime.comm, input_data)
+        as_objects = use_gather_object or not _is_all_tensors(input_data)
+        collect = ops.gather_object if as_objects else ops.gather
+        gathered = collect(self._runtime.comm, input_data)
         keep = self._count_unique_samples()
-        return gathered if keep is None else nested.slice_tensors(gathered, slice(keep))
+        if keep is None:
+            return gathered
+        if as_objects:
+            return gathered[:keep] if isinstance(gathered, (list, tuple)) else gathered
+        return nested.recursively_apply(lambda tensor: tensor[:keep] if tensor.ndim else tensor, gathered)
 
     def _count_unique_samples(self) -> int | None:
-        """Return how many samples of the batch are no repeats, None where no sample is repeated."""
-        if self._runtime.topology.world_size == 1:
-            return None
+        """Return how many samples of the batch are no repeats, None where all count."""
         loader = self._runtime.gradient.active
         if loader is None or not loader.end_of_dataloader or loader.remainder <= 0:
             return None
