@@ -51,10 +51,10 @@ class CollectPart(Shared):
 
     def _count_unique_samples(self) -> int | None:
         """Return how many samples of the batch are no repeats, None where all count."""
-        loader = self._runtime.gradient.active
-        if loader is None or not loader.end_of_dataloader or loader.remainder <= 0:
+        latest = self._runtime.gradient.latest
+        if latest is None or not latest.is_last or latest.remainder <= 0:
             return None
-        return int(loader.remainder)
+        return latest.remainder
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Combine the tensors of all processes element by element; every process calls it.

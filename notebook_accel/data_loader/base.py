@@ -101,7 +101,6 @@ class PreparedLoader(DataLoader[Any]):
         self.iteration = iteration
         self._drop_last = drop_last_round
         self._non_blocking = non_blocking
-        self._left_early = False
         self._origin: PreparedLoader | None = None
         self._runtime = runtime if runtime is not None else process.current()
 
@@ -135,7 +134,6 @@ class PreparedLoader(DataLoader[Any]):
             remainder=-1,
             _origin=self,
             _runtime=self._runtime,
-            _left_early=False,
             **samplers,
         )
         return made
@@ -153,36 +151,40 @@ class PreparedLoader(DataLoader[Any]):
         self.epoch_state.begin()
         if not self._drop_last:
             self.remainder = self._count_remainder()
-        if (runtime := self.runtime) is not None:
-            _forget_left(runtime.gradient)
-            runtime.gradient.begin(self)
 
     def end(self) -> None:
         """Note that the iteration ended."""
         self.epoch_state.end()
-        if (runtime := self.runtime) is not None:
-            runtime.gradient.end(self)
 
     def _track(self, batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Iterate the batches as one epoch.
-
-        A loader that is left early stays the active one until another begins: metrics of its last batch are
-        still to be gathered.
-        """
+        """Iterate the batches as one epoch."""
         self.begin()
         self.set_epoch(self.iteration)
-        try:
-            for batch in batches():
-                self.batches_seen += 1
-                yield batch
-        except BaseException:
-            self._left_early = True
-            raise
+        yield from self._hand_out(batches)
         loader: PreparedLoader | None = self
         while loader is not None:
             loader.iteration = self.iteration + 1 if loader is self else self.iteration
             loader = loader._origin
         self.end()
+
+    def _hand_out(self, batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Iterate the batches, and note for each that the loop over this loader is the one that the code is in."""
+        flags = GradientFlags() if (runtime := self.runtime) is None else runtime.gradient
+        iteration = flags.begin(self)
+        seen, is_last = 0, False
+        try:
+            for batch in batches():
+                seen += 1
+                # another iterator over this loader may have changed its attributes meanwhile
+                self.batches_seen, is_last = seen, self.end_of_dataloader
+                flags.hand_out(iteration, is_last=is_last, remainder=self.remainder)
+                yield batch
+                self.end_of_dataloader = False
+        except BaseException:
+            iteration.is_left = True
+            raise
+        self.end_of_dataloader = is_last
+        flags.end(iteration)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, of samplers and dataset too."""
@@ -445,14 +447,6 @@ def stateful_class(kind: Any) -> Any:
 
 def _make_empty(kind: Any) -> Any:
     return object.__new__(stateful_class(kind))
-
-
-def _forget_left(flags: GradientFlags) -> None:
-    for reference in list(flags.loaders):
-        loader = reference()
-        if isinstance(loader, PreparedLoader) and loader._left_early:
-            flags.end(loader)
-            loader._left_early = False
 
 
 def on_device(batch: Any, device: torch.device, non_blocking: bool = False) -> Any:

@@ -16,6 +16,17 @@ Order = list[dict[str, Any]]
 """What decides the order of an epoch, a dict for each sampler; see `order_of`."""
 
 
+class Count:
+    """How many batches an iterator draws.
+
+    Attributes:
+        total: None until all are drawn.
+    """
+
+    def __init__(self) -> None:
+        self.total: int | None = None
+
+
 class EpochState:
     """What decides the order of a loader's epochs, and where the loader stands.
 
@@ -24,7 +35,7 @@ class EpochState:
         next_order: of the next epoch; None leaves it to the samplers.
         ended: the epoch's last batch was read; the iteration has not asked for another one.
         interrupted: the order of the epoch in which a checkpoint was saved; `skip_first_batches` goes on with it.
-        num_drawn: number of batches of this epoch, None until all are drawn.
+        count: of the batches that the latest iterator draws.
         interrupted_epoch: the number of that epoch.
         goes_on: another process began this epoch, so that its start draws no random numbers here.
         parent: the state of the loader that was given to `skip_first_batches`; it is in the same epoch.
@@ -35,7 +46,7 @@ class EpochState:
         self.next_order: Order | None = None
         self.ended = False
         self.interrupted: Order | None = None
-        self.num_drawn: int | None = None
+        self.count = Count()
         self.interrupted_epoch = 0
         self.goes_on = False
         self.parent = parent
@@ -43,7 +54,7 @@ class EpochState:
     def begin(self) -> None:
         """Note that an epoch starts."""
         self.goes_on = self.next_order is not None
-        self.num_drawn = None
+        self.count = Count()
         self._set(None)
 
     def draw(self, order: Order) -> None:
@@ -137,6 +148,7 @@ class ResumableIterator:
         self._sampler = sampler
         self._position = self._skipped
         self._epoch_state = epoch_state
+        self._count = epoch_state.count
         self._order: Order | None = None
         self._batches: Iterator[Any] | None = None
         self._following: Any = _END
@@ -159,7 +171,7 @@ class ResumableIterator:
         assert self._batches is not None
         self._following = next(self._batches, _END)
         if self._following is _END:
-            self._epoch_state.num_drawn = self._num_drawn
+            self._count.total = self._num_drawn
         else:
             self._num_drawn += 1
 

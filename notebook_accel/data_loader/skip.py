@@ -28,9 +28,7 @@ class SkipDataLoader(PreparedLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.begin()
-        for batch in islice(self._read_all(), self.skip_batches, None):
-            self.batches_seen += 1
-            yield batch
+        yield from self._hand_out(lambda: islice(self._read_all(), self.skip_batches, None))
         self.end()
 
 
