@@ -17,6 +17,9 @@ class CollectPart(Shared):
     def gather(self, tensor: Any) -> Any:
         """Concatenate the tensors of all processes; every process calls it.
 
+        All processes means also those that see the same batch, by tensor or context parallel: what they computed comes
+        several times. `gather_for_metrics` takes it once.
+
         Args:
             tensor: nested lists, tuples and dicts of tensors, of the same shapes on all processes.
 
@@ -30,18 +33,19 @@ class CollectPart(Shared):
         """Gather what was computed for a batch, without the samples that only complete the last batch.
 
         Only as many samples of the last batch count as the dataset has left. In one process too: there a `collate_fn`
-        may have padded the batch.
+        may have padded the batch. Of processes that see the same batch, by tensor or context parallel, one counts.
 
         Args:
             input_data: nested tensors whose dim 0 counts samples, or a list of objects, one per sample.
             use_gather_object: send tensors as objects too, where their shapes differ.
 
         Returns:
-            As `gather` does; for objects one list of all.
+            The same nested data on every process, where a tensor of shape [n, ...] becomes [num * n, ...] for `num`
+            processes that see different batches; for objects one list of all.
         """
         as_objects = use_gather_object or not _is_all_tensors(input_data)
         collect = ops.gather_object if as_objects else ops.gather
-        gathered = collect(self._runtime.comm, input_data)
+        gathered = collect(self._strategy.data_comm, input_data)
         keep = self._count_unique_samples()
         if keep is None:
             return gathered

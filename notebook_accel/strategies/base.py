@@ -14,6 +14,7 @@ import torch
 
 from ..checkpointing import sharded
 from ..checkpointing.parts import CollectiveFolder, Parts
+from ..comm.base import Comm
 from ..compilation import TorchDynamoPlugin, compile_like, compile_model, find_original, is_compiled_module
 from ..handlers import DistributedDataParallelKwargs
 from ..precision import Precision, restore_forward
@@ -107,6 +108,11 @@ class Strategy(ABC):
     def num_shares(self) -> int:
         """Processes that see different batches."""
         return self.runtime.topology.world_size
+
+    @property
+    def data_comm(self) -> Comm:
+        """The collectives of processes that see different batches: one of all that see the same batch."""
+        return self.runtime.comm
 
     @abstractmethod
     def prepare(self, bundle: Bundle) -> Bundle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,7 @@ import torch
 from ..checkpointing import sharded
 from ..checkpointing.parts import CollectiveFolder, Parts
 from ..comm import torch_dist
+from ..comm.base import Comm
 from ..compilation import TorchDynamoPlugin, compile_model
 from ..dtensors import is_sharded, shard_like, to_full
 from ..fsdp import FullyShardedDataParallelPlugin, enable_fsdp_ram_efficient_loading
@@ -76,6 +78,12 @@ class FullySharded(SingleDevice):
         if self.parallelism is None:
             return self.runtime.topology.world_size
         return self.parallelism.data_parallel_size
+
+    @functools.cached_property
+    def data_comm(self) -> Comm:
+        if self.parallelism is None or self.parallelism.non_data_parallel_size == 1:
+            return self.runtime.comm
+        return meshes.comm_of_data(self.runtime, self.parallelism, self.mesh)
 
     def prepare(self, bundle: Bundle) -> Bundle:
         with _garbage_waits():
