@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -11,45 +12,22 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .. import runtime as process
 from ..handlers import require_torchdata
-from ..nested import send_to_device
 from ..runtime import GradientFlags, Runtime
 from .iterable import IterableDatasetShard
+from .options import outer_sampler
+from .placing import on_device
 from .resume import EpochState, ResumableSampler, order_of, restore_order
-from .samplers import is_plain, sampler_chain
+from .samplers import BatchSamplerShard, SkipBatchSampler, is_plain, sampler_chain
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_OPTIONS: Final = (
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "generator",
-    "prefetch_factor",
-    "persistent_workers",
-    "pin_memory_device",
-    "in_order",
-)
 _EPOCH: Final = "_iteration"
 _ORDER: Final = "_order"
 _FINISHED: Final = "_iterator_finished"
 _RECEIVES: Final = "_receives"
 _ALONE: Final = "_num_yielded"
 _WORKERS: Final = "_snapshot"
-_NEVER_MOVED: Final = frozenset((str, bytes, bool, int, float, type(None)))
-
-
-def options_of(dataloader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the arguments that made the loader, except those that choose samples and batches."""
-    return {name: getattr(dataloader, name) for name in _OPTIONS if hasattr(dataloader, name)}
-
-
-def outer_sampler(dataloader: DataLoader[Any]) -> Any:
-    """Return what the loader takes from its dataset by: the batch sampler, or the sampler where it has none."""
-    return dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
 
 
 class PreparedLoader(DataLoader[Any]):
@@ -101,6 +79,7 @@ class PreparedLoader(DataLoader[Any]):
         self.iteration = iteration
         self._drop_last = drop_last_round
         self._non_blocking = non_blocking
+        self._first_sample = 0
         self._origin: PreparedLoader | None = None
         self._runtime = runtime if runtime is not None else process.current()
 
@@ -112,31 +91,82 @@ class PreparedLoader(DataLoader[Any]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_runtime": None, "_iterator": None}
 
-    def after(self, skip_batches: int, samplers: dict[str, Any]) -> Self:
+    def after(self, num_batches: int) -> Self:
         """Return a loader like this one that leaves out more batches.
 
         Both are in the same epoch. When the new one reaches its end, both are in the next epoch.
 
         Args:
-            skip_batches: how many more batches to read and drop.
-            samplers: the new samplers, by their names in `DataLoader`.
+            num_batches: how many more batches to leave out.
+
+        Raises:
+            ValueError: other processes began the epoch, and their batches cannot be left out here.
         """
-        skipped = skip_batches + sum(getattr(part, "skip_batches", 0) for part in samplers.values())
-        epoch_state, epoch = self.epoch_state.after(self.iteration, skipped)
+        parts = (self, *self._sampler_chain())
+        skipped = num_batches + sum(getattr(part, "skip_batches", 0) for part in parts)
+        epoch_state, epoch, first = self.epoch_state.after(self.iteration, skipped, self.round_size)
+        changed = self._skipping(num_batches) if first is None else self._from_sample(first)
         made: Self = object.__new__(type(self))
         # Not by assignment: torch forbids that for samplers of a loader that is made.
         made.__dict__.update(
             self.__getstate__(),
-            skip_batches=self.skip_batches + skip_batches,
             epoch_state=epoch_state,
             iteration=epoch,
             end_of_dataloader=False,
             remainder=-1,
             _origin=self,
             _runtime=self._runtime,
-            **samplers,
+            **changed,
         )
         return made
+
+    def _skipping(self, num_batches: int) -> dict[str, Any]:
+        """Return the attributes of a loader that leaves out more of this one's batches."""
+        if isinstance(self.dataset, IterableDataset):
+            return {"skip_batches": self.skip_batches + num_batches}
+        return {self._sampler_name: SkipBatchSampler(outer_sampler(self), num_batches)}
+
+    def _from_sample(self, first: int) -> dict[str, Any]:
+        """Return the attributes of a loader that starts at this sample of the epoch.
+
+        The rest of the epoch is shared out to the processes as a whole epoch is.
+        """
+        unit = self._batch_unit
+        if first % unit:
+            raise ValueError(
+                f"the checkpoint was saved after {first} samples of the epoch, where no batch of {unit} starts "
+                f"({first} % {unit} = {first % unit}): prepare the loader with a batch_size that divides {first}"
+            )
+        return {"_first_sample": first, **self._from_batch(first // unit)}
+
+    def _from_batch(self, number: int) -> dict[str, Any]:
+        """Return the attributes of a loader that starts at this batch of the user's own loader."""
+        outer = outer_sampler(self)
+        if type(outer) is not BatchSamplerShard:
+            return {self._sampler_name: SkipBatchSampler(outer, number)}
+        shard = copy.copy(outer)
+        shard.batch_sampler = SkipBatchSampler(outer.batch_sampler, number)
+        return {self._sampler_name: shard}
+
+    @property
+    def _sampler_name(self) -> str:
+        return "sampler" if self.batch_sampler is None else "batch_sampler"
+
+    @property
+    def _batch_unit(self) -> int:
+        """Samples in a batch of the user's own loader; 1 where batches vary, so that they count as samples."""
+        shares = isinstance(self.dataset, IterableDatasetShard)
+        size = getattr(self.dataset if shares else outer_sampler(self), "batch_size", None)
+        return size or 1
+
+    @property
+    def round_size(self) -> int | str:
+        """Samples that all processes read with one batch each; the number of batches where their sizes vary.
+
+        A text that names the readers, where each has a part of the dataset of its own: samples have no order then.
+        """
+        owner = self.dataset if isinstance(self.dataset, IterableDatasetShard) else outer_sampler(self)
+        return self._round_size() or int(getattr(owner, "num_processes", 1))
 
     def reset(self) -> None:
         """Forget where the last iteration stood."""
@@ -287,7 +317,7 @@ class PreparedLoader(DataLoader[Any]):
 
     def _count_remainder(self) -> int:
         size, samples = self._round_size(), self._count_samples()
-        return -1 if size is None or samples is None else samples % size
+        return -1 if size is None or samples is None else (samples - self._first_sample) % size
 
     def _count_samples(self) -> int | None:
         """Return the samples of one epoch over all processes: of the sampler where it is known to be sized."""
@@ -349,10 +379,17 @@ class StatefulLoader(PreparedLoader):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_initial_iter_for_state_dict": False}
 
-    def after(self, skip_batches: int, samplers: dict[str, Any]) -> Self:
-        made = super().after(skip_batches, samplers)
+    def after(self, num_batches: int) -> Self:
+        made = super().after(num_batches)
         made.__dict__.update(_state=None, _goes_on=False, next_iter_state=None)
         return made
+
+    def _from_sample(self, first: int) -> dict[str, Any]:
+        raise ValueError(
+            f"the checkpoint was saved after {first} samples of the epoch, by processes or with batches of another "
+            "number, and a stateful loader counts its own batches: prepare it without use_stateful_dataloader, or "
+            "start a new epoch"
+        )
 
     def _get_iterator(self) -> Any:
         state = self.next_iter_state
@@ -447,31 +484,3 @@ def stateful_class(kind: Any) -> Any:
 
 def _make_empty(kind: Any) -> Any:
     return object.__new__(stateful_class(kind))
-
-
-def on_device(batch: Any, device: torch.device, non_blocking: bool = False) -> Any:
-    """Return a batch on a device, the same object where all of it is there already.
-
-    Args:
-        batch: nested lists, tuples and dicts of tensors and other values.
-        device: where its tensors go.
-        non_blocking: copy from pinned memory without waiting.
-    """
-    if _lies_on(batch, device):
-        return batch
-    return send_to_device(batch, device, non_blocking=non_blocking)
-
-
-def _lies_on(batch: Any, device: torch.device) -> bool:
-    """Return True if nothing in the batch need be moved; False too where only `send_to_device` can tell."""
-    kind = type(batch)
-    if kind is torch.Tensor:
-        return bool(batch.device == device)
-    if kind is dict:
-        batch = batch.values()
-    elif kind is not list and kind is not tuple:
-        return kind in _NEVER_MOVED
-    for part in batch:  # noqa: SIM110 - all() over a generator takes twice the time
-        if not _lies_on(part, device):
-            return False
-    return True

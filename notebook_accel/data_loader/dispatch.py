@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, Final
 
 import torch
+from torch.utils.data import IterableDataset
 from torch.utils.data.datapipes.datapipe import IterDataPipe
 
 from ..nested import (
@@ -18,7 +19,8 @@ from ..nested import (
     slice_tensors,
 )
 from ..runtime import Runtime
-from .base import PreparedLoader, on_device
+from .base import PreparedLoader
+from .placing import on_device
 from .samplers import share_of
 
 CPU: Final = torch.device("cpu")
@@ -89,7 +91,22 @@ class DataLoaderDispatcher(PreparedLoader):
         self.slice_fn = slice_tensors if slice_fn is None else slice_fn
         self.torch_device_mesh = torch_device_mesh
         topology = self._place().topology
+        self._first_batch = 0
         self._num_shares, self._share = share_of(topology.world_size, topology.rank, torch_device_mesh)
+
+    def _skipping(self, num_batches: int) -> dict[str, Any]:
+        if isinstance(self.dataset, IterableDataset) or self.split_batches:
+            return super()._skipping(num_batches)
+        return super()._skipping(num_batches * self.num_processes)
+
+    def _from_batch(self, number: int) -> dict[str, Any]:
+        if isinstance(self.dataset, IterableDataset):
+            return {"_first_batch": number}
+        return super()._from_batch(number)
+
+    @property
+    def round_size(self) -> int | str:
+        return self._round_size() or (1 if self.split_batches else self.num_processes)
 
     def _place(self) -> Runtime:
         if (runtime := self.runtime) is None:
@@ -150,7 +167,7 @@ class DataLoaderDispatcher(PreparedLoader):
         """Yield the rounds on rank 0; one is read ahead, so that the last one is known."""
         note_state = self._note_state if self.use_stateful_dataloader else None
         skipped = self._batches_to_skip()
-        batches = self._global_batches(self._read_all())
+        batches = self._global_batches(islice(self._read_all(), self._first_batch, None))
         batch = next(batches, _END)
         filler = None if batch is _END else self._filler(batch)
         for _ in range(skipped):

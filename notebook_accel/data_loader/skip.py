@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from .base import PreparedLoader, options_of, outer_sampler
-from .dispatch import DataLoaderDispatcher
+from .base import PreparedLoader
+from .options import options_of, outer_sampler
 from .samplers import SkipBatchSampler
 
 
@@ -37,32 +37,31 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
 
     Batches of an iterable dataset are read and dropped; others are not read.
 
+    After `load_state`, in the epoch in which the checkpoint was saved, `num_batches` are batches of the run that saved
+    it, also if it had another number of processes or another batch size. The rest of the epoch keeps its order: it is
+    shared out to the processes of this run from the first sample on that no process has read.
+
     Args:
         dataloader: prepared or not.
-        num_batches: how many to leave out.
+        num_batches: how many to leave out; those that one process gets.
 
     Raises:
-        ValueError: `num_batches` is negative.
+        ValueError: `num_batches` is negative. Or the checkpoint is of other processes and the loader cannot start
+            where they stopped: it is stateful, its dataset shards itself or is read by worker processes, or no batch
+            starts there.
     """
     if num_batches < 0:
         raise ValueError(f"num_batches must be 0 or more, not {num_batches}")
-    in_reading = isinstance(dataloader.dataset, IterableDataset)
     if isinstance(dataloader, PreparedLoader):
-        return dataloader.after(num_batches if in_reading else 0, _sampler_after(dataloader, num_batches))
-    options = options_of(dataloader) | _sampler_after(dataloader, num_batches)
-    if in_reading:
+        return dataloader.after(num_batches)
+    options = options_of(dataloader)
+    if isinstance(dataloader.dataset, IterableDataset):
         options |= {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
         return SkipDataLoader(dataloader.dataset, num_batches, **options)
-    if dataloader.batch_sampler is None:
-        options["batch_size"] = None
-    return DataLoader(dataloader.dataset, **options)
-
-
-def _sampler_after(dataloader: DataLoader[Any], num_batches: int) -> dict[str, Any]:
-    """Return the sampler that leaves out what makes up the batches, by its name in `DataLoader`."""
-    if isinstance(dataloader.dataset, IterableDataset):
-        return {}
-    if isinstance(dataloader, DataLoaderDispatcher) and not dataloader.split_batches:
-        num_batches *= dataloader.num_processes
-    name = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
-    return {name: SkipBatchSampler(outer_sampler(dataloader), num_batches)}
+    rest = SkipBatchSampler(outer_sampler(dataloader), num_batches)
+    chosen = (
+        {"batch_sampler": rest}
+        if dataloader.batch_sampler is not None
+        else {"sampler": rest, "batch_size": None}
+    )
+    return DataLoader(dataloader.dataset, **options, **chosen)
