@@ -41,6 +41,8 @@ class TorchComm(Comm):
         group: the process group, whose ranks count; by default that of all processes.
     """
 
+    scatters = True
+
     def __init__(
         self, device: torch.device, *, debug: bool = False, owned: bool = False, group: Any = None
     ) -> None:
@@ -84,6 +86,10 @@ class TorchComm(Comm):
 
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
         dist.broadcast(tensor, group=self.group, group_src=src)
+        return tensor
+
+    def scatter(self, tensor: torch.Tensor, parts: list[torch.Tensor] | None, src: int = 0) -> torch.Tensor:
+        dist.scatter(tensor, parts, group=self.group, group_src=src)
         return tensor
 
     def all_gather_object(self, obj: Any) -> list[Any]:

@@ -65,7 +65,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("basic", "launch"),
     ),
     "data_loader": (
-        ("indices", "options", "placing"),
+        ("exchange", "indices", "options", "placing"),
         ("samplers",),
         ("iterable", "resume"),
         ("base",),
