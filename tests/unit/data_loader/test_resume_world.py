@@ -280,14 +280,20 @@ def test_stateful_loaders_refuse() -> None:
         go_on(second, pickle.dumps(position_of(first[0])), 3)
 
 
-DISPATCHED = {"map": (False, False), "iterable": (True, False), "map, split": (False, True)}
+# of an iterable dataset, split, dispatched
+RUNS = {
+    "own shares": (False, False, False),
+    "dispatched": (False, False, True),
+    "dispatched, iterable": (True, False, True),
+    "dispatched, split": (False, True, True),
+}
 
 
 def run_part(folder: str, begins: bool) -> dict[str, list[int]]:
     """Read 3 batches of an epoch and save a checkpoint, or load it and read the rest."""
     seen: dict[str, list[int]] = {}
-    for name, (iterable, split) in DISPATCHED.items():
-        loading = DataLoaderConfiguration(dispatch_batches=True, split_batches=split)
+    for name, (iterable, split, dispatch) in RUNS.items():
+        loading = DataLoaderConfiguration(dispatch_batches=dispatch, split_batches=split)
         accelerator = Accelerator(cpu=True, dataloader_config=loading)
         torch.manual_seed(3)
         own = raw("iterable" if iterable else "shuffled", 12 if split else 4, False)
@@ -306,7 +312,7 @@ def run_part(folder: str, begins: bool) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("worlds", [(1, 2), (2, 1)])
-def test_batches_that_rank_0_reads(tmp_path: Path, clean_runtime: None, worlds: tuple[int, int]) -> None:
+def test_checkpoints_of_other_processes(tmp_path: Path, clean_runtime: None, worlds: tuple[int, int]) -> None:
     def run(world: int, begins: bool) -> Any:
         return (
             run_ranks(run_part, str(tmp_path), begins, world_size=world)[0]
@@ -315,7 +321,7 @@ def test_batches_that_rank_0_reads(tmp_path: Path, clean_runtime: None, worlds: 
         )
 
     whole, rest = run(worlds[0], True), run(worlds[1], False)
-    for name, (_, split) in DISPATCHED.items():
+    for name, (_, split, _) in RUNS.items():
         read_before = 3 * (12 if split else 4 * worlds[0])
         assert sorted(whole[name]) == list(range(SAMPLES))
         assert rest[name] == whole[name][read_before:], name
