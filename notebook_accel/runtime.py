@@ -36,11 +36,13 @@ class Iteration:
         is_last: whether the batch that it handed out last is the loader's last one.
         remainder: see `GradientFlags.remainder`.
         is_left: whether it was closed before its end.
-        turn: number of its last batch among the batches of all iterators; 0 before the first one.
-        previous: the `turn` before that.
+        turn: number of its last turn; a turn is all batches that one iterator hands out without another between them.
+            0 before the first one.
+        previous: the turn before that.
+        is_single: whether it has handed out one batch in this turn.
     """
 
-    __slots__ = ("_loader", "is_last", "is_left", "previous", "remainder", "turn")
+    __slots__ = ("_loader", "is_last", "is_left", "is_single", "previous", "remainder", "turn")
 
     def __init__(self, loader: Loader) -> None:
         self._loader = weakref.ref(loader)
@@ -49,15 +51,16 @@ class Iteration:
         self.is_left = False
         self.turn = 0
         self.previous = 0
+        self.is_single = True
 
     @property
     def loader(self) -> Any | None:
         """The loader, None where it no longer exists."""
         return self._loader()
 
-    def alternates_with(self, latest: Iteration) -> bool:
-        """Return True if this iterator and the latest one hand out in turn, as those of a `zip` do."""
-        return 0 < self.previous < latest.previous < self.turn
+    def alternates_with(self, other: Iteration) -> bool:
+        """Return True if this iterator had the last turn and both hand out batches in turn, as those of a `zip` do."""
+        return self.is_single and 0 < other.previous < self.previous < other.turn
 
 
 class GradientFlags:
@@ -73,6 +76,7 @@ class GradientFlags:
         sync_with_dataloader: whether a step follows the last batch of a loader.
         sync_each_batch: whether gradients are reduced for accumulated batches too, which saves memory.
         iterations: iterators over loaders that have not reached their ends, in the order in which they began.
+        latest: of the iterator that handed out the last batch, also where it was left since; None outside of loops.
         steps: optimizer steps so far.
         xla_gradients_synced: whether gradients on XLA devices have been averaged since the last step.
     """
@@ -81,6 +85,7 @@ class GradientFlags:
         "_turn",
         "adjust_scheduler",
         "iterations",
+        "latest",
         "num_steps",
         "steps",
         "sync_each_batch",
@@ -98,6 +103,7 @@ class GradientFlags:
         self.sync_each_batch: bool = False
         self.xla_gradients_synced: bool = False
         self.iterations: list[Iteration] = []
+        self.latest: Iteration | None = None
         self._turn = 0
 
     def begin(self, loader: Loader) -> Iteration:
@@ -110,19 +116,16 @@ class GradientFlags:
         self._enter(iteration)
         return iteration
 
-    def hand_out(self, iteration: Iteration, *, is_last: bool, remainder: int) -> None:
-        """Note that an iterator hands out a batch: the loop over it is the one that the code is in.
+    def give_turn(self, iteration: Iteration) -> None:
+        """Note that an iterator hands out a batch, and another one did before: the code is in the loop over this one.
 
         Args:
             iteration: of the iterator.
-            is_last: the batch is the loader's last one.
-            remainder: see the attribute.
         """
         self._turn += 1
-        iteration.previous, iteration.turn = iteration.turn, self._turn
-        iteration.is_last, iteration.remainder = is_last, remainder
-        if len(self.iterations) != 1 or self.iterations[0] is not iteration:
-            self._enter(iteration)
+        iteration.previous, iteration.turn, iteration.is_single = iteration.turn, self._turn, True
+        self._enter(iteration)
+        self.latest = iteration
 
     def end(self, iteration: Iteration) -> None:
         """Note that an iterator reached its end; the code has left all loops that began within it.
@@ -132,6 +135,7 @@ class GradientFlags:
         """
         if iteration in self.iterations:
             self.iterations = self.iterations[: self.iterations.index(iteration)]
+        self.latest = max(self.iterations, key=_turn_of, default=None)
 
     def position(self) -> tuple[int, int, int | None]:
         """Return where the outermost loader that is being iterated stands; any thread may call it.
@@ -154,18 +158,14 @@ class GradientFlags:
         return [iteration for iteration in self.iterations if iteration.loader is not None]
 
     @property
-    def latest(self) -> Iteration | None:
-        """The iteration that handed out the last batch, also where it was left since; None outside of loops."""
-        return max(self._alive(), key=_turn_of, default=None)
-
-    @property
     def current(self) -> Iteration | None:
         """The iteration of the loop that the code is in, None without one.
 
         Where all loops were left it is the latest of these, until another begins.
         """
         alive = self._alive()
-        return max((other for other in alive if not other.is_left), key=_turn_of, default=None) or self.latest
+        live = [other for other in alive if not other.is_left]
+        return max(live or alive, key=_turn_of, default=None)
 
     @property
     def active(self) -> Any | None:
@@ -180,7 +180,7 @@ class GradientFlags:
         if current is None:
             return False
         return current.is_last or any(
-            other.is_last and other.alternates_with(current) for other in self.iterations if not other.is_left
+            other.is_last and current.alternates_with(other) for other in self.iterations if not other.is_left
         )
 
     @property

@@ -56,7 +56,7 @@ class CollectPart(Shared):
     def _count_unique_samples(self) -> int | None:
         """Return how many samples of the batch are no repeats, None where all count."""
         latest = self._runtime.gradient.latest
-        if latest is None or not latest.is_last or latest.remainder <= 0:
+        if latest is None or latest.loader is None or not latest.is_last or latest.remainder <= 0:
             return None
         return latest.remainder
 

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.algorithms.join import Join
 
 from .. import probes
-from ..data_loader.options import outer_sampler
+from ..data_loader.base import outer_sampler
 from ..data_loader.samplers import sampler_chain
 from ..handlers import AutocastKwargs
 from ..optimizer import AcceleratedOptimizer

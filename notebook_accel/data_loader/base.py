@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -12,22 +11,50 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .. import runtime as process
 from ..handlers import require_torchdata
+from ..nested import send_to_device
 from ..runtime import GradientFlags, Runtime
 from .iterable import IterableDatasetShard
-from .options import outer_sampler
-from .placing import on_device
 from .resume import EpochState, ResumableSampler, order_of, restore_order
-from .samplers import BatchSamplerShard, SkipBatchSampler, is_plain, sampler_chain
+from .samplers import SkipBatchSampler, is_plain, sampler_chain, start_at
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_OPTIONS: Final = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+    "in_order",
+)
 _EPOCH: Final = "_iteration"
 _ORDER: Final = "_order"
 _FINISHED: Final = "_iterator_finished"
 _RECEIVES: Final = "_receives"
 _ALONE: Final = "_num_yielded"
 _WORKERS: Final = "_snapshot"
+_NEVER_MOVED: Final = frozenset((str, bytes, bool, int, float, type(None)))
+
+
+def options_of(dataloader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the arguments that made the loader, except those that choose samples and batches."""
+    return {name: getattr(dataloader, name) for name in _OPTIONS if hasattr(dataloader, name)}
+
+
+def name_sampler(dataloader: DataLoader[Any], sampler: Any) -> dict[str, Any]:
+    """Return an outer sampler for the loader by its name there."""
+    return {"sampler" if dataloader.batch_sampler is None else "batch_sampler": sampler}
+
+
+def outer_sampler(dataloader: DataLoader[Any]) -> Any:
+    """Return what the loader takes from its dataset by: the batch sampler, or the sampler where it has none."""
+    return dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
 
 
 class PreparedLoader(DataLoader[Any]):
@@ -42,12 +69,14 @@ class PreparedLoader(DataLoader[Any]):
         batches_seen: batches handed out in this iteration.
         length: batches of this iteration, None where nobody knows.
         epoch_state: what decides the order of its epochs.
+        dataset_shards: how many processes the dataset itself is shared out to; 1 where it is not.
     """
 
     end_of_dataloader: bool = False
     remainder: int = -1
     batches_seen: int = 0
     length: int | None = None
+    dataset_shards: int = 1
     use_stateful_dataloader: bool = False
 
     def __new__(cls, *args: Any, use_stateful_dataloader: bool = False, **kwargs: Any) -> Self:
@@ -79,7 +108,7 @@ class PreparedLoader(DataLoader[Any]):
         self.iteration = iteration
         self._drop_last = drop_last_round
         self._non_blocking = non_blocking
-        self._first_sample = 0
+        self.first_sample = 0
         self._origin: PreparedLoader | None = None
         self._runtime = runtime if runtime is not None else process.current()
 
@@ -91,73 +120,28 @@ class PreparedLoader(DataLoader[Any]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_runtime": None, "_iterator": None}
 
-    def after(self, num_batches: int) -> Self:
-        """Return a loader like this one that leaves out more batches.
+    def renew(self) -> dict[str, Any]:
+        """Return what a loader that starts anew in this one's epoch has in place of this one's attributes."""
+        return {"end_of_dataloader": False, "remainder": -1, "_origin": self, "_runtime": self._runtime}
 
-        Both are in the same epoch. When the new one reaches its end, both are in the next epoch.
-
-        Args:
-            num_batches: how many more batches to leave out.
-
-        Raises:
-            ValueError: other processes began the epoch, and their batches cannot be left out here.
-        """
-        parts = (self, *self._sampler_chain())
-        skipped = num_batches + sum(getattr(part, "skip_batches", 0) for part in parts)
-        epoch_state, epoch, first = self.epoch_state.after(self.iteration, skipped, self.round_size)
-        changed = self._skipping(num_batches) if first is None else self._from_sample(first)
-        made: Self = object.__new__(type(self))
-        # Not by assignment: torch forbids that for samplers of a loader that is made.
-        made.__dict__.update(
-            self.__getstate__(),
-            epoch_state=epoch_state,
-            iteration=epoch,
-            end_of_dataloader=False,
-            remainder=-1,
-            _origin=self,
-            _runtime=self._runtime,
-            **changed,
-        )
-        return made
-
-    def _skipping(self, num_batches: int) -> dict[str, Any]:
+    def skip(self, num_batches: int) -> dict[str, Any]:
         """Return the attributes of a loader that leaves out more of this one's batches."""
         if isinstance(self.dataset, IterableDataset):
             return {"skip_batches": self.skip_batches + num_batches}
-        return {self._sampler_name: SkipBatchSampler(outer_sampler(self), num_batches)}
+        return name_sampler(self, SkipBatchSampler(outer_sampler(self), num_batches))
 
-    def _from_sample(self, first: int) -> dict[str, Any]:
-        """Return the attributes of a loader that starts at this sample of the epoch.
+    def start_at_batch(self, number: int) -> dict[str, Any]:
+        """Return the attributes of a loader that starts at this batch of the user's own loader.
 
-        The rest of the epoch is shared out to the processes as a whole epoch is.
+        What follows is shared out to the processes as a whole epoch is.
         """
-        unit = self._batch_unit
-        if first % unit:
-            raise ValueError(
-                f"the checkpoint was saved after {first} samples of the epoch, where no batch of {unit} starts "
-                f"({first} % {unit} = {first % unit}): prepare the loader with a batch_size that divides {first}"
-            )
-        return {"_first_sample": first, **self._from_batch(first // unit)}
-
-    def _from_batch(self, number: int) -> dict[str, Any]:
-        """Return the attributes of a loader that starts at this batch of the user's own loader."""
-        outer = outer_sampler(self)
-        if type(outer) is not BatchSamplerShard:
-            return {self._sampler_name: SkipBatchSampler(outer, number)}
-        shard = copy.copy(outer)
-        shard.batch_sampler = SkipBatchSampler(outer.batch_sampler, number)
-        return {self._sampler_name: shard}
+        return name_sampler(self, start_at(outer_sampler(self), number))
 
     @property
-    def _sampler_name(self) -> str:
-        return "sampler" if self.batch_sampler is None else "batch_sampler"
-
-    @property
-    def _batch_unit(self) -> int:
-        """Samples in a batch of the user's own loader; 1 where batches vary, so that they count as samples."""
+    def own_batch_size(self) -> int:
+        """Samples in a batch of the user's own loader; 1 where they vary, so that batches count as samples."""
         shares = isinstance(self.dataset, IterableDatasetShard)
-        size = getattr(self.dataset if shares else outer_sampler(self), "batch_size", None)
-        return size or 1
+        return getattr(self.dataset if shares else outer_sampler(self), "batch_size", None) or 1
 
     @property
     def round_size(self) -> int | str:
@@ -166,7 +150,10 @@ class PreparedLoader(DataLoader[Any]):
         A text that names the readers, where each has a part of the dataset of its own: samples have no order then.
         """
         owner = self.dataset if isinstance(self.dataset, IterableDatasetShard) else outer_sampler(self)
-        return self._round_size() or int(getattr(owner, "num_processes", 1))
+        num = int(getattr(owner, "num_processes", self.dataset_shards))
+        if isinstance(self.dataset, IterableDataset) and (self.num_workers > 0 or self.dataset_shards > 1):
+            return f"{num} processes with num_workers={self.num_workers}"
+        return self._round_size() or num
 
     def reset(self) -> None:
         """Forget where the last iteration stood."""
@@ -178,7 +165,7 @@ class PreparedLoader(DataLoader[Any]):
         """Note that an iteration starts."""
         self.reset()
         self.length = self._length()
-        self.epoch_state.begin()
+        self.epoch_state.begin(self.round_size)
         if not self._drop_last:
             self.remainder = self._count_remainder()
 
@@ -207,7 +194,9 @@ class PreparedLoader(DataLoader[Any]):
                 seen += 1
                 # another iterator over this loader may have changed its attributes meanwhile
                 self.batches_seen, is_last = seen, self.end_of_dataloader
-                flags.hand_out(iteration, is_last=is_last, remainder=self.remainder)
+                iteration.is_last, iteration.remainder, iteration.is_single = is_last, self.remainder, False
+                if flags.latest is not iteration:
+                    flags.give_turn(iteration)
                 yield batch
                 self.end_of_dataloader = False
         except BaseException:
@@ -317,7 +306,7 @@ class PreparedLoader(DataLoader[Any]):
 
     def _count_remainder(self) -> int:
         size, samples = self._round_size(), self._count_samples()
-        return -1 if size is None or samples is None else (samples - self._first_sample) % size
+        return -1 if size is None or samples is None else (samples - self.first_sample) % size
 
     def _count_samples(self) -> int | None:
         """Return the samples of one epoch over all processes: of the sampler where it is known to be sized."""
@@ -379,16 +368,13 @@ class StatefulLoader(PreparedLoader):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_initial_iter_for_state_dict": False}
 
-    def after(self, num_batches: int) -> Self:
-        made = super().after(num_batches)
-        made.__dict__.update(_state=None, _goes_on=False, next_iter_state=None)
-        return made
+    def renew(self) -> dict[str, Any]:
+        return super().renew() | {"_state": None, "_goes_on": False, "next_iter_state": None}
 
-    def _from_sample(self, first: int) -> dict[str, Any]:
+    def start_at_batch(self, number: int) -> dict[str, Any]:
         raise ValueError(
-            f"the checkpoint was saved after {first} samples of the epoch, by processes or with batches of another "
-            "number, and a stateful loader counts its own batches: prepare it without use_stateful_dataloader, or "
-            "start a new epoch"
+            "the checkpoint is of another number of processes or another batch size, and a stateful loader counts its "
+            "own batches: prepare it without use_stateful_dataloader, or start a new epoch"
         )
 
     def _get_iterator(self) -> Any:
@@ -484,3 +470,31 @@ def stateful_class(kind: Any) -> Any:
 
 def _make_empty(kind: Any) -> Any:
     return object.__new__(stateful_class(kind))
+
+
+def on_device(batch: Any, device: torch.device, non_blocking: bool = False) -> Any:
+    """Return a batch on a device, the same object where all of it is there already.
+
+    Args:
+        batch: nested lists, tuples and dicts of tensors and other values.
+        device: where its tensors go.
+        non_blocking: copy from pinned memory without waiting.
+    """
+    if _lies_on(batch, device):
+        return batch
+    return send_to_device(batch, device, non_blocking=non_blocking)
+
+
+def _lies_on(batch: Any, device: torch.device) -> bool:
+    """Return True if nothing in the batch need be moved; False too where only `send_to_device` can tell."""
+    kind = type(batch)
+    if kind is torch.Tensor:
+        return bool(batch.device == device)
+    if kind is dict:
+        batch = batch.values()
+    elif kind is not list and kind is not tuple:
+        return kind in _NEVER_MOVED
+    for part in batch:  # noqa: SIM110 - all() over a generator takes twice the time
+        if not _lies_on(part, device):
+            return False
+    return True

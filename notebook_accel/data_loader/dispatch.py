@@ -18,9 +18,8 @@ from ..nested import (
     slice_tensors,
 )
 from ..runtime import Runtime
-from .base import PreparedLoader
+from .base import PreparedLoader, on_device
 from .exchange import Exchange, Round
-from .placing import on_device
 from .samplers import share_of
 
 CPU: Final = torch.device("cpu")
@@ -79,15 +78,15 @@ class DataLoaderDispatcher(PreparedLoader):
         self._first_batch = 0
         self._num_shares, self._share = share_of(topology.world_size, topology.rank, torch_device_mesh)
 
-    def _skipping(self, num_batches: int) -> dict[str, Any]:
+    def skip(self, num_batches: int) -> dict[str, Any]:
         if isinstance(self.dataset, IterableDataset) or self.split_batches:
-            return super()._skipping(num_batches)
-        return super()._skipping(num_batches * self.num_processes)
+            return super().skip(num_batches)
+        return super().skip(num_batches * self.num_processes)
 
-    def _from_batch(self, number: int) -> dict[str, Any]:
+    def start_at_batch(self, number: int) -> dict[str, Any]:
         if isinstance(self.dataset, IterableDataset):
             return {"_first_batch": number}
-        return super()._from_batch(number)
+        return super().start_at_batch(number)
 
     @property
     def round_size(self) -> int | str:

@@ -12,10 +12,10 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from .. import runtime as process
 from ..runtime import Runtime
+from .base import options_of, outer_sampler
 from .dispatch import DataLoaderDispatcher
 from .indices import draw_seed
 from .iterable import IterableDatasetShard
-from .options import options_of, outer_sampler
 from .samplers import BatchSamplerShard, SeedableRandomSampler, check_split, share_of
 from .shard import DataLoaderShard
 

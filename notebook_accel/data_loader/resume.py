@@ -59,6 +59,7 @@ class EpochState:
         interrupted_epoch: the number of that epoch.
         goes_on: another process began this epoch, so that its start draws no random numbers here.
         rounds: of earlier runs of this epoch.
+        round_size: of the loader, in this epoch.
         interrupted_rounds: of all runs of the interrupted epoch.
         parent: the state of the loader that was given to `skip_first_batches`; it is in the same epoch.
     """
@@ -72,14 +73,20 @@ class EpochState:
         self.interrupted_epoch = 0
         self.goes_on = False
         self.rounds: Rounds = []
+        self.round_size: int | str = 1
         self.interrupted_rounds: Rounds = []
         self.parent = parent
 
-    def begin(self) -> None:
-        """Note that an epoch starts."""
+    def begin(self, round_size: int | str) -> None:
+        """Note that an epoch starts.
+
+        Args:
+            round_size: of the loader.
+        """
         self.goes_on = self.next_order is not None
         if self.parent is None:
             self.rounds = []
+        self.round_size = round_size
         self.count = Count()
         self._set(None)
 
@@ -129,16 +136,11 @@ class EpochState:
                     made.rounds, first = read, _count_samples(read, round_size)
         return made, epoch, first
 
-    def state_dict(self, epoch: int, round_size: int | str) -> dict[str, Any]:
-        """Return where the loader stands in this epoch.
-
-        Args:
-            epoch: of the loader.
-            round_size: of the loader.
-        """
+    def state_dict(self, epoch: int) -> dict[str, Any]:
+        """Return where the loader stands in this epoch."""
         state: dict[str, Any] = {"iteration": epoch}
         if self.order is not None:
-            rounds = [*self.rounds, (None, round_size)]
+            rounds = [*self.rounds, (None, self.round_size)]
             state |= {
                 "iteration": epoch + self.ended,
                 "order": self.order,
@@ -159,7 +161,8 @@ class EpochState:
 
     def _set(self, order: Order | None) -> None:
         for state in self._with_parents():
-            state.order, state.interrupted, state.ended, state.rounds = order, None, False, self.rounds
+            state.order, state.interrupted, state.ended = order, None, False
+            state.rounds, state.round_size = self.rounds, self.round_size
 
     def _with_parents(self) -> Iterator[EpochState]:
         state: EpochState | None = self
@@ -292,7 +295,7 @@ def position_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return where a loader stands: its epoch, and what decides the order of this epoch and of later ones."""
     epoch = int(getattr(loader, "iteration", 0))
     own: EpochState | None = getattr(loader, "epoch_state", None)
-    state = {"iteration": epoch} if own is None else own.state_dict(epoch, loader.round_size)  # type: ignore[attr-defined]
+    state = {"iteration": epoch} if own is None else own.state_dict(epoch)
     sampler = _index_sampler(loader)
     for key in ("epoch", "initial_seed"):
         if isinstance(getattr(sampler, key, None), int):

@@ -35,12 +35,7 @@ class DataLoaderShard(PreparedLoader):
         torch_device_mesh: taken for compatibility; `prepare_data_loader` applies it.
         iteration: the epoch to start with.
         kwargs: all that `DataLoader` takes.
-
-    Attributes:
-        dataset_shards: how many processes the dataset itself is shared out to; 1 where it is not.
     """
-
-    dataset_shards: int = 1
 
     def __init__(
         self,
@@ -72,23 +67,13 @@ class DataLoaderShard(PreparedLoader):
         self.rng_types = rng_types
         self.synchronized_generator = synchronized_generator
 
-    @property
-    def round_size(self) -> int | str:
-        if not isinstance(self.dataset, IterableDataset) or (
-            self.num_workers == 0 and self.dataset_shards == 1
-        ):
-            return super().round_size
-        shard = self.dataset
-        num = shard.num_processes if isinstance(shard, IterableDatasetShard) else self.dataset_shards
-        return f"{num} processes with num_workers={self.num_workers}"
-
-    def _from_batch(self, number: int) -> dict[str, Any]:
+    def start_at_batch(self, number: int) -> dict[str, Any]:
         if not isinstance(self.dataset, IterableDataset):
-            return super()._from_batch(number)
+            return super().start_at_batch(number)
         if not isinstance(self.dataset, IterableDatasetShard):
-            return self._skipping(number)
+            return self.skip(number)
         shard = copy.copy(self.dataset)
-        shard.skip_samples = number * self._batch_unit
+        shard.skip_samples = number * self.own_batch_size
         return {"dataset": shard}
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]

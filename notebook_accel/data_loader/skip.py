@@ -8,9 +8,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from .base import PreparedLoader
-from .options import options_of, outer_sampler
-from .samplers import SkipBatchSampler
+from .base import PreparedLoader, name_sampler, options_of, outer_sampler
+from .samplers import SkipBatchSampler, sampler_chain
 
 
 class SkipDataLoader(PreparedLoader):
@@ -53,15 +52,36 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
     if num_batches < 0:
         raise ValueError(f"num_batches must be 0 or more, not {num_batches}")
     if isinstance(dataloader, PreparedLoader):
-        return dataloader.after(num_batches)
+        return _skip_prepared(dataloader, num_batches)
     options = options_of(dataloader)
     if isinstance(dataloader.dataset, IterableDataset):
         options |= {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
         return SkipDataLoader(dataloader.dataset, num_batches, **options)
+    if dataloader.batch_sampler is None:
+        options["batch_size"] = None
     rest = SkipBatchSampler(outer_sampler(dataloader), num_batches)
-    chosen = (
-        {"batch_sampler": rest}
-        if dataloader.batch_sampler is not None
-        else {"sampler": rest, "batch_size": None}
-    )
-    return DataLoader(dataloader.dataset, **options, **chosen)
+    return DataLoader(dataloader.dataset, **options, **name_sampler(dataloader, rest))
+
+
+def _skip_prepared(loader: PreparedLoader, num_batches: int) -> PreparedLoader:
+    """Return a loader of the same epoch. When it reaches its end, both are in the next epoch."""
+    parts = (loader, *sampler_chain(outer_sampler(loader)))
+    skipped = num_batches + sum(getattr(part, "skip_batches", 0) for part in parts)
+    epoch_state, epoch, first = loader.epoch_state.after(loader.iteration, skipped, loader.round_size)
+    made: PreparedLoader = object.__new__(type(loader))
+    # Not by assignment: torch forbids that for samplers of a loader that is made.
+    made.__dict__.update(loader.__getstate__(), **loader.renew(), epoch_state=epoch_state, iteration=epoch)
+    made.__dict__.update(loader.skip(num_batches) if first is None else _start_at(loader, first))
+    return made
+
+
+def _start_at(loader: PreparedLoader, first: int) -> dict[str, Any]:
+    """Return the attributes of a loader that starts at this sample of the epoch."""
+    number, odd = divmod(first, loader.own_batch_size)
+    if odd:
+        size = loader.own_batch_size
+        raise ValueError(
+            f"the checkpoint was saved after {first} samples of the epoch, where no batch of {size} starts "
+            f"({first} % {size} = {odd}): prepare the loader with a batch_size that divides {first}"
+        )
+    return {"first_sample": first, **loader.start_at_batch(number)}

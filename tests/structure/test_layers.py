@@ -65,7 +65,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("basic", "launch"),
     ),
     "data_loader": (
-        ("exchange", "indices", "options", "placing"),
+        ("exchange", "indices"),
         ("samplers",),
         ("iterable", "resume"),
         ("base",),

@@ -112,10 +112,11 @@ def test_gradient_flags_follow_the_loader_of_the_last_batch() -> None:
     assert (flags.end_of_dataloader, flags.remainder, flags.active) == (False, -1, None)
     outer, inner = Loader(), Loader()
     first, second = flags.begin(outer), flags.begin(inner)
-    flags.hand_out(first, is_last=False, remainder=2)
-    flags.hand_out(second, is_last=True, remainder=3)
+    first.remainder, second.remainder, second.is_last = 2, 3, True
+    flags.give_turn(first)
+    flags.give_turn(second)
     assert flags.active is inner and flags.end_of_dataloader and flags.remainder == 3
-    flags.hand_out(first, is_last=False, remainder=2)
+    flags.give_turn(first)
     assert flags.active is outer and not flags.end_of_dataloader and flags.remainder == 2
     flags.end(first)
     assert flags.active is None and flags.iterations == []
@@ -124,10 +125,10 @@ def test_gradient_flags_follow_the_loader_of_the_last_batch() -> None:
 def test_gradient_flags_forget_a_loader_that_is_gone() -> None:
     flags = GradientFlags()
     loader = Loader()
-    flags.hand_out(flags.begin(loader), is_last=True, remainder=3)
+    flags.give_turn(flags.begin(loader))
     assert flags.position() == (1, 2, 3)
     del loader
-    assert flags.active is None and flags.latest is None and flags.position() == (0, 0, None)
+    assert flags.active is None and not flags.end_of_dataloader and flags.position() == (0, 0, None)
 
 
 def test_gradient_state_is_a_view(clean_runtime: None) -> None:
