@@ -16,25 +16,58 @@ if TYPE_CHECKING:  # a script that does without torch is not to wait for it
 
 
 class Loader(Protocol):
-    """The attributes of a prepared data loader that gradient accumulation reads.
+    """The attributes of a prepared data loader that say where it stands.
 
     Attributes:
-        end_of_dataloader: whether the last batch was handed out.
-        remainder: see `GradientFlags.remainder`.
         iteration: the epoch, from 0.
         batches_seen: batches of this epoch that were handed out.
         length: batches of an epoch, None where it is unknown.
     """
 
-    end_of_dataloader: bool
-    remainder: int
     iteration: int
     batches_seen: int
     length: int | None
 
 
+class Iteration:
+    """One iterator over a prepared loader.
+
+    Attributes:
+        is_last: whether the batch that it handed out last is the loader's last one.
+        remainder: see `GradientFlags.remainder`.
+        is_left: whether it was closed before its end.
+        turn: number of its last turn; a turn is all batches that one iterator hands out without another between them.
+            0 before the first one.
+        previous: the turn before that.
+        is_single: whether it has handed out one batch in this turn.
+    """
+
+    __slots__ = ("_loader", "is_last", "is_left", "is_single", "previous", "remainder", "turn")
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = weakref.ref(loader)
+        self.is_last = False
+        self.remainder = -1
+        self.is_left = False
+        self.turn = 0
+        self.previous = 0
+        self.is_single = True
+
+    @property
+    def loader(self) -> Any | None:
+        """The loader, None where it no longer exists."""
+        return self._loader()
+
+    def alternates_with(self, other: Iteration) -> bool:
+        """Return True if this iterator had the last turn and both hand out batches in turn, as those of a `zip` do."""
+        return self.is_single and 0 < other.previous < self.previous < other.turn
+
+
 class GradientFlags:
     """The state of gradient accumulation; the accelerator and the prepared loaders write it.
+
+    Which loop the code is in follows from the iterator that handed out a batch last. What became of others does not
+    matter: they may have been left, or be kept in variables.
 
     Attributes:
         sync_gradients: whether the next step of an optimizer is due.
@@ -42,14 +75,17 @@ class GradientFlags:
         adjust_scheduler: the user's choice; has no effect, schedules always step with the optimizer.
         sync_with_dataloader: whether a step follows the last batch of a loader.
         sync_each_batch: whether gradients are reduced for accumulated batches too, which saves memory.
-        loaders: weak references to the loaders that are being iterated, innermost last.
+        iterations: iterators over loaders that have not reached their ends, in the order in which they began.
+        latest: of the iterator that handed out the last batch, also where it was left since; None outside of loops.
         steps: optimizer steps so far.
         xla_gradients_synced: whether gradients on XLA devices have been averaged since the last step.
     """
 
     __slots__ = (
+        "_turn",
         "adjust_scheduler",
-        "loaders",
+        "iterations",
+        "latest",
         "num_steps",
         "steps",
         "sync_each_batch",
@@ -66,27 +102,40 @@ class GradientFlags:
         self.sync_with_dataloader: bool = True
         self.sync_each_batch: bool = False
         self.xla_gradients_synced: bool = False
-        self.loaders: list[weakref.ref[Any]] = []
+        self.iterations: list[Iteration] = []
+        self.latest: Iteration | None = None
+        self._turn = 0
 
-    def begin(self, loader: Loader) -> None:
-        """Add a loader whose iteration starts, and remove loaders that no longer exist.
-
-        Args:
-            loader: becomes the active one.
-        """
-        self.loaders = [*self._alive(), weakref.ref(loader)]
-
-    def end(self, loader: Loader) -> None:
-        """Remove a loader whose iteration ended, and loaders that no longer exist.
+    def begin(self, loader: Loader) -> Iteration:
+        """Return a new iteration of a loader, and forget those that were left.
 
         Args:
-            loader: its innermost iteration ended.
+            loader: its iterator reads the first batch next.
         """
-        for position in range(len(self.loaders) - 1, -1, -1):
-            if self.loaders[position]() is loader:
-                del self.loaders[position]
-                break
-        self.loaders = self._alive()
+        iteration = Iteration(loader)
+        self._enter(iteration)
+        return iteration
+
+    def give_turn(self, iteration: Iteration) -> None:
+        """Note that an iterator hands out a batch, and another one did before: the code is in the loop over this one.
+
+        Args:
+            iteration: of the iterator.
+        """
+        self._turn += 1
+        iteration.previous, iteration.turn, iteration.is_single = iteration.turn, self._turn, True
+        self._enter(iteration)
+        self.latest = iteration
+
+    def end(self, iteration: Iteration) -> None:
+        """Note that an iterator reached its end; the code has left all loops that began within it.
+
+        Args:
+            iteration: of the iterator.
+        """
+        if iteration in self.iterations:
+            self.iterations = self.iterations[: self.iterations.index(iteration)]
+        self.latest = max(self.iterations, key=_turn_of, default=None)
 
     def position(self) -> tuple[int, int, int | None]:
         """Return where the outermost loader that is being iterated stands; any thread may call it.
@@ -95,36 +144,54 @@ class GradientFlags:
             The epoch (from 0), the batch (from 1; 0 without a loader), and the number of batches, None where it is
             unknown.
         """
-        for reference in list(self.loaders):
-            loader = reference()
+        for iteration in self.iterations:
+            loader = iteration.loader
             if loader is not None:
                 return loader.iteration, loader.batches_seen, loader.length
         return 0, 0, None
 
-    def _alive(self) -> list[weakref.ref[Any]]:
-        return [reference for reference in self.loaders if reference() is not None]
+    def _enter(self, iteration: Iteration) -> None:
+        kept = [other for other in self._alive() if not other.is_left]
+        self.iterations = kept if iteration in kept else [*kept, iteration]
+
+    def _alive(self) -> list[Iteration]:
+        return [iteration for iteration in self.iterations if iteration.loader is not None]
+
+    @property
+    def current(self) -> Iteration | None:
+        """The iteration of the loop that the code is in, None without one.
+
+        Where all loops were left it is the latest of these, until another begins.
+        """
+        alive = self._alive()
+        live = [other for other in alive if not other.is_left]
+        return max(live or alive, key=_turn_of, default=None)
 
     @property
     def active(self) -> Any | None:
-        """The innermost loader that is being iterated, None without one."""
-        while self.loaders:
-            loader = self.loaders[-1]()
-            if loader is not None:
-                return loader
-            self.loaders.pop()
-        return None
+        """The loader of the loop that the code is in, None without one."""
+        current = self.current
+        return None if current is None else current.loader
 
     @property
     def end_of_dataloader(self) -> bool:
-        """True while the loop works on the last batch of the active loader."""
-        loader = self.active
-        return loader is not None and bool(loader.end_of_dataloader)
+        """True while the loop works on its last batch: that of the active loader, or of one zipped with it."""
+        current = self.current
+        if current is None:
+            return False
+        return current.is_last or any(
+            other.is_last and current.alternates_with(other) for other in self.iterations if not other.is_left
+        )
 
     @property
     def remainder(self) -> int:
         """Number of samples in the last batch of all processes without duplicates; -1 without an active loader."""
-        loader = self.active
-        return -1 if loader is None else int(loader.remainder)
+        current = self.current
+        return -1 if current is None else current.remainder
+
+
+def _turn_of(iteration: Iteration) -> int:
+    return iteration.turn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -470,7 +470,7 @@ class GradientState:
     @property
     def dataloader_references(self) -> list[Any]:
         """A None, and the prepared loaders that are being iterated, innermost last."""
-        return [None, *(reference() for reference in self._flags.loaders)]
+        return [None, *(iteration.loader for iteration in self._flags.iterations)]
 
     @property
     def is_xla_gradients_synced(self) -> bool:

@@ -17,6 +17,9 @@ class CollectPart(Shared):
     def gather(self, tensor: Any) -> Any:
         """Concatenate the tensors of all processes; every process calls it.
 
+        All processes means also those that see the same batch, by tensor or context parallel: what they computed comes
+        several times. `gather_for_metrics` takes it once.
+
         Args:
             tensor: nested lists, tuples and dicts of tensors, of the same shapes on all processes.
 
@@ -27,31 +30,35 @@ class CollectPart(Shared):
         return ops.gather(self._runtime.comm, tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Gather what was computed for a batch, without the repeated samples that complete the last batch.
+        """Gather what was computed for a batch, without the samples that only complete the last batch.
+
+        Only as many samples of the last batch count as the dataset has left. In one process too: there a `collate_fn`
+        may have padded the batch. Of processes that see the same batch, by tensor or context parallel, one counts.
 
         Args:
             input_data: nested tensors whose dim 0 counts samples, or a list of objects, one per sample.
             use_gather_object: send tensors as objects too, where their shapes differ.
 
         Returns:
-            As `gather` does; for objects one list of all.
+            The same nested data on every process, where a tensor of shape [n, ...] becomes [num * n, ...] for `num`
+            processes that see different batches; for objects one list of all.
         """
-        if use_gather_object or not _is_all_tensors(input_data):
-            gathered = ops.gather_object(self._runtime.comm, input_data)
-            keep = self._count_unique_samples()
-            return gathered if keep is None else gathered[:keep]
-        gathered = ops.gather(self._runtime.comm, input_data)
+        as_objects = use_gather_object or not _is_all_tensors(input_data)
+        collect = ops.gather_object if as_objects else ops.gather
+        gathered = collect(self._strategy.data_comm, input_data)
         keep = self._count_unique_samples()
-        return gathered if keep is None else nested.slice_tensors(gathered, slice(keep))
+        if keep is None:
+            return gathered
+        if as_objects:
+            return gathered[:keep] if isinstance(gathered, (list, tuple)) else gathered
+        return nested.recursively_apply(lambda tensor: tensor[:keep] if tensor.ndim else tensor, gathered)
 
     def _count_unique_samples(self) -> int | None:
-        """Return how many samples of the batch are no repeats, None where no sample is repeated."""
-        if self._runtime.topology.world_size == 1:
+        """Return how many samples of the batch are no repeats, None where all count."""
+        latest = self._runtime.gradient.latest
+        if latest is None or latest.loader is None or not latest.is_last or latest.remainder <= 0:
             return None
-        loader = self._runtime.gradient.active
-        if loader is None or not loader.end_of_dataloader or loader.remainder <= 0:
-            return None
-        return int(loader.remainder)
+        return latest.remainder
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Combine the tensors of all processes element by element; every process calls it.

@@ -201,10 +201,12 @@ class PreparePart(Shared):
 
         Args:
             dataloader: prepared or not.
-            num_batches: how many to leave out; those that this process would get.
+            num_batches: how many to leave out. After `load_state` they are batches of a process of the run that saved
+                the checkpoint: another number of processes goes on with the first sample that was not read.
 
         Raises:
-            ValueError: `num_batches` is negative.
+            ValueError: `num_batches` is negative, or other processes saved the checkpoint and the loader cannot start
+                where they stopped.
         """
         return skip_first_batches(dataloader, num_batches=num_batches)
 

@@ -273,8 +273,9 @@ class SavePart(Shared):
         unpickled, which runs code: load checkpoints that you trust.
 
         In a checkpoint that was saved in the middle of an epoch, loaders prepared with `use_stateful_dataloader` go
-        on after the batch they were at. Others do so through `skip_first_batches(loader, n)`, in the order of that
-        epoch; an iteration without it starts a new one.
+        on after the batch they were at, if as many processes saved it; else they start a new epoch. Others go on
+        through `skip_first_batches(loader, n)`, in the order of that epoch, whatever the number of processes was; an
+        iteration without it starts a new one.
 
         Args:
             input_dir: the folder; with automatic naming, None or "latest" is the newest one, and the next save

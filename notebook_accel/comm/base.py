@@ -23,12 +23,14 @@ class Comm(ABC):
         world_size: number of ranks.
         device: where tensors of collectives are.
         debug: True makes `ops` compare the inputs of all ranks before each collective.
+        scatters: whether there is `scatter`.
     """
 
     rank: int
     world_size: int
     device: torch.device
     debug: bool = False
+    scatters: bool = False
 
     @cached_property
     def packing(self) -> Packing:
@@ -69,6 +71,19 @@ class Comm(ABC):
         Returns:
             The same tensor.
         """
+
+    def scatter(self, tensor: torch.Tensor, parts: list[torch.Tensor] | None, src: int = 0) -> torch.Tensor:
+        """Overwrite a tensor on each rank with its part of what one rank has.
+
+        Args:
+            tensor: of the same shape and dtype on every rank.
+            parts: of rank `src`: a tensor like `tensor` for each rank.
+            src: the rank.
+
+        Returns:
+            The same tensor.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no scatter: ask `scatters` first")
 
     @abstractmethod
     def all_gather_object(self, obj: Any) -> list[Any]:

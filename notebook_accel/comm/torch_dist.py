@@ -32,21 +32,26 @@ _OPS: Final = {
 
 
 class TorchComm(Comm):
-    """The collectives of the default process group, which has to exist.
+    """The collectives of a process group, which has to exist.
 
     Args:
         device: where tensors of collectives are.
         debug: see `Comm`.
-        owned: True if this package opened the group; then `close` destroys it.
+        owned: True if this package opened the default group; then `close` destroys it.
+        group: the process group, whose ranks count; by default that of all processes.
     """
 
-    def __init__(self, device: torch.device, *, debug: bool = False, owned: bool = False) -> None:
-        self.rank = dist.get_rank()
-        self.world_size = dist.get_world_size()
+    scatters = True
+
+    def __init__(
+        self, device: torch.device, *, debug: bool = False, owned: bool = False, group: Any = None
+    ) -> None:
+        group = dist.group.WORLD if group is None else group
+        self.rank = dist.get_rank(group)
+        self.world_size = dist.get_world_size(group)
         self.device = device
         self.debug = debug
         self.owned = owned
-        group: Any = dist.group.WORLD
         # weak: gloo's threads abort a process in which the group still exists at its end
         self._group = weakref.ref(group)
         self._gather = "all_gather_single" if hasattr(group, "all_gather_single") else "_allgather_base"
@@ -54,42 +59,51 @@ class TorchComm(Comm):
         self._gather_options.asyncOp = False
         self._barrier_ids = [device.index] if device.type == "cuda" and device.index is not None else None
 
+    @property
+    def group(self) -> Any:
+        """The process group; RuntimeError where it was destroyed."""
+        group = self._group()
+        if group is None:
+            raise RuntimeError(
+                "the process group was destroyed: use collectives before that, or make a new Accelerator"
+            )
+        return group
+
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         rows, *others = tensor.shape
         gathered = tensor.new_empty((self.world_size * rows, *others))
         # the group's own method: dist.all_gather_into_tensor adds a third to the time of a small message
-        group = self._group()
-        if group is None:
-            raise RuntimeError(
-                "the process group was destroyed: gather before that, or make a new Accelerator"
-            )
-        work = getattr(group, self._gather)(gathered, tensor.contiguous(), self._gather_options)
+        work = getattr(self.group, self._gather)(gathered, tensor.contiguous(), self._gather_options)
         if work is not None:
             work.wait()
         return gathered
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
-        dist.all_reduce(tensor, _OPS[op])
+        dist.all_reduce(tensor, _OPS[op], group=self.group)
         if op == "mean":
             tensor.div_(self.world_size)
         return tensor
 
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
-        dist.broadcast(tensor, src=src)
+        dist.broadcast(tensor, group=self.group, group_src=src)
+        return tensor
+
+    def scatter(self, tensor: torch.Tensor, parts: list[torch.Tensor] | None, src: int = 0) -> torch.Tensor:
+        dist.scatter(tensor, parts, group=self.group, group_src=src)
         return tensor
 
     def all_gather_object(self, obj: Any) -> list[Any]:
         gathered: list[Any] = [None] * self.world_size
-        dist.all_gather_object(gathered, obj)
+        dist.all_gather_object(gathered, obj, group=self.group)
         return gathered
 
     def broadcast_object(self, obj: Any, src: int = 0) -> Any:
         holder = [obj]
-        dist.broadcast_object_list(holder, src=src)
+        dist.broadcast_object_list(holder, group=self.group, group_src=src)
         return holder[0]
 
     def barrier(self) -> None:
-        dist.barrier(device_ids=self._barrier_ids)
+        dist.barrier(group=self.group, device_ids=self._barrier_ids)
 
     def close(self) -> None:
         if self.owned and dist.is_initialized():

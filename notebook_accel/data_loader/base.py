@@ -15,7 +15,7 @@ from ..nested import send_to_device
 from ..runtime import GradientFlags, Runtime
 from .iterable import IterableDatasetShard
 from .resume import EpochState, ResumableSampler, order_of, restore_order
-from .samplers import is_plain, sampler_chain
+from .samplers import SkipBatchSampler, is_plain, sampler_chain, start_at
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,6 +47,11 @@ def options_of(dataloader: DataLoader[Any]) -> dict[str, Any]:
     return {name: getattr(dataloader, name) for name in _OPTIONS if hasattr(dataloader, name)}
 
 
+def name_sampler(dataloader: DataLoader[Any], sampler: Any) -> dict[str, Any]:
+    """Return an outer sampler for the loader by its name there."""
+    return {"sampler" if dataloader.batch_sampler is None else "batch_sampler": sampler}
+
+
 def outer_sampler(dataloader: DataLoader[Any]) -> Any:
     """Return what the loader takes from its dataset by: the batch sampler, or the sampler where it has none."""
     return dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
@@ -64,12 +69,14 @@ class PreparedLoader(DataLoader[Any]):
         batches_seen: batches handed out in this iteration.
         length: batches of this iteration, None where nobody knows.
         epoch_state: what decides the order of its epochs.
+        dataset_shards: how many processes the dataset itself is shared out to; 1 where it is not.
     """
 
     end_of_dataloader: bool = False
     remainder: int = -1
     batches_seen: int = 0
     length: int | None = None
+    dataset_shards: int = 1
     use_stateful_dataloader: bool = False
 
     def __new__(cls, *args: Any, use_stateful_dataloader: bool = False, **kwargs: Any) -> Self:
@@ -101,7 +108,7 @@ class PreparedLoader(DataLoader[Any]):
         self.iteration = iteration
         self._drop_last = drop_last_round
         self._non_blocking = non_blocking
-        self._left_early = False
+        self.first_sample = 0
         self._origin: PreparedLoader | None = None
         self._runtime = runtime if runtime is not None else process.current()
 
@@ -113,32 +120,40 @@ class PreparedLoader(DataLoader[Any]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_runtime": None, "_iterator": None}
 
-    def after(self, skip_batches: int, samplers: dict[str, Any]) -> Self:
-        """Return a loader like this one that leaves out more batches.
+    def renew(self) -> dict[str, Any]:
+        """Return what a loader that starts anew in this one's epoch has in place of this one's attributes."""
+        return {"end_of_dataloader": False, "remainder": -1, "_origin": self, "_runtime": self._runtime}
 
-        Both are in the same epoch. When the new one reaches its end, both are in the next epoch.
+    def skip(self, num_batches: int) -> dict[str, Any]:
+        """Return the attributes of a loader that leaves out more of this one's batches."""
+        if isinstance(self.dataset, IterableDataset):
+            return {"skip_batches": self.skip_batches + num_batches}
+        return name_sampler(self, SkipBatchSampler(outer_sampler(self), num_batches))
 
-        Args:
-            skip_batches: how many more batches to read and drop.
-            samplers: the new samplers, by their names in `DataLoader`.
+    def start_at_batch(self, number: int) -> dict[str, Any]:
+        """Return the attributes of a loader that starts at this batch of the user's own loader.
+
+        What follows is shared out to the processes as a whole epoch is.
         """
-        skipped = skip_batches + sum(getattr(part, "skip_batches", 0) for part in samplers.values())
-        epoch_state, epoch = self.epoch_state.after(self.iteration, skipped)
-        made: Self = object.__new__(type(self))
-        # Not by assignment: torch forbids that for samplers of a loader that is made.
-        made.__dict__.update(
-            self.__getstate__(),
-            skip_batches=self.skip_batches + skip_batches,
-            epoch_state=epoch_state,
-            iteration=epoch,
-            end_of_dataloader=False,
-            remainder=-1,
-            _origin=self,
-            _runtime=self._runtime,
-            _left_early=False,
-            **samplers,
-        )
-        return made
+        return name_sampler(self, start_at(outer_sampler(self), number))
+
+    @property
+    def own_batch_size(self) -> int:
+        """Samples in a batch of the user's own loader; 1 where they vary, so that batches count as samples."""
+        shares = isinstance(self.dataset, IterableDatasetShard)
+        return getattr(self.dataset if shares else outer_sampler(self), "batch_size", None) or 1
+
+    @property
+    def round_size(self) -> int | str:
+        """Samples that all processes read with one batch each; the number of batches where their sizes vary.
+
+        A text that names the readers, where each has a part of the dataset of its own: samples have no order then.
+        """
+        owner = self.dataset if isinstance(self.dataset, IterableDatasetShard) else outer_sampler(self)
+        num = int(getattr(owner, "num_processes", self.dataset_shards))
+        if isinstance(self.dataset, IterableDataset) and (self.num_workers > 0 or self.dataset_shards > 1):
+            return f"{num} processes with num_workers={self.num_workers}"
+        return self._round_size() or num
 
     def reset(self) -> None:
         """Forget where the last iteration stood."""
@@ -150,39 +165,45 @@ class PreparedLoader(DataLoader[Any]):
         """Note that an iteration starts."""
         self.reset()
         self.length = self._length()
-        self.epoch_state.begin()
+        self.epoch_state.begin(self.round_size)
         if not self._drop_last:
             self.remainder = self._count_remainder()
-        if (runtime := self.runtime) is not None:
-            _forget_left(runtime.gradient)
-            runtime.gradient.begin(self)
 
     def end(self) -> None:
         """Note that the iteration ended."""
         self.epoch_state.end()
-        if (runtime := self.runtime) is not None:
-            runtime.gradient.end(self)
 
     def _track(self, batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Iterate the batches as one epoch.
-
-        A loader that is left early stays the active one until another begins: metrics of its last batch are
-        still to be gathered.
-        """
+        """Iterate the batches as one epoch."""
         self.begin()
         self.set_epoch(self.iteration)
-        try:
-            for batch in batches():
-                self.batches_seen += 1
-                yield batch
-        except BaseException:
-            self._left_early = True
-            raise
+        yield from self._hand_out(batches)
         loader: PreparedLoader | None = self
         while loader is not None:
             loader.iteration = self.iteration + 1 if loader is self else self.iteration
             loader = loader._origin
         self.end()
+
+    def _hand_out(self, batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Iterate the batches, and note for each that the loop over this loader is the one that the code is in."""
+        flags = GradientFlags() if (runtime := self.runtime) is None else runtime.gradient
+        iteration = flags.begin(self)
+        seen, is_last = 0, False
+        try:
+            for batch in batches():
+                seen += 1
+                # another iterator over this loader may have changed its attributes meanwhile
+                self.batches_seen, is_last = seen, self.end_of_dataloader
+                iteration.is_last, iteration.remainder, iteration.is_single = is_last, self.remainder, False
+                if flags.latest is not iteration:
+                    flags.give_turn(iteration)
+                yield batch
+                self.end_of_dataloader = False
+        except BaseException:
+            iteration.is_left = True
+            raise
+        self.end_of_dataloader = is_last
+        flags.end(iteration)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, of samplers and dataset too."""
@@ -285,7 +306,7 @@ class PreparedLoader(DataLoader[Any]):
 
     def _count_remainder(self) -> int:
         size, samples = self._round_size(), self._count_samples()
-        return -1 if size is None or samples is None else samples % size
+        return -1 if size is None or samples is None else (samples - self.first_sample) % size
 
     def _count_samples(self) -> int | None:
         """Return the samples of one epoch over all processes: of the sampler where it is known to be sized."""
@@ -347,10 +368,14 @@ class StatefulLoader(PreparedLoader):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_initial_iter_for_state_dict": False}
 
-    def after(self, skip_batches: int, samplers: dict[str, Any]) -> Self:
-        made = super().after(skip_batches, samplers)
-        made.__dict__.update(_state=None, _goes_on=False, next_iter_state=None)
-        return made
+    def renew(self) -> dict[str, Any]:
+        return super().renew() | {"_state": None, "_goes_on": False, "next_iter_state": None}
+
+    def start_at_batch(self, number: int) -> dict[str, Any]:
+        raise ValueError(
+            "the checkpoint is of another number of processes or another batch size, and a stateful loader counts its "
+            "own batches: prepare it without use_stateful_dataloader, or start a new epoch"
+        )
 
     def _get_iterator(self) -> Any:
         state = self.next_iter_state
@@ -445,14 +470,6 @@ def stateful_class(kind: Any) -> Any:
 
 def _make_empty(kind: Any) -> Any:
     return object.__new__(stateful_class(kind))
-
-
-def _forget_left(flags: GradientFlags) -> None:
-    for reference in list(flags.loaders):
-        loader = reference()
-        if isinstance(loader, PreparedLoader) and loader._left_early:
-            flags.end(loader)
-            loader._left_early = False
 
 
 def on_device(batch: Any, device: torch.device, non_blocking: bool = False) -> Any:

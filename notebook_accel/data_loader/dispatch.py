@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
 import torch
+from torch.utils.data import IterableDataset
 from torch.utils.data.datapipes.datapipe import IterDataPipe
 
 from ..nested import (
@@ -19,25 +19,11 @@ from ..nested import (
 )
 from ..runtime import Runtime
 from .base import PreparedLoader, on_device
+from .exchange import Exchange, Round
 from .samplers import share_of
 
 CPU: Final = torch.device("cpu")
 _END: Final = object()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Round:
-    """What rank 0 sends: one global batch on the CPU.
-
-    Attributes:
-        batch: completed to a multiple of the number of processes.
-        num_samples: samples in it before it was completed; None where one process gets it as it is, uncounted.
-        is_last: nothing follows.
-    """
-
-    batch: Any
-    num_samples: int | None
-    is_last: bool
 
 
 class DataLoaderDispatcher(PreparedLoader):
@@ -89,7 +75,22 @@ class DataLoaderDispatcher(PreparedLoader):
         self.slice_fn = slice_tensors if slice_fn is None else slice_fn
         self.torch_device_mesh = torch_device_mesh
         topology = self._place().topology
+        self._first_batch = 0
         self._num_shares, self._share = share_of(topology.world_size, topology.rank, torch_device_mesh)
+
+    def skip(self, num_batches: int) -> dict[str, Any]:
+        if isinstance(self.dataset, IterableDataset) or self.split_batches:
+            return super().skip(num_batches)
+        return super().skip(num_batches * self.num_processes)
+
+    def start_at_batch(self, number: int) -> dict[str, Any]:
+        if isinstance(self.dataset, IterableDataset):
+            return {"_first_batch": number}
+        return super().start_at_batch(number)
+
+    @property
+    def round_size(self) -> int | str:
+        return self._round_size() or (1 if self.split_batches else self.num_processes)
 
     def _place(self) -> Runtime:
         if (runtime := self.runtime) is None:
@@ -117,10 +118,11 @@ class DataLoaderDispatcher(PreparedLoader):
         note_state = self._note_state if self.use_stateful_dataloader and not reads else None
         own = self._read() if reads else self._stand_by()
         send, feed = self.sender_to(runtime.device), runtime.feed
+        exchange = Exchange(runtime.comm, self._parts())
         is_last = False
         while not is_last:
             sent, failure = _next_round(own) if reads else (None, None)
-            received: _Round | str | None = runtime.comm.broadcast_object(sent, 0)
+            received = exchange(sent)
             if failure is not None:
                 raise failure
             if isinstance(received, str):
@@ -137,20 +139,28 @@ class DataLoaderDispatcher(PreparedLoader):
             if feed is not None:
                 feed.mark()
 
-    def _part_of(self, received: _Round) -> Any:
+    def _parts(self) -> list[int]:
+        """Return the part of a global batch that each rank gets, by rank."""
+        world_size = self._place().topology.world_size
+        return [share_of(world_size, rank, self.torch_device_mesh)[1] for rank in range(world_size)]
+
+    def _samples_of_part(self, num_samples: int) -> int:
+        rounded = 0 if self._drop_last else self.num_processes - 1
+        return (num_samples + rounded) // self.num_processes
+
+    def _part_of(self, received: Round) -> Any:
         part, num_parts = self._share, self._num_shares
-        if num_parts == 1 or received.num_samples is None:
+        if num_parts == 1 or received.num_samples is None or received.is_part:
             return received.batch
-        rounded = 0 if self._drop_last else num_parts - 1
-        share = (received.num_samples + rounded) // num_parts
+        share = self._samples_of_part(received.num_samples)
         chosen = slice(part * share, (part + 1) * share)
         return self.slice_fn(received.batch, chosen, process_index=part, num_processes=num_parts)
 
-    def _read(self) -> Iterator[_Round]:
+    def _read(self) -> Iterator[Round]:
         """Yield the rounds on rank 0; one is read ahead, so that the last one is known."""
         note_state = self._note_state if self.use_stateful_dataloader else None
         skipped = self._batches_to_skip()
-        batches = self._global_batches(self._read_all())
+        batches = self._global_batches(islice(self._read_all(), self._first_batch, None))
         batch = next(batches, _END)
         filler = None if batch is _END else self._filler(batch)
         for _ in range(skipped):
@@ -177,10 +187,10 @@ class DataLoaderDispatcher(PreparedLoader):
                     "use split_batches=True, or dispatch_batches=False"
                 ) from error
 
-    def _round(self, batch: Any, filler: Any, is_last: bool) -> _Round:
+    def _round(self, batch: Any, filler: Any, is_last: bool) -> Round:
         if self.num_processes == 1:
             num_samples = ignorant_find_batch_size(batch)
-            return _Round(batch=on_device(batch, CPU), num_samples=num_samples, is_last=is_last)
+            return Round(batch=on_device(batch, CPU), num_samples=num_samples, is_last=is_last)
         try:
             num_samples = find_batch_size(batch)
             completed = self._complete(batch, num_samples, filler)
@@ -189,7 +199,12 @@ class DataLoaderDispatcher(PreparedLoader):
                 f"the batch cannot be shared out to {self.num_processes} processes ({error}): let the collate_fn make "
                 "tensors whose first dimension counts the samples, or use dispatch_batches=False"
             ) from error
-        return _Round(batch=on_device(completed, CPU), num_samples=num_samples, is_last=is_last)
+        return Round(
+            batch=on_device(completed, CPU),
+            num_samples=num_samples,
+            is_last=is_last,
+            share=self._samples_of_part(num_samples) if self.slice_fn is slice_tensors else None,
+        )
 
     def _filler(self, first: Any) -> Any:
         """Return a copy of the first samples, one for each process, to complete the last batch with."""
@@ -206,7 +221,7 @@ class DataLoaderDispatcher(PreparedLoader):
         repeats = -(-missing // find_batch_size(filler))
         return concatenate([batch, *[filler] * repeats], dim=0)
 
-    def _stand_by(self) -> Iterator[_Round]:
+    def _stand_by(self) -> Iterator[Round]:
         """Draw what rank 0 draws, on a rank that does not read: the generators stay alike."""
         if self.num_workers == 0 or isinstance(self.dataset, IterDataPipe):
             self._read_all()  # also for a datapipe with worker processes: torch agrees on its seed by a collective
@@ -226,7 +241,7 @@ class DataLoaderDispatcher(PreparedLoader):
         return whole + (extra > 0 and not self._drop_last)
 
 
-def _next_round(rounds: Iterator[_Round]) -> tuple[_Round | str | None, Exception | None]:
+def _next_round(rounds: Iterator[Round]) -> tuple[Round | str | None, Exception | None]:
     """Return the next round and no error, or why there is none and the error to raise once the others know.
 
     None in place of both is the end.

@@ -114,6 +114,10 @@ class RandomIndices:
         return torch.randint(self._range, (size,), dtype=torch.int64, generator=self._generator).cpu()
 
 
-def draw_seed() -> int:
-    """Return a seed from torch's global generator, drawn as torch's own samplers do."""
-    return int(torch.empty((), dtype=torch.int64).random_().item())
+def draw_seed(generator: torch.Generator | None = None) -> int:
+    """Return a seed, drawn as torch's own samplers do.
+
+    Args:
+        generator: what it is drawn from; None for torch's global one.
+    """
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())

@@ -21,6 +21,7 @@ class IterableDatasetShard(IterableDataset[Any]):
     `batch_size` of None stands for 1.
 
     Attributes:
+        skip_samples: samples of the dataset that are read and left out first.
         epoch: seeds the dataset's `generator` at the start of an iteration if it has one and no `set_epoch`.
         remainder: samples of the last round that are no repeats, 0 where it was complete; -1 until it is known.
 
@@ -45,6 +46,7 @@ class IterableDatasetShard(IterableDataset[Any]):
         self.num_processes = num_processes
         self.process_index = process_index
         self.split_batches = split_batches
+        self.skip_samples = 0
         self.epoch = 0
         self.remainder = -1
 
@@ -66,7 +68,7 @@ class IterableDatasetShard(IterableDataset[Any]):
             self.dataset.set_epoch(epoch)
 
     def __len__(self) -> int:
-        rounds, short = divmod(self.total_length, self.span)
+        rounds, short = divmod(max(0, self.total_length - self.skip_samples), self.span)
         if short and not self.drop_last:
             rounds += 1
         return rounds * (self.span // self.num_processes)
@@ -78,7 +80,7 @@ class IterableDatasetShard(IterableDataset[Any]):
             generator.manual_seed(self.epoch)
         share = self.span // self.num_processes
         start = self.process_index * share
-        samples = iter(self.dataset)
+        samples = islice(self.dataset, self.skip_samples, None)
         head: list[Any] = []
         while group := list(islice(samples, self.span)):
             head = head or group

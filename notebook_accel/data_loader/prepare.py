@@ -38,11 +38,13 @@ class _Source:
         dataset: the dataset, or the share of an iterable one.
         choice: the arguments of `DataLoader` that choose samples and batches.
         generator: the one that decides the order, which all ranks must have alike.
+        shards: how many processes the dataset itself is shared out to.
     """
 
     dataset: Any
     choice: dict[str, Any]
     generator: torch.Generator | None = None
+    shards: int = 1
 
 
 def prepare_data_loader(
@@ -130,13 +132,15 @@ def prepare_data_loader(
         )
     if rng_types is not None and source.generator is None:
         rng_types = [kind for kind in rng_types if kind != "generator"]
-    return DataLoaderShard(
+    shard = DataLoaderShard(
         source.dataset,
         device=device if put_on_device else None,
         rng_types=rng_types,
         synchronized_generator=source.generator,
         **options,
     )
+    shard.dataset_shards = source.shards
+    return shard
 
 
 def _default_to_runtime(number: int | None, runtime: Runtime | None, name: str, alone: int) -> int:
@@ -174,9 +178,10 @@ def _source(dataloader: DataLoader[Any], outer: Any, place: _Place | None) -> _S
 def _iterable_source(dataloader: DataLoader[Any], place: _Place | None) -> _Source:
     dataset: Any = dataloader.dataset
     size = dataloader.batch_size
-    generator = None
+    generator, shards = None, 1
     if place is not None and _shards_itself(dataset, place):
-        dataset = dataset.shard(num_shards=place.num_processes, index=place.process_index)
+        shards = place.num_processes
+        dataset = dataset.shard(num_shards=shards, index=place.process_index)
     elif place is not None:
         generator = getattr(dataset, "generator", None)
         dataset = IterableDatasetShard(
@@ -189,9 +194,8 @@ def _iterable_source(dataloader: DataLoader[Any], place: _Place | None) -> _Sour
         )
         if place.split_batches and size is not None:
             size //= place.num_processes
-    return _Source(
-        dataset=dataset, choice={"batch_size": size, "drop_last": dataloader.drop_last}, generator=generator
-    )
+    choice = {"batch_size": size, "drop_last": dataloader.drop_last}
+    return _Source(dataset=dataset, choice=choice, generator=generator, shards=shards)
 
 
 def _shards_itself(dataset: Any, place: _Place) -> bool:

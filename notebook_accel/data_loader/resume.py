@@ -6,14 +6,45 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
-from .samplers import SeedableRandomSampler, SkipBatchSampler, batches_from, sampler_chain
+from .indices import draw_seed
+from .samplers import (
+    BatchSamplerShard,
+    SeedableRandomSampler,
+    SkipBatchSampler,
+    batches_from,
+    sampler_chain,
+)
 
 _END: Final = object()
+_DRAWING: Final = (RandomSampler.__iter__, SubsetRandomSampler.__iter__, WeightedRandomSampler.__iter__)
+"""How torch's samplers draw, of which it is known what they draw from the global generator."""
 
 Order = list[dict[str, Any]]
 """What decides the order of an epoch, a dict for each sampler; see `order_of`."""
+
+Rounds = list[tuple[int | None, int | str]]
+"""For each run of an epoch how many batches it read, None for the last run, and its `PreparedLoader.round_size`. So the
+samples before a batch are known, whatever the number of processes was."""
+
+
+class Count:
+    """How many batches an iterator draws.
+
+    Attributes:
+        total: None until all are drawn.
+    """
+
+    def __init__(self) -> None:
+        self.total: int | None = None
 
 
 class EpochState:
@@ -24,9 +55,12 @@ class EpochState:
         next_order: of the next epoch; None leaves it to the samplers.
         ended: the epoch's last batch was read; the iteration has not asked for another one.
         interrupted: the order of the epoch in which a checkpoint was saved; `skip_first_batches` goes on with it.
-        num_drawn: number of batches of this epoch, None until all are drawn.
+        count: of the batches that the latest iterator draws.
         interrupted_epoch: the number of that epoch.
         goes_on: another process began this epoch, so that its start draws no random numbers here.
+        rounds: of earlier runs of this epoch.
+        round_size: of the loader, in this epoch.
+        interrupted_rounds: of all runs of the interrupted epoch.
         parent: the state of the loader that was given to `skip_first_batches`; it is in the same epoch.
     """
 
@@ -35,15 +69,25 @@ class EpochState:
         self.next_order: Order | None = None
         self.ended = False
         self.interrupted: Order | None = None
-        self.num_drawn: int | None = None
+        self.count = Count()
         self.interrupted_epoch = 0
         self.goes_on = False
+        self.rounds: Rounds = []
+        self.round_size: int | str = 1
+        self.interrupted_rounds: Rounds = []
         self.parent = parent
 
-    def begin(self) -> None:
-        """Note that an epoch starts."""
+    def begin(self, round_size: int | str) -> None:
+        """Note that an epoch starts.
+
+        Args:
+            round_size: of the loader.
+        """
         self.goes_on = self.next_order is not None
-        self.num_drawn = None
+        if self.parent is None:
+            self.rounds = []
+        self.round_size = round_size
+        self.count = Count()
         self._set(None)
 
     def draw(self, order: Order) -> None:
@@ -60,50 +104,103 @@ class EpochState:
         for state in self._with_parents():
             state.ended = True
 
-    def after(self, epoch: int, num_batches: int) -> tuple[EpochState, int]:
-        """Return the state of a loader that skips batches of this one's epoch, and the epoch that it starts with.
+    def after(
+        self, epoch: int, num_batches: int, round_size: int | str
+    ) -> tuple[EpochState, int, int | None]:
+        """Return the state of a loader that skips batches of this one's epoch, its epoch, and its first sample.
 
-        If a checkpoint was saved in this epoch, the new loader has the order of that epoch. If the checkpoint was
-        saved with the last batch, `epoch` is the next one already: skipped batches are those of the epoch before.
+        The first sample is None where `num_batches` are batches of this loader.
+
+        If a checkpoint was saved in this epoch, the new loader has the order of that epoch, and skipped batches are
+        those of the run that saved it. If the checkpoint was saved with the last batch, `epoch` is the next one
+        already: skipped batches are those of the epoch before.
 
         Args:
             epoch: of the loader.
             num_batches: how many are skipped.
+            round_size: of the loader.
+
+        Raises:
+            ValueError: where the run that saved the checkpoint stopped has no meaning for this loader.
         """
-        made = EpochState(self)
+        made, first = EpochState(self), None
         if self.next_order is not None:
-            made.next_order = self.next_order
+            made.next_order, made.rounds = self.next_order, self.rounds
         elif self.interrupted is not None:
             if self.ended and num_batches > 0 and epoch == self.interrupted_epoch + 1:
                 epoch = self.interrupted_epoch
             if epoch == self.interrupted_epoch:
                 made.next_order = self.interrupted
-        return made, epoch
+                read = _first_rounds(self.interrupted_rounds, num_batches)
+                if any(size != round_size for _, size in read):
+                    made.rounds, first = read, _count_samples(read, round_size)
+        return made, epoch, first
 
     def state_dict(self, epoch: int) -> dict[str, Any]:
         """Return where the loader stands in this epoch."""
         state: dict[str, Any] = {"iteration": epoch}
         if self.order is not None:
-            state |= {"iteration": epoch + self.ended, "order": self.order, "order_of": epoch}
+            rounds = [*self.rounds, (None, self.round_size)]
+            state |= {
+                "iteration": epoch + self.ended,
+                "order": self.order,
+                "order_of": epoch,
+                "rounds": rounds,
+            }
         elif self.interrupted is not None:
-            state |= {"order": self.interrupted, "order_of": self.interrupted_epoch}
+            rounds = self.interrupted_rounds
+            state |= {"order": self.interrupted, "order_of": self.interrupted_epoch, "rounds": rounds}
         return state if "order" not in state else state | {"ended": self.ended}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned: the epoch it was called in is the interrupted one."""
         self.interrupted = state.get("order")
         self.interrupted_epoch = state.get("order_of", state["iteration"])
+        self.interrupted_rounds = list(state.get("rounds", []))
         self.ended = state.get("ended", False)
 
     def _set(self, order: Order | None) -> None:
         for state in self._with_parents():
             state.order, state.interrupted, state.ended = order, None, False
+            state.rounds, state.round_size = self.rounds, self.round_size
 
     def _with_parents(self) -> Iterator[EpochState]:
         state: EpochState | None = self
         while state is not None:
             yield state
             state = state.parent
+
+
+def _first_rounds(rounds: Rounds, num_batches: int) -> Rounds:
+    """Return the runs that read the first batches of an epoch, with the number that each read of these."""
+    first: Rounds = []
+    for number, size in rounds:
+        read = num_batches if number is None else min(number, num_batches)
+        num_batches -= read
+        if read > 0:
+            first.append((read, size))
+    return first
+
+
+def _count_samples(rounds: Rounds, round_size: int | str) -> int:
+    """Return the samples that runs have read, for a loader with this `round_size`."""
+    samples = 0
+    for number, size in rounds:
+        if isinstance(size, str) or isinstance(round_size, str):
+            raise ValueError(
+                f"the checkpoint was saved in the middle of an epoch by {_describe(size)}, and this run has "
+                f"{_describe(round_size)}. Each reader of this iterable dataset has a part of its own, so the samples "
+                "that were read are not known: go on with as many processes and num_workers as before, or start a "
+                "new epoch"
+            )
+        samples += (number or 0) * size
+    return samples
+
+
+def _describe(round_size: int | str) -> str:
+    return (
+        round_size if isinstance(round_size, str) else f"processes that read {round_size} samples at a time"
+    )
 
 
 class ResumableSampler(BatchSampler):
@@ -137,6 +234,7 @@ class ResumableIterator:
         self._sampler = sampler
         self._position = self._skipped
         self._epoch_state = epoch_state
+        self._count = epoch_state.count
         self._order: Order | None = None
         self._batches: Iterator[Any] | None = None
         self._following: Any = _END
@@ -159,7 +257,7 @@ class ResumableIterator:
         assert self._batches is not None
         self._following = next(self._batches, _END)
         if self._following is _END:
-            self._epoch_state.num_drawn = self._num_drawn
+            self._count.total = self._num_drawn
         else:
             self._num_drawn += 1
 
@@ -233,20 +331,18 @@ def _index_sampler(loader: DataLoader[Any]) -> Any:
 
 
 def order_of(sampler: Any, *, with_global: bool = False) -> Order:
-    """Return what decides the order of a sampler's next epoch.
+    """Return what decides the order of a sampler's next epoch, whatever the number of processes.
 
     Args:
         sampler: a batch sampler or sampler.
         with_global: add torch's global generator where no sampler of a shuffled epoch has one of its own.
 
     Returns:
-        A dict for each sampler, from the outermost to the innermost; see `restore_order`.
+        A dict for each of the user's samplers, from the outermost to the innermost; see `restore_order`.
     """
     states: Order = []
     part: Any = None
-    for part in sampler_chain(sampler):
-        if type(part) is SkipBatchSampler:
-            continue
+    for part in _own_parts(sampler):
         generator = getattr(part, "generator", None)
         if isinstance(part, SeedableRandomSampler):
             states.append({"epoch": part.epoch, "initial_seed": part.initial_seed})
@@ -259,8 +355,17 @@ def order_of(sampler: Any, *, with_global: bool = False) -> Order:
     return states
 
 
+def _own_parts(sampler: Any) -> list[Any]:
+    """Return the user's own samplers of a chain: those that share out and skip decide no order."""
+    return [
+        part for part in sampler_chain(sampler) if type(part) not in (SkipBatchSampler, BatchSamplerShard)
+    ]
+
+
 def restore_order(sampler: Any, states: Order) -> None:
     """Let the sampler's next epoch have the order of `states`.
+
+    In a run of several processes samplers have generators of their own; alone they draw from the global one.
 
     Args:
         sampler: made as the one that `order_of` was called with.
@@ -269,13 +374,8 @@ def restore_order(sampler: Any, states: Order) -> None:
     Raises:
         ValueError: the states are of other samplers.
     """
-    parts = [part for part in sampler_chain(sampler) if type(part) is not SkipBatchSampler]
-    fits = len(parts) == len(states) and all(
-        isinstance(part, SeedableRandomSampler) == ("epoch" in state)
-        and ("generator" not in state or isinstance(getattr(part, "generator", None), torch.Generator))
-        for part, state in zip(parts, states, strict=True)
-    )
-    if not fits:
+    parts = _own_parts(sampler)
+    if len(parts) != len(states) or not all(map(_fits, parts, states)):
         raise ValueError(
             f"the state is of a loader with {len(states)} samplers, {[sorted(state) for state in states]}, and does "
             f"not fit this one's, {[type(part).__name__ for part in parts]}: make and prepare the loader as before"
@@ -284,6 +384,29 @@ def restore_order(sampler: Any, states: Order) -> None:
         if "epoch" in state:
             part.epoch, part.initial_seed = state["epoch"], state["initial_seed"]
         elif "generator" in state:
+            if part.generator is None:
+                part.generator = torch.Generator()
             part.generator.set_state(state["generator"])
-        elif "global" in state:
+        elif "global" in state and getattr(part, "generator", None) is None:
             torch.set_rng_state(state["global"])
+        elif "global" in state:
+            part.generator.set_state(_as_own(part, state["global"]))
+
+
+def _fits(part: Any, state: dict[str, Any]) -> bool:
+    if isinstance(part, SeedableRandomSampler) or "epoch" in state:
+        return isinstance(part, SeedableRandomSampler) and "epoch" in state
+    if "generator" in state:
+        return hasattr(part, "generator")
+    if "global" in state and isinstance(getattr(part, "generator", None), torch.Generator):
+        return type(part).__iter__ in _DRAWING
+    return True
+
+
+def _as_own(sampler: Any, state: torch.Tensor) -> torch.Tensor:
+    """Return the state of a sampler's own generator that gives the order which the global one gave."""
+    generator = torch.Generator()
+    generator.set_state(state)
+    if isinstance(sampler, RandomSampler):  # it draws a seed
+        generator.manual_seed(draw_seed(generator))
+    return generator.get_state()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from typing import Any, Final
@@ -325,6 +326,20 @@ def batches_from(batch_sampler: Any, start: int) -> Iterator[Any]:
     if is_plain(batch_sampler):
         return BatchSamplerShard(batch_sampler, even_batches=False).iterate_from(start)
     return islice(batch_sampler, start, None)
+
+
+def start_at(batch_sampler: Any, number: int) -> Any:
+    """Return a sampler like this one that starts at a batch of the user's own batch sampler.
+
+    Args:
+        batch_sampler: of one process, or its share; it stays as it is.
+        number: of the batch.
+    """
+    if type(batch_sampler) is not BatchSamplerShard:
+        return SkipBatchSampler(batch_sampler, number)
+    shard = copy.copy(batch_sampler)
+    shard.batch_sampler = SkipBatchSampler(batch_sampler.batch_sampler, number)
+    return shard
 
 
 def _indices_of(sampler: object) -> Indices | None:

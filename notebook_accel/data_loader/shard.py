@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
+from torch.utils.data import IterableDataset
 
 from ..runtime import Runtime
 from ..seeding import synchronize_rng_states
@@ -65,8 +67,17 @@ class DataLoaderShard(PreparedLoader):
         self.rng_types = rng_types
         self.synchronized_generator = synchronized_generator
 
+    def start_at_batch(self, number: int) -> dict[str, Any]:
+        if not isinstance(self.dataset, IterableDataset):
+            return super().start_at_batch(number)
+        if not isinstance(self.dataset, IterableDatasetShard):
+            return self.skip(number)
+        shard = copy.copy(self.dataset)
+        shard.skip_samples = number * self.own_batch_size
+        return {"dataset": shard}
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        yield from self._track(self._batches)
+        return self._track(self._batches)
 
     def _batches(self) -> Iterator[Any]:
         send, mark = self._sender(), self._marker()
@@ -97,14 +108,14 @@ class DataLoaderShard(PreparedLoader):
 
     def _drawn_batches(self, iterator: Iterator[Any], skipped: int) -> Iterator[Any]:
         """Iterate batches that a sampler chooses, of which it is known which is the last."""
-        send, mark, epoch_state = self._sender(), self._marker(), self.epoch_state
+        send, mark, count = self._sender(), self._marker(), self.epoch_state.count
         if mark is not None and send is not None and self.num_workers > 0:
             # loader processes read ahead: the next batch is sent while this one is used
             iterator, send = _one_ahead(map(send, iterator)), None
         for number, batch in enumerate(iterator, skipped + 1):
             if send is not None:
                 batch = send(batch)
-            if number == epoch_state.num_drawn:
+            if number == count.total:
                 self._reach_end()
             yield batch
             if mark is not None:

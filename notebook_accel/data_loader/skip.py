@@ -8,9 +8,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from .base import PreparedLoader, options_of, outer_sampler
-from .dispatch import DataLoaderDispatcher
-from .samplers import SkipBatchSampler
+from .base import PreparedLoader, name_sampler, options_of, outer_sampler
+from .samplers import SkipBatchSampler, sampler_chain
 
 
 class SkipDataLoader(PreparedLoader):
@@ -28,9 +27,7 @@ class SkipDataLoader(PreparedLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.begin()
-        for batch in islice(self._read_all(), self.skip_batches, None):
-            self.batches_seen += 1
-            yield batch
+        yield from self._hand_out(lambda: islice(self._read_all(), self.skip_batches, None))
         self.end()
 
 
@@ -39,32 +36,52 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
 
     Batches of an iterable dataset are read and dropped; others are not read.
 
+    After `load_state`, in the epoch in which the checkpoint was saved, `num_batches` are batches of the run that saved
+    it, also if it had another number of processes or another batch size. The rest of the epoch keeps its order: it is
+    shared out to the processes of this run from the first sample on that no process has read.
+
     Args:
         dataloader: prepared or not.
-        num_batches: how many to leave out.
+        num_batches: how many to leave out; those that one process gets.
 
     Raises:
-        ValueError: `num_batches` is negative.
+        ValueError: `num_batches` is negative. Or the checkpoint is of other processes and the loader cannot start
+            where they stopped: it is stateful, its dataset shards itself or is read by worker processes, or no batch
+            starts there.
     """
     if num_batches < 0:
         raise ValueError(f"num_batches must be 0 or more, not {num_batches}")
-    in_reading = isinstance(dataloader.dataset, IterableDataset)
     if isinstance(dataloader, PreparedLoader):
-        return dataloader.after(num_batches if in_reading else 0, _sampler_after(dataloader, num_batches))
-    options = options_of(dataloader) | _sampler_after(dataloader, num_batches)
-    if in_reading:
+        return _skip_prepared(dataloader, num_batches)
+    options = options_of(dataloader)
+    if isinstance(dataloader.dataset, IterableDataset):
         options |= {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
         return SkipDataLoader(dataloader.dataset, num_batches, **options)
     if dataloader.batch_sampler is None:
         options["batch_size"] = None
-    return DataLoader(dataloader.dataset, **options)
+    rest = SkipBatchSampler(outer_sampler(dataloader), num_batches)
+    return DataLoader(dataloader.dataset, **options, **name_sampler(dataloader, rest))
 
 
-def _sampler_after(dataloader: DataLoader[Any], num_batches: int) -> dict[str, Any]:
-    """Return the sampler that leaves out what makes up the batches, by its name in `DataLoader`."""
-    if isinstance(dataloader.dataset, IterableDataset):
-        return {}
-    if isinstance(dataloader, DataLoaderDispatcher) and not dataloader.split_batches:
-        num_batches *= dataloader.num_processes
-    name = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
-    return {name: SkipBatchSampler(outer_sampler(dataloader), num_batches)}
+def _skip_prepared(loader: PreparedLoader, num_batches: int) -> PreparedLoader:
+    """Return a loader of the same epoch. When it reaches its end, both are in the next epoch."""
+    parts = (loader, *sampler_chain(outer_sampler(loader)))
+    skipped = num_batches + sum(getattr(part, "skip_batches", 0) for part in parts)
+    epoch_state, epoch, first = loader.epoch_state.after(loader.iteration, skipped, loader.round_size)
+    made: PreparedLoader = object.__new__(type(loader))
+    # Not by assignment: torch forbids that for samplers of a loader that is made.
+    made.__dict__.update(loader.__getstate__(), **loader.renew(), epoch_state=epoch_state, iteration=epoch)
+    made.__dict__.update(loader.skip(num_batches) if first is None else _start_at(loader, first))
+    return made
+
+
+def _start_at(loader: PreparedLoader, first: int) -> dict[str, Any]:
+    """Return the attributes of a loader that starts at this sample of the epoch."""
+    number, odd = divmod(first, loader.own_batch_size)
+    if odd:
+        size = loader.own_batch_size
+        raise ValueError(
+            f"the checkpoint was saved after {first} samples of the epoch, where no batch of {size} starts "
+            f"({first} % {size} = {odd}): prepare the loader with a batch_size that divides {first}"
+        )
+    return {"first_sample": first, **loader.start_at_batch(number)}

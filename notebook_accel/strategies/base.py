@@ -118,6 +118,11 @@ class Strategy(ABC):
         """The processes whose whole gradients differ and are clipped alike, None where there are no such."""
         return None
 
+    @property
+    def data_comm(self) -> Comm:
+        """The collectives of processes that see different batches: one of all that see the same batch."""
+        return self.runtime.comm
+
     @abstractmethod
     def prepare(self, bundle: Bundle) -> Bundle:
         """Return the bundle with its models ready, in order, and its optimizers over their parameters."""

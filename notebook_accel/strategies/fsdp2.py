@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import warnings
 import weakref
@@ -85,6 +86,12 @@ class FullySharded(SingleDevice):
     @property
     def norm_comm(self) -> Comm | None:
         return None if self.plugin.ignored_modules is None else self.runtime.comm
+
+    @functools.cached_property
+    def data_comm(self) -> Comm:
+        if self.parallelism is None or self.parallelism.non_data_parallel_size == 1:
+            return self.runtime.comm
+        return meshes.comm_of_data(self.runtime, self.parallelism, self.mesh)
 
     def prepare(self, bundle: Bundle) -> Bundle:
         with _garbage_waits():

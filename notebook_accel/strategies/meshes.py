@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from ..comm import torch_dist
+from ..comm.base import Comm
+from ..comm.single import SingleComm
 from ..fsdp import FullyShardedDataParallelPlugin
 from ..parallelism import ParallelismConfig
 from ..precision import PRECISIONS
@@ -57,6 +59,24 @@ def for_sharding(runtime: Runtime, strategy: str, parallelism: ParallelismConfig
             "number of processes on each node; or give ParallelismConfig(dp_replicate_size, dp_shard_size)"
         )
     return init_device_mesh(device, (num_nodes, per_node), mesh_dim_names=("dp_replicate", "dp_shard"))
+
+
+def comm_of_data(runtime: Runtime, parallelism: ParallelismConfig, mesh: Any) -> Comm:
+    """Return the collectives of processes that see different batches and have the same part of the model.
+
+    Args:
+        runtime: of the process.
+        parallelism: the sizes.
+        mesh: of these sizes.
+    """
+    device, debug = runtime.device, runtime.comm.debug
+    names = parallelism.dp_dim_names
+    if not names:
+        return SingleComm(device, debug=debug)
+    dimension = mesh[tuple(names)]
+    if len(names) > 1:
+        dimension = dimension._flatten("dp")  # that of the joint dimension, which exists
+    return torch_dist.TorchComm(device, debug=debug, group=dimension.get_group())
 
 
 def precision_policy(plugin: FullyShardedDataParallelPlugin, mode: str) -> Any:

@@ -29,6 +29,7 @@ def collate(kind: str, rows: list[int]) -> Any:
     y = torch.tensor(rows)
     made: dict[str, Any] = {
         "tensor": x,
+        "padded": torch.cat([x, x.new_full((max(0, 3 - len(rows)), 1), -1)]),
         "tuple": (x, y),
         "list": [x, y],
         "dict": {"x": x, "y": [y, (x,)]},
@@ -174,7 +175,7 @@ CASES: dict[str, Callable[[Any], Any]] = {
     **{f"gather {n}": partial(gathered, samples=n) for n in (12, 13, 7, 4, 2)},
     **{
         f"gather {kind}": partial(gathered, samples=11, kind=kind)
-        for kind in ("tuple", "list", "dict", "namedtuple")
+        for kind in ("tuple", "list", "dict", "namedtuple", "padded")
     },
     "gather, drop_last": partial(gathered, samples=11, drop_last=True),
     "gather, split_batches": partial(gathered, samples=11, batch_size=4, split_batches=True),

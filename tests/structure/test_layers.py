@@ -66,7 +66,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("basic", "launch"),
     ),
     "data_loader": (
-        ("indices",),
+        ("exchange", "indices"),
         ("samplers",),
         ("iterable", "resume"),
         ("base",),

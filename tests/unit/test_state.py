@@ -20,8 +20,9 @@ from tests.unit.multiprocess import run_ranks
 
 
 class Loader:
-    end_of_dataloader = True
-    remainder = 3
+    iteration = 1
+    batches_seen = 2
+    length = 3
 
 
 def test_alone(clean_runtime: None) -> None:
@@ -106,18 +107,28 @@ def test_several_nodes_need_an_address(clean_runtime: None, monkeypatch: pytest.
         PartialState(cpu=True)
 
 
-def test_gradient_flags_follow_the_innermost_loader() -> None:
+def test_gradient_flags_follow_the_loader_of_the_last_batch() -> None:
     flags = GradientFlags()
     assert (flags.end_of_dataloader, flags.remainder, flags.active) == (False, -1, None)
     outer, inner = Loader(), Loader()
-    outer.end_of_dataloader = False
-    flags.begin(outer)
-    flags.begin(inner)
-    assert flags.end_of_dataloader and flags.remainder == 3
-    flags.end(inner)
-    assert flags.active is outer and not flags.end_of_dataloader
-    del outer
-    assert flags.active is None and flags.loaders == []
+    first, second = flags.begin(outer), flags.begin(inner)
+    first.remainder, second.remainder, second.is_last = 2, 3, True
+    flags.give_turn(first)
+    flags.give_turn(second)
+    assert flags.active is inner and flags.end_of_dataloader and flags.remainder == 3
+    flags.give_turn(first)
+    assert flags.active is outer and not flags.end_of_dataloader and flags.remainder == 2
+    flags.end(first)
+    assert flags.active is None and flags.iterations == []
+
+
+def test_gradient_flags_forget_a_loader_that_is_gone() -> None:
+    flags = GradientFlags()
+    loader = Loader()
+    flags.give_turn(flags.begin(loader))
+    assert flags.position() == (1, 2, 3)
+    del loader
+    assert flags.active is None and not flags.end_of_dataloader and flags.position() == (0, 0, None)
 
 
 def test_gradient_state_is_a_view(clean_runtime: None) -> None:

@@ -204,14 +204,25 @@ def test_clipping(clean_runtime: None) -> None:
 
 def test_collecting_alone(clean_runtime: None) -> None:
     accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(make_parts(samples=5)[2])
-    for x, _ in loader:
-        ragged = torch.arange(7)
-        assert accelerator.gather_for_metrics((x, ragged))[1] is ragged, "one process drops nothing"
     assert accelerator.reduce(torch.ones(2)).tolist() == [1, 1]
     assert not accelerator.check_trigger()
     accelerator.set_trigger()
     assert accelerator.check_trigger() and not accelerator.check_trigger()
+
+
+def test_one_process_drops_what_a_collate_fn_pads_too(clean_runtime: None) -> None:
+    accelerator = Accelerator(cpu=True)
+
+    def pad(rows: list[int]) -> torch.Tensor:
+        return torch.tensor((rows + [-1] * 4)[:4])
+
+    loader = accelerator.prepare(DataLoader(list(range(10)), batch_size=4, collate_fn=pad))  # type: ignore[arg-type]
+    for batch in loader:
+        tensors, loss = accelerator.gather_for_metrics((batch, batch.sum()))
+        objects = accelerator.gather_for_metrics([str(value) for value in batch.tolist()])
+        text = accelerator.gather_for_metrics("one object")
+    assert (tensors.tolist(), objects) == ([8, 9], ["8", "9"])
+    assert loss.ndim == 0 and text == "one object", "no samples to count"
 
 
 def test_free_memory(clean_runtime: None) -> None:

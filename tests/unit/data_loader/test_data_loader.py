@@ -182,7 +182,7 @@ def test_loaders_that_are_left_and_forgotten_leave_nothing(alone: Runtime) -> No
     for _ in range(5):
         next(iter(prepare_data_loader(load(range(3)), runtime=alone)))
         gc.collect()
-    assert len(alone.gradient.loaders) == 1
+    assert len(alone.gradient.iterations) == 1
 
 
 def test_loaders_nest(alone: Runtime) -> None:

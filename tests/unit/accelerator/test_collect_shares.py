@@ -1,0 +1,53 @@
+"""Metrics of runs in which processes see the same batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from notebook_accel.accelerator import Accelerator
+from notebook_accel.data_loader import DataLoaderConfiguration
+from notebook_accel.parallelism import ParallelismConfig
+from tests.unit.multiprocess import run_ranks
+
+SIZES = {
+    "tp 2 x dp 2": {"dp_shard_size": 2, "tp_size": 2},
+    "tp 4": {"tp_size": 4},
+    "dp 4": {"dp_shard_size": 4},
+}
+
+
+def collect(sizes: dict[str, int]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for kind in ("shard", "dispatch"):
+        accelerator = Accelerator(
+            cpu=True,
+            parallelism_config=ParallelismConfig(**sizes),
+            dataloader_config=DataLoaderConfiguration(dispatch_batches=kind == "dispatch"),
+        )
+        loader: Any = accelerator.prepare(DataLoader(list(range(10)), batch_size=3))  # type: ignore[arg-type]
+        tensors, objects = [], []
+        for batch in loader:
+            tensors += accelerator.gather_for_metrics({"numbers": batch, "more": [batch]})["numbers"].tolist()
+            objects += accelerator.gather_for_metrics([str(number) for number in batch.tolist()])
+        found |= {f"{kind} tensors": tensors, f"{kind} objects": objects}
+    found["all"] = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+    found["means"] = accelerator.reduce(torch.tensor([1.0]), "sum").tolist()
+    return found
+
+
+def ranks_collect() -> dict[str, Any]:
+    return {what: collect(sizes) for what, sizes in SIZES.items()}
+
+
+@pytest.mark.timeout(120)
+def test_each_sample_counts_once() -> None:
+    for found in run_ranks(ranks_collect, world_size=4, timeout=90):
+        for what, seen in found.items():
+            for kind in ("shard", "dispatch"):
+                assert seen[f"{kind} tensors"] == list(range(10)), (what, kind)
+                assert seen[f"{kind} objects"] == [str(number) for number in range(10)], (what, kind)
+            assert seen["all"] == [0, 1, 2, 3] and seen["means"] == [4.0], "these are of all processes"

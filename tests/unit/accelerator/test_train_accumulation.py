@@ -1,0 +1,169 @@
+"""Accumulation counts the batches of the loop that the code is in, whatever became of other iterators."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, IterableDataset
+
+from notebook_accel.accelerator import Accelerator
+from notebook_accel.data_loader import DataLoaderConfiguration
+from notebook_accel.data_loader.skip import SkipDataLoader
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(5))
+
+
+EVERY_4TH_AND_LAST = [False, False, False, True, False, True]
+
+
+@pytest.fixture(params=[False, True], ids=["shard", "dispatch"])
+def accelerator(request: pytest.FixtureRequest, clean_runtime: None) -> Accelerator:
+    loading = DataLoaderConfiguration(dispatch_batches=request.param)
+    return Accelerator(cpu=True, gradient_accumulation_steps=4, dataloader_config=loading)
+
+
+def load(accelerator: Accelerator, batches: int) -> Any:
+    return accelerator.prepare(DataLoader(list(range(batches))))  # type: ignore[arg-type]
+
+
+def synced(accelerator: Accelerator, batches: Any) -> Iterator[bool]:
+    """Yield for each batch whether its block is a step."""
+    for _ in batches:
+        with accelerator.accumulate():
+            yield accelerator.sync_gradients
+
+
+def take(loader: Any, count: int) -> None:
+    """Leave a loop over the loader after `count` batches."""
+    for _ in itertools.islice(loader, count):
+        pass
+
+
+def leave_by_an_error(loader: Any) -> None:
+    try:
+        for _ in loader:
+            raise OSError
+    except OSError:
+        pass
+
+
+def nest(loader: Any) -> None:
+    for _ in loader:
+        take(loader, 1)
+
+
+LEAVE: dict[str, Callable[[Any], Any]] = {
+    "after the first batch": lambda loader: take(loader, 1),
+    "after the last batch": lambda loader: take(loader, 3),
+    "by an error": leave_by_an_error,
+    "read to its end": list,
+    "nested in itself": nest,
+}
+
+
+@pytest.mark.parametrize("leave", LEAVE.values(), ids=LEAVE.keys())
+@pytest.mark.parametrize("own", [False, True], ids=["another loader", "the same loader"])
+def test_a_loop_within_the_loop(accelerator: Accelerator, leave: Callable[[Any], Any], own: bool) -> None:
+    loader, other = load(accelerator, 6), load(accelerator, 3)
+    seen = []
+    for _ in loader:
+        leave(loader if own else other)
+        with accelerator.accumulate():
+            seen.append(accelerator.sync_gradients)
+    assert seen == EVERY_4TH_AND_LAST
+    assert not accelerator.gradient_state.in_dataloader
+
+
+@pytest.mark.parametrize("position", [1, 3], ids=["not at its end", "at its end"])
+def test_an_iterator_that_is_kept(accelerator: Accelerator, position: int) -> None:
+    loader, other = load(accelerator, 6), load(accelerator, 3)
+    kept = []
+    seen = []
+    for number, is_step in enumerate(synced(accelerator, loader)):
+        seen.append(is_step)
+        if number == 0:
+            kept = [iter(other), iter(loader)]
+            for _ in range(position):
+                next(kept[0])
+            next(kept[1])
+    assert seen == EVERY_4TH_AND_LAST
+    assert not accelerator.gradient_state.in_dataloader
+
+
+@pytest.mark.parametrize("begun", [0, 1], ids=["within", "before"])
+def test_an_iterator_that_is_advanced_by_hand(accelerator: Accelerator, begun: int) -> None:
+    loader, other = load(accelerator, 6), load(accelerator, 20)
+    kept = iter(other)
+    take(kept, begun)
+    for _ in range(2):
+        seen = []
+        for _ in loader:
+            next(kept)
+            with accelerator.accumulate():
+                seen.append(accelerator.sync_gradients)
+        assert seen == EVERY_4TH_AND_LAST
+
+
+@pytest.mark.parametrize("lengths", [(6, 6), (6, 9), (9, 6)])
+def test_two_loaders_zipped(accelerator: Accelerator, lengths: tuple[int, int]) -> None:
+    pair = [load(accelerator, length) for length in lengths]
+    for _ in range(2):
+        assert list(synced(accelerator, zip(*pair, strict=False))) == EVERY_4TH_AND_LAST
+
+
+def test_a_loop_within_the_last_batch_of_another(accelerator: Accelerator) -> None:
+    loader, other = load(accelerator, 1), load(accelerator, 6)
+    for _ in loader:
+        assert list(synced(accelerator, other)) == EVERY_4TH_AND_LAST
+
+
+def test_an_older_iterator_is_closed_late(accelerator: Accelerator) -> None:
+    loader = load(accelerator, 6)
+    kept: list[Any] = [iter(loader)]
+    next(kept[0])
+    seen = []
+    for number, is_step in enumerate(synced(accelerator, loader)):
+        seen.append(is_step)
+        if number == 2:
+            kept.clear()
+    assert seen == EVERY_4TH_AND_LAST
+
+
+@pytest.mark.may_leak("signals", reason="torch's loader processes leave a SIGCHLD handler")
+def test_a_look_at_the_loader_within_its_own_loop(clean_runtime: None) -> None:
+    """Its loader process has read ahead: that the end is near was known before."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    loader: Any = accelerator.prepare(DataLoader(list(range(6)), num_workers=1, prefetch_factor=6))  # type: ignore[arg-type]
+    seen = []
+    for is_step in synced(accelerator, loader):
+        if not seen:
+            take(loader, 1)
+        seen.append(is_step)
+    assert seen == EVERY_4TH_AND_LAST
+
+
+def test_a_loader_that_skips_within_the_loop(clean_runtime: None) -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    loader = load(accelerator, 6)
+    seen = []
+    for is_step in synced(accelerator, loader):
+        take(SkipDataLoader(Numbers(), 1), 2)
+        seen.append(is_step)
+    assert seen == EVERY_4TH_AND_LAST
+
+
+def test_metrics_of_a_loop_that_was_left(accelerator: Accelerator) -> None:
+    loader = load(accelerator, 6)
+    other: Any = accelerator.prepare(DataLoader(list(range(3)), batch_size=2))  # type: ignore[arg-type]
+    for _ in loader:
+        for batch in other:
+            if len(batch) == 1:
+                break
+        assert accelerator.gather_for_metrics([1, 2]) == [1], "of the last batch of `other`"
+    assert accelerator.gather_for_metrics([1, 2]) == [1, 2]

@@ -1,0 +1,327 @@
+"""An epoch that other numbers of processes go on with: each sample is read once, in the order of the epoch."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from notebook_accel.accelerator import Accelerator
+from notebook_accel.comm.single import SingleComm
+from notebook_accel.data_loader import DataLoaderConfiguration, prepare_data_loader, skip_first_batches
+from notebook_accel.data_loader.resume import go_to_position, position_of
+from notebook_accel.runtime import Runtime
+from notebook_accel.topology import Topology
+from tests.unit.multiprocess import run_ranks
+
+CPU = torch.device("cpu")
+SAMPLES = 90
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(SAMPLES))
+
+
+class SizedNumbers(Numbers):
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class Backwards(BatchSampler):
+    """A batch sampler of the user."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return ([SAMPLES - 1 - index for index in batch] for batch in super().__iter__())
+
+
+class Varying(Sampler[list[int]]):
+    """Batches of 1, 2, 3, 1, 2, 3 ... samples."""
+
+    def __len__(self) -> int:
+        return SAMPLES // 2
+
+    def __iter__(self) -> Iterator[list[int]]:
+        samples = iter(range(SAMPLES))
+        for size in itertools.cycle((1, 2, 3)):
+            batch = list(itertools.islice(samples, size))
+            if not batch:
+                return
+            yield batch
+
+
+def raw(kind: str, batch_size: int, drop_last: bool) -> Any:
+    data: Any = list(range(SAMPLES))
+    options: dict[str, Any] = {"batch_size": batch_size, "drop_last": drop_last}
+    if kind == "weighted":
+        options["sampler"] = WeightedRandomSampler([1.0] * SAMPLES, SAMPLES, replacement=False)
+    elif kind == "subset":
+        options["sampler"] = SubsetRandomSampler(range(SAMPLES))
+    elif kind == "generator":
+        options |= {"shuffle": True, "generator": torch.Generator().manual_seed(7)}
+    elif kind == "batches":
+        options = {"batch_sampler": Backwards(SequentialSampler(data), batch_size, drop_last)}
+    elif kind == "varying":
+        options = {"batch_sampler": Varying()}
+    elif kind == "single":
+        options = {"batch_size": None, "shuffle": True}
+    elif kind == "iterable":
+        data = Numbers()
+    elif kind == "sized iterable":
+        data = SizedNumbers()
+    else:
+        options["shuffle"] = kind in ("shuffled", "seedable")
+    return DataLoader(data, **options)
+
+
+def loaders(
+    world: int,
+    kind: str,
+    batch_size: int = 4,
+    drop_last: bool = False,
+    stateful: bool = False,
+    **options: Any,
+) -> list[Any]:
+    """Return the loaders of all ranks, made as each of the ranks makes its own."""
+    made = []
+    for rank in range(world):
+        torch.manual_seed(3)
+        own = raw(kind, batch_size, drop_last)
+        runtime = Runtime(topology=Topology(), device=CPU, comm=SingleComm())
+        options |= {"use_seedable_sampler": kind == "seedable", "data_seed": 5, "runtime": runtime}
+        made.append(prepare_data_loader(own, None, world, rank, use_stateful_dataloader=stateful, **options))
+    return made
+
+
+def read(iterators: list[Any], rounds: int | None = None) -> list[int]:
+    """Return the samples that all ranks read in so many rounds, in the order of ranks in each."""
+    seen: list[int] = []
+    for _ in itertools.count() if rounds is None else range(rounds):
+        batches = [next(iterator, None) for iterator in iterators]
+        if batches[0] is None:
+            break
+        for batch in batches:
+            if batch is not None:
+                seen += torch.as_tensor(batch).flatten().tolist()
+    return seen
+
+
+def go_on(parts: list[Any], state: Any, num_batches: int) -> list[Any]:
+    """Return the loaders that leave out the batches before a saved position, with another global generator."""
+    torch.manual_seed(99)
+    for part in parts:
+        go_to_position(part, pickle.loads(state))
+    return [skip_first_batches(part, num_batches) for part in parts]
+
+
+KINDS = [
+    "in order",
+    "shuffled",
+    "seedable",
+    "generator",
+    "weighted",
+    "subset",
+    "batches",
+    "varying",
+    "single",
+    "iterable",
+    "sized iterable",
+]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "even": {},
+    "uneven": {"even_batches": False},
+    "split": {"split_batches": True, "batch_size": 12},
+    "drop_last": {"drop_last": True},
+}
+NO_SIZE = ("varying", "single")  # their batches are no full ones, so none is split or dropped
+
+
+@pytest.mark.parametrize(
+    "worlds", [(2, 1, 2), (1, 2, 1), (2, 4, 2), (4, 2, 4), (1, 4, 2), (3, 2, 1)], ids=str
+)
+@pytest.mark.parametrize(
+    ("option", "kind"),
+    [
+        (option, kind)
+        for option in OPTIONS
+        for kind in KINDS
+        if option in ("even", "uneven") or kind not in NO_SIZE
+    ],
+)
+def test_an_epoch_of_three_runs(worlds: tuple[int, int, int], kind: str, option: str) -> None:
+    """The first run reads 3 batches, the second 2 more, the third the rest."""
+    first, second, third = (loaders(world, kind, **OPTIONS[option]) for world in worlds)
+    iterators = [iter(loader) for loader in first]
+    seen = read(iterators, 3)
+    state = pickle.dumps(position_of(first[0]))
+    undisturbed = seen + read(iterators)
+    go_on(second, state, 0)
+    state = pickle.dumps(position_of(second[0]))  # a run may save again before it goes on
+    seen += read([iter(loader) for loader in go_on(second, state, 3)], 2)
+    state = pickle.dumps(position_of(second[0]))
+    rest = go_on(third, state, 5)
+    lengths = [len(part) for part in rest] if kind != "iterable" else None
+    seen += read([iter(part) for part in rest])
+
+    whole = min(len(seen), len(undisturbed), SAMPLES)
+    assert seen[:whole] == undisturbed[:whole], "the order of the epoch"
+    assert lengths is None or lengths == [part.batches_seen for part in rest]
+    if option == "drop_last":
+        assert len(set(seen)) == len(seen) > SAMPLES - 4 * worlds[2]
+        return
+    assert set(seen) == set(range(SAMPLES))
+    repeats = len(seen) - SAMPLES
+    evens = worlds[2] > 1 and (option != "uneven" or "iterable" in kind)
+    assert evens or repeats == 0
+    if kind not in NO_SIZE and evens:
+        span = 12 if option == "split" else 4 * worlds[2]
+        assert repeats == -rest[0].remainder % span, "metrics leave out what is repeated"
+
+
+@pytest.mark.parametrize(("size", "kind"), [(8, "shuffled"), (8, "sized iterable"), (2, "batches")])
+def test_another_batch_size(size: int, kind: str) -> None:
+    first, second = loaders(2, kind), loaders(1, kind, batch_size=size)
+    iterators = [iter(loader) for loader in first]
+    seen = read(iterators, 3)
+    state = pickle.dumps(position_of(first[0]))
+    undisturbed = seen + read(iterators)
+    assert seen + read([iter(loader) for loader in go_on(second, state, 3)]) == undisturbed[:SAMPLES]
+    with pytest.raises(ValueError, match=r"no batch of 7 starts \(24 % 7 = 3\)"):
+        go_on(loaders(1, kind, batch_size=7), state, 3)
+
+
+def test_loaders_that_go_on_go_on_with_the_next_epoch() -> None:
+    first, second = loaders(2, "generator"), loaders(1, "generator")
+    iterators = [iter(loader) for loader in first]
+    read(iterators, 3)
+    state = pickle.dumps(position_of(first[0]))
+    read(iterators)
+    rest = go_on(second, state, 3)
+    read([iter(rest[0])])
+    expected = read([iter(loader) for loader in first])
+    assert read([iter(second[0])]) == expected[:SAMPLES]
+    assert position_of(second[0])["iteration"] == position_of(first[0])["iteration"] == 2
+
+
+class Sharded(Numbers):
+    """Stands for an iterable dataset of the datasets library with two files."""
+
+    __module__ = "datasets.fake"
+    n_shards = 2
+
+    def shard(self, num_shards: int, index: int) -> Any:
+        return self
+
+
+class OwnOrder(Sampler[int]):
+    """A sampler of the user that has a generator if `prepare` gives it one."""
+
+    generator: torch.Generator | None = None
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(SAMPLES, generator=self.generator).tolist())
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "worlds", "message"),
+    [
+        (
+            Numbers(),
+            {"num_workers": 2},
+            (1, 2),
+            "by 1 processes with num_workers=2, and this run has 2 processes",
+        ),
+        (
+            Sharded(),
+            {},
+            (2, 1),
+            "by 2 processes with num_workers=0, and this run has processes that read 4 samples",
+        ),
+        (list(range(SAMPLES)), {"sampler": OwnOrder()}, (1, 2), "does not fit"),
+    ],
+    ids=["loader processes", "own shards", "own sampler"],
+)
+def test_what_cannot_go_on_says_why(
+    dataset: Any, options: Any, worlds: tuple[int, int], message: str
+) -> None:
+    first, second = (
+        prepare_data_loader(DataLoader(dataset, batch_size=4, **options), None, world, 0) for world in worlds
+    )
+    state: Any = {"iteration": 0, "order": [{}, {"global": torch.get_rng_state()}]}
+    state |= {"rounds": [(None, first.round_size)]}  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=message):
+        next(iter(go_on([second], pickle.dumps(state), 3)[0]))
+
+
+def test_stateful_loaders_refuse() -> None:
+    pytest.importorskip("torchdata")
+    first, second = loaders(2, "in order"), loaders(1, "in order", stateful=True)
+    read([iter(loader) for loader in first], 3)
+    with pytest.raises(ValueError, match="prepare it without use_stateful_dataloader"):
+        go_on(second, pickle.dumps(position_of(first[0])), 3)
+
+
+# of an iterable dataset, split, dispatched
+RUNS = {
+    "own shares": (False, False, False),
+    "dispatched": (False, False, True),
+    "dispatched, iterable": (True, False, True),
+    "dispatched, split": (False, True, True),
+}
+
+
+def run_part(folder: str, begins: bool) -> dict[str, list[int]]:
+    """Read 3 batches of an epoch and save a checkpoint, or load it and read the rest."""
+    seen: dict[str, list[int]] = {}
+    for name, (iterable, split, dispatch) in RUNS.items():
+        loading = DataLoaderConfiguration(dispatch_batches=dispatch, split_batches=split)
+        accelerator = Accelerator(cpu=True, dataloader_config=loading)
+        torch.manual_seed(3)
+        own = raw("iterable" if iterable else "shuffled", 12 if split else 4, False)
+        loader: Any = accelerator.prepare(own)
+        if not begins:
+            accelerator.load_state(f"{folder}/{name}")
+            loader = accelerator.skip_first_batches(loader, 3)
+        samples = []
+        for number, batch in enumerate(loader, 1):
+            samples += accelerator.gather_for_metrics(batch).tolist()
+            if begins and number == 3:
+                accelerator.save_state(f"{folder}/{name}")
+        seen[name] = samples
+        accelerator.free_memory()
+    return seen
+
+
+@pytest.mark.parametrize("worlds", [(1, 2), (2, 1)])
+def test_checkpoints_of_other_processes(tmp_path: Path, clean_runtime: None, worlds: tuple[int, int]) -> None:
+    def run(world: int, begins: bool) -> Any:
+        return (
+            run_ranks(run_part, str(tmp_path), begins, world_size=world)[0]
+            if world > 1
+            else run_part(str(tmp_path), begins)
+        )
+
+    whole, rest = run(worlds[0], True), run(worlds[1], False)
+    for name, (_, split, _) in RUNS.items():
+        read_before = 3 * (12 if split else 4 * worlds[0])
+        assert sorted(whole[name]) == list(range(SAMPLES))
+        assert rest[name] == whole[name][read_before:], name
