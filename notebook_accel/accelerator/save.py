@@ -374,6 +374,8 @@ class SavePart(Shared):
     ) -> None:
         """Save a model's weights to a folder, for `load_checkpoint_in_model`.
 
+        A process that dies at any instant leaves the weights that were there before, or the new ones.
+
         Args:
             model: prepared or not.
             save_directory: the folder; weights that are there already are replaced.

@@ -44,6 +44,11 @@ def test_a_process_may_die_before_any_change_to_a_folder(tmp_path: Path) -> None
     assert answer["deaths"] > 20 and answer["left"] == ["kept"]
 
 
+def test_a_process_that_saves_a_model_may_die_before_any_change_to_a_folder(tmp_path: Path) -> None:
+    answer = crash(tmp_path, "models")
+    assert answer["deaths"] > 60 and answer["old"] > 40 and answer["new"] > 20
+
+
 @pytest.mark.parametrize("limit", [100, 1000, 3000, 10000])
 @pytest.mark.parametrize("safe", [True, False])
 def test_a_full_disk(tmp_path: Path, clean_runtime: None, limit: int, safe: bool) -> None:
