@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from ..comm import xla
 from ..dtensors import is_sharded, shard_like, to_local
 from ..errors import CheckpointError
 from . import rawio, weights
-from .pickled import Outline
+from .pickled import Keep, Outline
 
 Apply = Callable[[], None]
 _PREFIXES: Final = ("module.", "_orig_mod.")
@@ -54,14 +55,13 @@ class Source:
             return
         assert self.outline is not None
 
-        def choose(path: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor | None:
-            target = targets.get(path[0])
-            return target if target is not None and _fits(target, tensor.dtype) else None
+        def choose(path: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor | Keep:
+            target = targets[path[0]]
+            return target if _fits(target, tensor.dtype) else functools.partial(_copy_into, target)
 
         for name, value in self.outline.fill(choose, only=targets.keys()).items():
-            target = targets.get(name)
-            if target is not None and target is not value:
-                target.copy_(shard_like(value, target))
+            if value is not targets[name]:
+                _copy_into(targets[name], value)
 
     def _read_safe(self, header: weights.Header, targets: Mapping[str, torch.Tensor]) -> None:
         direct: list[rawio.Piece] = []
@@ -72,8 +72,12 @@ class Source:
                 continue
             value = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
             rawio.read_at(self.path, [(entry.offset, value)])
-            target.copy_(shard_like(value, target))
+            _copy_into(target, value)
         rawio.read_at(self.path, direct)
+
+
+def _copy_into(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return target.copy_(shard_like(value, target))
 
 
 def _fits(target: torch.Tensor, dtype: torch.dtype) -> bool:
