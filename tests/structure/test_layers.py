@@ -48,7 +48,8 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "checkpointing": (
         ("names", "optimizers", "randomness", "rawio"),
-        ("folder", "pickled", "weights"),
+        ("checksums", "folder", "pickled"),
+        ("weights",),
         ("copies", "models", "plain", "shards"),
         ("merge", "parts"),
         ("read", "sharded", "write"),
