@@ -19,7 +19,8 @@ from notebook_accel import (
     load_checkpoint_and_dispatch,
     load_checkpoint_in_model,
 )
-from notebook_accel.checkpointing import checksums, merge, rawio, shards, weights
+from notebook_accel.checkpointing import checksums, merge, models, rawio, shards, weights
+from notebook_accel.deepspeed import checkpoints as deepspeed_checkpoints
 from notebook_accel.utils import load_state_dict
 from tests.unit.checkpoints import make_parts, step, values
 
@@ -93,6 +94,15 @@ def test_a_damaged_checkpoint_changes_nothing(
     with pytest.raises(CheckpointError, match=message):
         accelerator.load_state(where, **options)
     assert values(*parts) == before
+
+
+def test_damage_is_found_before_weights_go_to_deepspeeds_shards(tmp_path: Path) -> None:
+    shards.save_weights(build().state_dict(), tmp_path)
+    source = models.open_source(tmp_path / "model.safetensors")
+    deepspeed_checkpoints._check_shards(source, build(1))
+    source = models.open_source(tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=damage(source.path, "0.weight")):
+        deepspeed_checkpoints._check_shards(source, build(1))
 
 
 def test_every_byte_of_the_header_counts(tmp_path: Path) -> None:
