@@ -72,12 +72,12 @@ def recover(target: Path) -> None:
             return
 
 
-def prepare(target: Path, token: str) -> None:
-    """Make a folder to write the checkpoint in, with nothing in it but a mark for `is_prepared`.
+def prepare(target: Path, token: str | None = None) -> None:
+    """Make an empty folder to write the checkpoint in.
 
     Args:
         target: the checkpoint's folder.
-        token: of this save alone; the same on all ranks.
+        token: of this save alone, the same on all ranks: leaves a mark for `is_prepared` in it.
     """
     recover(target)
     remove(staging(target))
@@ -85,7 +85,8 @@ def prepare(target: Path, token: str) -> None:
     for left in target.parent.glob(f"{glob.escape(target.name)}.meeting-*"):  # by processes that were killed
         shutil.rmtree(left, ignore_errors=True)
     staging(target).mkdir(parents=True)
-    _mark(target, token).touch()
+    if token is not None:
+        _mark(target, token).touch()
 
 
 def is_prepared(target: Path, token: str) -> bool:

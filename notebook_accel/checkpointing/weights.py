@@ -1,9 +1,10 @@
-"""Weights in safetensors files: written straight from the tensors, read straight into them."""
+"""Weights in safetensors files with checksums: written straight from the tensors, read straight into them."""
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from ..errors import CheckpointError
-from . import checksums, rawio
+from . import rawio
 
 # https://github.com/huggingface/safetensors#format
 _CODES: Final = {
@@ -40,6 +41,11 @@ _CHECKSUMS: Final = "notebook_accel.checksums"
 # Other libraries may copy our checksums to a file of other values, but they write no space here.
 _OURS: Final = b'{ "__metadata__"'
 _DIGITS: Final = 8  # of a CRC-32
+_AT_ONCE: Final = (
+    63  # pages: torch adds up larger tensors in threads of its own, and starts them for each thread here
+)
+_SUMMED: Final = 4 * _AT_ONCE * rawio.PAGE  # stays in a core's cache
+_THREADS: Final = 4
 _ALIGNMENT: Final = 64  # so that most tensors can be used where they lie in a mapped file
 
 
@@ -114,9 +120,9 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, s
     with rawio.create(path) as file:
         file.write(_header({name: tensors[name] for name in order}, texts, [0] * len(order)))
         for name in order:
-            plain = _plain(tensors[name])
-            sums.append(checksums.compute(plain))
-            file.write(rawio.memory(plain))
+            values = rawio.memory(_plain(tensors[name]))
+            sums.append(compute_checksum(values))
+            file.write(values)
     with open(path, "r+b") as file:
         file.write(_header({name: tensors[name] for name in order}, texts, sums))
         file.flush()
@@ -247,7 +253,7 @@ def read_into(
         else:
             checked[name] = (entry.offset, tensor)
     rawio.read_at(path, others)
-    _compare(path, header, list(checked), checksums.read(path, list(checked.values())))
+    _compare(path, header, list(checked), read_summed(path, list(checked.values())))
 
 
 def verify(path: Path, header: Header, names: Iterable[str]) -> None:
@@ -263,7 +269,7 @@ def verify(path: Path, header: Header, names: Iterable[str]) -> None:
     """
     known = [name for name in names if header.entries[name].checksum is not None]
     spans = [(header.entries[name].offset, header.entries[name].nbytes) for name in known]
-    _compare(path, header, known, checksums.compute_in_file(path, spans))
+    _compare(path, header, known, compute_checksums(path, spans))
 
 
 def _compare(path: Path, header: Header, names: Sequence[str], found: Sequence[int]) -> None:
@@ -273,3 +279,84 @@ def _compare(path: Path, header: Header, names: Sequence[str], found: Sequence[i
                 f"{path}: the values of {name!r} are not those that were written (checksum {checksum:08x}, written "
                 f"with {header.entries[name].checksum:08x}): the file is damaged, load another checkpoint"
             )
+
+
+def compute_checksum(values: memoryview) -> int:
+    """Return the CRC-32 of sums of values: of the 64-bit words of each page, and the CRC-32 of what is left.
+
+    A sum is much faster than a CRC, and changes with every byte of its page.
+    """
+    return zlib.crc32(_sum_pages(values))
+
+
+def read_summed(path: Path, pieces: Sequence[rawio.Piece]) -> list[int]:
+    """Fill tensors from a file, and return the checksum of each.
+
+    Args:
+        path: of the file.
+        pieces: see `rawio.read_at`.
+
+    Raises:
+        OSError: the file cannot be read, or is too short.
+    """
+    sums: dict[tuple[int, int], bytes] = {}
+
+    def add(index: int, start: int, view: memoryview) -> None:
+        sums[index, start] = _sum_pages(view)
+
+    rawio.read_at(path, pieces, on_read=add)
+    return _join(sums, len(pieces))
+
+
+def compute_checksums(path: Path, spans: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the checksums of parts of a file, of which little is in memory at a time.
+
+    Args:
+        path: of the file.
+        spans: of each part the byte where it starts, and its length.
+
+    Raises:
+        OSError: the file cannot be read, or is too short.
+    """
+    sums: dict[tuple[int, int], bytes] = {}
+    blocks: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+    for _ in range(_THREADS):
+        blocks.put(rawio.memory(torch.empty(_SUMMED, dtype=torch.uint8, device="cpu")))
+
+    jobs = [(index, start) for index, span in enumerate(spans) for start in range(0, span[1], _SUMMED)]
+    with rawio.CachedFile(path) as file:
+
+        def add(index: int, start: int) -> None:
+            offset, length = spans[index]
+            block = blocks.get()
+            view = block[: min(_SUMMED, length - start)]
+            file.read(offset + start, view)
+            sums[index, start] = _sum_pages(view)
+            blocks.put(block)
+
+        rawio.run_jobs([lambda job=job: add(*job) for job in jobs], _THREADS)  # type: ignore[misc]
+    return _join(sums, len(spans))
+
+
+def _join(sums: Mapping[tuple[int, int], bytes], count: int) -> list[int]:
+    """Return the checksum of each part.
+
+    Args:
+        sums: of chunks, by the number of the part and the byte where the chunk starts in it.
+        count: of parts.
+    """
+    found = [0] * count
+    for key in sorted(sums):
+        found[key[0]] = zlib.crc32(sums[key], found[key[0]])
+    return found
+
+
+def _sum_pages(view: memoryview) -> bytes:
+    whole = len(view) // rawio.PAGE
+    found = b""
+    if whole:
+        words = torch.frombuffer(view, dtype=torch.int64, count=whole * rawio.PAGE // 8).view(whole, -1)
+        sums = [part.sum(1) for part in words.split(_AT_ONCE)]
+        found = bytes(rawio.memory(torch.cat(sums)))
+    left = view[whole * rawio.PAGE :]
+    return found + zlib.crc32(left).to_bytes(4, "little") if left else found

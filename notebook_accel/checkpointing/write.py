@@ -201,8 +201,12 @@ def start(
         CheckpointError: on all ranks where one cannot make it, or does not see it.
     """
     what = f"checkpoint {target} cannot be written"
-    error = _attempt(lambda: folder.prepare(target, token)) if topology.rank == 0 else None
+    is_alone = topology.world_size == 1
+    mark = None if is_alone else token
+    error = _attempt(lambda: folder.prepare(target, mark)) if topology.rank == 0 else None
     barrier.require_success("start", error, what)
+    if is_alone:
+        return
     sees = folder.is_prepared(target, token)
     found = barrier.exchange("seen", None if sees else "")
     blind = [str(rank) for rank, text in enumerate(found) if text is not None]

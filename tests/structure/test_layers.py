@@ -48,8 +48,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "checkpointing": (
         ("names", "optimizers", "randomness", "rawio"),
-        ("checksums", "folder", "pickled"),
-        ("weights",),
+        ("folder", "pickled", "weights"),
         ("copies", "models", "plain", "shards"),
         ("merge", "parts"),
         ("read", "sharded", "write"),
