@@ -111,7 +111,7 @@ class SavePart(Shared):
             output_dir: the folder; with automatic naming it is `project_dir/checkpoints/checkpoint_N` instead.
             safe_serialization: weights as safetensors; False uses torch.save.
             async_save: copy all tensors, return, and write in a thread. The next save or load, `end_training` and
-                the end of the process wait for it; its error is raised there.
+                the end of the process wait for it; its error is raised there. All processes need to see the folder.
             save_model_func_kwargs: arguments of DeepSpeed's `save_checkpoint`; not supported, each is an error.
 
         Returns:
@@ -119,7 +119,8 @@ class SavePart(Shared):
 
         Raises:
             ValueError: no folder, or one that cannot be a checkpoint.
-            CheckpointError: on all processes, if one could not write; the old checkpoint is untouched.
+            CheckpointError: on all processes, if one could not write, or with `async_save` does not see the folder; the
+                old checkpoint is untouched.
         """
         if save_model_func_kwargs:
             raise ValueError(f"save_state does not know {', '.join(save_model_func_kwargs)}: leave it out")
@@ -127,7 +128,8 @@ class SavePart(Shared):
         target, keep = self._save_target(output_dir)
         topology = self._runtime.topology
         barrier: write.ErrorBarrier = write.CollectiveErrorBarrier(self._runtime.comm)
-        write.start(target, topology, barrier)
+        token = self._runtime.comm.broadcast_object(uuid.uuid4().hex[:8])
+        write.start(target, topology, barrier, token, in_background=async_save)
         error = None
         files: list[write.File] = []
         folders: list[CollectiveFolder] = []
@@ -147,7 +149,7 @@ class SavePart(Shared):
             keep=keep,
         )
         if async_save:
-            self._write_in_background(plan)
+            self._write_in_background(plan, token)
         else:
             write.finish(plan, barrier)
         self.project_configuration.iteration += 1
@@ -173,9 +175,8 @@ class SavePart(Shared):
         self._require_all(error, target)
         return files, folders
 
-    def _write_in_background(self, plan: write.Plan) -> None:
+    def _write_in_background(self, plan: write.Plan, token: str) -> None:
         assert self._writer is not None
-        token = self._runtime.comm.broadcast_object(uuid.uuid4().hex[:8])
         place = folder.barrier_files(plan.target, token)
         barrier = background.FileErrorBarrier(place, plan.topology.rank, plan.topology.world_size)
         self._writer.start(lambda: write.finish(plan, barrier), plan.target.name)
@@ -374,6 +375,8 @@ class SavePart(Shared):
         safe_serialization: bool = True,
     ) -> None:
         """Save a model's weights to a folder, for `load_checkpoint_in_model`.
+
+        A process that dies at any instant leaves the weights that were there before, or the new ones.
 
         Args:
             model: prepared or not.

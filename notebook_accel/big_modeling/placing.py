@@ -228,6 +228,8 @@ class Loading:
 
     def run(self) -> dict[str, dict[str, Any]]:
         """Load all values, and return the index of the weights that stay on the disk."""
+        for source in self.sources:
+            source.verify([v.key for v in self._values if v.source is source and v.is_in_place])
         index = {**self._index, **self._write()}
         pairs = [(value, value.target()) for value in self._values]
         # new tensors of all files first: what is read into the model's own tensors cannot be undone

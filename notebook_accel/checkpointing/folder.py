@@ -72,14 +72,48 @@ def recover(target: Path) -> None:
             return
 
 
-def prepare(target: Path) -> None:
-    """Make an empty folder to write the checkpoint in."""
+def prepare(target: Path, token: str | None = None) -> None:
+    """Make an empty folder to write the checkpoint in.
+
+    Args:
+        target: the checkpoint's folder.
+        token: of this save alone, the same on all ranks: leaves a mark for `is_prepared` in it.
+    """
     recover(target)
     remove(staging(target))
     remove(previous(target))
     for left in target.parent.glob(f"{glob.escape(target.name)}.meeting-*"):  # by processes that were killed
         shutil.rmtree(left, ignore_errors=True)
     staging(target).mkdir(parents=True)
+    if token is not None:
+        _mark(target, token).touch()
+
+
+def is_prepared(target: Path, token: str) -> bool:
+    """Return True where this process sees the folder that another one prepared.
+
+    Args:
+        target: the checkpoint's folder.
+        token: see `prepare`.
+    """
+    try:
+        # asks the server of a network disk; a lookup may be answered by what this machine remembers
+        os.mkdir(staging(target))
+    except FileExistsError:
+        return _mark(target, token).exists()
+    except OSError:  # the folder around it is missing
+        return False
+    os.rmdir(staging(target))
+    return False
+
+
+def unmark(target: Path, token: str) -> None:
+    """Remove the mark of `prepare`, once all ranks have looked for it."""
+    _mark(target, token).unlink(missing_ok=True)
+
+
+def _mark(target: Path, token: str) -> Path:
+    return staging(target) / f".prepared-{token}"
 
 
 def commit(target: Path, facts: Mapping[str, Any], keep: int | None = None) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 _METADATA: Final = ".metadata"
 _MODEL: Final = "model"
 _OPTIMIZER: Final = ("optimizer", "optim", "state", "param_groups")
-_STAGING: Final = ".notebook-accel-merging"
 _WHOLE: Final = 2**63
 
 
@@ -39,7 +36,7 @@ def merge_weights(
     """Merge a sharded checkpoint into ordinary weights, and return the files.
 
     The files are written under other names, read back and compared, and renamed at the end; an index is the last. A
-    process that dies leaves no half of the weights under their names. All weights are in memory meanwhile.
+    process that dies leaves the weights that were there before, or the new ones. All are in memory meanwhile.
 
     Args:
         checkpoint: a folder of torch.distributed.checkpoint, which is read with pickle: one that you trust; or a
@@ -59,19 +56,11 @@ def merge_weights(
     source, target = folder.resolve(checkpoint), folder.resolve(output)
     _check_places(source, target, remove_checkpoint_dir, overwrite)
     state = _read(source)
-    staging = target / _STAGING
-    existed = target.exists()
-    if staging.exists():  # of a process that was killed
-        shutil.rmtree(staging)
-    try:
-        shards.save_weights(state, staging, limit, safe_serialization)
-        _verify(staging, state)
-        files = _publish(staging, target)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        if not existed and target.is_dir() and not any(target.iterdir()):
-            target.rmdir()
-        raise
+
+    def check(written: Path) -> None:
+        _verify(written, state)
+
+    files = shards.save_weights(state, target, limit, safe_serialization, check)
     if remove_checkpoint_dir:
         folder.remove(source)
     return files
@@ -258,23 +247,3 @@ def _is_same(one: Any, other: Any) -> bool:
     return rawio.memory(one.contiguous()) == rawio.memory(
         other.contiguous()
     )  # bytes, so that NaN equals itself
-
-
-def _publish(staging: Path, target: Path) -> list[Path]:
-    """Give the files their names, the index last, and remove weights that were there before."""
-    written = sorted(
-        (path.name for path in staging.iterdir()), key=lambda name: (name.endswith(".json"), name)
-    )
-    if len(written) > 1:  # an old index would list new files of the same names
-        for path in target.iterdir():
-            if path.name.endswith(".index.json") and shards.is_weights(path.name):
-                path.unlink()
-        rawio.sync(target)
-    for name in written:
-        os.replace(staging / name, target / name)
-    staging.rmdir()
-    for path in list(target.iterdir()):
-        if shards.is_weights(path.name) and path.name not in written:
-            path.unlink()
-    rawio.sync(target)
-    return [target / name for name in written]

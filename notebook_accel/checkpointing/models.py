@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,8 +13,8 @@ import torch
 from ..comm import xla
 from ..dtensors import is_sharded, shard_like, to_local
 from ..errors import CheckpointError
-from . import rawio, weights
-from .pickled import Outline
+from . import weights
+from .pickled import Keep, Outline
 
 Apply = Callable[[], None]
 _PREFIXES: Final = ("module.", "_orig_mod.")
@@ -31,6 +32,7 @@ class Source:
         header: of a safetensors file.
         outline: of a file of torch.save.
         others: names of entries that are no tensors.
+        verified: names whose values have been compared with their checksums.
     """
 
     path: Path
@@ -39,6 +41,7 @@ class Source:
     header: weights.Header | None = None
     outline: Outline | None = None
     others: tuple[str, ...] = ()
+    verified: set[str] = field(default_factory=set)
 
     def read(self) -> dict[str, Any]:
         """Return all entries, on the CPU."""
@@ -54,26 +57,39 @@ class Source:
             return
         assert self.outline is not None
 
-        def choose(path: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor | None:
-            target = targets.get(path[0])
-            return target if target is not None and _fits(target, tensor.dtype) else None
+        def choose(path: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor | Keep:
+            target = targets[path[0]]
+            return target if _fits(target, tensor.dtype) else functools.partial(_copy_into, target)
 
         for name, value in self.outline.fill(choose, only=targets.keys()).items():
-            target = targets.get(name)
-            if target is not None and target is not value:
-                target.copy_(shard_like(value, target))
+            if value is not targets[name]:
+                _copy_into(targets[name], value)
 
     def _read_safe(self, header: weights.Header, targets: Mapping[str, torch.Tensor]) -> None:
-        direct: list[rawio.Piece] = []
+        direct: dict[str, torch.Tensor] = {}
         for name, target in targets.items():
             entry = header.entries[name]
             if _fits(target, entry.dtype):
-                direct.append((entry.offset, target))
+                direct[name] = target
                 continue
             value = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
-            rawio.read_at(self.path, [(entry.offset, value)])
-            target.copy_(shard_like(value, target))
-        rawio.read_at(self.path, direct)
+            weights.read_into(self.path, header, {name: value}, self.verified)
+            _copy_into(target, value)
+        weights.read_into(self.path, header, direct, self.verified)
+
+    def verify(self, names: Collection[str]) -> None:
+        """Raise CheckpointError where values of these names are not those that were written; once for each name.
+
+        `read_into` compares the others while it reads, when tensors have changed already.
+        """
+        if self.header is not None:
+            new = [name for name in names if name not in self.verified]
+            weights.verify(self.path, self.header, new)
+            self.verified.update(new)
+
+
+def _copy_into(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return target.copy_(shard_like(value, target))
 
 
 def _fits(target: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -109,7 +125,7 @@ def plan(
     strict: bool = True,
     **options: Any,
 ) -> Apply:
-    """Check that the weights fit the model, and return what loads them.
+    """Check that the weights are whole and fit the model, and return what loads them.
 
     Wrappers' prefixes in front of all names do not matter. A name that was left out when the weights were
     saved, because another had the same memory, gets that one's values.
@@ -121,9 +137,11 @@ def plan(
         options: more arguments of the model's `load_state_dict`.
 
     Raises:
-        CheckpointError: names the file and the name that does not fit.
+        CheckpointError: names the file and the name that is damaged or does not fit.
     """
     if options or not _loads_plainly(model) or any(source.others for source in sources):
+        for source in sources:
+            source.verify(source.shapes)
         return _plan_by_model(model, sources, strict=strict, **options)
     state: dict[str, torch.Tensor] = model.state_dict()
     renamed = strip_prefixes({name for source in sources for name in source.shapes}, state.keys())
@@ -150,6 +168,9 @@ def plan(
                 raise CheckpointError(
                     f"{places[kept].path}: {name!r} has shape {list(shape)}, the model's {list(state[name].shape)}"
                 )
+
+    for source in sources:
+        source.verify([name for name in source.shapes if renamed(name) in used])
 
     def apply() -> None:
         for source in sources:

@@ -17,6 +17,9 @@ from .. import probes
 from ..errors import CheckpointError
 from . import rawio
 
+Keep = Callable[[torch.Tensor], torch.Tensor]
+"""Gets a tensor with its values, and returns what is kept of it."""
+
 _one_writer: Final = threading.Lock()  # torch's option for checksums is one for all threads
 
 
@@ -100,14 +103,15 @@ class Outline:
 
     def fill(
         self,
-        choose: Callable[[tuple[Any, ...], torch.Tensor], torch.Tensor | None],
+        choose: Callable[[tuple[Any, ...], torch.Tensor], torch.Tensor | Keep | None],
         only: Collection[Any] | None = None,
     ) -> Any:
         """Return the object with values.
 
         Args:
-            choose: called with the path and the empty tensor; may return a contiguous CPU tensor of the same shape
-                and dtype to read into, or None for a new one.
+            choose: called with the path and the empty tensor. It returns a contiguous CPU tensor of the same shape
+                and dtype to read into; None for a new one; or a function that gets the values and returns what is
+                kept of them. Only one such tensor is whole in memory at a time.
             only: keys of the entries to read and return, where the object is a dict; None for all.
         """
         content = (
@@ -116,7 +120,7 @@ class Outline:
             else {name: item for name, item in self.content.items() if name in only}
         )
         if not self._lazy:
-            return content
+            return replace_tensors(content, lambda path, tensor: _keep(choose(path, tensor), tensor))
         pieces: dict[int, rawio.Piece] = {}
         filled: dict[int, torch.Tensor] = {}
 
@@ -124,17 +128,20 @@ class Outline:
             if id(tensor) in filled:
                 return filled[id(tensor)]
             storage: Any = tensor.untyped_storage()
-            target = choose(path, tensor) if _is_whole(tensor) else None
-            if target is not None:
-                pieces[id(tensor)] = (storage._checkpoint_offset, target)
+            offset = int(storage._checkpoint_offset)
+            chosen = choose(path, tensor)
+            if callable(chosen):
+                whole = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
+                rawio.read_at(self.path, [(offset, whole)])
+                target = chosen(_view(tensor, whole))
+            elif chosen is not None and _is_whole(tensor):
+                target = chosen
+                pieces[id(tensor)] = (offset, target)
             else:
-                offset = int(storage._checkpoint_offset)
-                whole = wholes.get(offset)
-                if whole is None:
-                    whole = wholes[offset] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
-                    pieces[-offset - 1] = (offset, whole)
-                target = torch.empty(0, dtype=tensor.dtype, device="cpu")
-                target.set_(whole.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+                if offset not in wholes:
+                    wholes[offset] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
+                    pieces[-offset - 1] = (offset, wholes[offset])
+                target = _view(tensor, wholes[offset])
             filled[id(tensor)] = target
             return target
 
@@ -185,6 +192,17 @@ def _is_placed(tensor: torch.Tensor) -> bool:
     if tensor.is_conj() or tensor.is_neg():  # the values in the file are not the final ones
         return False
     return getattr(tensor.untyped_storage(), "_checkpoint_offset", None) is not None
+
+
+def _keep(chosen: torch.Tensor | Keep | None, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if chosen is None or isinstance(chosen, torch.Tensor) else chosen(tensor)
+
+
+def _view(like: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that lies in this memory as the other one does in its own."""
+    made = torch.empty(0, dtype=like.dtype, device="cpu")
+    made.set_(memory.untyped_storage(), like.storage_offset(), like.shape, like.stride())
+    return made
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:

@@ -44,29 +44,41 @@ def memory(tensor: torch.Tensor) -> memoryview:
     return memoryview(array).cast("B")
 
 
-def read_at(path: Path, pieces: Sequence[Piece], *, cached: bool = False) -> None:
+def read_at(
+    path: Path,
+    pieces: Sequence[Piece],
+    *,
+    cached: bool = False,
+    on_read: Callable[[int, int, memoryview], None] | None = None,
+) -> None:
     """Fill tensors from a file.
 
     Args:
         path: of the file.
         pieces: contiguous CPU tensors, each with the byte where its values start.
         cached: read by one thread and leave the content in the system's cache, for a file that is read often.
+        on_read: called by threads with what they have just read: the number of the piece, the byte in it, a multiple
+            of `PAGE`, and the values from there on.
 
     Raises:
         OSError: the file cannot be read, or is too short.
     """
-    if cached:
-        for offset, tensor in pieces:
-            _read_cached(path, offset, memory(tensor))
+    jobs = [
+        (index, start, view[start : start + _CHUNK])
+        for index, (_, tensor) in enumerate(pieces)
+        for view in [memory(tensor)]
+        for start in range(0, len(view), _CHUNK)
+    ]
+    if not jobs:
         return
-    with _Source(path) as source:
-        jobs = []
-        for offset, tensor in pieces:
-            view = memory(tensor)
-            for start in range(0, len(view), _CHUNK):
-                jobs.append((offset + start, view[start : start + _CHUNK]))
-        few = sum(len(view) for _, view in jobs) < _FEW
-        read = source.read_cached if few else source.read
+    few = cached or sum(len(view) for _, _, view in jobs) < _FEW
+    with CachedFile(path) if few else _Source(path) as source:
+
+        def read(index: int, start: int, view: memoryview) -> None:
+            source.read(pieces[index][0] + start, view)
+            if on_read is not None:
+                on_read(index, start, view)
+
         run_jobs([lambda job=job: read(*job) for job in jobs], 1 if few else _THREADS)  # type: ignore[misc]
 
 
@@ -135,27 +147,62 @@ def run_jobs(jobs: list[Callable[[], None]], num_threads: int) -> None:
         raise errors[0]
 
 
-class _Source:
-    """An open file; what the system has not cached is read past its cache, which is faster and keeps the cache."""
+class CachedFile:
+    """An open file, read through the system's cache by any number of threads.
+
+    Args:
+        path: of the file.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> CachedFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+    def read(self, offset: int, view: memoryview) -> None:
+        """Fill a view of writable memory from this byte on; OSError if the file is too short."""
+        while view:
+            got = self._read_some(offset, view)
+            if not got:
+                raise OSError(f"{self._path} ends before its byte {offset + len(view)}")
+            offset, view = offset + got, view[got:]
+
+    def _read_some(self, offset: int, view: memoryview) -> int:
+        if sys.platform != "win32":
+            return os.preadv(self._file, [view], offset)
+        with self._lock:  # the place in the file is one for all threads
+            os.lseek(self._file, offset, os.SEEK_SET)
+            found = os.read(self._file, len(view))
+        view[: len(found)] = found
+        return len(found)
+
+
+class _Source(CachedFile):
+    """An open file; what the system has not cached is read past its cache, which is faster and keeps the cache."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self._direct: int | None = None
         self._blocks: queue.SimpleQueue[mmap.mmap] = queue.SimpleQueue()
-        with open(path, "rb") as file:
-            self._residence = _Residence(file.fileno())
+        self._residence = _Residence(self._file)
         if DIRECT:
             try:
                 self._direct = os.open(path, os.O_RDONLY | DIRECT)
             except OSError:  # a file system without direct reads
                 return
 
-    def __enter__(self) -> _Source:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
+        super().__exit__(kind, error, where)
         if self._direct is not None:
             os.close(self._direct)
 
@@ -164,12 +211,7 @@ class _Source:
         if self._direct is not None and not self._residence.is_cached(offset, len(view)):
             got = self._read_direct(self._direct, offset, view)
             offset, view = offset + got, view[got:]
-        if view:
-            self.read_cached(offset, view)
-
-    def read_cached(self, offset: int, view: memoryview) -> None:
-        """Fill the view through the system's cache."""
-        _read_cached(self._path, offset, view)
+        super().read(offset, view)
 
     def _read_direct(self, file: int, offset: int, view: memoryview) -> int:
         """Fill as much of the view as the file system is ready to read directly, and return how much."""
@@ -192,16 +234,6 @@ class _Source:
             view[:got] = space[before : before + got]
         self._blocks.put(block)
         return got
-
-
-def _read_cached(path: Path, offset: int, view: memoryview) -> None:
-    with open(path, "rb", buffering=0) as file:
-        file.seek(offset)
-        while view:
-            got = file.readinto(view)
-            if not got:
-                raise OSError(f"{path} ends before its byte {file.tell() + len(view)}")
-            view = view[got:]
 
 
 class _Residence:

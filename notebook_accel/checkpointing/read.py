@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from ..errors import CheckpointError
 from . import models, names, optimizers, pickled, randomness
 from .models import Apply
 from .parts import Parts
-from .pickled import Outline
+from .pickled import Keep, Outline
 
 # state of torch's optimizers that has its parameter's shape
 _LIKE_PARAMETER: Final = frozenset(
@@ -199,26 +200,18 @@ def _plan_optimizer(optimizer: Any, outline: Outline) -> Apply:
         if known and number in by_number:
             _check_state(path, number, values, by_number[number], optimizer.state.get(by_number[number], {}))
 
-    def choose(where: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor | None:
+    def choose(where: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor | Keep | None:
         if len(where) != 3 or where[0] != "state" or where[1] not in by_number:
             return None
+        like = by_number[where[1]]
+        if is_sharded(like):
+            return functools.partial(shard_like, like=like) if tensor.shape == like.shape else None
         own = optimizer.state.get(by_number[where[1]], {}).get(where[2])
         if type(own) is not torch.Tensor or own.device.type != "cpu" or not own.is_contiguous():
             return None
         return own if own.shape == tensor.shape and own.dtype == tensor.dtype else None
 
-    def apply() -> None:
-        filled = outline.fill(choose)
-        for number, values in filled["state"].items():
-            like = by_number.get(number)
-            if like is None or not is_sharded(like):
-                continue
-            for key, value in values.items():
-                if isinstance(value, torch.Tensor) and value.shape == like.shape:
-                    values[key] = shard_like(value, like)
-        optimizers.load(optimizer, filled)
-
-    return apply
+    return lambda: optimizers.load(optimizer, outline.fill(choose))
 
 
 def _check_state(path: Path, number: Any, values: Any, parameter: torch.Tensor, own: Any) -> None:

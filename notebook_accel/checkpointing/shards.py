@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +25,18 @@ _UNITS: Final = {
     "MIB": 2**20,
     "GIB": 2**30,
 }
-_SHARD: Final = re.compile(r"(model|pytorch_model)-\d{5}-of-\d{5}\.(safetensors|bin)")
+_SHARD: Final = re.compile(
+    r"(model|pytorch_model)(-(?P<generation>\d{1,9}))?-\d{5}-of-\d{5}\.(safetensors|bin)"
+)
+_ROOTS: Final = (
+    names.SAFE_MODEL,
+    f"{names.SAFE_MODEL}.index.json",
+    names.MODEL,
+    f"{names.MODEL}.index.json",
+)
+"""The files by which readers find weights, in the order in which `find_files` looks for them."""
+STAGING: Final = ".notebook-accel-saving"
+"""The folder, in that of the weights, where they are written."""
 
 
 def parse_size(size: int | str) -> int:
@@ -48,17 +60,20 @@ def save_weights(
     folder: Path,
     max_shard_size: int | str = "10GB",
     safe_serialization: bool = True,
-) -> None:
-    """Write weights to a folder: one file, or several files with an index.
+    check: Callable[[Path], None] = lambda written: None,
+) -> list[Path]:
+    """Write weights to a folder: one file, or several files with an index; return the files, the index last.
 
-    A process that dies leaves a whole set of files behind: new files get their names once all are written, the
-    index last.
+    A process may die at any instant: the folder then holds the old weights or the new ones, never a mixture. Shards
+    get names that no index in the folder has, such as `model-2-00001-of-00003.safetensors` where the first names are
+    taken: who has read an old index does not find new files under its names.
 
     Args:
         state: tensors by name. Names of the same memory are written once; safetensors files note the others.
-        folder: made where there is none; weights in it are replaced.
+        folder: made where there is none; weights in it are replaced, other files stay.
         max_shard_size: bytes of a file at most, see `parse_size`; a larger tensor has a file alone.
         safe_serialization: write safetensors, not files of torch.save.
+        check: called with the folder that holds the written files, before they replace older ones; may raise.
 
     Raises:
         ValueError: `folder` is a file, the size is wrong, or a tensor has no values.
@@ -74,49 +89,76 @@ def save_weights(
         weights.check_values(state)
     shards = _split(tensors, limit)
     whole = names.SAFE_MODEL if safe_serialization else names.MODEL
-    stem, _, ending = whole.partition(".")
-    files = (
-        [whole]
-        if len(shards) == 1
-        else [f"{stem}-{number:05}-of-{len(shards):05}.{ending}" for number in range(1, len(shards) + 1)]
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    written: list[Path] = []
+    is_new = not folder.exists()
+    files: list[str] = []
+    staging = folder / STAGING
     try:
+        shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
+        staging.mkdir(parents=True)
+        files = _choose_names(folder, whole, len(shards))
         for name, shard in zip(files, shards, strict=True):
-            part = folder / f"{name}.part"
-            written.append(part)
             if safe_serialization:
                 texts = {gone: kept for gone, kept in dropped.items() if kept in shard}
-                weights.write(part, shard, texts)
+                weights.write(staging / name, shard, texts)
             else:
-                pickled.write(part, shard)
-        index = folder / f"{whole}.index.json.part"
+                pickled.write(staging / name, shard)
         if len(shards) > 1:
-            written.append(index)
-            index.write_text(_index(files, shards), encoding="utf-8")
-            rawio.sync(index)
+            files.append(f"{whole}.index.json")
+            (staging / files[-1]).write_text(_index(files[:-1], shards), encoding="utf-8")
+            rawio.sync(staging / files[-1])
+        check(staging)
+        for name in files[:-1]:
+            os.replace(staging / name, folder / name)
+        rawio.sync(folder)
     except BaseException:
-        for part in written:
-            part.unlink(missing_ok=True)
+        shutil.rmtree(staging, ignore_errors=True)
+        for name in files[:-1]:
+            (folder / name).unlink(missing_ok=True)
+        if is_new and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
         raise
-    _publish(folder, written)
+    _switch(staging, folder, files)
+    return [folder / name for name in files]
 
 
-def _publish(folder: Path, written: list[Path]) -> None:
-    for part in written:
-        os.replace(part, part.with_suffix(""))
-    keep = {part.with_suffix("").name for part in written}
-    for path in folder.iterdir():
-        if is_weights(path.name) and path.name not in keep:
-            path.unlink()
+def _choose_names(folder: Path, whole: str, count: int) -> list[str]:
+    """Return names for the files: those of Accelerate, with a number in front where such shards are there or listed."""
+    if count == 1:
+        return [whole]
+    known = [path.name for path in folder.iterdir()]
+    known += [
+        (folder / root).read_text("utf-8", "replace")
+        for root in _ROOTS
+        if root.endswith(".json") and root in known
+    ]
+    used = [int(match["generation"] or 1) for text in known for match in _SHARD.finditer(text)]
+    stem, _, ending = whole.partition(".")
+    if used:
+        stem = f"{stem}-{max(used) + 1}"
+    return [f"{stem}-{number:05}-of-{count:05}.{ending}" for number in range(1, count + 1)]
+
+
+def _switch(staging: Path, folder: Path, files: list[str]) -> None:
+    """Let the new weights count: one rename or removal does it for whoever reads the folder. Remove the old ones then.
+
+    Args:
+        staging: holds the last of the files, to which readers come first; the others have been moved.
+        folder: of the weights.
+        files: the new ones.
+    """
+    os.replace(staging / files[-1], folder / files[-1])
+    rawio.sync(folder)
+    staging.rmdir()
+    old = [path.name for path in folder.iterdir() if is_weights(path.name) and path.name not in files]
+    roots = [root for root in reversed(_ROOTS) if root in old]
+    for name in [*roots, *sorted(set(old) - set(roots))]:
+        (folder / name).unlink()
     rawio.sync(folder)
 
 
 def is_weights(name: str) -> bool:
     """Return True for the name of a file that `save_weights` writes."""
-    whole = name.removesuffix(".index.json") in (names.SAFE_MODEL, names.MODEL)
-    return whole or _SHARD.fullmatch(name) is not None
+    return name in _ROOTS or _SHARD.fullmatch(name) is not None
 
 
 def _split(tensors: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:

@@ -1,9 +1,12 @@
-"""Weights in safetensors files: written straight from the tensors, read straight into them."""
+"""Weights in safetensors files with checksums: written straight from the tensors, read straight into them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import queue
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,16 +37,31 @@ _CODES: Final = {
 }
 _DTYPES: Final = {code: dtype for dtype, code in _CODES.items()}
 _MAX_HEADER: Final = 100_000_000
+_CHECKSUMS: Final = "notebook_accel.checksums"
+# Other libraries may copy our checksums to a file of other values, but they write no space here.
+_OURS: Final = b'{ "__metadata__"'
+_DIGITS: Final = 8  # of a CRC-32
+_AT_ONCE: Final = (
+    63  # pages: torch adds up larger tensors in threads of its own, and starts them for each thread here
+)
+_SUMMED: Final = 4 * _AT_ONCE * rawio.PAGE  # stays in a core's cache
+_THREADS: Final = 4
 _ALIGNMENT: Final = 64  # so that most tensors can be used where they lie in a mapped file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """A tensor in a file: it starts at byte `offset`."""
+    """A tensor in a file: it starts at byte `offset`; files of others have no checksums."""
 
     offset: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    checksum: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +108,7 @@ def without_ties(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dic
 
 
 def write(path: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, str]) -> None:
-    """Write a safetensors file; it is on the disk afterwards.
+    """Write a safetensors file with checksums in its header; it is on the disk afterwards.
 
     Args:
         path: of the file.
@@ -98,19 +116,56 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, s
         texts: for the header: for each name that was left out, the name with the same values.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    head: dict[str, Any] = {"__metadata__": {"format": "pt", **texts}}
+    sums: list[int] = []
+    with rawio.create(path) as file:
+        file.write(_header({name: tensors[name] for name in order}, texts, [0] * len(order)))
+        for name in order:
+            values = rawio.memory(_plain(tensors[name]))
+            sums.append(compute_checksum(values))
+            file.write(values)
+    with open(path, "r+b") as file:
+        file.write(_header({name: tensors[name] for name in order}, texts, sums))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _header(tensors: Mapping[str, torch.Tensor], texts: Mapping[str, str], sums: Sequence[int]) -> bytes:
+    """Return the bytes in front of the values; checksums do not change how many they are.
+
+    Args:
+        tensors: in the order of the file.
+        texts: see `write`.
+        sums: of the tensors.
+    """
+    field = "".join(f"{number:0{_DIGITS}x}" for number in (0, *sums))
+    head: dict[str, Any] = {"__metadata__": {_CHECKSUMS: field, "format": "pt", **texts}}
     at = 0
-    for name in order:
-        tensor = tensors[name]
+    for name, tensor in tensors.items():
         span = [at, at + tensor.nbytes]
         head[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
         at += tensor.nbytes
     text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+    text = _OURS[:2] + text[1:]
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-    with rawio.create(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in order:
-            file.write(rawio.memory(_plain(tensors[name])))
+    own = f"{zlib.crc32(text):0{_DIGITS}x}".encode()
+    return len(text).to_bytes(8, "little") + text.replace(b"0" * _DIGITS, own, 1)
+
+
+def _checksums(text: bytes, field: str | None, count: int) -> list[int] | None:
+    """Return the tensors' checksums; None for a file of others, ValueError where the header has changed.
+
+    Args:
+        text: of the header.
+        field: the checksums in it, its own in front.
+        count: of tensors.
+    """
+    if not text.startswith(_OURS):
+        return None
+    numbers = [str(field)[at : at + _DIGITS] for at in range(0, len(str(field)), _DIGITS)]
+    unsigned = text.replace("".join(numbers[:1]).encode(), b"0" * _DIGITS, 1)
+    if len(numbers) != count + 1 or int(numbers[0], 16) != zlib.crc32(unsigned):
+        raise ValueError("its header is not the one that was written")
+    return [int(number, 16) for number in numbers[1:]]
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -126,11 +181,13 @@ def read_header(path: Path) -> Header:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(size - 8, _MAX_HEADER):
                 raise ValueError(f"a header of {length} bytes in a file of {size}")
-            head = json.loads(file.read(length))
+            head = json.loads(text := file.read(length))
         texts = head.pop("__metadata__", {})
+        known = _checksums(text, texts.pop(_CHECKSUMS, None), len(head))
+        sums: Sequence[int | None] = [None] * len(head) if known is None else known
         entries, end = {}, 0
-        for name, item in head.items():
-            entry, stop = _entry(name, item, 8 + length)
+        for (name, item), checksum in zip(head.items(), sums, strict=True):
+            entry, stop = _entry(name, item, 8 + length, checksum)
             entries[name] = entry
             end = max(end, stop)
         if max(end, 8 + length) != size:
@@ -142,15 +199,14 @@ def read_header(path: Path) -> Header:
     return Header(entries=entries, texts={str(key): str(text) for key, text in texts.items()})
 
 
-def _entry(name: str, item: dict[str, Any], base: int) -> tuple[Entry, int]:
+def _entry(name: str, item: dict[str, Any], base: int, checksum: int | None) -> tuple[Entry, int]:
     start, stop = item["data_offsets"]
     if item["dtype"] not in _DTYPES:
         raise ValueError(f"{name!r} is of unknown dtype {item['dtype']!r}")
-    entry = Entry(offset=base + start, shape=tuple(item["shape"]), dtype=_DTYPES[item["dtype"]])
-    count = 1
-    for length in entry.shape:
-        count *= length
-    if not 0 <= start <= stop or count * entry.dtype.itemsize != stop - start:
+    entry = Entry(
+        offset=base + start, shape=tuple(item["shape"]), dtype=_DTYPES[item["dtype"]], checksum=checksum
+    )
+    if not 0 <= start <= stop or entry.nbytes != stop - start:
         raise ValueError(f"{name!r} of shape {list(entry.shape)} does not fill bytes {start} to {stop}")
     return entry, base + stop
 
@@ -161,11 +217,146 @@ def read(path: Path, header: Header | None = None) -> dict[str, torch.Tensor]:
     Args:
         path: of the file.
         header: what `read_header` returned, where it is known.
+
+    Raises:
+        CheckpointError: the file is damaged.
     """
     header = header or read_header(path)
     tensors = {
         name: torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
         for name, entry in header.entries.items()
     }
-    rawio.read_at(path, [(header.entries[name].offset, tensor) for name, tensor in tensors.items()])
+    read_into(path, header, tensors)
     return tensors
+
+
+def read_into(
+    path: Path, header: Header, targets: Mapping[str, torch.Tensor], verified: Collection[str] = ()
+) -> None:
+    """Fill tensors with the values of these names, and compare checksums on the way.
+
+    Args:
+        path: of the file.
+        header: what `read_header` returned.
+        targets: contiguous CPU tensors, of the shapes and dtypes in the file.
+        verified: names that need no comparison, see `verify`.
+
+    Raises:
+        CheckpointError: values are not those that were written.
+    """
+    checked: dict[str, rawio.Piece] = {}
+    others: list[rawio.Piece] = []
+    for name, tensor in targets.items():
+        entry = header.entries[name]
+        if entry.checksum is None or name in verified:
+            others.append((entry.offset, tensor))
+        else:
+            checked[name] = (entry.offset, tensor)
+    rawio.read_at(path, others)
+    _compare(path, header, list(checked), read_summed(path, list(checked.values())))
+
+
+def verify(path: Path, header: Header, names: Iterable[str]) -> None:
+    """Compare checksums before anything is read into tensors that are in use.
+
+    Args:
+        path: of the file.
+        header: what `read_header` returned.
+        names: of tensors.
+
+    Raises:
+        CheckpointError: values are not those that were written.
+    """
+    known = [name for name in names if header.entries[name].checksum is not None]
+    spans = [(header.entries[name].offset, header.entries[name].nbytes) for name in known]
+    _compare(path, header, known, compute_checksums(path, spans))
+
+
+def _compare(path: Path, header: Header, names: Sequence[str], found: Sequence[int]) -> None:
+    for name, checksum in zip(names, found, strict=True):
+        if checksum != header.entries[name].checksum:
+            raise CheckpointError(
+                f"{path}: the values of {name!r} are not those that were written (checksum {checksum:08x}, written "
+                f"with {header.entries[name].checksum:08x}): the file is damaged, load another checkpoint"
+            )
+
+
+def compute_checksum(values: memoryview) -> int:
+    """Return the CRC-32 of sums of values: of the 64-bit words of each page, and the CRC-32 of what is left.
+
+    A sum is much faster than a CRC, and changes with every byte of its page.
+    """
+    return zlib.crc32(_sum_pages(values))
+
+
+def read_summed(path: Path, pieces: Sequence[rawio.Piece]) -> list[int]:
+    """Fill tensors from a file, and return the checksum of each.
+
+    Args:
+        path: of the file.
+        pieces: see `rawio.read_at`.
+
+    Raises:
+        OSError: the file cannot be read, or is too short.
+    """
+    sums: dict[tuple[int, int], bytes] = {}
+
+    def add(index: int, start: int, view: memoryview) -> None:
+        sums[index, start] = _sum_pages(view)
+
+    rawio.read_at(path, pieces, on_read=add)
+    return _join(sums, len(pieces))
+
+
+def compute_checksums(path: Path, spans: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the checksums of parts of a file, of which little is in memory at a time.
+
+    Args:
+        path: of the file.
+        spans: of each part the byte where it starts, and its length.
+
+    Raises:
+        OSError: the file cannot be read, or is too short.
+    """
+    sums: dict[tuple[int, int], bytes] = {}
+    blocks: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+    for _ in range(_THREADS):
+        blocks.put(rawio.memory(torch.empty(_SUMMED, dtype=torch.uint8, device="cpu")))
+
+    jobs = [(index, start) for index, span in enumerate(spans) for start in range(0, span[1], _SUMMED)]
+    with rawio.CachedFile(path) as file:
+
+        def add(index: int, start: int) -> None:
+            offset, length = spans[index]
+            block = blocks.get()
+            view = block[: min(_SUMMED, length - start)]
+            file.read(offset + start, view)
+            sums[index, start] = _sum_pages(view)
+            blocks.put(block)
+
+        rawio.run_jobs([lambda job=job: add(*job) for job in jobs], _THREADS)  # type: ignore[misc]
+    return _join(sums, len(spans))
+
+
+def _join(sums: Mapping[tuple[int, int], bytes], count: int) -> list[int]:
+    """Return the checksum of each part.
+
+    Args:
+        sums: of chunks, by the number of the part and the byte where the chunk starts in it.
+        count: of parts.
+    """
+    found = [0] * count
+    for key in sorted(sums):
+        found[key[0]] = zlib.crc32(sums[key], found[key[0]])
+    return found
+
+
+def _sum_pages(view: memoryview) -> bytes:
+    whole = len(view) // rawio.PAGE
+    found = b""
+    if whole:
+        words = torch.frombuffer(view, dtype=torch.int64, count=whole * rawio.PAGE // 8).view(whole, -1)
+        sums = [part.sum(1) for part in words.split(_AT_ONCE)]
+        found = bytes(rawio.memory(torch.cat(sums)))
+    left = view[whole * rawio.PAGE :]
+    return found + zlib.crc32(left).to_bytes(4, "little") if left else found

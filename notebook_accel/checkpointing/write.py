@@ -185,24 +185,44 @@ def _on_cpu(content: Any, device: torch.device) -> Any:
     return xla.to_cpu(content) if device.type == "xla" else content
 
 
-def start(target: Path, topology: Topology, barrier: ErrorBarrier) -> None:
-    """Make the folder to write in.
+def start(
+    target: Path, topology: Topology, barrier: ErrorBarrier, token: str, *, in_background: bool
+) -> None:
+    """Make the folder to write in: one for all nodes that see it, one on the disk of each other node.
 
     Args:
         target: the checkpoint's folder.
         topology: the place of this rank.
         barrier: of all ranks, which all call this.
+        token: of this save alone; the same on all ranks.
+        in_background: threads will write, which meet in files: all ranks have to see one folder.
 
     Raises:
-        CheckpointError: on all ranks where one cannot make it.
+        CheckpointError: on all ranks where one cannot make it, or does not see it.
     """
     what = f"checkpoint {target} cannot be written"
-    error = _attempt(lambda: folder.prepare(target)) if topology.rank == 0 else None
+    is_alone = topology.world_size == 1
+    mark = None if is_alone else token
+    error = _attempt(lambda: folder.prepare(target, mark)) if topology.rank == 0 else None
     barrier.require_success("start", error, what)
-    if topology.local_rank == 0 and topology.rank != 0:  # a node that does not see rank 0's disk
-        where = folder.staging(target)
-        error = _attempt(lambda: None if where.exists() else folder.prepare(target))
+    if is_alone:
+        return
+    sees = folder.is_prepared(target, token)
+    found = barrier.exchange("seen", None if sees else "")
+    blind = [str(rank) for rank, text in enumerate(found) if text is not None]
+    if in_background and blind:
+        if topology.rank == 0:
+            _attempt(lambda: folder.remove(folder.staging(target)))
+        raise CheckpointError(
+            f"{what} in the background: rank {', '.join(blind)} does not see the folder "
+            f"{folder.staging(target)} of rank 0. Choose a folder on a disk that all processes share, or "
+            "async_save=False"
+        )
+    is_first = topology.local_rank == 0 and not sees
+    error = _attempt(lambda: folder.prepare(target, token)) if is_first else None
     barrier.require_success("start-nodes", error, what)
+    if topology.local_rank == 0:
+        folder.unmark(target, token)
 
 
 def finish(plan: Plan, barrier: ErrorBarrier) -> None:

@@ -172,6 +172,7 @@ def _check_shards(source: models.Source, model: Any) -> None:
             raise CheckpointError(
                 f"{source.path}: {name!r} has shape {list(stored)}, the model's {list(own)}"
             )
+    source.verify(source.shapes)
 
 
 def _load_shards(source: models.Source, model: torch.nn.Module, deepspeed: Any, is_main: bool) -> None:

@@ -2,15 +2,18 @@
 
 python -m tests.unit.checkpointing.crashing_saves FOLDER random 60  # SIGKILL at random instants
 python -m tests.unit.checkpointing.crashing_saves FOLDER sweep      # death before each system call in a folder
+python -m tests.unit.checkpointing.crashing_saves FOLDER models     # the same for save_model over older weights
 Torch is imported once; each child is a fork that has its own accelerator.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -20,10 +23,15 @@ from typing import Any
 
 import torch
 
-from notebook_accel import Accelerator
+from notebook_accel import Accelerator, load_checkpoint_in_model
 from notebook_accel.checkpointing import folder
 
-CALLS = ("rename", "fsync", "rmdir", "unlink", "link", "mkdir")
+CALLS = ("rename", "replace", "fsync", "rmdir", "unlink", "link", "mkdir")
+KINDS = [
+    {"max_shard_size": size, "safe_serialization": is_safe}
+    for size in ("1GB", 80)
+    for is_safe in (True, False)
+]
 
 
 def build() -> tuple[Accelerator, torch.nn.Module, Any]:
@@ -93,9 +101,61 @@ def save_some(parts: tuple[Any, ...], target: Path, generations: range, dies_bef
     os._exit(0)
 
 
+def filled(value: float) -> torch.nn.Module:
+    model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)])  # three files of 80 bytes
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, value)
+    return model
+
+
+def load_value(where: Path) -> float:
+    model = filled(0.0)
+    load_checkpoint_in_model(model, where, strict=True)
+    found = {float(x) for parameter in model.parameters() for x in parameter.detach().flatten()}
+    assert len(found) == 1, f"a mixture: {found} in {sorted(os.listdir(where))}"
+    return found.pop()
+
+
+def save_and_die(accelerator: Accelerator, where: Path, kind: dict[str, Any], dies_before: int) -> None:
+    model = filled(2.0)
+    die_before(dies_before)
+    accelerator.save_model(model, where, **kind)
+    os._exit(0)
+
+
+def sweep_models(where: Path) -> dict[str, Any]:
+    """Save over older weights of each kind, and die before each system call in turn."""
+    accelerator = Accelerator(cpu=True)
+    deaths, loaded = 0, []
+    several_safe = KINDS[2]
+    for old, new in itertools.product(KINDS, KINDS):
+        if several_safe not in (old, new):
+            continue
+        target = where / "kept"
+        for number in itertools.count(1):
+            accelerator.save_model(filled(1.0), target, **old)
+            (target / "foreign.txt").write_text("not ours")
+            status = in_child(functools.partial(save_and_die, accelerator, target, new, number), None)
+            loaded.append(load_value(target))
+            assert (target / "foreign.txt").read_text() == "not ours"
+            assert status in (0, signal.SIGKILL), f"a child ended with status {status}"
+            deaths += status == signal.SIGKILL
+            accelerator.save_model(filled(3.0), target, **new)
+            assert load_value(target) == 3.0, "what a killed process left is in the way"
+            count = 1 if new["max_shard_size"] == "1GB" else 4
+            assert len(os.listdir(target)) == count + 1, sorted(os.listdir(target))
+            shutil.rmtree(target)
+            if status == 0:
+                assert loaded[-1] == 2.0
+                break
+    return {"deaths": deaths, "old": loaded.count(1.0), "new": loaded.count(2.0)}
+
+
 def main(where: Path, mode: str, kills: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     os.fsync = lambda handle: None  # what a killed process wrote to the system is not lost; only time is
+    if mode == "models":
+        return sweep_models(where)
     parts = build()
     accelerator = parts[0]
     stamp(*parts, 0)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from notebook_accel import Accelerator, CheckpointError, load_checkpoint_in_model
+from notebook_accel.checkpointing.shards import save_weights
 from notebook_accel.utils import load, load_state_dict, save
 from tests.unit.checkpoints import Tied
 
@@ -45,6 +46,47 @@ def test_both_libraries_load_what_was_saved(tmp_path: Path, safe: bool, size: in
         assert same(fresh, original)
     accelerator.save_model(original, tmp_path / "m", safe_serialization=safe)
     assert len(list((tmp_path / "m").iterdir())) == 1, "shards of an earlier save are gone"
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_an_older_index_never_names_newer_shards(tmp_path: Path, safe: bool) -> None:
+    accelerator = Accelerator(cpu=True)
+    listed: list[set[str]] = []
+    for seed in range(3):
+        original = accelerator.prepare(model(seed))
+        accelerator.save_model(original, tmp_path, max_shard_size=500, safe_serialization=safe)
+        (index,) = tmp_path.glob("*.index.json")
+        listed.append(set(json.loads(index.read_text())["weight_map"].values()))
+        assert {path.name for path in tmp_path.iterdir()} == {*listed[-1], index.name}
+        for loader in (load_checkpoint_in_model, accelerate.load_checkpoint_in_model):
+            fresh = model(5)
+            loader(fresh, str(tmp_path))
+            assert same(fresh, original)
+    assert not (listed[0] & listed[1] or listed[1] & listed[2] or listed[0] & listed[2])
+    stem, ending = ("model", "safetensors") if safe else ("pytorch_model", "bin")
+    assert f"{stem}-00001-of-00003.{ending}" in listed[0], "a new folder has the names that other tools write"
+    assert f"{stem}-2-00001-of-00003.{ending}" in listed[1]
+    for path in tmp_path.glob(f"*.{ending}"):  # the index lists them still
+        path.unlink()
+    accelerator.save_model(original, tmp_path, max_shard_size=500, safe_serialization=safe)
+    assert not listed[2] & {path.name for path in tmp_path.iterdir()}
+
+
+def test_an_error_leaves_the_older_weights(tmp_path: Path) -> None:
+    state = model().state_dict()
+    save_weights(state, tmp_path / "m", 500)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()}
+
+    def refuse(written: Path) -> None:
+        raise ValueError(f"{len(list(written.iterdir()))} files")
+
+    for size in ("1GB", 500):
+        with pytest.raises(ValueError, match=r"^[14] files$"):
+            save_weights(state, tmp_path / "m", size, check=refuse)
+        with pytest.raises(ValueError, match="files"):
+            save_weights(state, tmp_path / "new", size, check=refuse)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()} == before
+    assert not (tmp_path / "new").exists()
 
 
 def test_we_load_accelerates_shards(tmp_path: Path) -> None:

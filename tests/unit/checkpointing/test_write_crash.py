@@ -44,6 +44,11 @@ def test_a_process_may_die_before_any_change_to_a_folder(tmp_path: Path) -> None
     assert answer["deaths"] > 20 and answer["left"] == ["kept"]
 
 
+def test_a_process_that_saves_a_model_may_die_before_any_change_to_a_folder(tmp_path: Path) -> None:
+    answer = crash(tmp_path, "models")
+    assert answer["deaths"] > 60 and answer["old"] > 40 and answer["new"] > 20
+
+
 @pytest.mark.parametrize("limit", [100, 1000, 3000, 10000])
 @pytest.mark.parametrize("safe", [True, False])
 def test_a_full_disk(tmp_path: Path, clean_runtime: None, limit: int, safe: bool) -> None:
@@ -210,6 +215,51 @@ def test_the_error_of_one_rank_is_raised_on_all(tmp_path: Path, async_save: bool
     for rank, text in enumerate(first):
         assert f"rank {rank}: OSError: [Errno 28] No space left on device" in text
         assert "what was there before is untouched" in text
+
+
+def rank_sees_its_own_disk(where: Path, num_nodes: int) -> dict[str, Any]:
+    rank = int(os.environ["RANK"])
+    if num_nodes == 2:
+        os.environ |= {
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "GROUP_RANK": str(rank),
+            "GROUP_WORLD_SIZE": "2",
+        }
+    accelerator, parts = build()
+    own = where / str(rank) / "kept"
+    if rank == 1 and num_nodes == 2:  # left by a process that was killed
+        folder.staging(own).mkdir(parents=True)
+        (folder.staging(own) / "random_states_0.pkl").write_bytes(b"old")
+    with pytest.raises(CheckpointError) as caught:
+        accelerator.save_state(own, async_save=True)
+    left = sorted(path.name for path in own.parent.iterdir()) if own.parent.exists() else []
+    state = values(*parts)
+    if num_nodes == 2:
+        accelerator.project_configuration.save_on_each_node = True
+        accelerator.save_state(own)
+        step(accelerator, *parts)
+        accelerator.load_state(own)
+    accelerator.end_training()
+    return {
+        "error": str(caught.value),
+        "left": left,
+        "same": values(*parts) == state,
+        "then": sorted(path.name for path in own.iterdir()) if own.exists() else [],
+    }
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_a_disk_that_ranks_do_not_share_is_refused_in_the_background(tmp_path: Path, num_nodes: int) -> None:
+    first, second = run_ranks(rank_sees_its_own_disk, tmp_path, num_nodes)
+    for rank, answer in enumerate((first, second)):
+        assert answer["error"].startswith(f"checkpoint {tmp_path / str(rank) / 'kept'} cannot be written")
+        assert "rank 1 does not see" in answer["error"] and "async_save=False" in answer["error"]
+        assert answer["same"]
+    assert first["left"] == [] and second["left"] == ["kept.saving"][: num_nodes - 1]
+    if num_nodes == 2:
+        assert names.MANIFEST in first["then"] and "random_states_0.pkl" in first["then"]
+        assert names.MANIFEST in second["then"] and "random_states_0.pkl" not in second["then"]
 
 
 def rank_cannot_load(where: Path) -> tuple[str, bool]:
