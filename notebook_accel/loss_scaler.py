@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from torch.amp.grad_scaler import OptState
 from .comm.base import Comm
 from .dtensors import to_local
 from .gradients import list_of, unscale
+
+_Versions = list[tuple[int, int]]
+_Unscaled = weakref.WeakKeyDictionary[torch.optim.Optimizer, _Versions | None]
 
 
 class LossScaler(torch.amp.GradScaler):
@@ -27,8 +31,8 @@ class LossScaler(torch.amp.GradScaler):
         super().__init__(device, **kwargs)
         self._update_is_due = False
         self._comm: Comm | None = None
-        # gradients that are unscaled, by the id of their optimizer, and what they were at the last loss after that
-        self._unscaled: dict[int, tuple[torch.optim.Optimizer, list[tuple[int, int]] | None]] = {}
+        # optimizers whose gradients are unscaled, and what these were at the last loss after that
+        self._unscaled: _Unscaled = weakref.WeakKeyDictionary()
 
     def share(self, comm: Comm) -> None:
         """Let all processes skip a step where one of them found an infinite value: they hold parts of one model.
@@ -81,7 +85,7 @@ class LossScaler(torch.amp.GradScaler):
             self._check_nothing_added(optimizer)
         elif self.is_enabled():
             super().unscale_(optimizer)
-            self._unscaled[id(optimizer)] = (optimizer, None)
+            self._unscaled[optimizer] = None
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step, unless a gradient is infinite or NaN.
@@ -97,9 +101,8 @@ class LossScaler(torch.amp.GradScaler):
         if self._stage(optimizer) is OptState.STEPPED:
             self._apply_update()
         if self._comm is not None or self._stage(optimizer) is OptState.UNSCALED:
-            self.unscale_(
-                optimizer
-            )  # before optimizers that would do so by themselves, each process for itself
+            # here, because some optimizers would do it by themselves, in each process alone
+            self.unscale_(optimizer)
         return super().step(optimizer, *args, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,7 +112,11 @@ class LossScaler(torch.amp.GradScaler):
 
     def __getstate__(self) -> dict[str, Any]:
         self._apply_update()
-        return {**super().__getstate__(), "_comm": None}
+        return {**super().__getstate__(), "_comm": None, "_unscaled": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._unscaled = weakref.WeakKeyDictionary()
 
     def found_inf(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return True if an optimizer's last gradients had an infinite or NaN value.
@@ -149,23 +156,23 @@ class LossScaler(torch.amp.GradScaler):
 
     def _note_unscaled(self) -> None:
         """Note the gradients that are unscaled already, because a new loss may add to them."""
-        for key, (optimizer, _) in list(self._unscaled.items()):
+        for optimizer in list(self._unscaled):
             if list_of(optimizer):
-                self._unscaled[key] = (optimizer, _versions(optimizer))
+                self._unscaled[optimizer] = _versions(optimizer)
             else:  # dropped without a step: those that come are scaled
-                del self._unscaled[key], self._per_optimizer_states[key]
+                del self._unscaled[optimizer], self._per_optimizer_states[id(optimizer)]
 
     def _check_nothing_added(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise RuntimeError if gradients that were unscaled have changed since the last loss."""
-        _, before = self._unscaled.get(id(optimizer), (None, None))
+        before = self._unscaled.get(optimizer)
         if before is not None and before != _versions(optimizer):
             raise RuntimeError(
                 "a backward pass has added scaled gradients to gradients that were unscaled, or clipped, before it: "
                 "unscale and clip once for each step, after its last backward pass"
             )
-        self._unscaled[id(optimizer)] = (optimizer, None)
+        self._unscaled[optimizer] = None
 
 
-def _versions(optimizer: torch.optim.Optimizer) -> list[tuple[int, int]]:
+def _versions(optimizer: torch.optim.Optimizer) -> _Versions:
     """Return what changes when gradients are added to, without reading them."""
     return [(id(gradient), to_local(gradient)._version) for gradient in list_of(optimizer)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -172,6 +174,18 @@ def test_gradients_are_not_added_to_unscaled_ones(clean_runtime: None) -> None:
     assert gradient(model) == [1, 2], "dropped gradients do not count"
     optimizer.step()
     assert model.weight.tolist() == [[0, -1]]
+
+
+def test_an_optimizer_is_not_kept(clean_runtime: None) -> None:
+    accelerator, (model,), (optimizer,) = make()
+    accelerator.backward(model(torch.ones(1, 2)).sum())
+    accelerator.clip_grad_norm_(model.parameters(), 100.0)
+    optimizer.step()
+    kept = weakref.ref(optimizer.optimizer)
+    accelerator.free_memory()
+    del model, optimizer
+    gc.collect()
+    assert kept() is None, "its state is as large as the model"
 
 
 def test_a_loss_of_another_model_between_clipping_and_the_step(clean_runtime: None) -> None:
