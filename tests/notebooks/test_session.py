@@ -217,7 +217,7 @@ def test_an_interrupt_stops_the_call_not_the_session(open_session: Kernel, name:
     )
     assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
     assert "the session goes on" in cell.error[1]
-    assert time.monotonic() - times[0] < 5
+    assert time.monotonic() - times[0] < 30
     assert (
         kernel.run("s.run(lambda: Accelerator().gather(torch.ones(1)).tolist())").ok().value == "[1.0, 1.0]"
     )
@@ -264,7 +264,7 @@ def test_a_killed_worker_is_told_by_the_call_and_the_next(kernel: Kernel) -> Non
     kernel.run("k.restart()").ok()
     victim = int(kernel.run("k.pids[0]").value)
     os.kill(victim, signal.SIGKILL)
-    assert wait_until(lambda: kernel.run("k.status").value == "'dead'", 3)
+    assert wait_until(lambda: kernel.run("k.status").value == "'dead'", 20)
     cell = kernel.run("k.run(dist.get_rank)")
     assert cell.error is not None and cell.error[0] == "SessionError" and "SIGKILL" in cell.error[1]
     kernel.run("k.close()").ok()
@@ -347,7 +347,7 @@ def test_a_session_that_nobody_holds_ends(kernel: Kernel) -> None:
     kernel.run(f"{IMPORTS}\nlost = Session(2); print(lost.pids)").ok()
     assert len(kernel.children()) == before + 2
     kernel.run("import gc; del lost; gc.collect()").ok()
-    assert wait_until(lambda: len(kernel.children()) == before, 3)
+    assert wait_until(lambda: len(kernel.children()) == before, 20)
 
 
 def test_wrong_arguments_are_told(kernel: Kernel) -> None:
@@ -421,4 +421,4 @@ def test_many_sessions_leak_nothing(fresh_kernel: Kernel) -> None:
     kernel.run("for _ in range(2): Session(2).close()").ok()
     before = kernel.run("state()").ok().value
     kernel.run("for _ in range(5):\n    with Session(2) as s: s.run(dist.get_rank)").ok()
-    assert wait_until(lambda: kernel.run("state()").ok().value == before, 3)
+    assert wait_until(lambda: kernel.run("state()").ok().value == before, 20)

@@ -174,7 +174,7 @@ def test_an_interrupt_stops_the_cell_not_the_session(magics: Kernel) -> None:
             during=interrupt,
         )
         assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
-        assert time.monotonic() - times[-1] < 5
+        assert time.monotonic() - times[-1] < 30
         assert sorted(magics.run("%%distributed\ndist.barrier()\nrank").ok().lines) == [
             "[0] Out: 0",
             "[1] Out: 1",

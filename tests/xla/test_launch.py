@@ -44,7 +44,7 @@ def join():  # on chips that are not there
 
 class Four(Two):
     def count(self, options, kind): return 4
-    def prepares(self, job): return join
+    def worker_setup(self, job): return join
 
 def f(names):
     return {name: os.environ.get(name) for name in names}
