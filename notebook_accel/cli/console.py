@@ -173,20 +173,14 @@ class Console(Sink):
         """Remove the bar, and leave everything written."""
         self._show_first_traceback()
         self._bar.clear()
-        for stream in ("stdout", "stderr"):
-            _flush(stream)
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # it was closed before this process began
+                stream.flush()
 
     def _write(self, stream: Stream, lines: Sequence[str]) -> None:
         if lines:
             self._bar.clear()
             write_lines(stream, lines)
-            _flush(stream)
-
-
-def _flush(stream: str) -> None:
-    file = sys.stdout if stream == "stdout" else sys.stderr
-    if file is not None:  # it was closed before this process began
-        file.flush()
 
 
 class _Bar:
@@ -211,7 +205,6 @@ class _Bar:
             bar.text if end else bar.text[: shutil.get_terminal_size().columns - 1]
         )  # a row, which can be removed
         write_lines("stderr", [f"\r\x1b[K{text}{end}"])
-        sys.stderr.flush()
 
     def clear(self) -> None:
         """Remove the bar; the next state draws it again."""

@@ -215,6 +215,8 @@ class _TerminalBar:
 def write_lines(stream: str, lines: Sequence[str]) -> None:
     """Write lines to this process's output or error stream; what its encoding lacks comes as an escape.
 
+    They are on their way afterwards: a kernel sends them by itself, a script's stream would keep them in its buffer.
+
     Args:
         stream: `stdout` or `stderr`.
         lines: each with its newline.
@@ -228,6 +230,8 @@ def write_lines(stream: str, lines: Sequence[str]) -> None:
     except UnicodeEncodeError:
         encoding = target.encoding or "ascii"
         target.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    if kernel_shell() is None:
+        target.flush()
 
 
 def kernel_shell() -> Any:

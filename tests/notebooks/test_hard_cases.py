@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,29 @@ def test_output_that_cannot_be_shown_leaves_no_worker(kernel: Kernel) -> None:
     )
     assert cell.error is not None
     assert wait_until(lambda: not kernel.children(), 20)
+
+
+def test_lines_of_a_script_are_on_their_way_at_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import time\n"
+        "from notebook_accel import notebook_launcher\n"
+        "def speak():\n"
+        "    print('line', flush=True)\n"
+        "    time.sleep(600)\n"
+        "notebook_launcher(speak, num_processes=2)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, env=environment, text=True
+    ) as process:
+        assert process.stdout is not None
+        too_late = threading.Timer(40, process.kill)
+        too_late.start()
+        lines = [process.stdout.readline() for _ in range(3)]
+        too_late.cancel()
+        process.kill()
+    assert sorted(lines[1:]) == ["[0] line\n", "[1] line\n"]
 
 
 def test_a_broken_pipe_ends_the_script_and_its_workers(tmp_path: Path) -> None:
