@@ -163,6 +163,8 @@ class GradientFlags:
 
         Where all loops were left it is the latest of these, until another begins.
         """
+        if len(self.iterations) == 1 and self.iterations[0].loader is not None:  # as in most loops
+            return self.iterations[0]
         alive = self._alive()
         live = [other for other in alive if not other.is_left]
         return max(live or alive, key=_turn_of, default=None)
@@ -177,9 +179,9 @@ class GradientFlags:
     def end_of_dataloader(self) -> bool:
         """True while the loop works on its last batch: that of the active loader, or of one zipped with it."""
         current = self.current
-        if current is None:
-            return False
-        return current.is_last or any(
+        if current is None or current.is_last:
+            return current is not None
+        return len(self.iterations) > 1 and any(
             other.is_last and current.alternates_with(other) for other in self.iterations if not other.is_left
         )
 
