@@ -128,7 +128,7 @@ def test_workers_die_with_the_kernel(fresh_kernel: Kernel, name: str, method: st
     flags = Path(process.cwd())
     assert wait_until(lambda: len(list(flags.glob("started*"))) == 2, 30), kernel.children()
     if name == "children":  # three of each worker, one of them in a session of its own
-        assert wait_until(lambda: _sleeping(kernel) == (6, 20), 10), kernel.children()
+        assert wait_until(lambda: _sleeping(kernel) == (6, 2), 30), kernel.children()
     everything = process.children(recursive=True)
     own_sessions = [child for child in kernel.children() if _escaped(child)]
     names = {child: f"{child.name()} of {child.ppid()}" for child in everything if child not in own_sessions}
