@@ -203,6 +203,8 @@ def new_group(backend: str) -> Any:
 def count_collectives() -> dict[str, int] | None:
     """Return how many collectives each group of this process has begun, by the group's name.
 
+    A group that has a backend for each kind of device counts those of all of them.
+
     Returns:
         None if there is no default group.
     """
@@ -214,7 +216,9 @@ def count_collectives() -> dict[str, int] | None:
     counts = {}
     for group in groups:
         with contextlib.suppress(RuntimeError, AttributeError):  # not every backend and version counts
-            counts[group.group_name] = int(group._get_sequence_number_for_group())
+            backends = [group._get_backend(device) for device in group._device_types]
+            unique = {id(backend): backend for backend in backends}.values()
+            counts[group.group_name] = sum(backend._get_sequence_number_for_group() for backend in unique)
     return counts
 
 

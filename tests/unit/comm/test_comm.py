@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notebook_accel import Accelerator, nested
-from notebook_accel.comm import ops
+from notebook_accel.comm import ops, torch_dist
 from notebook_accel.comm.base import Comm
 from notebook_accel.comm.single import SingleComm
 from notebook_accel.errors import CollectiveError
@@ -329,6 +329,31 @@ def ranks_barrier() -> tuple[str, int]:
     comm.close()
     assert not dist.is_initialized()
     return names
+
+
+def test_collectives_of_all_backends_of_a_group_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker on a GPU has NCCL and gloo in one group, whose own number is that of NCCL alone."""
+
+    class Backend(dist.ProcessGroup):
+        def __init__(self, number: int) -> None:
+            super().__init__(0, 1)
+            self.number = number
+
+        def _get_sequence_number_for_group(self) -> int:
+            return self.number
+
+    class Group(Backend):
+        _device_types = [torch.device("cpu"), torch.device("cuda"), torch.device("xpu")]  # noqa: RUF012
+        group_name = "0"
+        backends = {"cpu": Backend(3), "cuda": Backend(4)}  # noqa: RUF012
+
+        def _get_backend(self, device: torch.device) -> Any:
+            return self.backends["cpu" if device.type == "cpu" else "cuda"]
+
+    monkeypatch.setattr(torch_dist, "group_exists", lambda: True)
+    world = type(dist.distributed_c10d._world)
+    monkeypatch.setattr(world, "pg_map", {Group(4): ("cpu:gloo,cuda:nccl", None)})
+    assert torch_dist.count_collectives() == {"0": 7}
 
 
 def rank_registers() -> list[float]:
