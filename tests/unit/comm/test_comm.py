@@ -108,6 +108,14 @@ def ranks_gather_details() -> str:
     result[0].add_(1)
     assert result[1].tolist() == [1, 1]
     assert ops.gather(comm, []) == [] and ops.gather(comm, {}) == {}
+    for dtype in (torch.int16, torch.uint16, torch.float8_e4m3fn):  # no backend has these
+        for shape in ((2, 3), (2, 0), (0, 3)):
+            tensor = torch.full(shape, float(rank)).to(dtype)
+            expected = torch.cat([torch.full(shape, float(other)).to(dtype) for other in range(WORLD)])
+            gathered = ops.gather(comm, tensor)
+            assert gathered.dtype == dtype and gathered.float().tolist() == expected.float().tolist()
+            pair = ops.gather(comm, [tensor, tensor])
+            assert pair[1].float().tolist() == expected.float().tolist()
     assert ops.gather_object(comm, [rank, "x"]) == [0, "x", 1, "x"]
     for bad in (rank, "text"):
         try:
