@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ...events import RecordedCollective
@@ -31,6 +31,17 @@ def read_recorder() -> list[RecordedCollective]:
     entries.sort(key=lambda entry: entry["time_created_ns"])
     under_way = [entry for entry in entries if not _is_over(entry)]
     return [_read_entry(entry) for entry in under_way[:_MOST] or entries[-1:]]
+
+
+def name_wait(recorded: Sequence[RecordedCollective]) -> str:
+    """Return the name of the oldest collective that is under way, as Python calls it; empty where none is.
+
+    A collective of NCCL returns at once. The thread waits later, where it reads a result, in no frame of a collective.
+
+    Args:
+        recorded: what `read_recorder` returned.
+    """
+    return next((entry.name.rpartition(":")[2] for entry in recorded if not entry.is_over), "")
 
 
 def _is_over(entry: Mapping[str, Any]) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import types
 from typing import Any
 
 import pytest
 
 from notebook_accel.launch.worker.flight_recorder import read_recorder
+from notebook_accel.launch.worker.order_listener import report_stack
+from notebook_accel.launch.worker.stacks import StackWatch
 
 
 def _entry(name: str, number: int, *, is_over: bool = False) -> dict[str, Any]:
@@ -54,3 +57,13 @@ def test_where_nothing_waits_the_last_of_both_is_read(monkeypatch: pytest.Monkey
     assert (found.name, found.is_over) == ("nccl:all_reduce", True)
     _set_recorders(monkeypatch)
     assert read_recorder() == []
+
+
+def test_a_thread_that_reads_the_result_of_a_collective_waits_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `all_reduce(tensor); tensor.item()` does with NCCL."""
+    stacks = StackWatch(threading.get_ident())
+    _set_recorders(monkeypatch, nccl=[_entry("nccl:all_reduce", 1)])
+    report = report_stack(stacks, rank=1, time=0.0, call=3)
+    assert (report.collective, report.call, report.rank) == ("all_reduce", 3, 1)
+    _set_recorders(monkeypatch, nccl=[_entry("nccl:all_reduce", 1, is_over=True)])
+    assert report_stack(stacks, rank=1, time=0.0).collective == ""
