@@ -6,6 +6,8 @@ import pytest
 
 from tests.notebooks.kernel import Kernel
 
+pytestmark = pytest.mark.usefixtures("on_gpu")
+
 DEVICE = "cuda"
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.notebooks.kernel import Kernel
 
+pytestmark = pytest.mark.usefixtures("on_gpu")
+
 TRAIN = """
 from notebook_accel import FullyShardedDataParallelPlugin
 
