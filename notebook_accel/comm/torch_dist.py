@@ -36,7 +36,7 @@ _SENT: Final = frozenset(
         *(torch.int8, torch.int32, torch.int64, torch.uint8, torch.bool),
     )
 )
-"""Dtypes that gloo and NCCL know; others are gathered as bytes."""
+"""Dtypes that gloo and NCCL know; others are gathered and broadcast as bytes."""
 
 
 class TorchComm(Comm):
@@ -79,7 +79,7 @@ class TorchComm(Comm):
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype not in _SENT:
-            as_bytes = self.all_gather(tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8))
+            as_bytes = self.all_gather(_view_bytes(tensor.resolve_conj().resolve_neg().contiguous()))
             return as_bytes.view(tensor.dtype).view(self.world_size * tensor.shape[0], *tensor.shape[1:])
         rows, *others = tensor.shape
         gathered = tensor.new_empty((self.world_size * rows, *others))
@@ -96,7 +96,8 @@ class TorchComm(Comm):
         return tensor
 
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
-        dist.broadcast(tensor, group=self.group, group_src=src)
+        sent = tensor if tensor.dtype in _SENT else _view_bytes(tensor)
+        dist.broadcast(sent, group=self.group, group_src=src)
         return tensor
 
     def scatter(self, tensor: torch.Tensor, parts: list[torch.Tensor] | None, src: int = 0) -> torch.Tensor:
@@ -120,6 +121,11 @@ class TorchComm(Comm):
         if self.owned and dist.is_initialized():
             dist.destroy_process_group()
         self.owned = False
+
+
+def _view_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor in one dimension; they share its memory."""
+    return tensor.view(-1).view(torch.uint8)
 
 
 def group_exists() -> bool:

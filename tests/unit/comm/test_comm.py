@@ -109,6 +109,8 @@ def ranks_gather_details() -> str:
     assert result[1].tolist() == [1, 1]
     assert ops.gather(comm, []) == [] and ops.gather(comm, {}) == {}
     for dtype in (torch.int16, torch.uint16, torch.float8_e4m3fn):  # no backend has these
+        scalar = torch.tensor(float(rank)).to(dtype)
+        assert comm.broadcast(scalar, 1) is scalar and scalar.float() == 1
         for shape in ((2, 3), (2, 0), (0, 3)):
             tensor = torch.full(shape, float(rank)).to(dtype)
             expected = torch.cat([torch.full(shape, float(other)).to(dtype) for other in range(WORLD)])
