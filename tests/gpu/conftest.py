@@ -67,7 +67,7 @@ def outcomes(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Outc
     return Outcomes(machine.kind, machine.count, tmp_path_factory.mktemp("cases"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def on_gpu(machine: Machine) -> None:
     """The test says nothing on CPUs."""
     if machine.kind != "cuda":
@@ -78,6 +78,15 @@ def on_gpu(machine: Machine) -> None:
 def kernel(tmp_path: Path, machine: Machine) -> Iterator[Kernel]:
     """A kernel of the test's own, with the usual imports done."""
     started = Kernel(tmp_path, **machine.variables)
+    started.run(IMPORTS).ok()
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, machine: Machine) -> Iterator[Kernel]:
+    """A kernel for the tests of a module, with the usual imports done."""
+    started = Kernel(tmp_path_factory.mktemp("kernel"), **machine.variables)
     started.run(IMPORTS).ok()
     yield started
     started.close()

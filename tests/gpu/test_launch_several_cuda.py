@@ -9,12 +9,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.gpu.conftest import IMPORTS, Machine
+from tests.gpu.conftest import Machine
 from tests.notebooks.kernel import ROOT, Kernel, wait_until
 
 ENDS_WITHIN = 45.0
@@ -42,13 +41,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, machine: Machine) -> Iterator[Kernel]:
-    """A kernel for launches one after the other."""
-    started = Kernel(tmp_path_factory.mktemp("kernel"), **machine.variables)
-    started.run(IMPORTS + PLACES).ok()
-    yield started
-    started.close()
+@pytest.fixture(scope="module", autouse=True)
+def _places(shared: Kernel) -> None:
+    shared.run(PLACES).ok()
 
 
 def _expect_a_launch(kernel: Kernel, machine: Machine) -> None:
