@@ -147,7 +147,7 @@ test-xla: $(if $(HAS_XLA),$(XLA)/stamp)
 
 # A GPU machine brings its own torch, so PYTHON is used as it is and nothing is installed into it.
 test-gpu: $(if $(PYTHON),,$(VENV)/dev.stamp)
-	$(or $(PYTHON),$(PY)) -m pytest tests/gpu
+	$(or $(PYTHON),$(PY)) -m pytest tests/gpu --durations=10
 
 bench: $(VENV)/bench.stamp
 	$(PY) -m tests.benchmarks

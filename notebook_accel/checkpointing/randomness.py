@@ -16,6 +16,8 @@ from ..comm import xla
 from ..errors import CheckpointError
 
 _KEYS = ("random_state", "torch_manual_seed")
+_OWN = "device_index"
+"""Key of ours: which of the devices the process computed on."""
 _DEVICES = {"torch_cuda_manual_seed": "cuda", "torch_xpu_manual_seed": "xpu"}
 
 
@@ -32,6 +34,8 @@ def capture(step: int, device: torch.device) -> dict[str, Any]:
     states["torch_manual_seed"] = torch.get_rng_state()
     for key, module in _list_modules(device).items():
         states[key] = module.get_rng_state_all()
+    if device.index is not None:
+        states[_OWN] = device.index
     if device.type == "xla":
         states["xm_seed"] = xla.seed()
     return states
@@ -63,7 +67,8 @@ def apply(states: Mapping[str, Any], device: torch.device) -> None:
     """Set the generators that the states name and this process has.
 
     Args:
-        states: as `capture` returned them; those of several GPUs go to the GPUs in order.
+        states: as `capture` returned them; those of several GPUs go to the GPUs in order. That of the GPU which the
+            process computed on goes to this process's, which may have another number: under Ray each process sees one.
         device: of this process.
     """
     random.setstate(states["random_state"])
@@ -75,6 +80,9 @@ def apply(states: Mapping[str, Any], device: torch.device) -> None:
     for key, module in _list_modules(device).items():
         for index, state in zip(range(module.device_count()), states.get(key, ()), strict=False):
             module.set_rng_state(state, index)
+        stored, own = states.get(key, ()), states.get(_OWN)
+        if device.type == _DEVICES[key] and isinstance(own, int) and own < len(stored):
+            module.set_rng_state(stored[own], device.index or 0)
 
 
 def derive(states: Mapping[str, Any], rank: int, device: torch.device) -> dict[str, Any]:

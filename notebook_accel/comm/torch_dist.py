@@ -30,6 +30,14 @@ _OPS: Final = {
     "min": dist.ReduceOp.MIN,
 }
 
+_SENT: Final = frozenset(
+    (
+        *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+        *(torch.int8, torch.int32, torch.int64, torch.uint8, torch.bool),
+    )
+)
+"""Dtypes that gloo and NCCL know; others are gathered and broadcast as bytes."""
+
 
 class TorchComm(Comm):
     """The collectives of a process group, which has to exist.
@@ -70,6 +78,9 @@ class TorchComm(Comm):
         return group
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype not in _SENT:
+            as_bytes = self.all_gather(_view_bytes(tensor.resolve_conj().resolve_neg().contiguous()))
+            return as_bytes.view(tensor.dtype).view(self.world_size * tensor.shape[0], *tensor.shape[1:])
         rows, *others = tensor.shape
         gathered = tensor.new_empty((self.world_size * rows, *others))
         # the group's own method: dist.all_gather_into_tensor adds a third to the time of a small message
@@ -85,7 +96,8 @@ class TorchComm(Comm):
         return tensor
 
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
-        dist.broadcast(tensor, group=self.group, group_src=src)
+        sent = tensor if tensor.dtype in _SENT else _view_bytes(tensor)
+        dist.broadcast(sent, group=self.group, group_src=src)
         return tensor
 
     def scatter(self, tensor: torch.Tensor, parts: list[torch.Tensor] | None, src: int = 0) -> torch.Tensor:
@@ -109,6 +121,11 @@ class TorchComm(Comm):
         if self.owned and dist.is_initialized():
             dist.destroy_process_group()
         self.owned = False
+
+
+def _view_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor in one dimension; they share its memory."""
+    return tensor.view(-1).view(torch.uint8)
 
 
 def group_exists() -> bool:
@@ -203,6 +220,8 @@ def new_group(backend: str) -> Any:
 def count_collectives() -> dict[str, int] | None:
     """Return how many collectives each group of this process has begun, by the group's name.
 
+    A group that has a backend for each kind of device counts those of all of them.
+
     Returns:
         None if there is no default group.
     """
@@ -214,7 +233,9 @@ def count_collectives() -> dict[str, int] | None:
     counts = {}
     for group in groups:
         with contextlib.suppress(RuntimeError, AttributeError):  # not every backend and version counts
-            counts[group.group_name] = int(group._get_sequence_number_for_group())
+            backends = [group._get_backend(device) for device in group._device_types]
+            unique = {id(backend): backend for backend in backends}.values()
+            counts[group.group_name] = sum(backend._get_sequence_number_for_group() for backend in unique)
     return counts
 
 

@@ -39,13 +39,24 @@ class Need:
     nbytes: int
 
     @torch.no_grad()
-    def fetch(self) -> dict[str, torch.Tensor]:
-        """Return the weights on the device, by name."""
+    def fetch(self, device: torch.device | None = None) -> dict[str, torch.Tensor]:
+        """Return the weights on the device, by name.
+
+        Args:
+            device: the device with its number, for a thread with another current device.
+        """
         found = get_many(self.weights, self.names)
         return {
-            name: _cast(found[name], read_dtype_and_grad(place)[0]).to(self.device)
+            name: _cast(found[name], read_dtype_and_grad(place)[0]).to(device or self.device)
             for name, place in zip(self.names, self.places, strict=True)
         }
+
+
+def _add_number(device: torch.device) -> torch.device:
+    """Return a device with its number, by the current device of this thread: each thread has its own."""
+    if device.type not in _STREAMS or device.index is not None:
+        return device
+    return torch.device(device.type, getattr(torch, device.type).current_device())
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -60,6 +71,7 @@ class _Job:
     """One fetch, done by the thread or by the module that needs it, whichever is first."""
 
     need: Need
+    device: torch.device
     lock: Any = field(default_factory=threading.Lock)
     is_done: bool = False
     tensors: dict[str, torch.Tensor] | None = None
@@ -79,23 +91,23 @@ class _Job:
 
     def _run(self, stream: Any) -> None:
         if stream is None:
-            self.tensors = self.need.fetch()
+            self.tensors = self.need.fetch(self.device)
             return
-        runtime: Any = getattr(torch, self.need.device.type)
-        with runtime.device(self.need.device), runtime.stream(stream):
-            self.tensors = self.need.fetch()
+        runtime: Any = getattr(torch, self.device.type)
+        with runtime.device(self.device), runtime.stream(stream):
+            self.tensors = self.need.fetch(self.device)
             self.event = stream.record_event()
 
     def result(self) -> dict[str, torch.Tensor]:
         """Return the weights, ready for the caller's stream; raise what the fetch raised."""
         self.run()
         if isinstance(self.error, (torch.OutOfMemoryError, MemoryError)):
-            return self.need.fetch()  # the module that computed meanwhile had used the memory
+            return self.need.fetch(self.device)  # the module that computed meanwhile had used the memory
         if self.error is not None:
             raise self.error
         assert self.tensors is not None
         if self.event is not None:
-            stream = getattr(torch, self.need.device.type).current_stream(self.need.device)
+            stream = getattr(torch, self.device.type).current_stream(self.device)
             stream.wait_event(self.event)
             for tensor in self.tensors.values():
                 tensor.record_stream(stream)
@@ -215,7 +227,7 @@ class Prefetcher:
         with self._lock:
             for need in self._upcoming():
                 if need not in self._ahead:
-                    self._ahead[need] = _Job(need=need)
+                    self._ahead[need] = _Job(need=need, device=_add_number(need.device))
                     self._queue.append(self._ahead[need])
             if self._queue and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self._work, name="weights of the next module")
@@ -229,7 +241,7 @@ class Prefetcher:
                     self._thread = None
                     return
                 job = self._queue.popleft()
-            job.run(self._stream(job.need.device))
+            job.run(self._stream(job.device))
             del job  # the model alone keeps what was fetched
 
     def _stream(self, device: torch.device) -> Any:

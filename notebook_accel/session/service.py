@@ -29,12 +29,11 @@ from ..events import (
     ReleaseOrder,
     Result,
     StackOrder,
-    StackReport,
 )
 from ..launch.transfer import cell_sources, failures
 from ..launch.transfer.pickling import unpack
 from ..launch.transfer.unpicklable import pack_value
-from ..launch.worker.order_listener import OrderListener
+from ..launch.worker.order_listener import OrderListener, report_stack
 from ..launch.worker.stacks import StackWatch
 from ..stopping import StopPoint
 from ..stream import capture, displays
@@ -85,21 +84,10 @@ class Service:
                 _interrupt(self._main)
         elif isinstance(order, StackOrder):
             if self._current == order.call:
-                self._emitter.emit(self._report_stack(order.call))
+                emitter = self._emitter
+                emitter.emit(report_stack(self._stacks, emitter.rank, emitter.now(), order.call))
         else:
             raise AssertionError(f"nobody obeys {order}")
-
-    def _report_stack(self, call: int) -> StackReport:
-        emitter = self._emitter
-        stack = self._stacks.look()
-        return StackReport(
-            rank=emitter.rank,
-            time=emitter.now(),
-            call=call,
-            collective=stack.collective,
-            seconds=stack.seconds,
-            frames=stack.frames,
-        )
 
     def work(self) -> None:
         """Make calls until the session ends."""

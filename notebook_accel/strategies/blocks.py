@@ -189,7 +189,7 @@ class RecomputedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
-        pinned = torch.cuda.is_available()
+        pinned = torch.cuda.is_initialized()  # a CPU run on a machine with GPUs is not to initialise one
         with torch.autograd.graph.save_on_cpu(pin_memory=pinned) if self._offload else nullcontext():
             return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
 

@@ -17,6 +17,8 @@ from notebook_accel import (
 )
 from tests.unit.big_models import INPUT, Words, save, words
 
+pytestmark = pytest.mark.usefixtures("on_gpu")
+
 MAP: dict[str, Any] = {
     "words": 0,
     "head": 0,
@@ -86,3 +88,53 @@ def test_maps_of_this_machine() -> None:
     limits = utils.get_max_memory()
     assert limits[0] > 0 and list(limits)[-1] == "cpu"
     assert utils.infer_auto_device_map(words()) == {"": 0}
+
+
+def test_a_map_made_for_gpus_cpu_and_disk(tmp_path: Path) -> None:
+    expected = output(words(width=64))
+    sizes = utils.compute_module_sizes(words(width=64))
+    block = sizes["blocks.0"]
+    count = torch.cuda.device_count()
+    # of the six blocks two for the first GPU, one for a second, and one for the CPU
+    limits: dict[int | str, int] = dict.fromkeys(range(min(count, 2)), block + block // 2)
+    limits[0] += sizes["words"] + 2 * block
+    limits["cpu"] = 2 * block + block // 2  # and room for what comes from the disk
+    with init_empty_weights():
+        model = Words(width=64).eval()
+    model = load_checkpoint_and_dispatch(
+        model,
+        save(words(width=64), tmp_path / "m"),
+        "auto",
+        max_memory=limits,
+        no_split_module_classes=["Block"],
+        offload_folder=tmp_path / "off",
+    )
+    places = set(model.hf_device_map.values())
+    assert {"cpu", "disk"} < places and places - {"cpu", "disk"} <= set(range(count)), model.hf_device_map
+    if count > 1:
+        assert {0, 1} < places, model.hf_device_map
+    for _ in range(3):
+        torch.testing.assert_close(output(model), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_limits_leave_a_tenth_of_what_is_free() -> None:
+    torch.cuda.empty_cache()
+    limits = utils.get_max_memory()
+    assert list(limits) == [*range(torch.cuda.device_count()), "cpu"]
+    for number in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(number)
+        assert abs(limits[number] - 0.9 * free) < 0.05 * total
+    half = limits[0] // 2
+    held = torch.empty(min(half, 1 << 30), dtype=torch.uint8, device="cuda:0")
+    assert utils.get_max_memory()[0] < limits[0] - held.nbytes // 2
+
+
+def test_a_device_without_number_is_the_current_one() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs 2 CUDA devices, this machine has {torch.cuda.device_count()}")
+    expected = output(words())
+    with torch.cuda.device(1):
+        model = cpu_offload(words(), "cuda")
+        for _ in range(3):
+            torch.testing.assert_close(output(model), expected, atol=1e-4, rtol=1e-4)
+    assert torch.cuda.memory_allocated(1) > 0

@@ -6,7 +6,15 @@ import pytest
 
 from tests.notebooks.kernel import Kernel
 
+pytestmark = pytest.mark.usefixtures("on_gpu")
+
 DEVICE = "cuda"
+
+
+@pytest.fixture(scope="module")
+def kernel(shared: Kernel) -> Kernel:
+    """One for all: each run is the kernel's own process, and leaves nothing to the next."""
+    return shared
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -122,8 +130,7 @@ def test_a_checkpoint_holds_the_random_state_of_the_device(kernel: Kernel) -> No
 def test_two_processes_train_on_one_device_over_gloo(kernel: Kernel) -> None:
     cell = kernel.run(
         f"""
-        os.environ["ACCELERATE_USE_CPU"] = "1"  # gloo between the processes; what is on the device is put there by hand
-        def train():
+        def train():  # gloo between the processes; what is on the device is put there by hand
             accelerator = Accelerator()
             torch.manual_seed(0)
             own = torch.nn.Linear(4, 1).to("{DEVICE}")
@@ -145,7 +152,7 @@ def test_two_processes_train_on_one_device_over_gloo(kernel: Kernel) -> None:
             weights = accelerator.gather(own.weight.detach().cpu())
             return (accelerator.num_processes, own.weight.device.type, torch.equal(weights[0], weights[1]),
                     torch.allclose(own.weight, alone.weight, atol=1e-5))
-        notebook_launcher(train, num_processes=2, returns="all")
+        notebook_launcher(train, num_processes=2, returns="all", environment={{"ACCELERATE_USE_CPU": "1"}})
         """
     ).ok()
     one = f"(2, '{DEVICE}', True, True)"

@@ -6,6 +6,8 @@ import pytest
 
 from tests.notebooks.kernel import Kernel
 
+pytestmark = pytest.mark.usefixtures("on_gpu")
+
 TRAIN = """
 from notebook_accel import FullyShardedDataParallelPlugin
 
@@ -41,14 +43,20 @@ def train(folder, save=True, precision="no", sharded=True, **options):
 """
 
 
+@pytest.fixture(scope="module")
+def kernel(shared: Kernel) -> Kernel:
+    """One for all: each run is the kernel's own process, and leaves nothing to the next."""
+    return shared
+
+
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_one_device_gives_the_losses_of_an_unsharded_run(kernel: Kernel, precision: str) -> None:
     kernel.run(TRAIN).ok()
     cell = kernel.run(
         f"""
-        call = lambda: train("plain", precision="{precision}", sharded=False)
+        call = lambda: train("plain {precision}", precision="{precision}", sharded=False)
         plain = notebook_launcher(call, num_processes=1)
-        shared = notebook_launcher(lambda: train("shared", precision="{precision}"), num_processes=1)
+        shared = notebook_launcher(lambda: train("shared {precision}", precision="{precision}"), num_processes=1)
         near = all(abs(a - b) <= 0.05 * abs(a) + 0.01 for a, b in zip(plain[0], shared[0]))
         near, plain[2], shared[1:]
         """

@@ -6,6 +6,8 @@ import pytest
 
 from tests.notebooks.kernel import Kernel
 
+pytestmark = pytest.mark.usefixtures("on_gpu")
+
 
 def test_counting_devices_initialises_none(kernel: Kernel) -> None:
     cell = kernel.run(

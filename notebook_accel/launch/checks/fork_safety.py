@@ -252,13 +252,21 @@ def _find_libraries() -> list[tuple[int, int, str]]:
 
 
 def _find_open_devices() -> list[str]:
-    """Return which device drivers this process has open. Other libraries than torch may have opened them."""
+    """Return which device drivers this process has open.
+
+    Other libraries than torch may have opened them. torch does so too where it only counts devices and NVML does not
+    say: in `torch.cuda.is_available()`, and where CUDA_VISIBLE_DEVICES names parts of a GPU (MIG).
+    """
     found = set()
     with contextlib.suppress(OSError):
         for fd in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 found.add(os.readlink(f"/proc/self/fd/{fd}"))
-    return [f"{name} was initialised outside torch" for path, name in _DEVICE_FILES.items() if path in found]
+    return [
+        f"{name} was initialised by a library or by torch.cuda.is_available()"
+        for path, name in _DEVICE_FILES.items()
+        if path in found
+    ]
 
 
 def is_cell(filename: str) -> bool:

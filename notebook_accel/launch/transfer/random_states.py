@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class RandomStates:
-    """States of Python's, NumPy's (where it is imported) and torch's CPU generators."""
+    """States of Python's, NumPy's (where it is imported) and torch's CPU generators, and the seed of the latter."""
 
     python: Any
     numpy: Any
@@ -33,7 +33,7 @@ class RandomStates:
         )
 
     def restore(self, *, forked: bool) -> None:
-        """Set this process's states.
+        """Set this process's states. Generators of devices start with the seed that the kernel gave torch.
 
         A forked process has torch's and NumPy's already, and their locks as they were at the fork: another thread of
         the kernel may have held one.
@@ -41,7 +41,10 @@ class RandomStates:
         random.setstate(self.python)
         if forked:
             return
-        torch.set_rng_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
+        state = torch.frombuffer(bytearray(self.torch), dtype=torch.uint8)
+        torch.set_rng_state(state)
+        torch.manual_seed(torch.initial_seed())  # of all devices, also of those that are initialised later
+        torch.set_rng_state(state)
         if self.numpy is not None:
             import numpy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ...events import RecordedCollective
@@ -16,6 +16,8 @@ _MOST: Final = 3
 def read_recorder() -> list[RecordedCollective]:
     """Return the oldest collectives of this process that are under way; if there are none, the last one recorded.
 
+    torch has a recorder for NCCL and one for other backends. A worker on a GPU uses both, since its objects go by gloo.
+
     The format is that of torch 2.9 to 2.13:
     https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
 
@@ -24,13 +26,22 @@ def read_recorder() -> list[RecordedCollective]:
         backend that does not record, or where TORCH_FR_BUFFER_SIZE is 0.
     """
     torch_c = sys.modules.get("torch._C._distributed_c10d")
-    for name in _READERS:
-        read = getattr(torch_c, name, None)
-        entries = json.loads(read()).get("entries", []) if read is not None else []
-        if entries:
-            under_way = [entry for entry in entries if not _is_over(entry)]
-            return [_read_entry(entry) for entry in under_way[:_MOST] or entries[-1:]]
-    return []
+    readers = [read for name in _READERS if (read := getattr(torch_c, name, None)) is not None]
+    entries = [entry for read in readers for entry in json.loads(read()).get("entries", [])]
+    entries.sort(key=lambda entry: entry["time_created_ns"])
+    under_way = [entry for entry in entries if not _is_over(entry)]
+    return [_read_entry(entry) for entry in under_way[:_MOST] or entries[-1:]]
+
+
+def name_wait(recorded: Sequence[RecordedCollective]) -> str:
+    """Return the name of the oldest collective that is under way, as Python calls it; empty where none is.
+
+    A collective of NCCL returns at once. The thread waits later, where it reads a result, in no frame of a collective.
+
+    Args:
+        recorded: what `read_recorder` returned.
+    """
+    return next((entry.name.rpartition(":")[2] for entry in recorded if not entry.is_over), "")
 
 
 def _is_over(entry: Mapping[str, Any]) -> bool:

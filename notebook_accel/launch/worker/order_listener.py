@@ -80,17 +80,8 @@ class OrderListener:
             assert not isinstance(order, Order), f"nobody obeys {order}"
 
     def _report_stack(self) -> None:
-        emitter, stack = self._emitter, self._stacks.look()
-        emitter.emit(
-            StackReport(
-                rank=emitter.rank,
-                time=emitter.now(),
-                collective=stack.collective,
-                seconds=stack.seconds,
-                frames=stack.frames,
-                recorded=flight_recorder.read_recorder(),
-            )
-        )
+        emitter = self._emitter
+        emitter.emit(report_stack(self._stacks, emitter.rank, emitter.now()))
 
     def send_pulse(self) -> None:
         """Send a pulse where something changed."""
@@ -100,6 +91,27 @@ class OrderListener:
         if self._last is None or _drop_time(pulse) != _drop_time(self._last):
             self._last = pulse
             emitter.emit(pulse)
+
+
+def report_stack(stacks: StackWatch, rank: int, time: float, call: int = 0) -> StackReport:
+    """Return where a thread is, and which collectives of this process have not ended.
+
+    Args:
+        stacks: looks at the thread.
+        rank: this process's.
+        time: now, in seconds since the epoch.
+        call: of a session, by its number.
+    """
+    stack, recorded = stacks.look(), flight_recorder.read_recorder()
+    return StackReport(
+        rank=rank,
+        time=time,
+        call=call,
+        collective=stack.collective or flight_recorder.name_wait(recorded),
+        seconds=stack.seconds,
+        frames=stack.frames,
+        recorded=recorded,
+    )
 
 
 def make_pulse(rank: int, time: float, waiting: str = "") -> Pulse:

@@ -59,4 +59,18 @@ def test_devices_that_it_uses_are_saved(
     monkeypatch.setattr(torch, "cuda", gpus)
     states = randomness.capture(3, device)
     randomness.apply(states, device)
-    assert gpus.set == [(0, [0, 1, 2, 3]), (1, [1, 2, 3, 4])]
+    assert dict(gpus.set) == {0: [0, 1, 2, 3], 1: [1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 0), (0, 1)])
+def test_a_process_goes_on_with_the_state_of_its_own_device(
+    monkeypatch: pytest.MonkeyPatch, before: int, after: int
+) -> None:
+    gpus = Devices(initialized=True)
+    monkeypatch.setattr(torch, "cuda", gpus)
+    states = randomness.capture(3, torch.device("cuda", before))
+    randomness.apply(states, torch.device("cuda", after))
+    assert dict(gpus.set)[after] == (STATE + before).tolist()
+    gpus.set.clear()
+    randomness.apply(states, CPU)  # of one that the user uses
+    assert dict(gpus.set) == {0: STATE.tolist(), 1: (STATE + 1).tolist()}

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notebook_accel import Accelerator, nested
-from notebook_accel.comm import ops
+from notebook_accel.comm import ops, torch_dist
 from notebook_accel.comm.base import Comm
 from notebook_accel.comm.single import SingleComm
 from notebook_accel.errors import CollectiveError
@@ -108,6 +108,16 @@ def ranks_gather_details() -> str:
     result[0].add_(1)
     assert result[1].tolist() == [1, 1]
     assert ops.gather(comm, []) == [] and ops.gather(comm, {}) == {}
+    for dtype in (torch.int16, torch.uint16, torch.float8_e4m3fn):  # no backend has these
+        scalar = torch.tensor(float(rank)).to(dtype)
+        assert comm.broadcast(scalar, 1) is scalar and scalar.float() == 1
+        for shape in ((2, 3), (2, 0), (0, 3)):
+            tensor = torch.full(shape, float(rank)).to(dtype)
+            expected = torch.cat([torch.full(shape, float(other)).to(dtype) for other in range(WORLD)])
+            gathered = ops.gather(comm, tensor)
+            assert gathered.dtype == dtype and gathered.float().tolist() == expected.float().tolist()
+            pair = ops.gather(comm, [tensor, tensor])
+            assert pair[1].float().tolist() == expected.float().tolist()
     assert ops.gather_object(comm, [rank, "x"]) == [0, "x", 1, "x"]
     for bad in (rank, "text"):
         try:
@@ -329,6 +339,31 @@ def ranks_barrier() -> tuple[str, int]:
     comm.close()
     assert not dist.is_initialized()
     return names
+
+
+def test_collectives_of_all_backends_of_a_group_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker on a GPU has NCCL and gloo in one group, whose own number is that of NCCL alone."""
+
+    class Backend(dist.ProcessGroup):
+        def __init__(self, number: int) -> None:
+            super().__init__(0, 1)
+            self.number = number
+
+        def _get_sequence_number_for_group(self) -> int:
+            return self.number
+
+    class Group(Backend):
+        _device_types = [torch.device("cpu"), torch.device("cuda"), torch.device("xpu")]  # noqa: RUF012
+        group_name = "0"
+        backends = {"cpu": Backend(3), "cuda": Backend(4)}  # noqa: RUF012
+
+        def _get_backend(self, device: torch.device) -> Any:
+            return self.backends["cpu" if device.type == "cpu" else "cuda"]
+
+    monkeypatch.setattr(torch_dist, "group_exists", lambda: True)
+    world = type(dist.distributed_c10d._world)
+    monkeypatch.setattr(world, "pg_map", {Group(4): ("cpu:gloo,cuda:nccl", None)})
+    assert torch_dist.count_collectives() == {"0": 7}
 
 
 def rank_registers() -> list[float]:

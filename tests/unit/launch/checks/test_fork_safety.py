@@ -96,5 +96,7 @@ def test_torch_calls_what_watches_when_cuda_is_initialised() -> None:
 def test_open_device_files_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_safety.os, "listdir", lambda path: ["3"])
     monkeypatch.setattr(fork_safety.os, "readlink", lambda path: "/dev/nvidia-uvm")
-    assert fork_safety._find_open_devices() == ["CUDA was initialised outside torch"]
+    assert fork_safety._find_open_devices() == [
+        "CUDA was initialised by a library or by torch.cuda.is_available()"
+    ]
     assert not torch.cuda.is_initialized()
