@@ -59,7 +59,7 @@ def run_cases(cases: Sequence[Case], folder: Path, *, world_size: int = 1, **opt
     ports = [free_port() for _ in cases]
     environment = {"ACCELERATE_USE_CPU": "false"}
     arguments = (list(cases), ports, folder, options)
-    return Outcomes(run_ranks(_run, *arguments, world_size=world_size, environment=environment, timeout=120))
+    return Outcomes(run_ranks(_run, *arguments, world_size=world_size, environment=environment, timeout=90))
 
 
 def _run(cases: list[Case], ports: list[int], folder: Path, options: dict[str, Any]) -> dict[str, str]:

@@ -430,7 +430,7 @@ def _add_storage(module: FakeModule, kernels: Kernels) -> None:
 
 def _mend_tensors(module: FakeModule) -> None:
     """Let tensors follow the current device, and `data` take tensors of devices, as C++ does for torch's own."""
-    move, make, data = torch.Tensor.to, torch.tensor, torch.Tensor.data
+    move, make, empty, data = torch.Tensor.to, torch.tensor, torch.empty, torch.Tensor.data
 
     def with_index(device: Any) -> Any:
         named = torch.device(device) if isinstance(device, str) else device
@@ -444,6 +444,10 @@ def _mend_tensors(module: FakeModule) -> None:
     def make_any(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
         return make(*args, device=with_index(device), **kwargs)
 
+    def make_empty(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        made = empty(*args, **kwargs)
+        return module.copies.pin(made) if pin_memory else made
+
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
         if torch._has_compatible_shallow_copy_type(tensor, value):
             data.__set__(tensor, value)
@@ -453,6 +457,7 @@ def _mend_tensors(module: FakeModule) -> None:
 
     torch.Tensor.to = move_any  # type: ignore[method-assign,assignment]
     torch.tensor = make_any
+    torch.empty = make_empty
     torch.Tensor.data = property(lambda tensor: data.__get__(tensor), set_data)  # type: ignore[assignment]
 
 
