@@ -28,6 +28,7 @@ class DeviceKind:
         indexed: True where devices of one machine are numbered.
         counter: returns the number of devices, without initialising them.
         distributed_type: the `DistributedType` of a run on several, under Accelerate's names.
+        visible: the variable that names the devices that a process may use, None where the kind has none.
     """
 
     name: str
@@ -38,6 +39,7 @@ class DeviceKind:
     indexed: bool
     counter: Callable[[], int]
     distributed_type: str = "MULTI_GPU"
+    visible: str | None = None
 
     @property
     def both_backends(self) -> str:
@@ -91,6 +93,7 @@ CUDA: Final = DeviceKind(
     autocast="cuda",
     indexed=True,
     counter=_num_cuda,
+    visible="CUDA_VISIBLE_DEVICES",
 )
 XPU: Final = DeviceKind(
     name="xpu",
@@ -101,6 +104,7 @@ XPU: Final = DeviceKind(
     indexed=True,
     counter=_num_xpu,
     distributed_type="MULTI_XPU",
+    visible="ZE_AFFINITY_MASK",
 )
 XLA: Final = DeviceKind(
     name="xla",
@@ -111,6 +115,7 @@ XLA: Final = DeviceKind(
     indexed=False,
     counter=_num_xla,
     distributed_type="XLA",
+    visible="TPU_VISIBLE_CHIPS",
 )
 MPS: Final = DeviceKind(
     name="mps",
@@ -124,7 +129,7 @@ MPS: Final = DeviceKind(
 )
 
 
-def _extend(name: str, maker: str, backend: str) -> DeviceKind:
+def _extend(name: str, maker: str, backend: str, visible: str) -> DeviceKind:
     """Return the row of a kind that a package of its maker adds to torch."""
     return DeviceKind(
         name=name,
@@ -135,6 +140,7 @@ def _extend(name: str, maker: str, backend: str) -> DeviceKind:
         indexed=True,
         counter=functools.partial(_count_extended, name),
         distributed_type=f"MULTI_{name.upper()}",
+        visible=visible,
     )
 
 
@@ -146,12 +152,12 @@ def _count_extended(name: str) -> int:
 
 
 EXTENSIONS: Final = (
-    _extend("npu", "Ascend", "hccl"),
-    _extend("mlu", "Cambricon", "cncl"),
-    _extend("musa", "Moore Threads", "mccl"),
-    _extend("sdaa", "Tecorigin", "tccl"),
-    _extend("hpu", "Gaudi", "hccl"),
-    _extend("neuron", "AWS", "neuron"),
+    _extend("npu", "Ascend", "hccl", "ASCEND_RT_VISIBLE_DEVICES"),
+    _extend("mlu", "Cambricon", "cncl", "MLU_VISIBLE_DEVICES"),
+    _extend("musa", "Moore Threads", "mccl", "MUSA_VISIBLE_DEVICES"),
+    _extend("sdaa", "Tecorigin", "tccl", "SDAA_VISIBLE_DEVICES"),
+    _extend("hpu", "Gaudi", "hccl", "HABANA_VISIBLE_MODULES"),
+    _extend("neuron", "AWS", "neuron", "NEURON_RT_VISIBLE_CORES"),
 )
 KINDS: Final = (XLA, CUDA, XPU, *EXTENSIONS, MPS, CPU)
 """All kinds that are known by name, in the order of preference."""
@@ -319,12 +325,31 @@ def use(device: torch.device) -> None:
         getattr(torch, device.type).set_device(device)
 
 
-def list_initialized() -> list[str]:
-    """Return the device types that this process has initialised; a forked process cannot use them."""
+def list_modules() -> dict[str, Any]:
+    """Return torch's module of each kind of indexed devices that it knows, such as `torch.cuda`, by the kind's name."""
     import torch
 
-    names = [kind.name for kind in KINDS if kind.indexed]
-    found = [name for name in names if _runtime_is_initialized(getattr(torch, name, None))]
+    unlisted = _find_unlisted()
+    kinds = [kind for kind in (*KINDS, unlisted) if kind is not None and kind.indexed]
+    found = {kind.name: getattr(torch, kind.name, None) for kind in kinds}
+    return {name: module for name, module in found.items() if module is not None}
+
+
+def has_streams(device: torch.device) -> bool:
+    """Return True if work on a device runs in streams, which Python code chooses."""
+    module = list_modules().get(device.type)
+    return all(hasattr(module, name) for name in ("Stream", "stream", "current_stream"))
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Return True if a device computes in bfloat16, as far as torch's module of its kind says; it is initialised."""
+    ask = getattr(list_modules().get(device.type), "is_bf16_supported", None)
+    return ask is None or bool(ask())
+
+
+def list_initialized() -> list[str]:
+    """Return the device types that this process has initialised; a forked process cannot use them."""
+    found = [name for name, module in list_modules().items() if _runtime_is_initialized(module)]
     mps: Any = sys.modules.get("torch.mps")
     if mps is not None and getattr(mps, "_default_mps_generator", None) is not None:
         found.append("mps")

@@ -17,7 +17,6 @@ from .probes import at_least, version
 if TYPE_CHECKING:
     import torch
 
-_ACTIVITIES: Final = ("cpu", "cuda", "xpu", "mtia")
 _CYCLE: Final = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait")
 
 
@@ -210,12 +209,22 @@ class GradientAccumulationPlugin(KwargsHandler):
     sync_each_batch: bool = False
 
 
+def _is_device_type(name: str) -> bool:
+    """Return whether torch knows a kind of device."""
+    import torch
+
+    try:
+        return torch.device(name).index is None
+    except RuntimeError:
+        return False
+
+
 @dataclass
 class ProfileKwargs(KwargsHandler):
     """Arguments of `torch.profiler.profile`, and the folder of its traces.
 
     Attributes:
-        activities: what to record: `cpu`, `cuda`, `xpu` or `mtia`; by default all that this machine has.
+        activities: what to record: `cpu` or a kind of device, such as `cuda`; by default all that this machine has.
         schedule_option: arguments of `torch.profiler.schedule`; needs `wait`, `warmup` and `active`, in steps.
         on_trace_ready: called with the profiler at the end of each cycle of the schedule.
         record_shapes: record the shapes of inputs.
@@ -240,9 +249,10 @@ class ProfileKwargs(KwargsHandler):
     output_trace_dir: str | None = None
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.activities or () if name not in _ACTIVITIES]
-        if unknown:
-            raise ValueError(f"activities {unknown} are unknown, choose among {', '.join(_ACTIVITIES)}")
+        if unknown := [name for name in self.activities or () if not _is_device_type(name)]:
+            raise ValueError(
+                f"activities {unknown} are unknown, choose 'cpu' or kinds of devices such as 'cuda'"
+            )
         if self.schedule_option is not None:
             given = set(self.schedule_option)
             if given - set(_CYCLE) or not given >= {"wait", "warmup", "active"}:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from . import environ, fp8
+from . import devices, environ, fp8
 from .choices import Choice
 from .handlers import AutocastKwargs, GradScalerKwargs
 from .loss_scaler import LossScaler
@@ -52,8 +52,8 @@ def resolve(mixed_precision: str | None, device: torch.device) -> str:
         fp8.check(device)
     if device.type == "xla":
         _prepare_xla(mode)
-    if mode == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise ValueError("mixed_precision 'bf16' is not supported by this GPU, use 'fp16'")
+    if mode == "bf16" and not devices.has_bf16(device):
+        raise ValueError(f"mixed_precision 'bf16' is not supported by this {device.type} device, use 'fp16'")
     return mode
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import detect, environ, probes
+from . import detect, devices, environ, probes
 from . import runtime as process
 from .choices import Choice
 from .comm import ops, xla
@@ -55,6 +55,11 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         torch.use_deterministic_algorithms(True)
 
 
+def list_sources() -> list[str]:
+    """Return the legal rng types: those of `RNGType`, and an accelerator of this torch that it does not name."""
+    return [*RNGType.list(), *(name for name in devices.list_modules() if name not in RNGType)]
+
+
 def synchronize_rng_states(
     rng_types: Iterable[str | RNGType],
     generator: torch.Generator | None = None,
@@ -91,10 +96,10 @@ def synchronize_rng_state(
     Raises:
         ValueError: the source is unknown, or this process has no such device or generator.
     """
-    if rng_type not in RNGType:
-        raise ValueError(f"rng type {rng_type!r} is unknown, choose among {', '.join(RNGType.list())}")
-    kind = RNGType(rng_type)
-    if kind is RNGType.GENERATOR and generator is None:
+    kind = str(rng_type)
+    if kind not in list_sources():
+        raise ValueError(f"rng type {rng_type!r} is unknown, choose among {', '.join(list_sources())}")
+    if kind == RNGType.GENERATOR and generator is None:
         raise ValueError("rng type 'generator' needs a generator")
     comm = (runtime or detect.ensure()).comm
     if comm.world_size == 1:
@@ -104,24 +109,24 @@ def synchronize_rng_state(
         _set(kind, generator, state)
 
 
-def _get(kind: RNGType, generator: torch.Generator | None) -> torch.Tensor:
-    if kind is RNGType.GENERATOR and generator is not None:
+def _get(kind: str, generator: torch.Generator | None) -> torch.Tensor:
+    if kind == RNGType.GENERATOR and generator is not None:
         return generator.get_state()
-    if kind is RNGType.TORCH:
+    if kind == RNGType.TORCH:
         return torch.get_rng_state()
-    if kind is RNGType.XLA:
+    if kind == RNGType.XLA:
         _require_xla()
         return torch.tensor(list(xla.seed().to_bytes(8, "little")), dtype=torch.uint8)
     state: torch.Tensor = _module(kind).get_rng_state()
     return state
 
 
-def _set(kind: RNGType, generator: torch.Generator | None, state: torch.Tensor) -> None:
-    if kind is RNGType.GENERATOR and generator is not None:
+def _set(kind: str, generator: torch.Generator | None, state: torch.Tensor) -> None:
+    if kind == RNGType.GENERATOR and generator is not None:
         generator.set_state(state)
-    elif kind is RNGType.TORCH:
+    elif kind == RNGType.TORCH:
         torch.set_rng_state(state)
-    elif kind is RNGType.XLA:
+    elif kind == RNGType.XLA:
         xla.set_seed(int.from_bytes(bytes(state.tolist()), "little"))
     else:
         _module(kind).set_rng_state(state)
@@ -133,8 +138,8 @@ def _require_xla() -> None:
         raise ValueError("rng type 'xla' cannot be synchronised: this process uses no such device")
 
 
-def _module(kind: RNGType) -> Any:
-    module = getattr(torch, kind.value, None)
+def _module(kind: str) -> Any:
+    module = getattr(torch, kind, None)
     if module is None or not module.is_available():
-        raise ValueError(f"rng type {kind.value!r} cannot be synchronised: there is no such device here")
+        raise ValueError(f"rng type {kind!r} cannot be synchronised: there is no such device here")
     return module

@@ -29,7 +29,7 @@ from ..handlers import (
 from ..parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from ..precision import Precision
 from ..runtime import Runtime
-from ..seeding import RNGType
+from ..seeding import RNGType, list_sources
 from ..state import AcceleratorState, GradientState
 from ..strategies.base import Plugins
 from . import strategy_table
@@ -291,8 +291,8 @@ def _check_rng_types(rng_types: Sequence[str | RNGType] | None) -> list[str]:
     if rng_types is None:
         return ["generator"]
     chosen = [str(kind) for kind in rng_types]
-    if unknown := [kind for kind in chosen if kind not in RNGType]:
-        raise ValueError(f"rng_types {unknown} are unknown, choose among {', '.join(RNGType.list())}")
+    if unknown := [kind for kind in chosen if kind not in list_sources()]:
+        raise ValueError(f"rng_types {unknown} are unknown, choose among {', '.join(list_sources())}")
     return chosen
 
 

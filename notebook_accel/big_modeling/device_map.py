@@ -160,7 +160,7 @@ def check_devices_exist(device_map: DeviceMap) -> None:
     """
     for name, device in device_map.items():
         target = None if device == "disk" else as_device(device)
-        if target is None or target.type not in ("cuda", "xpu", "mps"):
+        if target is None or target.type not in (*devices.list_modules(), devices.MPS.name):
             continue
         count = devices.count(target.type)
         if (target.index or 0) >= count:

@@ -71,7 +71,8 @@ def get_max_memory(max_memory: Limits | None = None) -> dict[int | str, int]:
                 f"max_memory names device {name!r}: choose numbers of GPUs, 'mps', 'cpu' and 'disk'"
             )
     numbers = sorted(name for name in limits if isinstance(name, int))
-    count = sum(devices.count(kind) for kind in (devices.CUDA, devices.XPU))
+    kind = devices.best(use_cpu=False)
+    count = kind.counter() if kind.indexed else 0
     if missing := [number for number in numbers if number >= count]:
         warnings.warn(f"max_memory names GPU {missing}, and this machine has {count}", stacklevel=3)
     order: list[int | str] = [*numbers, *(name for name in _NAMED if name in limits)]

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from .. import devices
 from ..hooks.align import align_hook
 
 
@@ -34,11 +35,11 @@ class _Move:
 
 
 def guard_moves(model: nn.Module) -> None:
-    """Make `to`, `cpu`, `cuda` and `xpu` of a dispatched model raise, or warn if all its weights are on devices.
+    """Make `to`, `cpu`, `cuda` and the like of a dispatched model raise, or warn if all its weights are on devices.
 
     Args:
         model: whose methods are replaced.
     """
-    for name in ("to", "cpu", "cuda", "xpu"):
+    for name in ("to", "cpu", *devices.list_modules()):
         if not isinstance(vars(model).get(name), _Move) and hasattr(model, name):
             vars(model)[name] = _Move(model, name, getattr(model, name))

@@ -5,20 +5,19 @@ from __future__ import annotations
 import hashlib
 import importlib
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .. import probes
+from .. import devices, probes
 from ..comm import xla
 from ..errors import CheckpointError
 
 _KEYS = ("random_state", "torch_manual_seed")
 _OWN = "device_index"
 """Key of ours: which of the devices the process computed on."""
-_DEVICES = {"torch_cuda_manual_seed": "cuda", "torch_xpu_manual_seed": "xpu"}
 
 
 def capture(step: int, device: torch.device) -> dict[str, Any]:
@@ -33,7 +32,7 @@ def capture(step: int, device: torch.device) -> dict[str, Any]:
         states["numpy_random_seed"] = importlib.import_module("numpy").random.get_state()
     states["torch_manual_seed"] = torch.get_rng_state()
     for key, module in _list_modules(device).items():
-        states[key] = module.get_rng_state_all()
+        states[key] = _read(module)
     if device.index is not None:
         states[_OWN] = device.index
     if device.type == "xla":
@@ -78,10 +77,9 @@ def apply(states: Mapping[str, Any], device: torch.device) -> None:
     if isinstance(states.get("xm_seed"), int) and device.type == "xla":
         xla.set_seed(states["xm_seed"])
     for key, module in _list_modules(device).items():
-        for index, state in zip(range(module.device_count()), states.get(key, ()), strict=False):
-            module.set_rng_state(state, index)
         stored, own = states.get(key, ()), states.get(_OWN)
-        if device.type == _DEVICES[key] and isinstance(own, int) and own < len(stored):
+        _write(module, stored)
+        if key == _key_of(device.type) and isinstance(own, int) and own < len(stored):
             module.set_rng_state(stored[own], device.index or 0)
 
 
@@ -106,19 +104,36 @@ def derive(states: Mapping[str, Any], rank: int, device: torch.device) -> dict[s
     if "xm_seed" in states:
         derived["xm_seed"] = seed
     for key, module in _list_modules(device).items():
-        generators = [torch.Generator(f"{_DEVICES[key]}:{index}") for index in range(module.device_count())]
-        derived[key] = [generator.manual_seed(seed).get_state() for generator in generators]
+        before = _read(module)
+        module.manual_seed_all(seed)
+        derived[key] = _read(module)
+        _write(module, before)
     return derived
 
 
+def _read(module: Any) -> list[torch.Tensor]:
+    """Return the random states of all devices of a kind, in order."""
+    return [module.get_rng_state(index) for index in range(module.device_count())]
+
+
+def _write(module: Any, states: Sequence[torch.Tensor]) -> None:
+    """Set the random states of the devices of a kind, in order."""
+    for index, state in zip(range(module.device_count()), states, strict=False):
+        module.set_rng_state(state, index)
+
+
+def _key_of(kind: str) -> str:
+    return f"torch_{kind}_manual_seed"
+
+
 def _list_modules(device: torch.device) -> dict[str, Any]:
-    """Return torch's modules of the kinds of devices that this process uses, by their key.
+    """Return torch's modules of the kinds of devices that this process uses, by the key of their states.
 
     A kind that it does not use is not asked for its state: that would initialise its devices.
     """
-    modules = {key: getattr(torch, kind) for key, kind in _DEVICES.items()}
+    initialized = devices.list_initialized()
     return {
-        key: module
-        for key, module in modules.items()
-        if (device.type == _DEVICES[key] or module.is_initialized()) and module.is_available()
+        _key_of(kind): module
+        for kind, module in devices.list_modules().items()
+        if (device.type == kind or kind in initialized) and module.is_available()
     }

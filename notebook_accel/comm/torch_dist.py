@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import AllgatherOptions
 
-from .. import environ
+from .. import devices, environ
 from ..topology import Topology
 from .base import Comm, ReduceOp
 
@@ -65,7 +65,7 @@ class TorchComm(Comm):
         self._gather = "all_gather_single" if hasattr(group, "all_gather_single") else "_allgather_base"
         self._gather_options = AllgatherOptions()
         self._gather_options.asyncOp = False
-        self._barrier_ids = [device.index] if device.type == "cuda" and device.index is not None else None
+        self._barrier_ids = None if device.index is None else [device.index]
 
     @property
     def group(self) -> Any:
@@ -172,8 +172,7 @@ def open_group(
     if init_method is None or init_method == "env://":
         _default_rendezvous(topology)
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-    if "nccl" in backend and device.type == "cuda":
-        options["device_id"] = device
+    options |= _bind(device, backend)
     dist.init_process_group(
         backend,
         init_method=init_method,
@@ -183,6 +182,15 @@ def open_group(
     )
     if "gloo" in backend and not environ.flag("FORK_LAUNCHED"):  # a launched worker ends without atexit
         atexit.register(time.sleep, _LAST_WORK_S)
+
+
+def _bind(device: torch.device, backend: str) -> dict[str, Any]:
+    """Return the option that tells NCCL which device is this process's.
+
+    Other kinds of devices are not bound: torch looks for a bound device in every later group too, and one of gloo has
+    CUDA's beside the CPU only.
+    """
+    return {"device_id": device} if "nccl" in backend and device.type == "cuda" else {}
 
 
 def open_group_of_one(device: torch.device, backend: str | None = None) -> None:
@@ -197,8 +205,9 @@ def open_group_of_one(device: torch.device, backend: str | None = None) -> None:
     """
     if not dist.is_available():
         raise ValueError("sharded models need torch.distributed, which this torch was built without")
-    backend = backend or ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
+    kind = devices.kind_of(device.type)
+    backend = backend or (kind if kind.indexed and kind.backend else devices.CPU).both_backends
+    options = _bind(device, backend)
     if sys.platform == "win32":
         store: dist.Store = dist.TCPStore("127.0.0.1", 0, 1, True)
     else:

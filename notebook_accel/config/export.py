@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
+from .. import devices
 from .option import as_texts
 from .schema import LaunchConfig, values_for_workers
 
@@ -14,13 +15,7 @@ _LIBRARIES: Final = {
     "MEGATRON_LM": "ACCELERATE_USE_MEGATRON_LM",
 }
 _VISIBLE: Final = {
-    "MULTI_XPU": "ZE_AFFINITY_MASK",
-    "MULTI_MLU": "MLU_VISIBLE_DEVICES",
-    "MULTI_SDAA": "SDAA_VISIBLE_DEVICES",
-    "MULTI_MUSA": "MUSA_VISIBLE_DEVICES",
-    "MULTI_NPU": "ASCEND_RT_VISIBLE_DEVICES",
-    "MULTI_HPU": "HABANA_VISIBLE_MODULES",
-    "MULTI_NEURON": "NEURON_RT_VISIBLE_CORES",
+    kind.distributed_type: str(kind.visible) for kind in (devices.CUDA, devices.XPU, *devices.EXTENSIONS)
 }
 _FP8_PARTS: Final = ("FPROP", "DGRAD", "WGRAD")
 
@@ -43,7 +38,6 @@ def environment(config: LaunchConfig, chosen: Collection[str] = ()) -> dict[str,
         parts = zip(_FP8_PARTS, config.fp8_config.override_linear_precision, strict=True)
         values.update({f"ACCELERATE_FP8_OVERRIDE_{name}": value for name, value in parts})
     if config.gpu_ids not in (None, "all"):
-        values[_VISIBLE.get(config.distributed_type, "CUDA_VISIBLE_DEVICES")] = config.gpu_ids.replace(
-            " ", ""
-        )
+        visible = _VISIBLE.get(config.distributed_type, str(devices.CUDA.visible))
+        values[visible] = config.gpu_ids.replace(" ", "")
     return {**as_texts(values), **config.environment}

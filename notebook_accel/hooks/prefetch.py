@@ -8,16 +8,15 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .. import devices
 from .lease import ReentrantLease
 from .offloaded_tensor import read_dtype_and_grad
 from .weights import get_many
-
-_STREAMS: Final = ("cuda", "xpu")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,7 +53,7 @@ class Need:
 
 def _add_number(device: torch.device) -> torch.device:
     """Return a device with its number, by the current device of this thread: each thread has its own."""
-    if device.type not in _STREAMS or device.index is not None:
+    if device.index is not None or not devices.has_streams(device):
         return device
     return torch.device(device.type, getattr(torch, device.type).current_device())
 
@@ -249,10 +248,9 @@ class Prefetcher:
 
         It is always the same one: torch keeps the memory of each stream for that stream alone.
         """
-        if device.type not in _STREAMS:
-            return None
         if device not in self._streams:
-            self._streams[device] = getattr(torch, device.type).Stream(device)
+            made = getattr(torch, device.type).Stream(device) if devices.has_streams(device) else None
+            self._streams[device] = made
         return self._streams[device]
 
     def __getstate__(self) -> dict[str, Any]:

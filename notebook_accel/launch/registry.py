@@ -18,8 +18,6 @@ from .run import MakeSink, Run
 
 _KEPT: Final = 8
 _LAST_SECONDS: Final = 2.0
-_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-_VISIBLE_CHIPS: Final = "TPU_VISIBLE_CHIPS"
 
 
 def open_run(job: Job, engine: Engine, sinks: Sequence[MakeSink]) -> Run:
@@ -90,28 +88,29 @@ def reserve_devices(job: Job) -> Job:
     kind = job.device_kind
     if kind is devices.CPU or (kind is devices.XLA and not tpu.is_here(job.environment)):
         return job
-    visible = _VISIBLE_CHIPS if kind is devices.XLA else _VISIBLE
-    by_user = job.environment.get(visible)
+    by_user = job.environment.get(kind.visible) if kind.visible else None
+    outer = environ.get(kind.visible) if kind.visible else None
     present = tpu.chips(job.environment) if kind is devices.XLA else devices.count(kind)
-    ids = (
-        _split_ids(by_user) or _split_ids(environ.get(visible)) or [str(number) for number in range(present)]
-    )
+    ids = _split_ids(by_user) or _split_ids(outer) or [str(number) for number in range(present)]
     needed = present if job.tpu_mode == "spmd" else job.local_world_size
     living = [*(run for run in runtime.runs() if not run.is_over), *sessions()]
     holders = {device: holder for holder in living for device in holder.job.holds}
-    free = [device for device in ids if device not in holders]
-    if by_user is not None or not job.distributed:  # by the user, or the first ones: this process sees all
-        free = [device for device in ids[:needed] if device not in holders]
+    if by_user is not None or not job.distributed or kind.visible is None:
+        usable = ids[:needed]  # by the user, or the first ones: this process sees all
+    else:
+        usable = ids
+    free = [device for device in usable if device not in holders]
     if len(free) < needed:
-        held = "; ".join(f"{device} by {holders[device]!r}" for device in ids if device in holders)
+        held = "; ".join(f"{device} by {holders[device]!r}" for device in usable if device in holders)
         raise LaunchError(
             f"{job.name} needs {needed} {kind.label if needed == 1 else kind.plural}, and "
-            f"{len(free) or 'none'} of {', '.join(ids)} {'is' if len(free) == 1 else 'are'} free ({held}): wait for a "
-            "run, stop it (`notebook_accel.runs()` lists them), close a session, or use fewer processes"
+            f"{len(free) or 'none'} of {', '.join(usable)} {'is' if len(free) == 1 else 'are'} free ({held}): wait for "
+            "a run, stop it (`notebook_accel.runs()` lists them), close a session, or use fewer processes"
         )
     reserved = tuple(free[:needed])
-    differs = kind.name in ("cuda", "xla") and job.distributed and list(reserved) != ids[:needed]
-    environment = {**job.environment, visible: ",".join(reserved)} if differs else job.environment
+    environment = dict(job.environment)
+    if kind.visible and job.distributed and list(reserved) != ids[:needed]:
+        environment[kind.visible] = ",".join(reserved)
     return replace(job, holds=reserved, environment=environment)
 
 

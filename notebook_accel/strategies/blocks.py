@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from .. import devices
 from ..fsdp import FullyShardedDataParallelPlugin
 
 
@@ -167,12 +168,12 @@ def _is_container(module: torch.nn.Module) -> bool:
     return type(module).forward in (torch.nn.Module.forward, torch.nn.ModuleList.forward)
 
 
-def recompute(blocks: Sequence[torch.nn.Module], *, offload: bool) -> None:
+def recompute(blocks: Sequence[torch.nn.Module], *, offload: torch.device | None = None) -> None:
     """Let blocks compute their activations again in backward.
 
     Args:
         blocks: of a model.
-        offload: keep the inputs of the blocks on the CPU until then.
+        offload: the device of the blocks, whose inputs are kept on the CPU until then; None keeps them there.
     """
     for block in blocks:
         vars(block)["forward"] = RecomputedForward(block.forward, offload)
@@ -181,7 +182,7 @@ def recompute(blocks: Sequence[torch.nn.Module], *, offload: bool) -> None:
 class RecomputedForward:
     """A forward that keeps only its inputs for backward; its signature is that of the module's own forward."""
 
-    def __init__(self, forward: Callable[..., Any], offload: bool) -> None:
+    def __init__(self, forward: Callable[..., Any], offload: torch.device | None) -> None:
         functools.update_wrapper(self, forward)
         self._forward = forward
         self._offload = offload
@@ -189,8 +190,7 @@ class RecomputedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
-        pinned = torch.cuda.is_initialized()  # a CPU run on a machine with GPUs is not to initialise one
-        with torch.autograd.graph.save_on_cpu(pin_memory=pinned) if self._offload else nullcontext():
+        with nullcontext() if self._offload is None else _save_on_cpu(self._offload):
             return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
 
     def rebind(self, old: torch.nn.Module, new: torch.nn.Module) -> RecomputedForward:
@@ -203,6 +203,11 @@ class RecomputedForward:
         if getattr(self._forward, "__self__", None) is not old:
             return self
         return RecomputedForward(MethodType(self._forward.__func__, new), self._offload)  # type: ignore[attr-defined]
+
+
+def _save_on_cpu(device: torch.device) -> Any:
+    """Return torch's context that keeps tensors of a device on the CPU, in pinned memory where it has streams."""
+    return torch.autograd.graph.save_on_cpu(pin_memory=devices.has_streams(device), device_type=device.type)
 
 
 def set_prefetching(blocks: Sequence[Any], plugin: FullyShardedDataParallelPlugin) -> None:

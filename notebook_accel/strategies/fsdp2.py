@@ -148,7 +148,8 @@ class FullySharded(SingleDevice):
         is_plain = filling.is_plain(model) and not ignored
         has_values = is_plain and filling.agree(model, self.runtime.comm, from_first=from_first)
         if self.plugin.activation_checkpointing:
-            blocks.recompute(units, offload=bool(self.plugin.activation_checkpointing_offload))
+            offloads = self.plugin.activation_checkpointing_offload
+            blocks.recompute(units, offload=self.runtime.device if offloads else None)
         if is_plain:
             originals = filling.empty_out(model) if has_values else None
             self._fully_shard(model, units, ignored)

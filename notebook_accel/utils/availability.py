@@ -50,16 +50,14 @@ def is_torch_version(operation: str, version: str) -> bool:
 
 
 def is_bf16_available(ignore_tpu: bool = False) -> bool:
-    """Return True if this machine computes in bfloat16. A CUDA GPU is initialised to find out.
+    """Return True if this machine computes in bfloat16. Its device is initialised to find out.
 
     Args:
         ignore_tpu: return False if a TPU computes.
     """
     if ignore_tpu and is_torch_xla_available(check_is_tpu=True):
         return False
-    if devices.count("cuda"):
-        return bool(torch.cuda.is_bf16_supported())
-    return True
+    return devices.has_bf16(torch.device(devices.best(use_cpu=False).name))
 
 
 def is_fp16_available() -> bool:

@@ -16,11 +16,12 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class RandomStates:
-    """States of Python's, NumPy's (where it is imported) and torch's CPU generators, and the seed of the latter."""
+    """States of Python's, NumPy's (where it is imported) and torch's CPU generators; the seed of its devices."""
 
     python: Any
     numpy: Any
     torch: bytes
+    seed: int
 
     @classmethod
     def capture(cls) -> RandomStates:
@@ -30,6 +31,7 @@ class RandomStates:
             python=random.getstate(),
             numpy=numpy.random.get_state() if numpy is not None else None,
             torch=torch.get_rng_state().numpy().tobytes(),
+            seed=torch.initial_seed(),
         )
 
     def restore(self, *, forked: bool) -> None:
@@ -41,10 +43,8 @@ class RandomStates:
         random.setstate(self.python)
         if forked:
             return
-        state = torch.frombuffer(bytearray(self.torch), dtype=torch.uint8)
-        torch.set_rng_state(state)
-        torch.manual_seed(torch.initial_seed())  # of all devices, also of those that are initialised later
-        torch.set_rng_state(state)
+        torch.manual_seed(self.seed)  # of devices too, when they start
+        torch.set_rng_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
         if self.numpy is not None:
             import numpy
 

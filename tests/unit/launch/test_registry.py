@@ -31,9 +31,7 @@ from tests.unit.jobs import make_job
 @pytest.fixture
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    gpu = dataclasses.replace(
-        devices.CPU, name="cuda", label="GPU", plural="GPUs", backend="nccl", counter=lambda: 4
-    )
+    gpu = dataclasses.replace(devices.CUDA, label="GPU", plural="GPUs", counter=lambda: 4)
     monkeypatch.setattr(devices, "best", lambda use_cpu=None, has_tpu=None: devices.CPU if use_cpu else gpu)
     monkeypatch.setattr(devices, "count", lambda kind: 4)
     yield
@@ -128,6 +126,26 @@ def test_devices_chosen_by_hand_are_not_exchanged(four_gpus: None) -> None:
     )
     with pytest.raises(LaunchError, match="needs 2 GPUs, and 1 of 2, 3 is free"):
         registry.reserve_devices(job(2, CUDA_VISIBLE_DEVICES="2,3"))
+
+
+@pytest.mark.parametrize("kind", [devices.XPU, *devices.EXTENSIONS], ids=lambda kind: kind.name)
+def test_other_makers_devices_have_their_own_variable(
+    four_gpus: None, monkeypatch: pytest.MonkeyPatch, kind: devices.DeviceKind
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # says nothing of them
+    monkeypatch.setenv(str(kind.visible), "1,2,3")
+    first = registry.reserve_devices(make_job(os.getpid, 1, background=True, device_kind=kind))
+    assert first.holds == ("1",) and not first.environment
+    hold(first)
+    second = registry.reserve_devices(make_job(os.getpid, 2, background=True, device_kind=kind))
+    assert second.environment == {kind.visible: "2,3"}
+
+
+def test_devices_that_no_variable_hides_are_not_shared(four_gpus: None) -> None:
+    kind = dataclasses.replace(devices.CUDA, name="other", visible=None)
+    hold(registry.reserve_devices(make_job(os.getpid, 1, background=True, device_kind=kind)))
+    with pytest.raises(LaunchError, match=r"none of 0 are free"):
+        registry.reserve_devices(make_job(os.getpid, 1, background=True, device_kind=kind))
 
 
 def test_a_run_in_this_process_needs_its_own_first_device(four_gpus: None) -> None:

@@ -22,11 +22,8 @@ def test_a_run_on_the_cpu_pins_no_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", note)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     block = torch.nn.Linear(2, 2)
-    blocks.recompute([block], offload=True)
-    block(torch.ones(1, 2)).sum().backward()
-    assert pins == [False] and block.weight.grad is not None
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    blocks.recompute([block], offload=torch.device("cpu"))
     with torch.no_grad():
         block(torch.ones(1, 2))
-    block(torch.ones(1, 2))
-    assert pins == [False, True]
+    block(torch.ones(1, 2)).sum().backward()
+    assert pins == [False] and block.weight.grad is not None
