@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .. import runtime as process
+from ..combinations import refuse
 from ..handlers import require_torchdata
 from ..nested import send_to_device
 from ..runtime import GradientFlags, Runtime
@@ -371,10 +372,7 @@ class StatefulLoader(PreparedLoader):
         return super().renew() | {"_state": None, "_goes_on": False, "next_iter_state": None}
 
     def start_at_batch(self, number: int) -> dict[str, Any]:
-        raise ValueError(
-            "the checkpoint is of another number of processes or another batch size, and a stateful loader counts its "
-            "own batches: prepare it without use_stateful_dataloader, or start a new epoch"
-        )
+        raise refuse("stateful, other processes")
 
     def _get_iterator(self) -> Any:
         state = self.next_iter_state

@@ -16,6 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from ..combinations import refuse
 from .indices import draw_seed
 from .samplers import (
     BatchSamplerShard,
@@ -234,12 +235,8 @@ def _count_samples(rounds: Rounds, round_size: int | str) -> int:
     samples = 0
     for number, size in rounds:
         if isinstance(size, str) or isinstance(round_size, str):
-            raise ValueError(
-                f"the checkpoint was saved in the middle of an epoch by {_describe(size)}, and this run has "
-                f"{_describe(round_size)}. Each reader of this iterable dataset has a part of its own, so the samples "
-                "that were read are not known: go on with as many processes and num_workers as before, or start a "
-                "new epoch"
-            )
+            readers = f"by {_describe(size)}, and this run has {_describe(round_size)}"
+            raise refuse("own shards, other processes", readers)
         samples += (number or 0) * size
     return samples
 

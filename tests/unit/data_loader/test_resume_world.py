@@ -277,7 +277,7 @@ def test_stateful_loaders_refuse() -> None:
     pytest.importorskip("torchdata")
     first, second = loaders(2, "in order"), loaders(1, "in order", stateful=True)
     read([iter(loader) for loader in first], 3)
-    with pytest.raises(ValueError, match="prepare it without use_stateful_dataloader"):
+    with pytest.raises(ValueError, match="Prepare it without use_stateful_dataloader"):
         go_on(second, pickle.dumps(position_of(first[0])), 3)
 
 
