@@ -53,7 +53,8 @@ def test_a_mask_that_means_more_is_refused() -> None:
         **SIZES | {"attn_implementation": "eager"}, head_dim=8, sliding_window=4
     )
     with pytest.raises(
-        ValueError, match=r"has sliding_attention\): context parallel knows full causal attention only"
+        ValueError,
+        match=r"has layers with sliding_attention\): context parallel knows full causal attention only",
     ):
         use_causal_attention(transformers.Gemma2ForCausalLM(gemma))
     mistral = transformers.MistralConfig(**SIZES, sliding_window=4)
