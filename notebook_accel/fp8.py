@@ -12,6 +12,7 @@ import torch
 
 from . import environ, probes
 from .choices import Choice
+from .combinations import refuse
 from .dtensors import is_sharded
 from .handlers import KwargsHandler
 
@@ -95,9 +96,7 @@ def check(device: torch.device) -> None:
                 f"later, and {torch.cuda.get_device_name(device)} has {'.'.join(map(str, own))}: use 'bf16'"
             )
     elif device.type != "cpu":
-        raise ValueError(
-            f"mixed_precision 'fp8' works on CUDA and, slowly, on CPU, not on {device.type}: use 'bf16'"
-        )
+        raise refuse("fp8, device", device.type)
 
 
 def convert(model: torch.nn.Module, recipe: AORecipeKwargs, *, will_be_sharded: bool = False) -> None:
@@ -117,10 +116,7 @@ def convert(model: torch.nn.Module, recipe: AORecipeKwargs, *, will_be_sharded: 
     if any(isinstance(part, Float8Linear) for part in model.modules()):
         return
     if any(is_sharded(parameter) for parameter in model.parameters()):
-        raise ValueError(
-            f"mixed_precision='fp8': the weights of {type(model).__name__} are sharded already, and its layers have to "
-            "be converted before that. Let `prepare` shard it, or call convert_to_float8_training first"
-        )
+        raise refuse("fp8, sharded", type(model).__name__)
     is_chosen = recipe.module_filter_func or _inner_layers(model)
     if isinstance(model, torch.nn.Linear) and is_chosen(model, ""):
         raise ValueError("a model that is a single linear layer cannot be converted to float8 in place")

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from . import environ
+from .combinations import refuse
 
 STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 """In the order of their numbers, which start at 1."""
@@ -120,15 +121,9 @@ class FullyShardedDataParallelPlugin:
         if self.activation_checkpointing_offload and not self.activation_checkpointing:
             raise ValueError("activation_checkpointing_offload=True needs activation_checkpointing=True")
         if self.activation_checkpointing and self.auto_wrap_policy is None:
-            raise ValueError(
-                "activation_checkpointing=True is for blocks, and auto_wrap_policy NO_WRAP makes none: choose "
-                "TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP"
-            )
+            raise refuse("recompute, no blocks")
         if self.cpu_ram_efficient_loading and self.sync_module_states is False:
-            raise ValueError(
-                "cpu_ram_efficient_loading=True leaves the weights to rank 0, sync_module_states=False keeps them "
-                "there: leave one of them out"
-            )
+            raise refuse("first loads, own weights")
         if isinstance(self.mixed_precision_policy, (str, dict)):
             self.set_mixed_precision(self.mixed_precision_policy, override=True)
         self.validate_mixed_precision_policy()
@@ -279,10 +274,7 @@ class FullyShardedDataParallelPlugin:
         word = self.state_dict_type or environ.get("FSDP_STATE_DICT_TYPE") or default
         name = str(parse_name("state_dict_type", word, _STATE_DICTS))
         if name == "LOCAL_STATE_DICT":
-            raise ValueError(
-                "state_dict_type LOCAL_STATE_DICT cannot be loaded by another number of processes and is not "
-                "supported: choose SHARDED_STATE_DICT or FULL_STATE_DICT"
-            )
+            raise refuse("local state")
         self.state_dict_type = fsdp.StateDictType[name]
         if name == "FULL_STATE_DICT":
             kinds: Any = fsdp.FullStateDictConfig, fsdp.FullOptimStateDictConfig

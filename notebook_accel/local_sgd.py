@@ -12,6 +12,7 @@ from types import TracebackType
 import torch
 
 from .accelerator import Accelerator
+from .combinations import refuse
 
 
 class LocalSGD:
@@ -38,10 +39,7 @@ class LocalSGD:
             raise ValueError(f"local_sgd_steps {local_sgd_steps} < 1")
         strategy = accelerator._strategy
         if strategy.shards_weights or strategy.owns_backward:
-            raise NotImplementedError(
-                f"LocalSGD needs the whole model in every process, which {type(strategy).__name__} does not keep: "
-                "train with DistributedDataParallel"
-            )
+            raise refuse("local sgd, no whole model", type(strategy).__name__)
         self.enabled = enabled and accelerator.use_distributed
         self.num_steps = 0
         self.accelerator = accelerator

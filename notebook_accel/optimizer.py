@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from . import runtime as process
+from .combinations import refuse
 from .runtime import Runtime
 
 
@@ -184,7 +185,12 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
         Returns:
             What the wrapped optimizer returns; None if it did not step.
+
+        Raises:
+            ValueError: a closure was given, and the loss is scaled.
         """
+        if closure is not None and self.scaler is not None and self.scaler.is_enabled():
+            raise refuse("closure, fp16")
         if self.steps_in_backward or not self._is_due():
             return None
         arguments = () if closure is None else (closure,)

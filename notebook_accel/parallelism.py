@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from . import environ
 from .choices import Choice
+from .combinations import refuse
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -146,14 +147,9 @@ class ParallelismConfig:
 
     def _check_combination(self) -> None:
         if self.cp_enabled and self.sp_enabled:
-            raise ValueError(
-                f"cp_size {self.cp_size} and sp_size {self.sp_size} exclude each other: set one of them to 1"
-            )
+            raise refuse("cp, sp", self.equation())
         if (self.tp_enabled or self.cp_enabled) and self.dp_replicate_enabled and not self.dp_shard_enabled:
-            raise ValueError(
-                f"{self.equation()}: copies with tensor or context parallel need sharding too: set dp_shard_size "
-                "above 1, or dp_replicate_size to 1"
-            )
+            raise refuse("copies, split", self.equation())
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}_size={size}" for name, size in self.sizes.items())

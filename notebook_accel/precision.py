@@ -12,6 +12,7 @@ import torch
 
 from . import devices, environ, fp8
 from .choices import Choice
+from .combinations import refuse
 from .handlers import AutocastKwargs, GradScalerKwargs
 from .loss_scaler import LossScaler
 from .nested import convert_to_fp32
@@ -60,10 +61,10 @@ def resolve(mixed_precision: str | None, device: torch.device) -> str:
 def _prepare_xla(mode: str) -> None:
     """Pass `downcast_bf16` on to torch_xla; ValueError if its devices do not support the precision."""
     if mode == "fp16":
-        raise ValueError("mixed_precision 'fp16' is not supported by XLA devices, use 'bf16'")
+        raise refuse("xla, fp16")
     if environ.flag("ACCELERATE_DOWNCAST_BF16"):
         if mode != "bf16":
-            raise ValueError(f"downcast_bf16 is for mixed_precision 'bf16', not {mode!r}: leave it out")
+            raise refuse("downcast, precision", f"{mode!r}")
         # torch_xla reads it with the first tensor, and then stores float32 as bfloat16
         environ.put({"XLA_DOWNCAST_BF16": "1"})
 

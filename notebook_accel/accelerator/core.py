@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -144,7 +145,10 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         if dynamo_backend or dynamo_plugin:
             dynamo = compilation.choose(dynamo_backend, dynamo_plugin)
         group = _resolve_group_options(handlers, plugins, cpu)
-        self._runtime = _resolve_runtime(installed, mixed_precision, cpu, group)
+        check = functools.partial(
+            strategy_table.check, plugins=plugins, has_recipe=AORecipeKwargs in handlers
+        )
+        self._runtime = _resolve_runtime(installed, mixed_precision, cpu, group, check)
         settings = self._runtime.settings
         self._dynamo = dynamo or settings.dynamo_plugin or compilation.choose(None, None)
         self.state = AcceleratorState(_from_accelerator=True)
@@ -356,30 +360,37 @@ def _resolve_group_options(handlers: dict[type, Any], plugins: Plugins, cpu: boo
 
 
 def _resolve_runtime(
-    installed: Runtime | None, mixed_precision: str | None, cpu: bool, group: dict[str, Any]
+    installed: Runtime | None,
+    mixed_precision: str | None,
+    cpu: bool,
+    group: dict[str, Any],
+    check: Callable[[Runtime, str], None],
 ) -> Runtime:
-    """Return the runtime, with the precision that the first accelerator asks for; ValueError if a later one differs."""
+    """Return the runtime, with the precision that the first accelerator asks for; ValueError if a later one differs.
+
+    `check` is called before the runtime gets its precision.
+    """
     if installed is None or cpu or group:  # else there is nothing to find out, nor to compare
         installed = detect.ensure(cpu, **group)
     if not installed.accelerated:
         mode = precision.resolve(mixed_precision, installed.device)
+        check(installed, mode)
         installed.settings = dataclasses.replace(installed.settings, mixed_precision=mode)
         installed.accelerated = True
-    elif mixed_precision is not None:
+        return installed
+    if mixed_precision is not None:
         AcceleratorState(mixed_precision=str(mixed_precision))
+    check(installed, installed.settings.mixed_precision)
     return installed
 
 
 def _make_precision(installed: Runtime, handlers: dict[type, Any], plugins: Plugins) -> Precision:
     mode = installed.settings.mixed_precision
-    recipe = handlers.get(AORecipeKwargs)
-    if recipe is not None and mode != "fp8":
-        raise ValueError(f"AORecipeKwargs is for mixed_precision='fp8', not {mode!r}")
     return Precision(
         mode,
         installed.device,
         autocast=handlers.get(AutocastKwargs),
         scaling=handlers.get(GradScalerKwargs),
-        recipe=recipe,
+        recipe=handlers.get(AORecipeKwargs),
         is_external=plugins.deepspeed is not None,
     )

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from .. import devices
+from ..combinations import refuse
 from ..compilation import DynamoBackend
 from ..data_loader.prepare import prepare_data_loader
 from ..data_loader.skip import skip_first_batches
@@ -288,22 +289,14 @@ class PreparePart(Shared):
     def _refuse_strangers(self, items: Sequence[Any]) -> None:
         """Refuse what goes with DeepSpeed only, or does not go with it."""
         if self._strategy.fills_dummies and self._dynamo.backend != DynamoBackend.NO:
-            raise ValueError(
-                f"dynamo_backend {self._dynamo.backend} does not go with DeepSpeed: use compile() of the prepared model"
-            )
+            raise refuse("deepspeed, compiler", f"dynamo_backend={str(self._dynamo.backend)!r}")
         dummies = [type(item).__name__ for item in items if isinstance(item, (DummyOptim, DummyScheduler))]
         if dummies and not self._strategy.fills_dummies:
-            raise ValueError(
-                f"{' and '.join(dummies)} stands for what DeepSpeed's config has, and that does not train here: give "
-                "Accelerator a deepspeed_plugin, or prepare an optimizer of torch"
-            )
+            raise refuse("dummies", " and ".join(dummies))
 
     def _refuse_spread(self, model: torch.nn.Module) -> None:
         if self._runtime.topology.world_size > 1 and self.verify_device_map(model):
-            raise ValueError(
-                "a model that a device map spread over devices cannot be trained by several processes: "
-                "load it without device_map, or run one process"
-            )
+            raise refuse("device map, processes", f"{self._runtime.topology.world_size} processes")
 
 
 def _is_known(known: list[Any], item: Any) -> bool:

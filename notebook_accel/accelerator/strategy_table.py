@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .. import environ
+from ..combinations import refuse
 from ..deepspeed import resolve
 from ..fsdp import FullyShardedDataParallelPlugin
 from ..handlers import DistributedDataParallelKwargs, GradientAccumulationPlugin
@@ -90,9 +91,7 @@ def resolve_plugins(
     _check_kind("torch_tp_plugin", torch_tp_plugin, TorchTensorParallelPlugin)
     if torch_tp_plugin is not None:
         if parallelism_config is not None:
-            raise ValueError(
-                "torch_tp_plugin and parallelism_config were both given: set tp_size in the latter"
-            )
+            raise refuse("tp plugin, parallelism")
         parallelism_config = ParallelismConfig(tp_size=torch_tp_plugin.tp_size)
         parallelism_config.device_mesh = torch_tp_plugin.torch_device_mesh
     if settings is not None:
@@ -120,11 +119,12 @@ def _check_kind(name: str, value: Any, kind: type) -> None:
 
 def _check_together(plugins: Plugins) -> None:
     plugin, config = plugins.fsdp, plugins.parallelism
-    if plugins.deepspeed is not None and (plugin is not None or config is not None):
-        other = "FSDP" if plugin is not None else "ParallelismConfig"
-        raise ValueError(
-            f"DeepSpeed and {other} each spread a model over the processes: leave one of them out"
-        )
+    if plugins.deepspeed is not None and plugin is not None:
+        raise refuse("deepspeed, fsdp")
+    if plugins.deepspeed is not None and config is not None:
+        raise refuse("deepspeed, parallelism")
+    if plugins.deepspeed is not None and plugins.ddp is not None:
+        raise refuse("deepspeed, ddp options")
     if plugin is not None and plugin.strategy == "NO_SHARD":
         asked = {
             "cpu_offload": plugin.offloads,
@@ -133,15 +133,11 @@ def _check_together(plugins: Plugins) -> None:
             "ignored_modules": plugin.ignored_modules is not None,
         }
         if what := ", ".join(name for name, is_asked in asked.items() if is_asked):
-            raise ValueError(
-                f"NO_SHARD is DistributedDataParallel, which has no {what}: leave it out, or choose FULL_SHARD"
-            )
+            raise refuse("no shard, options", what)
         if config is not None and config.dp_shard_enabled:
-            raise ValueError(f"{config.equation()} shards, and NO_SHARD does not: choose FULL_SHARD")
+            raise refuse("no shard, dp_shard", config.equation())
     if config is not None and config.sp_enabled:
-        raise NotImplementedError(
-            f"sp_size {config.sp_size}: DeepSpeed's sequence parallel is not supported, set sp_size to 1"
-        )
+        raise refuse("sequence parallel", config.equation())
 
 
 def resolve_arguments(
@@ -165,8 +161,31 @@ def resolve_arguments(
     )
 
 
+def check(runtime: Runtime, mode: str, *, plugins: Plugins, has_recipe: bool) -> None:
+    """Check that what an accelerator is given can be had together; nothing has changed by then.
+
+    Args:
+        runtime: of the process.
+        mode: the precision.
+        plugins: what says how a model is spread over the processes.
+        has_recipe: whether it is said how layers are converted to float8.
+
+    Raises:
+        ValueError: the plugins do not suit the run.
+        NotImplementedError: something that is wanted cannot be had.
+    """
+    spread = plugins.fsdp is not None or plugins.parallelism is not None
+    if spread and runtime.device.type == "xla":
+        raise refuse("xla, sharded")
+    if has_recipe and mode != "fp8":
+        raise refuse("fp8 recipe, precision", repr(mode))
+    if plugins.parallelism is not None:
+        plugins.parallelism.check(runtime.topology.world_size)
+    _class_of(_find_row(runtime, plugins)).check(runtime, mode, plugins)
+
+
 def choose(runtime: Runtime, precision: Precision, plugins: Plugins) -> tuple[Strategy, str | None]:
-    """Make the strategy of the first row that suits.
+    """Make the strategy of the first row that suits, after `check`.
 
     Args:
         runtime: of the process.
@@ -179,12 +198,15 @@ def choose(runtime: Runtime, precision: Precision, plugins: Plugins) -> tuple[St
     Raises:
         ValueError: the plugins do not suit the run.
     """
-    spread = plugins.fsdp is not None or plugins.parallelism is not None
-    if spread and runtime.device.type == "xla":
-        raise ValueError("FSDP and ParallelismConfig do not work on XLA devices: leave them out")
-    if plugins.parallelism is not None:
-        plugins.parallelism.check(runtime.topology.world_size)
-    row = next(row for row in ROWS if row.suits(runtime, plugins))
+    row = _find_row(runtime, plugins)
+    return _class_of(row).create(runtime, precision, plugins), row.distributed_type
+
+
+def _find_row(runtime: Runtime, plugins: Plugins) -> Row:
+    return next(row for row in ROWS if row.suits(runtime, plugins))
+
+
+def _class_of(row: Row) -> type[Strategy]:
     module, _, name = row.home.partition(":")
     kind: type[Strategy] = getattr(importlib.import_module(f"notebook_accel.{module}"), name)
-    return kind.create(runtime, precision, plugins), row.distributed_type
+    return kind

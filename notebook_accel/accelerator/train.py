@@ -11,6 +11,7 @@ import torch
 from torch.distributed.algorithms.join import Join
 
 from .. import probes
+from ..combinations import refuse
 from ..data_loader.base import outer_sampler
 from ..data_loader.samplers import sampler_chain
 from ..handlers import AutocastKwargs
@@ -60,14 +61,9 @@ class TrainPart(Shared):
                 f"learning_rate is for Lomo and AdaLomo of lomo_optim, and the prepared optimizers are {kinds}"
             )
         if self._runtime.topology.world_size > 1:
-            raise ValueError(
-                f"a LOMO optimizer works in 1 process, not in {self._runtime.topology.world_size}: it changes weights "
-                "before gradients are averaged"
-            )
+            raise refuse("lomo, processes", f"{self._runtime.topology.world_size} processes")
         if self._precision.scaler is not None:
-            raise ValueError(
-                "a LOMO optimizer knows no loss scale: use mixed_precision='bf16' instead of 'fp16'"
-            )
+            raise refuse("lomo, fp16")
         for optimizer in chosen:
             optimizer.fused_backward(loss, learning_rate)
 

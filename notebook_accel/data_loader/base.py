@@ -10,11 +10,12 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .. import runtime as process
+from ..combinations import refuse
 from ..handlers import require_torchdata
 from ..nested import send_to_device
 from ..runtime import GradientFlags, Runtime
 from .iterable import IterableDatasetShard
-from .resume import EpochState, ResumableSampler, order_of, restore_order
+from .resume import Epoch, EpochState, ResumableSampler, order_of, restore_order
 from .samplers import SkipBatchSampler, is_plain, sampler_chain, start_at
 
 if TYPE_CHECKING:
@@ -161,30 +162,27 @@ class PreparedLoader(DataLoader[Any]):
         self.remainder = -1
         self.batches_seen = 0
 
-    def begin(self) -> None:
-        """Note that an iteration starts."""
+    def begin(self) -> Epoch:
+        """Note that an iteration starts, and return its epoch."""
         self.reset()
         self.length = self._length()
-        self.epoch_state.begin(self.round_size)
+        epoch = self.epoch_state.begin(self.round_size)
         if not self._drop_last:
             self.remainder = self._count_remainder()
-
-    def end(self) -> None:
-        """Note that the iteration ended."""
-        self.epoch_state.end()
+        return epoch
 
     def _track(self, batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Iterate the batches as one epoch."""
-        self.begin()
+        epoch = self.begin()
         self.set_epoch(self.iteration)
-        yield from self._hand_out(batches)
+        yield from self._hand_out(epoch, batches)
         loader: PreparedLoader | None = self
         while loader is not None:
             loader.iteration = self.iteration + 1 if loader is self else self.iteration
             loader = loader._origin
-        self.end()
+        self.epoch_state.end(epoch)
 
-    def _hand_out(self, batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    def _hand_out(self, epoch: Epoch, batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Iterate the batches, and note for each that the loop over this loader is the one that the code is in."""
         flags = GradientFlags() if (runtime := self.runtime) is None else runtime.gradient
         iteration = flags.begin(self)
@@ -195,12 +193,15 @@ class PreparedLoader(DataLoader[Any]):
                 # another iterator over this loader may have changed its attributes meanwhile
                 self.batches_seen, is_last = seen, self.end_of_dataloader
                 iteration.is_last, iteration.remainder, iteration.is_single = is_last, self.remainder, False
+                epoch.ended = is_last
                 if flags.latest is not iteration:
                     flags.give_turn(iteration)
+                self.epoch_state.give_turn(epoch)
                 yield batch
                 self.end_of_dataloader = False
         except BaseException:
             iteration.is_left = True
+            epoch.leave()
             raise
         self.end_of_dataloader = is_last
         flags.end(iteration)
@@ -214,13 +215,13 @@ class PreparedLoader(DataLoader[Any]):
 
     def _read_all(self) -> Iterator[Any]:
         """Return torch's own iterator of this loader, or torchdata's."""
+        epoch = self.epoch_state.newest
         if isinstance(self.dataset, IterableDataset):  # no sampler draws its order
-            self.epoch_state.draw([])
-        if not self.epoch_state.goes_on:
-            return super().__iter__()
-        here = torch.get_rng_state()
-        iterator = super().__iter__()
-        torch.set_rng_state(here)  # the process that began the epoch drew the seed of loader processes
+            self.epoch_state.draw(epoch, [])
+        here = torch.get_rng_state() if self.epoch_state.goes_on else None
+        epoch.reader = iterator = super().__iter__()
+        if here is not None:
+            torch.set_rng_state(here)  # the process that began the epoch drew the seed of loader processes
         return iterator
 
     @property
@@ -246,13 +247,12 @@ class PreparedLoader(DataLoader[Any]):
             return runtime.feed.open()
         return functools.partial(on_device, device=device, non_blocking=self._non_blocking)
 
-    def _note_state(self) -> None:
-        """Note the state after the current batch; only stateful loaders have one."""
+    def _note_state(self, epoch: Epoch) -> None:
+        """Note the state after the current batch of an epoch; only stateful loaders have one."""
 
-    def _reach_end(self) -> None:
-        """Note that the current batch is the last one."""
+    def _reach_end(self, epoch: Epoch) -> None:
+        """Note that the current batch is the last one of an epoch."""
         self.end_of_dataloader = True
-        self.epoch_state.reach_end()
 
     def _sampler_chain(self) -> Iterator[Any]:
         return sampler_chain(outer_sampler(self))
@@ -372,10 +372,7 @@ class StatefulLoader(PreparedLoader):
         return super().renew() | {"_state": None, "_goes_on": False, "next_iter_state": None}
 
     def start_at_batch(self, number: int) -> dict[str, Any]:
-        raise ValueError(
-            "the checkpoint is of another number of processes or another batch size, and a stateful loader counts its "
-            "own batches: prepare it without use_stateful_dataloader, or start a new epoch"
-        )
+        raise refuse("stateful, other processes")
 
     def _get_iterator(self) -> Any:
         state = self.next_iter_state
@@ -387,32 +384,28 @@ class StatefulLoader(PreparedLoader):
             iterator._num_yielded += state.get("_steps_since_snapshot", 0)
         return iterator
 
-    def begin(self) -> None:
-        super().begin()
+    def begin(self) -> Epoch:
+        epoch = super().begin()
         self._inside, self._goes_on = self._goes_on, False
         self.epoch_state.goes_on |= self._inside
+        return epoch
 
     def _batches_to_skip(self) -> int:
         return 0 if self._inside else self.skip_batches
 
-    def _inner_state(self) -> dict[str, Any]:
-        if not self._reads:
-            return {_RECEIVES: True}
-        torchdata_loader: Any = super(PreparedLoader, self)
-        state: dict[str, Any] = torchdata_loader.state_dict()
+    def _inner_state(self, epoch: Epoch) -> dict[str, Any]:
+        state: dict[str, Any] = epoch.reader.state_dict() if self._reads else {_RECEIVES: True}
         return state
 
-    def _note_state(self) -> None:
-        self._state = {**self._inner_state(), _FINISHED: False, _EPOCH: self.iteration}
+    def _note_state(self, epoch: Epoch) -> None:
+        noted = {_FINISHED: False, _EPOCH: self.iteration}
+        epoch.saved = self._state = self._inner_state(epoch) | noted
 
-    def _reach_end(self) -> None:
-        super()._reach_end()
-        self._state = {
-            **self._inner_state(),
-            _FINISHED: True,
-            _EPOCH: self.iteration + 1,
-            _ORDER: order_of(outer_sampler(self)),
-        }
+    def _reach_end(self, epoch: Epoch) -> None:
+        super()._reach_end(epoch)
+        order = order_of(outer_sampler(self))
+        noted = {_FINISHED: True, _EPOCH: self.iteration + 1, _ORDER: order}
+        epoch.saved = self._state = self._inner_state(epoch) | noted
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
@@ -420,9 +413,11 @@ class StatefulLoader(PreparedLoader):
             self._state = {**self._state, _EPOCH: epoch}
 
     def state_dict(self) -> dict[str, Any]:
-        if self._state is None:
+        current = self.epoch_state.current
+        state = self._state if current is None or current.saved is None else current.saved
+        if state is None:
             return {_FINISHED: True, _EPOCH: self.iteration, _ORDER: order_of(outer_sampler(self))}
-        return dict(self._state)
+        return dict(state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         finished = bool(state_dict.get(_FINISHED, False))
@@ -438,6 +433,7 @@ class StatefulLoader(PreparedLoader):
         self.iteration = state_dict.get(_EPOCH, self.iteration)
         self._goes_on = not finished
         self._state = {_EPOCH: self.iteration, _FINISHED: finished, **state_dict}
+        self.epoch_state.leave_all()
 
     def _check(self, state_dict: dict[str, Any]) -> None:
         if state_dict.get(_RECEIVES):

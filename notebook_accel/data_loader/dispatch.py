@@ -113,7 +113,7 @@ class DataLoaderDispatcher(PreparedLoader):
         return self._track(self._batches)
 
     def _batches(self) -> Iterator[Any]:
-        runtime = self._place()
+        runtime, epoch = self._place(), self.epoch_state.newest
         reads = self._reads
         note_state = self._note_state if self.use_stateful_dataloader and not reads else None
         own = self._read() if reads else self._stand_by()
@@ -131,9 +131,9 @@ class DataLoaderDispatcher(PreparedLoader):
                 return
             batch = self._part_of(received)
             if note_state is not None:
-                note_state()
+                note_state(epoch)
             if is_last := received.is_last:
-                self._reach_end()
+                self._reach_end(epoch)
                 self.remainder = -1 if received.num_samples is None else received.num_samples
             yield send(batch)
             if feed is not None:
@@ -159,7 +159,7 @@ class DataLoaderDispatcher(PreparedLoader):
     def _read(self) -> Iterator[Round]:
         """Yield the rounds on rank 0; one is read ahead, so that the last one is known."""
         note_state = self._note_state if self.use_stateful_dataloader else None
-        skipped = self._batches_to_skip()
+        skipped, epoch = self._batches_to_skip(), self.epoch_state.newest
         batches = self._global_batches(islice(self._read_all(), self._first_batch, None))
         batch = next(batches, _END)
         filler = None if batch is _END else self._filler(batch)
@@ -167,7 +167,7 @@ class DataLoaderDispatcher(PreparedLoader):
             batch = next(batches, _END)
         while batch is not _END:
             if note_state is not None:
-                note_state()
+                note_state(epoch)
             following = next(batches, _END)
             yield self._round(batch, filler, is_last=following is _END)
             batch = following

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from .. import runtime as process
+from ..combinations import refuse
 from ..runtime import Runtime
 from .base import options_of, outer_sampler
 from .dispatch import DataLoaderDispatcher
@@ -96,7 +97,7 @@ def prepare_data_loader(
         on_xla = device is not None and device.type == "xla"
         dispatch_batches = put_on_device and not on_xla and isinstance(dataloader.dataset, IterableDataset)
     if dispatch_batches and not put_on_device:
-        raise ValueError("dispatch_batches=True puts batches on the device: it needs put_on_device=True")
+        raise refuse("dispatch, not placed")
     runtime = runtime if runtime is not None else process.current()
     num_processes, process_index = share_of(
         _default_to_runtime(num_processes, runtime, "world_size", 1),

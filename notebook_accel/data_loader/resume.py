@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from ..combinations import refuse
 from .indices import draw_seed
 from .samplers import (
     BatchSamplerShard,
@@ -36,73 +38,105 @@ Rounds = list[tuple[int | None, int | str]]
 samples before a batch are known, whatever the number of processes was."""
 
 
-class Count:
-    """How many batches an iterator draws.
+@dataclass(eq=False, kw_only=True, slots=True)
+class Epoch:
+    """One iterator's way through a loader.
 
     Attributes:
-        total: None until all are drawn.
+        rounds: of earlier runs of this epoch.
+        round_size: of the loader.
+        order: what decides the order of its samples; None before its first batch.
+        total: how many batches the iterator draws; None until all are drawn.
+        ended: its last batch was handed out; the iteration has not asked for another one.
+        is_left: the iterator was closed before its end.
+        reader: the iterator of torch or torchdata below, while it is read.
+        saved: the state of a stateful loader after the batch that was handed out last.
     """
 
-    def __init__(self) -> None:
-        self.total: int | None = None
+    rounds: Rounds
+    round_size: int | str
+    order: Order | None = None
+    total: int | None = None
+    ended: bool = False
+    is_left: bool = False
+    reader: Any = None
+    saved: dict[str, Any] | None = None
+
+    def leave(self) -> None:
+        """Note that the iterator was closed before its end."""
+        self.is_left, self.reader = True, None
 
 
 class EpochState:
     """What decides the order of a loader's epochs, and where the loader stands.
 
+    Several iterators may go over one loader, for example one that only looks at the first batch. The loader stands
+    where the one does that handed out a batch last and was not left.
+
     Attributes:
-        order: of the current epoch; None before its first batch and after its last.
         next_order: of the next epoch; None leaves it to the samplers.
-        ended: the epoch's last batch was read; the iteration has not asked for another one.
+        ended: the last batch of the interrupted epoch was read.
         interrupted: the order of the epoch in which a checkpoint was saved; `skip_first_batches` goes on with it.
-        count: of the batches that the latest iterator draws.
         interrupted_epoch: the number of that epoch.
-        goes_on: another process began this epoch, so that its start draws no random numbers here.
-        rounds: of earlier runs of this epoch.
-        round_size: of the loader, in this epoch.
         interrupted_rounds: of all runs of the interrupted epoch.
+        goes_on: another process began this epoch, so that its start draws no random numbers here.
+        rounds: of earlier runs of the epoch that this loader goes on with.
+        newest: of the iterator that began last.
         parent: the state of the loader that was given to `skip_first_batches`; it is in the same epoch.
     """
 
     def __init__(self, parent: EpochState | None = None) -> None:
-        self.order: Order | None = None
         self.next_order: Order | None = None
-        self.ended = False
         self.interrupted: Order | None = None
-        self.count = Count()
         self.interrupted_epoch = 0
+        self.interrupted_rounds: Rounds = []
+        self.ended = False
         self.goes_on = False
         self.rounds: Rounds = []
-        self.round_size: int | str = 1
-        self.interrupted_rounds: Rounds = []
+        self.newest = Epoch(rounds=[], round_size=1)
         self.parent = parent
+        # those that have not reached their ends; the last one handed out a batch last
+        self._epochs: list[Epoch] = [] if parent is None else parent._epochs
 
-    def begin(self, round_size: int | str) -> None:
-        """Note that an epoch starts.
+    @property
+    def current(self) -> Epoch | None:
+        """The epoch that the loader is in; where all iterators were left it is that of the latest of them."""
+        live = [epoch for epoch in self._epochs if not epoch.is_left]
+        return next(reversed(live or self._epochs), None)
+
+    def begin(self, round_size: int | str) -> Epoch:
+        """Return the epoch that an iterator starts, and forget those that were left.
 
         Args:
             round_size: of the loader.
         """
         self.goes_on = self.next_order is not None
-        if self.parent is None:
-            self.rounds = []
-        self.round_size = round_size
-        self.count = Count()
-        self._set(None)
+        self.newest = Epoch(rounds=self.rounds, round_size=round_size)
+        self._epochs[:] = [*(epoch for epoch in self._epochs if not epoch.is_left), self.newest]
+        self._forget_interrupted()
+        return self.newest
 
-    def draw(self, order: Order) -> None:
-        """Note what decided the order when the first batch was drawn."""
+    def draw(self, epoch: Epoch, order: Order) -> None:
+        """Note what decided the order of an epoch when its first batch was drawn."""
         self.next_order = None
-        self._set(order)
+        epoch.order = order
+        self._forget_interrupted()
 
-    def end(self) -> None:
-        """Note that the epoch's last batch was read."""
-        self._set(None)
+    def give_turn(self, epoch: Epoch) -> None:
+        """Note that the iterator of this epoch hands out a batch."""
+        if not self._epochs or self._epochs[-1] is not epoch:
+            self._drop(epoch)
+            self._epochs.append(epoch)
 
-    def reach_end(self) -> None:
-        """Note that the current batch is the epoch's last one."""
-        for state in self._with_parents():
-            state.ended = True
+    def end(self, epoch: Epoch) -> None:
+        """Note that an iterator reached its end."""
+        epoch.reader = None
+        self._drop(epoch)
+        self._forget_interrupted()
+
+    def leave_all(self) -> None:
+        """Forget where the loader stands, until an iterator hands out another batch."""
+        self._epochs.clear()
 
     def after(
         self, epoch: int, num_batches: int, round_size: int | str
@@ -138,36 +172,50 @@ class EpochState:
 
     def state_dict(self, epoch: int) -> dict[str, Any]:
         """Return where the loader stands in this epoch."""
-        state: dict[str, Any] = {"iteration": epoch}
-        if self.order is not None:
-            rounds = [*self.rounds, (None, self.round_size)]
-            state |= {
-                "iteration": epoch + self.ended,
-                "order": self.order,
+        current = self.current
+        if current is not None and current.order is not None:
+            return {
+                "iteration": epoch + current.ended,
+                "order": current.order,
                 "order_of": epoch,
-                "rounds": rounds,
+                "rounds": [*current.rounds, (None, current.round_size)],
+                "ended": current.ended,
             }
-        elif self.interrupted is not None:
-            rounds = self.interrupted_rounds
-            state |= {"order": self.interrupted, "order_of": self.interrupted_epoch, "rounds": rounds}
-        return state if "order" not in state else state | {"ended": self.ended}
+        if self.interrupted is None:
+            return {"iteration": epoch}
+        return {
+            "iteration": epoch,
+            "order": self.interrupted,
+            "order_of": self.interrupted_epoch,
+            "rounds": self.interrupted_rounds,
+            "ended": self.ended,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned: the epoch it was called in is the interrupted one."""
+        self.leave_all()
         self.interrupted = state.get("order")
         self.interrupted_epoch = state.get("order_of", state["iteration"])
         self.interrupted_rounds = list(state.get("rounds", []))
         self.ended = state.get("ended", False)
 
-    def _set(self, order: Order | None) -> None:
-        for state in self._with_parents():
-            state.order, state.interrupted, state.ended = order, None, False
-            state.rounds, state.round_size = self.rounds, self.round_size
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes of a copy, which no iterator reads."""
+        return {**vars(self), "newest": Epoch(rounds=[], round_size=1), "_epochs": []}
 
-    def _with_parents(self) -> Iterator[EpochState]:
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self.parent is not None:
+            self._epochs = self.parent._epochs
+
+    def _drop(self, epoch: Epoch) -> None:
+        if epoch in self._epochs:
+            self._epochs.remove(epoch)
+
+    def _forget_interrupted(self) -> None:
         state: EpochState | None = self
         while state is not None:
-            yield state
+            state.interrupted, state.ended = None, False
             state = state.parent
 
 
@@ -187,12 +235,8 @@ def _count_samples(rounds: Rounds, round_size: int | str) -> int:
     samples = 0
     for number, size in rounds:
         if isinstance(size, str) or isinstance(round_size, str):
-            raise ValueError(
-                f"the checkpoint was saved in the middle of an epoch by {_describe(size)}, and this run has "
-                f"{_describe(round_size)}. Each reader of this iterable dataset has a part of its own, so the samples "
-                "that were read are not known: go on with as many processes and num_workers as before, or start a "
-                "new epoch"
-            )
+            readers = f"by {_describe(size)}, and this run has {_describe(round_size)}"
+            raise refuse("own shards, other processes", readers)
         samples += (number or 0) * size
     return samples
 
@@ -234,7 +278,7 @@ class ResumableIterator:
         self._sampler = sampler
         self._position = self._skipped
         self._epoch_state = epoch_state
-        self._count = epoch_state.count
+        self._epoch = epoch_state.newest
         self._order: Order | None = None
         self._batches: Iterator[Any] | None = None
         self._following: Any = _END
@@ -257,7 +301,7 @@ class ResumableIterator:
         assert self._batches is not None
         self._following = next(self._batches, _END)
         if self._following is _END:
-            self._count.total = self._num_drawn
+            self._epoch.total = self._num_drawn
         else:
             self._num_drawn += 1
 
@@ -278,7 +322,7 @@ class ResumableIterator:
         if order is not None:
             restore_order(self._sampler, order)
         self._order = order_of(self._sampler, with_global=True)
-        self._epoch_state.draw(self._order)
+        self._epoch_state.draw(self._epoch, self._order)
         self._batches = batches_from(self._sampler, self._position)
         self._look_ahead()
         if here is not None and any("global" in state for state in self._order):

@@ -71,6 +71,13 @@ class _Over(BatchSampler):
         return len(self.batch_sampler)
 
 
+class _Setting:
+    """A setting that several samplers have together."""
+
+    def __init__(self, value: bool) -> None:
+        self.value = value
+
+
 class BatchSamplerShard(_Over):
     """The share of a batch sampler's batches that process `process_index` of `num_processes` gets.
 
@@ -100,9 +107,18 @@ class BatchSamplerShard(_Over):
         self.num_processes = num_processes
         self.process_index = process_index
         self.split_batches = split_batches
-        self.even_batches = even_batches
+        self._even_batches = _Setting(even_batches)
         if split_batches:
             check_split(self.batch_size, num_processes)
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether the last round is completed; those that `start_at` makes of a shard have this in common with it."""
+        return self._even_batches.value
+
+    @even_batches.setter
+    def even_batches(self, value: bool) -> None:
+        self._even_batches.value = value
 
     @property
     def span(self) -> int:

@@ -13,7 +13,7 @@ from ..runtime import Runtime
 from ..seeding import synchronize_rng_states
 from .base import PreparedLoader
 from .iterable import IterableDatasetShard
-from .resume import ResumableSampler
+from .resume import Epoch, ResumableSampler
 
 _END: Final = object()
 
@@ -80,7 +80,7 @@ class DataLoaderShard(PreparedLoader):
         return self._track(self._batches)
 
     def _batches(self) -> Iterator[Any]:
-        send, mark = self._sender(), self._marker()
+        send, mark, epoch = self._sender(), self._marker(), self.epoch_state.newest
         note_state = self._note_state if self.use_stateful_dataloader else None
         skipped = self._batches_to_skip()
         if self.rng_types and self.runtime is not None and not self.epoch_state.goes_on:
@@ -97,10 +97,10 @@ class DataLoaderShard(PreparedLoader):
             if send is not None:
                 batch = send(batch)
             if note_state is not None:
-                note_state()
+                note_state(epoch)
             following = next(iterator, _END)
             if following is _END:
-                self._reach_end()
+                self._reach_end(epoch)
             yield batch
             if mark is not None:
                 mark()
@@ -108,15 +108,15 @@ class DataLoaderShard(PreparedLoader):
 
     def _drawn_batches(self, iterator: Iterator[Any], skipped: int) -> Iterator[Any]:
         """Iterate batches that a sampler chooses, of which it is known which is the last."""
-        send, mark, count = self._sender(), self._marker(), self.epoch_state.count
+        send, mark, epoch = self._sender(), self._marker(), self.epoch_state.newest
         if mark is not None and send is not None and self.num_workers > 0:
             # loader processes read ahead: the next batch is sent while this one is used
             iterator, send = _one_ahead(map(send, iterator)), None
         for number, batch in enumerate(iterator, skipped + 1):
             if send is not None:
                 batch = send(batch)
-            if number == count.total:
-                self._reach_end()
+            if number == epoch.total:
+                self._reach_end(epoch)
             yield batch
             if mark is not None:
                 mark()
@@ -130,8 +130,8 @@ class DataLoaderShard(PreparedLoader):
         feed = None if self.runtime is None else self.runtime.feed
         return None if feed is None else feed.mark
 
-    def _reach_end(self) -> None:
-        super()._reach_end()
+    def _reach_end(self, epoch: Epoch) -> None:
+        super()._reach_end(epoch)
         shard = self.dataset
         if self._drop_last or not isinstance(shard, IterableDatasetShard) or shard.batch_size is None:
             return  # without a batch size, a sample may be a batch of unknown size

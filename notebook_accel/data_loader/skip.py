@@ -26,9 +26,9 @@ class SkipDataLoader(PreparedLoader):
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        self.begin()
-        yield from self._hand_out(lambda: islice(self._read_all(), self.skip_batches, None))
-        self.end()
+        epoch = self.begin()
+        yield from self._hand_out(epoch, lambda: islice(self._read_all(), self.skip_batches, None))
+        self.epoch_state.end(epoch)
 
 
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:

@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 import torch
 
 from .. import environ, probes
+from ..combinations import refuse
 from .config import AUTO, HfDeepSpeedConfig, leaves
 from .library import load
 from .settings import DEFAULTS, KEYS, check_arguments, read_environment
@@ -192,7 +193,7 @@ class DeepSpeedPlugin:
         """
         own = self.mixed_precision()
         if mixed_precision not in ("no", "fp16", "bf16"):
-            raise ValueError(f"mixed_precision={mixed_precision!r}: DeepSpeed knows no, fp16 and bf16")
+            raise refuse("deepspeed, fp8")
         if own is not None and own != mixed_precision:
             raise ValueError(
                 f"mixed_precision={mixed_precision!r} contradicts {own}.enabled in DeepSpeed's config: "

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..checkpointing.parts import CollectiveFolder, Parts
+from ..combinations import refuse
 from ..nested import convert_to_fp32, recursively_apply
 from ..precision import Precision
 from ..runtime import Runtime
@@ -50,17 +51,13 @@ class DeepSpeed(Strategy):
 
     @classmethod
     def create(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
-        if plugins.ddp is not None:
-            raise ValueError("DistributedDataParallelKwargs are not for DeepSpeed: leave them out")
         strategy = cls(runtime, precision, plugins.deepspeed)
         if (
             precision.mode == "fp16"
             and not strategy.library.accelerator.get_accelerator().is_fp16_supported()
         ):
             strategy.close()
-            raise ValueError(
-                f"mixed_precision 'fp16': DeepSpeed cannot train in it on this {runtime.device.type}"
-            )
+            raise refuse("deepspeed, fp16 of the device", runtime.device.type)
         return strategy
 
     @property
@@ -196,10 +193,7 @@ class DeepSpeed(Strategy):
             return
         scaled = [engine for engine in self._engines if _needs_own_backward(engine.engine)]
         if scaled:
-            raise ValueError(
-                f"with {len(self._engines)} models DeepSpeed cannot tell which one a loss belongs to where losses are "
-                "scaled (mixed_precision='fp16') or zero_stage is 0: use bf16 or no, and zero_stage 1, 2 or 3"
-            )
+            raise refuse("deepspeed, losses", f"{len(self._engines)} models")
         with contextlib.ExitStack() as stack:
             for engine in self._engines:  # each finds its own part of the loss by itself
                 engine.engine._scale_wrt_gas = False
@@ -219,9 +213,7 @@ class DeepSpeed(Strategy):
         return self._suppress_sync()
 
     def joinable(self, model: Any) -> Any:
-        raise ValueError(
-            "DeepSpeed cannot go on with fewer processes: leave join_uneven_inputs out, and even_batches as it is"
-        )
+        raise refuse("deepspeed, join")
 
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float
@@ -240,7 +232,7 @@ class DeepSpeed(Strategy):
             ValueError: another `norm_type`, only some parameters of a model, or none.
         """
         if norm_type != 2:
-            raise ValueError(f"norm_type {norm_type}: DeepSpeed clips by the 2-norm only")
+            raise refuse("deepspeed, norm", f"norm_type={norm_type}")
         wanted = {id(item) for item in ([parameters] if isinstance(parameters, torch.Tensor) else parameters)}
         meant = [optimizer for optimizer in self._optimizers if _is_wanted(optimizer, wanted)]
         if not meant:
@@ -260,7 +252,7 @@ class DeepSpeed(Strategy):
         return total
 
     def clip_grad_value(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:
-        raise ValueError("DeepSpeed does not clip single elements of gradients: use clip_grad_norm_")
+        raise refuse("deepspeed, clip_grad_value_")
 
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return the whole state of the user's model in the first process of each node, {} in the others."""

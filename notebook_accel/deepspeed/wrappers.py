@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from ..combinations import refuse
 from ..optimizer import AcceleratedOptimizer
 from ..runtime import Runtime
 from ..scheduler import AcceleratedScheduler
@@ -171,7 +172,7 @@ class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
             ValueError: a closure was given.
         """
         if closure is not None:
-            raise ValueError("DeepSpeed's optimizers take no closure: call step() after backward()")
+            raise refuse("deepspeed, closure")
         if not self._is_due() or self.engine is None:
             return
         if self._runtime is not None:

@@ -85,6 +85,21 @@ class Strategy(ABC):
     """The device mesh of a run with several kinds of parallelism."""
 
     @classmethod
+    def check(cls, runtime: Runtime, mode: str, plugins: Plugins) -> None:
+        """Check that the plugins suit the run, before anything changes.
+
+        Args:
+            runtime: of the process.
+            mode: the precision.
+            plugins: what says how a model is spread over the processes.
+
+        Raises:
+            ValueError: the plugins contradict each other or the run.
+            NotImplementedError: something that they want cannot be had.
+        """
+        return None
+
+    @classmethod
     @abstractmethod
     def create(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
         """Return the strategy as the plugins want it.

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..combinations import refuse
 from ..parallelism import ParallelismConfig
 
 
@@ -28,10 +29,7 @@ def use_causal_attention(model: torch.nn.Module) -> None:
     if getattr(config, "sliding_window", None) and not getattr(config, "layer_types", None):
         kinds = ["sliding_attention"]
     if kinds:
-        raise ValueError(
-            f"context parallel knows full causal attention only, and {type(model).__name__} has layers with "
-            f"{' and '.join(kinds)}: leave cp_size out, and use tensor parallel or FSDP"
-        )
+        raise refuse("cp, windows", f"{type(model).__name__} has layers with {' and '.join(kinds)}")
     for name, module in model.named_modules():
         if name.rpartition(".")[2] == "self_attn":
             module.register_forward_pre_hook(_leave_mask_out, with_kwargs=True)

@@ -15,6 +15,7 @@ import torch
 from .. import fp8, gradients
 from ..checkpointing import sharded
 from ..checkpointing.parts import CollectiveFolder, Parts
+from ..combinations import refuse
 from ..comm import torch_dist
 from ..comm.base import Comm
 from ..compilation import TorchDynamoPlugin, compile_model
@@ -60,15 +61,19 @@ class FullySharded(SingleDevice):
             precision.scaler.share(runtime.comm)
 
     @classmethod
+    def check(cls, runtime: Runtime, mode: str, plugins: Plugins) -> None:
+        config = plugins.parallelism
+        if plugins.fsdp is not None:
+            meshes.check_precision(plugins.fsdp, mode)
+        if config is not None and config.cp_enabled and runtime.device.type == "cpu":
+            raise refuse("cp, cpu", config.equation())
+        if config is not None and config.sizes["dp_replicate"] == config.total_size > 1:
+            raise refuse("copies, fsdp", config.equation())
+
+    @classmethod
     def create(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
         plugin = plugins.fsdp or FullyShardedDataParallelPlugin(fsdp_version=2)
-        meshes.check_precision(plugin, precision.mode)
-        config = plugins.parallelism
-        if config is not None and config.cp_enabled and runtime.device.type == "cpu":
-            raise NotImplementedError(
-                f"{config.equation()}: torch's context parallel has no attention for CPUs, run it on GPUs"
-            )
-        strategy = cls(runtime, precision, plugin, config)
+        strategy = cls(runtime, precision, plugin, plugins.parallelism)
         if plugin.cpu_ram_efficient_loading and runtime.topology.world_size > 1:
             enable_fsdp_ram_efficient_loading()  # transformers looks at the environment
         return strategy
@@ -94,12 +99,18 @@ class FullySharded(SingleDevice):
         return meshes.comm_of_data(self.runtime, self.parallelism, self.mesh)
 
     def prepare(self, bundle: Bundle) -> Bundle:
+        for optimizer in bundle.optimizers:
+            _check_optimizer(optimizer)
         with _garbage_waits():
             for model in bundle.models:
                 self._shard(model)
         for optimizer in bundle.optimizers:
             self.follow(optimizer)
         return bundle
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        _check_optimizer(optimizer)
+        super().follow(optimizer)
 
     @property
     def wraps_steps(self) -> bool:
@@ -161,7 +172,7 @@ class FullySharded(SingleDevice):
                     self.plugin.param_init_fn(module)
         else:
             if self._splits is None:
-                self._require_values(model, "ignored modules, and weights of other classes than torch's,")
+                self._require_values(model, "ignored modules, or weights of other classes")
             model.to(self.runtime.device)
             if from_first and self._splits is None:
                 filling.copy_first(model, self.runtime.comm)
@@ -207,9 +218,7 @@ class FullySharded(SingleDevice):
     def _require_values(self, model: torch.nn.Module, what: str) -> None:
         """Raise ValueError in all processes where one has no values for the model."""
         if not filling.agree(model, self.runtime.comm, from_first=False):
-            raise ValueError(
-                f"{what} need weights that each process has, and this model is on the meta device: build it on the CPU"
-            )
+            raise refuse("empty weights, split", what)
 
     def _widen(self, model: torch.nn.Module) -> None:
         """Make trainable weights float32 where layers compute in less, since gradients are added up in these."""
@@ -276,10 +285,7 @@ class FullySharded(SingleDevice):
         return self._units[inner]
 
     def joinable(self, model: Any) -> Any:
-        raise ValueError(
-            "processes that share weights cannot go on with fewer of them: leave join_uneven_inputs out, and "
-            "even_batches as it is"
-        )
+        raise refuse("shards, join")
 
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return the whole state on the first process of each node, and nothing on the others."""
@@ -324,6 +330,12 @@ class FullySharded(SingleDevice):
         if self._background is None and self.runtime.topology.world_size > 1:
             self._background = torch_dist.new_group("gloo")
         return self._background
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Raise NotImplementedError for an optimizer whose steps would fail on sharded weights, or train others."""
+    if isinstance(optimizer, (torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.Rprop)):
+        raise refuse("shards, optimizer", type(optimizer).__name__)
 
 
 def _step_one_by_one(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..combinations import refuse
 from ..comm import torch_dist
 from ..comm.base import Comm
 from ..comm.single import SingleComm
@@ -34,7 +35,7 @@ def for_sharding(runtime: Runtime, strategy: str, parallelism: ParallelismConfig
         mesh: of these sizes.
 
     Raises:
-        ValueError: nothing is left to shard over, or nodes differ in their number of processes.
+        ValueError: nodes differ in their number of processes.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -46,10 +47,6 @@ def for_sharding(runtime: Runtime, strategy: str, parallelism: ParallelismConfig
         return mesh[tuple(names)]
     if parallelism is not None and parallelism.tp_enabled:
         return None
-    if parallelism is not None and parallelism.dp_replicate_enabled:
-        raise ValueError(
-            f"{parallelism.equation()} leaves FSDP no processes to shard over: set dp_shard_size above 1"
-        )
     if not strategy.startswith("HYBRID"):
         return init_device_mesh(device, (topology.world_size,), mesh_dim_names=("dp_shard",))
     num_nodes, per_node = topology.num_nodes, topology.local_world_size
@@ -109,9 +106,7 @@ def check_precision(plugin: FullyShardedDataParallelPlugin, mode: str) -> None:
     policy, wanted = plugin.mixed_precision_policy, PRECISIONS.get(mode)
     given = None if policy is None else policy.param_dtype
     if wanted is not None and given in (torch.float16, torch.bfloat16) and given != wanted:
-        raise ValueError(
-            f"mixed_precision={mode!r} contradicts mixed_precision_policy, whose param_dtype is {given}: leave one out"
-        )
+        raise refuse("precision, policy", f"{mode!r} and param_dtype {given}")
 
 
 def find_ignored_modules(

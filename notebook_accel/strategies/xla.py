@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..combinations import refuse
 from ..comm import xla
 from ..precision import Precision
 from ..runtime import Runtime
@@ -66,10 +67,7 @@ class XlaDevice(SingleDevice):
         super().clip_grad_value(self._ready_to_clip(parameters), clip_value)
 
     def joinable(self, model: Any) -> Any:
-        raise ValueError(
-            "processes on XLA devices cannot go on with fewer of them: leave join_uneven_inputs out, and "
-            "even_batches as it is"
-        )
+        raise refuse("xla, join")
 
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         state = super().state_dict(model)

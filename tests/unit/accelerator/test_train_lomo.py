@@ -78,4 +78,6 @@ def ranks_refuse() -> str:
 
 
 def test_several_processes_are_refused() -> None:
-    assert all("works in 1 process, not in 2" in text for text in run_ranks(ranks_refuse))
+    assert all(
+        "a LOMO optimizer with several processes (2 processes)" in text for text in run_ranks(ranks_refuse)
+    )

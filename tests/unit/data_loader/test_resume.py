@@ -294,3 +294,79 @@ def test_an_epoch_chosen_by_hand_is_not_the_interrupted_one(tmp_path: Path, clea
     second.loader.set_epoch(1)
     skipping = second.accelerator.skip_first_batches(second.loader, 1)
     assert [batch for batch, _ in second.finish(second.epoch(skipping))] == wanted
+
+
+@pytest.mark.parametrize("second", ["left", "kept", "to its end"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"weighted": True},
+        {"use_seedable_sampler": True, "data_seed": 5},
+        {"dispatch_batches": True},
+        {"use_stateful_dataloader": True},
+    ],
+    ids=str,
+)
+def test_a_second_iterator_leaves_the_first_where_it_stands(
+    tmp_path: Path, clean_runtime: None, options: dict[str, Any], second: str
+) -> None:
+    """A loop looks at its own loader, for a sample to log or to measure all of it, and saves in the same batch."""
+    first = Run(**options)
+    epoch = first.epoch()
+    for _ in range(3):
+        next(epoch)
+    other = iter(first.loader)
+    next(other)
+    if second == "kept":  # the loop has the turn again
+        next(epoch)
+    elif second == "left":
+        other.close()
+    else:
+        list(other)
+    first.accelerator.save_state(tmp_path / "kept")
+    number = len(first.seen)
+    wanted = first.finish(epoch)[number:]
+
+    run = Run(**options)
+    run.accelerator.load_state(tmp_path / "kept")
+    stateful = "use_stateful_dataloader" in options
+    rest = run.loader if stateful else run.accelerator.skip_first_batches(run.loader, number)
+    assert run.finish(run.epoch(rest)) == wanted
+
+
+def test_a_second_iterator_over_the_rest_of_an_epoch(tmp_path: Path, clean_runtime: None) -> None:
+    first = Run()
+    epoch = first.epoch()
+    for _ in range(3):
+        next(epoch)
+    first.accelerator.save_state(tmp_path / "kept")
+    wanted = [batch for batch, _ in first.finish(epoch)[5:]]
+    second = Run()
+    second.accelerator.load_state(tmp_path / "kept")
+    rest = second.accelerator.skip_first_batches(second.loader, 3)
+    epoch = second.epoch(rest)
+    next(epoch)
+    next(iter(second.loader))
+    next(epoch)
+    second.accelerator.save_state(tmp_path / "again")
+    third = Run()
+    third.accelerator.load_state(tmp_path / "again")
+    rest = third.accelerator.skip_first_batches(third.loader, 5)
+    assert [batch for batch, _ in third.finish(third.epoch(rest))] == wanted
+
+
+def test_a_rollback_stands_where_the_checkpoint_does(tmp_path: Path, clean_runtime: None) -> None:
+    first = Run()
+    epoch = first.epoch()
+    next(epoch)
+    first.accelerator.save_state(tmp_path / "kept")
+    wanted = [batch for batch, _ in first.finish(epoch)[1:]]
+    epoch = first.epoch()  # goes wrong after a batch
+    next(epoch)
+    first.accelerator.load_state(tmp_path / "kept")
+    first.accelerator.save_state(tmp_path / "again")
+    second = Run()
+    second.accelerator.load_state(tmp_path / "again")
+    rest = second.accelerator.skip_first_batches(second.loader, 1)
+    assert [batch for batch, _ in second.finish(second.epoch(rest))] == wanted

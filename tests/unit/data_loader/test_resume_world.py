@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -276,52 +277,131 @@ def test_stateful_loaders_refuse() -> None:
     pytest.importorskip("torchdata")
     first, second = loaders(2, "in order"), loaders(1, "in order", stateful=True)
     read([iter(loader) for loader in first], 3)
-    with pytest.raises(ValueError, match="prepare it without use_stateful_dataloader"):
+    with pytest.raises(ValueError, match="Prepare it without use_stateful_dataloader"):
         go_on(second, pickle.dumps(position_of(first[0])), 3)
 
 
-# of an iterable dataset, split, dispatched
-RUNS = {
-    "own shares": (False, False, False),
-    "dispatched": (False, False, True),
-    "dispatched, iterable": (True, False, True),
-    "dispatched, split": (False, True, True),
-}
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a run reads."""
 
+    kind: str = "shuffled"
+    loading: dict[str, bool] = field(default_factory=dict)
 
-def run_part(folder: str, begins: bool) -> dict[str, list[int]]:
-    """Read 3 batches of an epoch and save a checkpoint, or load it and read the rest."""
-    seen: dict[str, list[int]] = {}
-    for name, (iterable, split, dispatch) in RUNS.items():
-        loading = DataLoaderConfiguration(dispatch_batches=dispatch, split_batches=split)
-        accelerator = Accelerator(cpu=True, dataloader_config=loading)
+    @property
+    def batch_size(self) -> int:
+        return 12 if "split_batches" in self.loading else 4
+
+    def prepare(self) -> tuple[Accelerator, Any]:
+        accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**self.loading))
         torch.manual_seed(3)
-        own = raw("iterable" if iterable else "shuffled", 12 if split else 4, False)
-        loader: Any = accelerator.prepare(own)
-        if not begins:
-            accelerator.load_state(f"{folder}/{name}")
-            loader = accelerator.skip_first_batches(loader, 3)
-        samples = []
-        for number, batch in enumerate(loader, 1):
-            samples += accelerator.gather_for_metrics(batch).tolist()
-            if begins and number == 3:
-                accelerator.save_state(f"{folder}/{name}")
-        seen[name] = samples
+        return accelerator, accelerator.prepare(raw(self.kind, self.batch_size, False))
+
+
+RUNS = {
+    "own shares": Reading(),
+    "uneven": Reading(loading={"even_batches": False}),
+    "split": Reading(loading={"split_batches": True}),
+    "split, uneven": Reading(loading={"split_batches": True, "even_batches": False}),
+    "seedable": Reading(loading={"use_seedable_sampler": True}),
+    "iterable": Reading(kind="iterable", loading={"dispatch_batches": False}),
+    "iterable, split": Reading(
+        kind="sized iterable", loading={"dispatch_batches": False, "split_batches": True}
+    ),
+    "dispatched": Reading(loading={"dispatch_batches": True}),
+    "dispatched, iterable": Reading(kind="iterable", loading={"dispatch_batches": True}),
+    "dispatched, split": Reading(loading={"dispatch_batches": True, "split_batches": True}),
+}
+UNEVEN = ("uneven", "split, uneven")  # processes get different numbers of batches, so that they cannot gather
+
+
+def begin(folder: str) -> dict[str, list[int]]:
+    """Read 2 batches of an epoch, save a checkpoint and read the rest; return the own samples."""
+    return {name: read_epoch(reading, f"{folder}/{name}", name) for name, reading in RUNS.items()}
+
+
+def read_epoch(reading: Reading, where: str, name: str) -> list[int]:
+    accelerator, loader = reading.prepare()
+    seen: list[int] = []
+    for number, batch in enumerate(loader, 1):
+        seen += (batch if name in UNEVEN else accelerator.gather_for_metrics(batch)).tolist()
+        if number == 2:
+            accelerator.save_state(where)
+    accelerator.free_memory()
+    return seen
+
+
+def continue_all(folders: list[str]) -> dict[tuple[str, str], list[int]]:
+    """Read the rest of the epoch of every checkpoint, and return the own samples."""
+    seen: dict[tuple[str, str], list[int]] = {}
+    for folder, (name, reading) in itertools.product(folders, RUNS.items()):
+        accelerator, loader = reading.prepare()
+        accelerator.load_state(f"{folder}/{name}")
+        samples: list[int] = []
+        for batch in accelerator.skip_first_batches(loader, 2):
+            samples += (batch if name in UNEVEN else accelerator.gather_for_metrics(batch)).tolist()
+        seen[folder, name] = samples
         accelerator.free_memory()
     return seen
 
 
-@pytest.mark.parametrize("worlds", [(1, 2), (2, 1)])
-def test_checkpoints_of_other_processes(tmp_path: Path, clean_runtime: None, worlds: tuple[int, int]) -> None:
-    def run(world: int, begins: bool) -> Any:
-        return (
-            run_ranks(run_part, str(tmp_path), begins, world_size=world)[0]
-            if world > 1
-            else run_part(str(tmp_path), begins)
-        )
+def on_ranks(function: Any, argument: Any, world: int) -> list[Any]:
+    return run_ranks(function, argument, world_size=world) if world > 1 else [function(argument)]
 
-    whole, rest = run(worlds[0], True), run(worlds[1], False)
-    for name, (_, split, _) in RUNS.items():
-        read_before = 3 * (12 if split else 4 * worlds[0])
-        assert sorted(whole[name]) == list(range(SAMPLES))
-        assert rest[name] == whole[name][read_before:], name
+
+def test_checkpoints_of_other_processes(tmp_path: Path, clean_runtime: None) -> None:
+    """Saved by 1, 2, 3 and 4 processes, each checkpoint is gone on with by 1, 2 and 4."""
+    folders = {world: str(tmp_path / str(world)) for world in (1, 2, 3, 4)}
+    whole = {world: on_ranks(begin, folder, world) for world, folder in folders.items()}
+    for target in (1, 2, 4):
+        ranks = on_ranks(continue_all, list(folders.values()), target)
+        for (source, folder), (name, reading) in itertools.product(folders.items(), RUNS.items()):
+            case = f"{name}: {source} -> {target}"
+            read_before = 2 * (12 if reading.batch_size == 12 else 4 * source)
+            rest = [rank[folder, name] for rank in ranks]
+            if name in UNEVEN:
+                seen = [sample for rank in whole[source] for sample in rank[name]]
+                assert sorted(seen) == list(range(SAMPLES)), case
+                first = [rank[name][: read_before // source] for rank in whole[source]]
+                assert sorted(itertools.chain(*first, *rest)) == list(range(SAMPLES)), case
+                continue
+            seen = whole[source][0][name]
+            assert sorted(seen) == list(range(SAMPLES)), case
+            assert rest == [seen[read_before:]] * target, case
+
+
+def join_the_rest(folder: str) -> dict[str, list[int]]:
+    """Read what is left of an epoch with the loop's own choice of `even_batches`."""
+    seen: dict[str, list[int]] = {}
+    for even in (True, False):
+        accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=not even))
+        torch.manual_seed(3)
+        model, loader = accelerator.prepare(torch.nn.Linear(1, 1), raw("shuffled", 4, False))
+        accelerator.load_state(folder)
+        rest = accelerator.skip_first_batches(loader, 3)
+        samples = []
+        with accelerator.join_uneven_inputs([model], even_batches=even):
+            for batch in rest:
+                accelerator.backward(model(batch[:, None].float()).sum())
+                samples += batch.tolist()
+        assert rest.batch_sampler.even_batches is not even  # as before
+        seen[str(even)] = samples
+        accelerator.free_memory()
+    return seen
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_join_reaches_the_rest_of_an_epoch(tmp_path: Path, clean_runtime: None, world: int) -> None:
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(3)
+    _, loader = accelerator.prepare(torch.nn.Linear(1, 1), raw("shuffled", 4, False))
+    whole: list[int] = []
+    for number, batch in enumerate(loader, 1):
+        whole += batch.tolist()
+        if number == 3:
+            accelerator.save_state(tmp_path / "kept")
+    ranks = run_ranks(join_the_rest, str(tmp_path / "kept"), world_size=world)
+    uneven = [sample for rank in ranks for sample in rank["False"]]
+    assert sorted(uneven) == sorted(whole[12:])
+    lengths = {len(rank["True"]) for rank in ranks}
+    assert lengths == {-(-len(whole[12:]) // (4 * world)) * 4}

@@ -89,11 +89,14 @@ def test_what_is_refused_in_training(found: list[dict[str, Any]], folder: Path, 
     kept = folder / str(stage) / "pytorch_model"
     for result in of(found, f"zero {stage}"):
         expected = {
-            "value": "ValueError: DeepSpeed does not clip single elements of gradients: use clip_grad_norm_",
-            "kind": "ValueError: norm_type 1: DeepSpeed clips by the 2-norm only",
+            "value": "ValueError: DeepSpeed with clip_grad_value_: it does not clip single elements of gradients. "
+            "Call clip_grad_norm_",
+            "kind": "ValueError: DeepSpeed with another norm_type than 2 (norm_type=1): DeepSpeed clips by the "
+            "2-norm only. Leave norm_type out",
             "part": "ValueError: DeepSpeed clips all parameters of a model together: 1 of 28 were given",
             "stranger": "ValueError: none of the parameters to clip belongs to a model that was prepared",
-            "closure": "ValueError: DeepSpeed's optimizers take no closure: call step() after backward()",
+            "closure": "ValueError: DeepSpeed with a closure for step(): its optimizers take none. Call step() after "
+            "backward()",
             "alone": "ValueError: Linear came without its optimizer: call prepare(model, optimizer) with both",
             "background": "ValueError: DeepSpeed writes its part of a checkpoint itself, while nothing trains",
             "count": f"CheckpointError: {kept.parent} holds 2 models that DeepSpeed saved",

@@ -52,7 +52,10 @@ def test_a_mask_that_means_more_is_refused() -> None:
     gemma = transformers.Gemma2Config(
         **SIZES | {"attn_implementation": "eager"}, head_dim=8, sliding_window=4
     )
-    with pytest.raises(ValueError, match=r"has layers with sliding_attention: leave cp_size out"):
+    with pytest.raises(
+        ValueError,
+        match=r"has layers with sliding_attention\): context parallel knows full causal attention only",
+    ):
         use_causal_attention(transformers.Gemma2ForCausalLM(gemma))
     mistral = transformers.MistralConfig(**SIZES, sliding_window=4)
     with pytest.raises(ValueError, match="MistralForCausalLM has layers with sliding_attention"):

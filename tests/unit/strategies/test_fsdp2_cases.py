@@ -175,7 +175,7 @@ def gradients() -> Any:
     found["norm"] = float(accelerator.clip_grad_norm_(prepared.parameters(), 1e9))
     accelerator.clip_grad_value_(prepared.parameters(), 1e-3)
     found["largest"] = float(built.norm.weight.grad.full_tensor().abs().max())  # type: ignore[union-attr, operator]
-    with pytest.raises(ValueError, match="leave join_uneven"), accelerator.join_uneven_inputs([prepared]):
+    with pytest.raises(ValueError, match="Leave join_uneven"), accelerator.join_uneven_inputs([prepared]):
         pass
     return found
 
@@ -278,25 +278,23 @@ def refused() -> Any:
         r"dp_shard 2 x tp 3 != world 2": lambda: make(
             parallelism_config=ParallelismConfig(dp_shard_size=2, tp_size=3)
         ),
-        r"dp_replicate 2 leaves FSDP no processes": lambda: make(
+        r"\(dp_replicate 2\): it leaves no processes to shard over": lambda: make(
             fsdp_plugin=plugin(), parallelism_config=ParallelismConfig(dp_replicate_size=2)
         ),
         r"torch's context parallel has no attention for CPUs": lambda: make(
             parallelism_config=ParallelismConfig(cp_size=2)
         ),
-        r"NO_SHARD is DistributedDataParallel, which has no cpu_offload": lambda: make(
+        r"NO_SHARD with options of sharding \(cpu_offload\): it is DistributedDataParallel": lambda: make(
             fsdp_plugin=plugin(sharding_strategy="NO_SHARD", cpu_offload=True)
         ),
-        r"torch_tp_plugin and parallelism_config were both given": lambda: make(
+        r"torch_tp_plugin with parallelism_config: both were given": lambda: make(
             torch_tp_plugin=TorchTensorParallelPlugin(2), parallelism_config=ParallelismConfig(tp_size=2)
         ),
-        r"NO_SHARD is DistributedDataParallel, which has no activation_checkpointing, ignored_modules": lambda: (
-            make(
-                fsdp_plugin=plugin(sharding_strategy=3, activation_checkpointing=True, ignored_modules="norm")
-            )
+        r"NO_SHARD with options of sharding \(activation_checkpointing, ignored_modules\)": lambda: make(
+            fsdp_plugin=plugin(sharding_strategy=3, activation_checkpointing=True, ignored_modules="norm")
         ),
-        r"mixed_precision='bf16' contradicts .* param_dtype is torch.float16": lambda: make(
-            fsdp_plugin=plugin(mixed_precision_policy="fp16"), mixed_precision="bf16"
+        r"mixed_precision_policy of another half precision \('bf16' and param_dtype torch.float16\)": lambda: (
+            make(fsdp_plugin=plugin(mixed_precision_policy="fp16"), mixed_precision="bf16")
         ),
         r"GPT has no module of class Layer to shard": lambda: trained(
             fsdp_plugin=plugin(transformer_cls_names_to_wrap="Layer")

@@ -1,8 +1,8 @@
 """Precision, spreading, accumulation, clipping and torch's operations on lists, in combination, on four processes.
 
-Every pair of values occurs in a cell, not every combination. A cell trains on four processes and saves before its
-last step; one process loads the checkpoint and takes the last step too. Losses are those of one process in the same
-precision.
+Every pair of values occurs in a cell; with MATRIX=all in the environment every combination is one. A cell trains on one
+process and on four. Both save before the last step, and each loads the other's checkpoint and takes the last step once
+more. Losses are those of one process in the same precision.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from notebook_accel.fp8 import AORecipeKwargs
 from notebook_accel.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.handlers import GradScalerKwargs
 from notebook_accel.state import AcceleratorState
-from tests.unit import gpt
+from tests.unit import gpt, matrix
 from tests.unit.multiprocess import run_ranks
 
 BATCH = 8
@@ -54,13 +54,16 @@ class Cell:
 
 
 def choose_cells() -> list[Cell]:
-    """Return cells so that each pair of values is in one of them: always the cell with most new pairs."""
+    """Return cells so that each pair of values is in one of them: always the cell with most new pairs; or all."""
     names = list(VALUES)
     precisions = [name for name in VALUES["precision"] if name != "fp8" or probes.is_available("torchao")]
     every = [
         Cell(**dict(zip(names, values, strict=True)))
         for values in itertools.product(precisions, *list(VALUES.values())[1:])
     ]
+
+    if matrix.TRIES_ALL:
+        return every
 
     def pairs(cell: Cell) -> set[Any]:
         return set(itertools.combinations(vars(cell).items(), 2))
@@ -141,15 +144,26 @@ def take_step(accelerator: Accelerator, model: Any, optimizer: Any, cell: Cell, 
 
 
 def run_cell(cell: Cell, folder: str) -> list[float]:
+    """Return the losses of all steps, and that of the last one after the checkpoint of one process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="f.*=True of an optimizer has no effect")
         accelerator, model, optimizer = build(cell, **spread(cell.spread))
     losses = [take_step(accelerator, model, optimizer, cell, number) for number in range(STEPS - 1)]
-    accelerator.save_state(f"{folder}/{cell.name}")
+    accelerator.save_state(f"{folder}/four/{cell.name}")
     losses.append(take_step(accelerator, model, optimizer, cell, STEPS - 1))
     assert not accelerator.optimizer_step_was_skipped
+    accelerator.load_state(f"{folder}/one/{cell.name}")
+    losses.append(take_step(accelerator, model, optimizer, cell, STEPS - 1))
     accelerator.free_memory()
     return losses
+
+
+def run_alone(cell: Cell, folder: str) -> list[float]:
+    """Return the losses of all steps on one process."""
+    accelerator, model, optimizer = build(cell)
+    losses = [take_step(accelerator, model, optimizer, cell, number) for number in range(STEPS - 1)]
+    accelerator.save_state(f"{folder}/one/{cell.name}")
+    return [*losses, take_step(accelerator, model, optimizer, cell, STEPS - 1)]
 
 
 def agree_on_skipped_steps(cell: Cell) -> dict[str, Any]:
@@ -199,19 +213,20 @@ def on_four(folder: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(matrix.SECONDS + 60)
 def test_combinations(clean_runtime: None, tmp_path: Any) -> None:
-    found = run_ranks(on_four, str(tmp_path), world_size=4, timeout=240)
-    for cell in choose_cells():
-        accelerator, model, optimizer = build(cell)
-        expected = [take_step(accelerator, model, optimizer, cell, number) for number in range(STEPS)]
+    cells = choose_cells()
+    expected = {cell.name: run_alone(cell, str(tmp_path)) for cell in cells}
+    found = run_ranks(on_four, str(tmp_path), world_size=4, timeout=matrix.SECONDS)
+    for cell in cells:
         close = {"rtol": TOLERANCE[cell.precision], "atol": 0.0, "msg": cell.name}
+        wanted = [*expected[cell.name], expected[cell.name][-1]]
         for losses in (rank[cell.name] for rank in found):
-            torch.testing.assert_close(losses, expected, **close)  # type: ignore[arg-type]
+            torch.testing.assert_close(losses, wanted, **close)  # type: ignore[arg-type]
         accelerator, model, optimizer = build(cell)
-        accelerator.load_state(tmp_path / cell.name)
+        accelerator.load_state(tmp_path / "four" / cell.name)
         resumed = take_step(accelerator, model, optimizer, cell, STEPS - 1)
-        torch.testing.assert_close(resumed, expected[-1], **close)  # type: ignore[arg-type]
+        torch.testing.assert_close(resumed, wanted[-1], **close)  # type: ignore[arg-type]
     for rank in found:
         assert rank["overflows"] == {
             cell.name: {"skipped": [True, False], "scale": 512.0} for cell in OVERFLOWING
