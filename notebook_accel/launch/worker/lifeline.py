@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import sys
 import threading
+
+from ...stream.readable import wait_readable
 
 _F_SETSIG = 10  # Linux: which signal O_ASYNC sends
 
@@ -34,7 +35,7 @@ def follow(fd: int) -> None:
     except (ImportError, OSError, AttributeError):
         threading.Thread(target=_wait_for_end, args=(fd,), daemon=True).start()
         return
-    if select.select([fd], [], [], 0)[0]:  # it closed before the system was told
+    if wait_readable(fd, 0):  # it closed before the system was told
         os._exit(1)
 
 
