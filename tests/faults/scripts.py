@@ -7,7 +7,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 90.0  # for a program; torch's import takes seconds where much else runs
@@ -51,3 +55,19 @@ def run(code: str, folder: Path, *, expected: int = 0) -> str:
         raise AssertionError(f"it did not end in {SECONDS:g} s:\n{output[-4000:]}") from None
     assert process.returncode == expected, (process.returncode, output[-4000:])
     return output
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; one that nobody has waited for yet does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(is_true: Callable[[], bool], seconds: float = SECONDS) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(0.02)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
-from tests.faults.scripts import run
+from tests.faults.scripts import is_alive, run, start, wait_until
 
 
 def test_more_descriptors_than_select_takes(tmp_path: Path) -> None:
@@ -177,3 +179,74 @@ def test_forked_workers_hold_no_descriptor_of_other_runs(tmp_path: Path) -> None
         tmp_path,
     )
     assert out.splitlines()[-1] == "clean"
+
+
+def test_what_a_failing_worker_started_ends_without_the_notebook(tmp_path: Path) -> None:
+    """The notebook is stopped while the worker ends, then killed: it can end nothing any more."""
+    program = start(
+        """
+        def fail():
+            child = subprocess.Popen(["sleep", "300"])
+            with open("part", "w") as file:
+                file.write(f"{os.getpid()} {child.pid}")
+            os.rename("part", "pids")
+            wait_until(lambda: os.path.exists("go"), "the test says so")
+            raise ValueError("on purpose")
+        notebook_launcher(fail, num_processes=2, view="none", start_method="fork")
+        """,
+        tmp_path,
+    )
+    try:
+        wait_until(lambda: (tmp_path / "pids").exists())
+        worker, child = map(int, (tmp_path / "pids").read_text().split())
+        os.kill(program.pid, signal.SIGSTOP)
+        (tmp_path / "go").touch()
+        wait_until(lambda: not is_alive(worker))
+    finally:
+        os.kill(program.pid, signal.SIGKILL)
+        program.communicate()
+    wait_until(lambda: not is_alive(child))
+
+
+def test_an_interrupt_ends_the_wait_for_a_fork_server(tmp_path: Path) -> None:
+    (tmp_path / "slow_import.py").write_text("import time\nopen('began', 'w').close()\ntime.sleep(40)\n")
+    out = run(
+        """
+        import multiprocessing
+        multiprocessing.set_forkserver_preload(["slow_import"])
+        def interrupt():
+            wait_until(lambda: os.path.exists("began"), "the fork server imports")
+            interrupt.at = time.monotonic()
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt).start()
+        try:
+            notebook_launcher(os.getpid, num_processes=2, view="none", start_method="forkserver")
+        except KeyboardInterrupt:
+            print("obeyed" if time.monotonic() - interrupt.at < 15 else "late")
+        os.kill(multiprocessing.forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+        print(len(notebook_launcher(os.getpid, num_processes=2, view="none", start_method="spawn", returns="all")))
+        """,
+        tmp_path,
+    )
+    assert out.splitlines()[-2:] == ["obeyed", "2"], out
+
+
+def test_a_worker_that_does_not_end_is_left_behind(tmp_path: Path) -> None:
+    """Nothing here can make a process that outlives SIGKILL: the look for its end is played."""
+    out = run(
+        """
+        from notebook_accel.launch.supervise import end_watch, local_group
+        local_group.LocalWorkerGroup.kill_seconds = 1.0
+        end_watch.EndWatch.has_ended = lambda self: False
+        def wait(): time.sleep(300)
+        run = notebook_launcher(wait, num_processes=2, block=False, view="none", output="none")
+        wait_until(lambda: run.status == "running", "it runs")
+        run.stop(grace=0.0)
+        run.wait(30)
+        print(run.status)
+        print(run.record.notice)
+        """,
+        tmp_path,
+    )
+    lines = out.splitlines()
+    assert "stopped" in lines and "was killed and has not ended" in out, out

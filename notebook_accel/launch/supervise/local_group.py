@@ -15,26 +15,17 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any, ClassVar, Final, Protocol
 
-from ... import devices
 from ...events import Event, Notice, Order, Phase
 from ...stream.inbox import Channel, End, Inbox
 from ...stream.wire import GO, PipeEnd
 from .. import descriptors, signals
-from ..checks import compiler_preload, xla_runtime
-from ..job import Job
 from ..transfer.parent_state import ParentState
 from ..worker import environment
 from ..worker.main import WorkerSpec, main
+from . import fork_server
 from .end_watch import EndWatch
 from .worker_group import Attempt, Member, WorkerGroup
 
-_PRELOAD: Final = (
-    "torch",
-    "torch.distributed",
-    "cloudpickle",
-    "tqdm.std",
-    "notebook_accel.launch.worker.main",
-)
 OUTPUT_BY_PIPES = sys.platform != "win32"  # there it comes as events: the ends of a pipe cannot be waited for
 _KILL_SECONDS: Final = 30.0  # the system takes a while to take down a large process
 _GONE_SECONDS: Final = 1.0  # for what workers started, once it was killed
@@ -175,7 +166,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
     def start_helpers(self) -> None:
         """Start the processes of multiprocessing that the start method needs."""
         if self._job.start_method == "forkserver":
-            _preload_fork_server(self._job)
+            fork_server.start(self._job, self._control.check)
         if self._job.start_method != "fork" and sys.platform != "win32":
             resource_tracker.ensure_running()  # its start would unblock the interrupt, blocked while workers start
 
@@ -352,28 +343,6 @@ def choose_child_start_method() -> str | None:
     """
     chosen = multiprocessing.get_start_method(allow_none=True)
     return chosen or ("fork" if sys.platform == "linux" else None)
-
-
-def _preload_fork_server(job: Job) -> None:
-    """Have the fork server, when it starts, import what the user told it to and what every worker needs.
-
-    It starts once in a kernel: where the kernel has torch's compiler, a later launch is taken to need it.
-    """
-    from multiprocessing import forkserver  # not on every system
-
-    chosen = getattr(forkserver._forkserver, "_preload_modules", ())
-    shell = ["IPython.core.interactiveshell"] if "IPython" in sys.modules else []
-    trained = (
-        [compiler_preload.MODULE]
-        if compiler_preload.is_loaded() or compiler_preload.is_needed_by(job.function)
-        else []
-    )
-    on_xla = (
-        ["torch_xla"] if job.device_kind is devices.XLA and xla_runtime.is_loaded() else []
-    )  # as set up here
-    modules = dict.fromkeys([*chosen, *_PRELOAD, *shell, *trained, *on_xla])
-    modules.pop("__main__", None)  # the default: it would run a script again
-    forkserver.set_forkserver_preload(list(modules))
 
 
 @contextlib.contextmanager

@@ -243,6 +243,7 @@ def _leave(code: int, output: capture.Capture) -> NoReturn:
         with contextlib.suppress(Exception):
             atexit._run_exitfuncs()
         output.close()
+        lifeline.end_children()
     finally:
         os._exit(code)
 

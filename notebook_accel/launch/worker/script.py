@@ -119,6 +119,7 @@ class _Launcher:
     def _send_failure(self) -> None:
         if self._reporter is not None and os.getpid() == self._pid and self._connect() is not None:
             self._reporter.send_failure()
+            _ours("launch.worker.lifeline").end_children()
 
 
 def _identify(descriptor: int) -> tuple[int, int] | None:
