@@ -284,6 +284,9 @@ _thread = threading.local()
 _reporter: Reporter | None = None
 _runs: list[Any] = []
 _sessions: list[Any] = []
+_fork_server: int | None = None
+_owners: weakref.WeakSet[Any] = weakref.WeakSet()
+_stores: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def current() -> Runtime | None:
@@ -332,6 +335,31 @@ def runs() -> list[Any]:
 def sessions() -> list[Any]:
     """Return weak references to the sessions of this process, oldest first; changes of the list count."""
     return _sessions
+
+
+def fork_server() -> int | None:
+    """Return the process id of the fork server that has answered, None where none has yet."""
+    return _fork_server
+
+
+def set_fork_server(pid: int | None) -> None:
+    """Note that a fork server answers.
+
+    Args:
+        pid: its process id.
+    """
+    global _fork_server
+    _fork_server = pid
+
+
+def owners() -> weakref.WeakSet[Any]:
+    """Return what has descriptors that no fork keeps; see `stream.descriptors`. Changes of the set count."""
+    return _owners
+
+
+def stores() -> weakref.WeakSet[Any]:
+    """Return torch's stores that no fork keeps open; see `stream.descriptors`. Changes of the set count."""
+    return _stores
 
 
 def set_reporter(reporter: Reporter | None) -> None:

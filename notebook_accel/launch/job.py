@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,7 +76,6 @@ class Job:
         quiet: whether the run is neither announced nor listed by `runs()`: a dry launch or a session.
         serve: the workers of a session run this in place of the function; see `worker.main.WorkerSpec`.
         holds: ids of the devices that this run alone uses, as in CUDA_VISIBLE_DEVICES; empty on CPUs.
-        foreign_fds: returns the file descriptors of this process that forked workers have to close.
     """
 
     function: Callable[..., Any]
@@ -106,4 +105,3 @@ class Job:
     quiet: bool = False
     serve: Callable[..., None] | None = None
     holds: tuple[str, ...] = ()
-    foreign_fds: Callable[[], Collection[int]] = tuple

@@ -36,7 +36,7 @@ def open_run(job: Job, engine: Engine, sinks: Sequence[MakeSink]) -> Run:
     """
     if engine.on_this_node and job.device_kind is not devices.CPU:
         job = reserve_devices(job)
-    run = Run(replace(job, foreign_fds=list_session_descriptors), engine, sinks)
+    run = Run(job, engine, sinks)
     if not job.quiet:
         _add(run)
     return run
@@ -51,7 +51,7 @@ def add_session(session: Any) -> None:
     """Add a session to the list of sessions. The list alone does not keep a session alive.
 
     Args:
-        session: has `is_over`, `job`, `filenos` and `close`, as `session.Session` does.
+        session: has `is_over`, `job` and `close`, as `session.Session` does.
     """
     known = runtime.sessions()
     known[:] = [reference for reference in known if reference() is not None]
@@ -66,11 +66,6 @@ def sessions() -> list[Any]:
     """Return the open sessions of this process, oldest first."""
     living = [reference() for reference in list(runtime.sessions())]
     return [session for session in living if session is not None and not session.is_over]
-
-
-def list_session_descriptors() -> list[int]:
-    """Return the file descriptors of all sessions. Workers that are forked from this process have to close them."""
-    return [descriptor for session in sessions() for descriptor in session.filenos()]
 
 
 def reserve_devices(job: Job) -> Job:

@@ -103,6 +103,30 @@ def delay_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+def is_interrupted() -> bool:
+    """Return whether the user has interrupted a block of `delay_interrupt` that has not ended yet."""
+    handler = signal.getsignal(signal.SIGINT)
+    return isinstance(handler, _DelayedInterrupt) and handler.was_called
+
+
+@contextlib.contextmanager
+def keep_exit_codes() -> Iterator[None]:
+    """Let the exit codes of processes be known that end in the block, where this process ignores SIGCHLD.
+
+    A program that starts this one may have it ignore the signal, and so may a library. In a thread that is not the main
+    thread this does nothing: Python changes signals in the main thread only.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if sys.platform == "win32" or not is_main or signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
 @contextlib.contextmanager
 def block_interrupt_in_children() -> Iterator[None]:
     """Block SIGINT in the processes that are started in the block. Each of them unblocks it when it is ready.
@@ -130,6 +154,21 @@ def descendants(pids: Sequence[int]) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error, OSError):
             found += psutil.Process(pid).children(recursive=True)
     return found
+
+
+def describe_state(pid: int) -> str:
+    """Return a clause about what the system says of a process, which was killed and is still there.
+
+    Args:
+        pid: process id.
+    """
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.Error:
+        return "the system does not know it"
+    if status == psutil.STATUS_DISK_SLEEP:
+        return "the system waits for a disk, a network share or a device on its behalf"
+    return f"the system says that it is {status}"
 
 
 def send(pid: int, signum: int) -> None:

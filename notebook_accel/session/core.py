@@ -7,7 +7,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -104,7 +103,7 @@ class Session:
                 options["num_processes"] = CPU_PROCESSES
         request = LaunchRequest(function=service.join, options=options, quiet=True, serve=service.serve)
         job, _ = preflight.check(request, "Session")
-        self.job = replace(registry.reserve_devices(job), foreign_fds=registry.list_session_descriptors)
+        self.job = registry.reserve_devices(job)
         self.hang_timeout = hang_timeout
         self.grace = grace
         self.started = time.time()
@@ -384,10 +383,6 @@ class Session:
     def is_over(self) -> bool:
         """Whether the session is closed."""
         return self._workers.is_over
-
-    def filenos(self) -> list[int]:
-        """Return the file descriptors that workers forked from this process for other runs have to close."""
-        return self._workers.filenos()
 
     @property
     def status(self) -> Status:

@@ -151,10 +151,6 @@ class Workers:
             with self._changed:
                 self._changed.notify_all()
 
-    def filenos(self) -> list[int]:
-        """Return the file descriptors that workers forked from this process for other runs have to close."""
-        return [] if self._leaving.is_set() else self._group.filenos()
-
     # -- events
 
     def _read(self) -> None:

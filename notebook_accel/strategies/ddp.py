@@ -49,6 +49,7 @@ class DataParallel(SingleDevice):
         if self.options is not None:
             self.options.register_comm_hook(wrapped)
         _let_group_end_last(wrapped)
+        _refuse_unfrozen(wrapped)
         return wrapped
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
@@ -70,6 +71,27 @@ def _let_group_end_last(wrapped: DistributedDataParallel) -> None:
     waited for with the interpreter's lock held, and one of them may wait for that lock: the process hangs (torch 2.13).
     """
     vars(wrapped)["process_group"] = vars(wrapped).pop("process_group")
+
+
+def _refuse_unfrozen(wrapped: DistributedDataParallel) -> None:
+    """Let a forward raise once weights are trained that were frozen until now: no gradient of them would be averaged.
+
+    DistributedDataParallel looks once for the weights that it averages, and the processes would drift apart in silence.
+    """
+    frozen = {name: weight for name, weight in wrapped.module.named_parameters() if not weight.requires_grad}
+    if not frozen:
+        return
+
+    def check(*_: Any) -> None:
+        trained = [name for name, weight in frozen.items() if weight.requires_grad]
+        if trained and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"weights were frozen when prepare wrapped the model and are trained now ({len(trained)}, the first is "
+                f"{trained[0]!r}): their gradients would not be averaged over the processes. Unfreeze before prepare, "
+                "or go on with model = accelerator.prepare(accelerator.unwrap_model(model))"
+            )
+
+    wrapped.register_forward_pre_hook(check)
 
 
 def _wrapper(model: Any) -> DistributedDataParallel | None:

@@ -15,7 +15,8 @@ from typing import TextIO
 from ..events import Stream
 from . import bars, displays
 from .emit import Emitter
-from .pump import Pump, count_unread_bytes
+from .pump import Pump
+from .readable import count_unread_bytes
 from .wire import PipeEnd
 
 _READ_SECONDS = 0.2

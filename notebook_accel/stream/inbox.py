@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..events import Chunk, Event, Line, Order, Progress, Stream
+from .readable import count_unread_bytes
 from .wire import FrameReader, LineReader, PipeEnd, frame
 
 Channel = Literal["events", "stdout", "stderr"]
@@ -39,6 +40,12 @@ class _Source:
         if isinstance(self.end, socket.socket):
             return self.end.recv(_CHUNK)
         return os.read(self.end.fileno(), _CHUNK)
+
+    def count_reads(self) -> int:
+        """Return how many calls of `receive` take all that is there now, and perhaps an end."""
+        if sys.platform == "win32":  # no other process has these sockets
+            return sys.maxsize
+        return count_unread_bytes(self.end.fileno()) // _CHUNK + 1 if self.is_open else 0
 
     def take(self, data: bytes) -> list[Event]:
         if self.channel != "events":
@@ -187,8 +194,9 @@ class Inbox:
         self._urgent.unregister(fd)
 
     def filenos(self) -> list[int]:
-        """Return the descriptors that a forked worker must close."""
-        fds = [source.end.fileno() for sources in self._sources.values() for source in sources]
+        """Return the descriptors that no forked process may keep."""
+        sources = [source for sources in list(self._sources.values()) for source in sources]
+        fds = [source.end.fileno() for source in sources if source.is_open]
         for selector in (self._selector, self._urgent):
             if sys.platform == "linux" and isinstance(selector, selectors.EpollSelector):
                 fds.append(selector.fileno())
@@ -241,13 +249,18 @@ class Inbox:
     def finish(self, rank: int) -> list[Event]:
         """Return all that an ended worker left in its sockets, and close them.
 
+        What others write meanwhile is not waited for: processes that the worker left behind may write for ever.
+
         Args:
             rank: of the worker.
         """
         events: list[Event] = []
         for source in self._sources.pop(rank, []):
-            while source.is_open and (more := self._read(source)) is not _NOTHING:
+            for _ in range(source.count_reads()):
+                more = self._read(source)
                 events += more
+                if more is _NOTHING or not source.is_open:
+                    break
             if source.is_open:
                 events += self._close(source)
         return events

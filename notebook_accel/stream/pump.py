@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 
 from ..events import Chunk, Stream
 from .emit import Emitter
+from .readable import count_unread_bytes
 
 _CHUNK = 1 << 16
 
@@ -51,25 +51,3 @@ class Pump:
             with self._sending:
                 emitter = self._emitter
                 emitter.emit(Chunk(rank=emitter.rank, time=emitter.now(), stream=self._stream, data=data))
-
-
-def count_unread_bytes(fd: int) -> int:
-    """Return how many bytes were written to a pipe and not read yet.
-
-    Args:
-        fd: the pipe's read end; on POSIX either end.
-    """
-    if sys.platform == "win32":
-        import _winapi
-        import msvcrt
-
-        return int(_winapi.PeekNamedPipe(msvcrt.get_osfhandle(fd), 0)[0])
-    import fcntl
-    import struct
-    import termios
-
-    try:
-        waiting = fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0")
-    except OSError:
-        return 0
-    return int(struct.unpack("i", waiting)[0])

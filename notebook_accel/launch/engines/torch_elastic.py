@@ -67,6 +67,7 @@ class ElasticEngine(Engine):
                 pickled = pack_job(job.function, job.args, job.name)
                 with signals.delay_interrupt():
                     payload = stack.enter_context(contextlib.closing(SharedPickle(pickled)))
+            stack.enter_context(signals.keep_exit_codes())
             handler = _make_handler(job)
             stack.callback(handler.shutdown)
             handler.check = control.check

@@ -7,33 +7,27 @@ import multiprocessing
 import signal
 import socket
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
-from ... import devices
-from ...events import Event, Order, Phase
+from ...events import Event, Notice, Order, Phase
 from ...stream.inbox import Channel, End, Inbox
 from ...stream.wire import GO, PipeEnd
-from .. import signals
-from ..checks import compiler_preload, xla_runtime
-from ..job import Job
+from .. import descriptors, signals
 from ..transfer.parent_state import ParentState
 from ..worker import environment
 from ..worker.main import WorkerSpec, main
+from . import fork_server
+from .end_watch import EndWatch
 from .worker_group import Attempt, Member, WorkerGroup
 
-_PRELOAD: Final = (
-    "torch",
-    "torch.distributed",
-    "cloudpickle",
-    "tqdm.std",
-    "notebook_accel.launch.worker.main",
-)
 OUTPUT_BY_PIPES = sys.platform != "win32"  # there it comes as events: the ends of a pipe cannot be waited for
+_KILL_SECONDS: Final = 30.0  # the system takes a while to take down a large process
 _GONE_SECONDS: Final = 1.0  # for what workers started, once it was killed
 
 
@@ -59,14 +53,12 @@ class WorkerEnds:
         stdout: the pipe for its output; None where that goes as events.
         stderr: likewise for its errors.
         lifeline: the pipe by which it hears that the notebook has ended.
-        foreign_fds: the notebook's own descriptors, which a fork has to close.
     """
 
     events: socket.socket
     stdout: PipeEnd | None
     stderr: PipeEnd | None
     lifeline: PipeEnd
-    foreign_fds: tuple[int, ...]
 
 
 @dataclass(kw_only=True)
@@ -76,10 +68,45 @@ class _LocalMember(Member):
     Attributes:
         process: the process.
         lifeline: our end of a pipe; the worker is killed when it closes.
+        end: says whether the process has ended.
     """
 
     process: WorkerProcess
     lifeline: PipeEnd
+    end: EndWatch
+
+
+class _Starting:
+    """The ends of a worker that is being started.
+
+    The worker keeps its own; processes that other threads fork meanwhile keep none.
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._ours: list[End] = []
+        self._theirs: list[End] = []
+        descriptors.keep_from_forks(self)
+
+    def add(self, ours: End, theirs: End) -> None:
+        self._ours.append(ours)
+        self._theirs.append(theirs)
+
+    def filenos(self) -> list[int]:
+        """Return the descriptors that no process keeps that this thread forks; and no other, in another thread."""
+        is_own = threading.get_ident() == self._thread
+        return [end.fileno() for end in (self._ours if is_own else [*self._ours, *self._theirs])]
+
+    def close_ours(self) -> None:
+        _close(self._ours)
+
+    def close_theirs(self) -> None:
+        _close(self._theirs)
+
+
+def _close(ends: list[End]) -> None:
+    while ends:
+        ends.pop().close()
 
 
 class LocalWorkerGroup(WorkerGroup[_LocalMember]):
@@ -92,6 +119,8 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         parent_state: what the workers find of this process.
         setup: what each worker calls before the function, when all are started.
     """
+
+    kill_seconds: ClassVar[float] = _KILL_SECONDS
 
     def __init__(
         self,
@@ -110,6 +139,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         self._threads = environment.count_threads(self._job)
         self._inbox = Inbox()
         self._context = multiprocessing.get_context(self._job.start_method)
+        descriptors.keep_from_forks(self)
 
     # -- starting
 
@@ -136,44 +166,43 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
     def start_helpers(self) -> None:
         """Start the processes of multiprocessing that the start method needs."""
         if self._job.start_method == "forkserver":
-            _preload_fork_server(self._job)
+            fork_server.start(self._job, self._control.check)
         if self._job.start_method != "fork" and sys.platform != "win32":
             resource_tracker.ensure_running()  # its start would unblock the interrupt, blocked while workers start
 
     def _start_one(self, rank: int) -> None:
+        starting = _Starting()
         our_events, their_events = socket.socketpair()
+        starting.add(our_events, their_events)
         ours: dict[Channel, End] = {"events": our_events}
         theirs: dict[Channel, PipeEnd] = {}
         if OUTPUT_BY_PIPES:
             for channel in ("stdout", "stderr"):
                 ours[channel], theirs[channel] = self._context.Pipe(duplex=False)
-        read_end, write_end = self._context.Pipe(duplex=False)
-        foreign = set(self._job.foreign_fds())
-        foreign |= {*self.filenos(), write_end.fileno(), *(end.fileno() for end in ours.values())}
+                starting.add(ours[channel], theirs[channel])
+        their_lifeline, lifeline = self._context.Pipe(duplex=False)
+        starting.add(lifeline, their_lifeline)
         their_ends = WorkerEnds(
             events=their_events,
             stdout=theirs.get("stdout"),
             stderr=theirs.get("stderr"),
-            lifeline=read_end,
-            foreign_fds=tuple(foreign),
+            lifeline=their_lifeline,
         )
         try:
             process = self.start_process(rank, their_ends)
         except BaseException:
-            for end in (*ours.values(), write_end):
-                end.close()
+            starting.close_ours()
             self.stop(0.0)
             raise
         finally:
-            given: list[End] = [their_events, *theirs.values(), read_end]
-            for end in given:
-                end.close()
+            starting.close_theirs()
         self._inbox.add(rank, ours)
-        if process.sentinel >= 0 and sys.platform != "win32":  # there the end of its socket tells
-            self._inbox.watch(process.sentinel)
-        self._members.append(
-            _LocalMember(rank=rank, pid=process.pid or 0, process=process, lifeline=write_end)
-        )
+        end = EndWatch(process)
+        if end.fd >= 0:  # on Windows the end of its socket tells
+            self._inbox.watch(end.fd)
+        pid = process.pid or 0
+        self._members.append(_LocalMember(rank=rank, pid=pid, process=process, lifeline=lifeline, end=end))
+        descriptors.forget(starting)
 
     def start_process(self, rank: int, ends: WorkerEnds) -> WorkerProcess:
         """Start the process of a worker.
@@ -202,7 +231,6 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
             directory=self._parent_state.directory,
             random_states=self._parent_state.random_states,
             sources=self._parent_state.sources,
-            foreign_fds=ends.foreign_fds if forked else (),
         )
         process: WorkerProcess = self._context.Process(  # type: ignore[attr-defined]
             target=main, args=(spec,), name=f"notebook_accel rank {rank}"
@@ -220,8 +248,12 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
     # -- while they run
 
     def filenos(self) -> list[int]:
-        """Return the notebook's descriptors that belong to these workers: forked processes must not keep them."""
-        return [*self._inbox.filenos(), *(member.lifeline.fileno() for member in self._members)]
+        """Return the descriptors that join this process with the workers; no forked process may keep them."""
+        fds = self._inbox.filenos()
+        for member in list(self._members):
+            with contextlib.suppress(OSError):  # it is closed
+                fds.append(member.lifeline.fileno())
+        return fds
 
     def tell(self, order: Order) -> None:
         """Send an order to the worker of its rank; never waits, and may be called from any thread."""
@@ -238,15 +270,18 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
     def note_ends(self) -> None:
         """Note which processes have ended, and read what they left."""
         for member in self.list_running():
-            if (exitcode := member.process.exitcode) is None:
+            if not member.end.has_ended():
                 continue
             now = time.time()
-            member.has_ended = True  # first: whatever happens below, nobody waits for it any more
-            if member.process.sentinel >= 0 and sys.platform != "win32":
-                self._inbox.unwatch(member.process.sentinel)
-            self.note_end(member, exitcode, now, self._inbox.finish(member.rank))
-            if member.rank not in self._record.results and member.pid:
-                signals.kill_group(member.pid)  # what it started would outlive it
+            self._leave_alone(member)
+            if member.pid:
+                signals.kill_group(member.pid)  # what it started would outlive it, and write for ever
+            self.note_end(member, member.end.exitcode, now, self._inbox.finish(member.rank))
+
+    def _leave_alone(self, member: _LocalMember) -> None:
+        member.has_ended = True  # first: whatever happens below, nobody waits for it any more
+        if member.end.fd >= 0:
+            self._inbox.unwatch(member.end.fd)
 
     # -- ending
 
@@ -273,13 +308,27 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         signals.kill_groups((), below)
         signals.wait_until_ended(below, _GONE_SECONDS)
 
+    def abandon(self, member: _LocalMember) -> None:
+        """Note that a worker was killed and does not end: nobody waits for it any more."""
+        self._leave_alone(member)
+        text = (
+            f"rank {member.rank} (process {member.pid}) was killed and has not ended: "
+            f"{signals.describe_state(member.pid)}. It is left behind"
+        )
+        self._delivery.deliver([Notice(rank=-1, time=time.time(), text=text)])
+
     def close(self) -> None:
-        """Give back what the processes held; they must have ended."""
+        """Give back what the processes held; `stop` has ended them."""
+        descriptors.forget(self)
         self._inbox.close()
         for member in self._members:
             member.lifeline.close()
-            member.process.join()
-            member.process.close()
+            member.end.close()
+            if member.end.exitcode is not None:
+                member.process.join()
+                member.process.close()
+            else:  # nobody waits for it at exit either
+                multiprocessing.process._children.discard(member.process)  # type: ignore[attr-defined]
         self._members.clear()
 
 
@@ -294,28 +343,6 @@ def choose_child_start_method() -> str | None:
     """
     chosen = multiprocessing.get_start_method(allow_none=True)
     return chosen or ("fork" if sys.platform == "linux" else None)
-
-
-def _preload_fork_server(job: Job) -> None:
-    """Have the fork server, when it starts, import what the user told it to and what every worker needs.
-
-    It starts once in a kernel: where the kernel has torch's compiler, a later launch is taken to need it.
-    """
-    from multiprocessing import forkserver  # not on every system
-
-    chosen = getattr(forkserver._forkserver, "_preload_modules", ())
-    shell = ["IPython.core.interactiveshell"] if "IPython" in sys.modules else []
-    trained = (
-        [compiler_preload.MODULE]
-        if compiler_preload.is_loaded() or compiler_preload.is_needed_by(job.function)
-        else []
-    )
-    on_xla = (
-        ["torch_xla"] if job.device_kind is devices.XLA and xla_runtime.is_loaded() else []
-    )  # as set up here
-    modules = dict.fromkeys([*chosen, *_PRELOAD, *shell, *trained, *on_xla])
-    modules.pop("__main__", None)  # the default: it would run a script again
-    forkserver.set_forkserver_preload(list(modules))
 
 
 @contextlib.contextmanager

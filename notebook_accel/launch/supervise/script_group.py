@@ -49,7 +49,7 @@ class ScriptProcess:
         lifeline: descriptor of a pipe; the process is killed when its other end closes.
 
     Attributes:
-        sentinel: a descriptor that becomes readable when the process has ended; -1 where the system has none.
+        sentinel: -1, it has none of its own.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ScriptProcess:
             pass_fds=[events, lifeline],
             start_new_session=True,  # its process group is its own, and ends with it
         )
-        self.sentinel = _open_sentinel(self._popen.pid)
+        self.sentinel = -1
 
     @property
     def pid(self) -> int:
@@ -81,7 +81,15 @@ class ScriptProcess:
 
     @property
     def exitcode(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """Its exit code, negative for a signal; None while it runs, and where other code took it.
+
+        `subprocess` says 0 in that case.
+        """
+        if self._popen.returncode is None:
+            try:
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return None
         return self._popen.poll()
 
     def join(self) -> None:
@@ -89,18 +97,7 @@ class ScriptProcess:
         self._popen.wait()
 
     def close(self) -> None:
-        """Give back what it held; it must have ended."""
-        if self.sentinel >= 0:
-            os.close(self.sentinel)
-
-
-def _open_sentinel(pid: int) -> int:
-    if sys.platform != "linux":
-        return -1
-    try:
-        return os.pidfd_open(pid)
-    except OSError:  # an old kernel, or a sandbox
-        return -1
+        """Give back what it held: nothing."""
 
 
 class ScriptWorkerGroup(LocalWorkerGroup):
@@ -137,7 +134,7 @@ class ScriptWorkerGroup(LocalWorkerGroup):
             lifeline=ends.lifeline.fileno(),
         )
 
-    def judge_end(self, member: Member, exitcode: int, at: float) -> Event:
+    def judge_end(self, member: Member, exitcode: int | None, at: float) -> Event:
         """Return what it means that a process has ended: a script need not say that all is well."""
         if exitcode == 0:
             return Result(rank=member.rank, time=at, value=_NOTHING)

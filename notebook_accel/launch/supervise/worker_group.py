@@ -87,7 +87,7 @@ class WorkerGroup(ABC, Generic[MemberT]):
     """
 
     kill_seconds: ClassVar[float] = math.inf
-    """How long `stop` waits for workers that it has killed, in seconds; `inf` where their end is always seen."""
+    """How long `stop` waits for workers that it has killed, in seconds; they are abandoned then."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._job = attempt.job
@@ -223,12 +223,12 @@ class WorkerGroup(ABC, Generic[MemberT]):
         self.hang = report if self._job.on_hang == "raise" else ""
         return bool(self.hang)
 
-    def note_end(self, member: MemberT, exitcode: int, at: float, last: Sequence[Event] = ()) -> None:
+    def note_end(self, member: MemberT, exitcode: int | None, at: float, last: Sequence[Event] = ()) -> None:
         """Note that a worker's process has ended; a failure where it ended without a word.
 
         Args:
             member: the worker.
-            exitcode: of its process, negative for a signal.
+            exitcode: of its process, negative for a signal, None where nobody knows it.
             at: when it ended, in seconds since the epoch.
             last: events that came too late for `receive`.
         """
@@ -237,12 +237,12 @@ class WorkerGroup(ABC, Generic[MemberT]):
         if not self._delivery.has_outcome(member.rank) and member.rank not in self.stopped_ranks:
             self._delivery.deliver([self.judge_end(member, exitcode, at)])
 
-    def judge_end(self, member: MemberT, exitcode: int, at: float) -> Event:
+    def judge_end(self, member: MemberT, exitcode: int | None, at: float) -> Event:
         """Return what it means that a worker's process ended without a word: a failure, also with exit code 0.
 
         Args:
             member: the worker.
-            exitcode: of its process, negative for a signal.
+            exitcode: of its process, negative for a signal, None where nobody knows it.
             at: when it ended, in seconds since the epoch.
         """
         return Failure(rank=member.rank, time=at, pid=member.pid, exitcode=exitcode)
@@ -265,6 +265,9 @@ class WorkerGroup(ABC, Generic[MemberT]):
 
     # -- ending
 
+    def abandon(self, member: MemberT) -> None:
+        """Note that a worker was killed and does not end: nobody waits for it any more."""
+
     def settle(self) -> None:
         """End the workers after a failure; those that end by themselves right now are heard first."""
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
@@ -283,11 +286,15 @@ class WorkerGroup(ABC, Generic[MemberT]):
         self.stopped_ranks.update(member.rank for member in self.list_running())
         if grace > 0:
             self._signal_and_wait(signum, grace)
-        self._signal_and_wait(signals.KILL, self.kill_seconds)
+        self._signal_and_wait(signals.KILL, self.kill_seconds, may_be_interrupted=True)
+        for member in self.list_running():
+            self.abandon(member)
 
-    def _signal_and_wait(self, signum: int, seconds: float) -> None:
+    def _signal_and_wait(self, signum: int, seconds: float, *, may_be_interrupted: bool = False) -> None:
         for member in self.list_running():
             self.send_signal(member.rank, signum)
         deadline = time.monotonic() + seconds
         while self.is_running and time.monotonic() < deadline:
+            if may_be_interrupted and signals.is_interrupted():
+                break
             self.poll(_END_LOOK_SECONDS)

@@ -130,10 +130,16 @@ def make_exit_error(failure: Failure) -> WorkerError:
     Args:
         failure: says how the process ended, or that it is lost.
     """
-    code, rank, pid = failure.exitcode or 0, failure.rank, failure.pid
+    code, rank, pid = failure.exitcode, failure.rank, failure.pid
     who = f"rank {rank} (process {pid})"
     if failure.lost:
         return WorkerError(f"{who if pid else f'rank {rank}'} is lost: {failure.lost}", rank=rank, pid=pid)
+    if code is None:
+        text = (
+            f"{who} ended before its function returned, and nobody knows how: this process ignores SIGCHLD, "
+            "or other code of it has waited for the worker"
+        )
+        return WorkerError(text, rank=rank, pid=pid)
     if code < 0:
         cause = likely_cause(-code)
         text = f"{who} was ended by {name_of(-code)}" + (f": {cause}" if cause else "")

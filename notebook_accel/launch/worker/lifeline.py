@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import sys
 import threading
+
+from ...stream.readable import wait_readable
 
 _F_SETSIG = 10  # Linux: which signal O_ASYNC sends
 
@@ -34,8 +35,40 @@ def follow(fd: int) -> None:
     except (ImportError, OSError, AttributeError):
         threading.Thread(target=_wait_for_end, args=(fd,), daemon=True).start()
         return
-    if select.select([fd], [], [], 0)[0]:  # it closed before the system was told
+    if wait_readable(fd, 0):  # it closed before the system was told
         os._exit(1)
+
+
+def end_children() -> None:
+    """Kill all that this process has started and that is in its process group, as far as the system lists it.
+
+    A worker does so as its last act: where its notebook is just being killed, nobody else would do it any more.
+    """
+    if sys.platform != "linux":
+        return
+    group, killed = os.getpgrp(), set[int]()
+    while new := {pid for pid in _list_below(os.getpid()) if _is_in(pid, group)} - killed:
+        killed |= new
+        for pid in new:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _list_below(pid: int) -> list[int]:
+    """Return the living children of a process, their children, and so on."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it has ended, or this system lists no children
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += map(int, file.read().split())
+    return [pid for child in found for pid in (child, *_list_below(child))]
+
+
+def _is_in(pid: int, group: int) -> bool:
+    try:
+        return os.getpgid(pid) == group
+    except OSError:
+        return False
 
 
 def _wait_for_end(fd: int) -> None:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -63,7 +63,6 @@ class WorkerSpec:
         directory: the working folder; None keeps that of the process.
         random_states: the notebook's, set before the function is called.
         sources: lines of the notebook's cells, by the file name under which they were compiled.
-        foreign_fds: file descriptors of the notebook that a fork has to close.
         serve: what the worker does instead of calling a function once: it serves calls until it is told to leave.
         leaves_last: whether the process holds the store where all ranks meet: then it waits until the others have left.
         setup: called before the function, when all workers are started.
@@ -85,7 +84,6 @@ class WorkerSpec:
     directory: str | None
     random_states: RandomStates
     sources: Mapping[str, list[str]]
-    foreign_fds: Sequence[int] = ()
     serve: Callable[[socket.socket, Emitter, capture.Capture, StopPoint], None] | None = None
     leaves_last: bool = False
     setup: Callable[[], None] | None = None
@@ -112,8 +110,6 @@ def main(spec: WorkerSpec) -> NoReturn:
 
 def _become_worker(spec: WorkerSpec) -> None:
     """Give the process its own session, signals and environment, and drop what is the kernel's."""
-    for fd in spec.foreign_fds:
-        os.close(fd)
     if sys.platform != "win32" and os.getsid(0) != os.getpid():
         os.setsid()
     if sys.platform == "win32":
@@ -247,6 +243,7 @@ def _leave(code: int, output: capture.Capture) -> NoReturn:
         with contextlib.suppress(Exception):
             atexit._run_exitfuncs()
         output.close()
+        lifeline.end_children()
     finally:
         os._exit(code)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import select
 import socket
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Final
 
@@ -12,6 +13,7 @@ from ... import runtime
 from ...events import Held, HoldOrder, Order, Pulse, StackOrder, StackReport, StopOrder
 from ...stopping import StopPoint
 from ...stream.emit import Emitter
+from ...stream.readable import wait_readable
 from ...stream.wire import FrameReader
 from . import flight_recorder
 from .stacks import BACKWARD, StackWatch
@@ -53,17 +55,24 @@ class OrderListener:
     def _run(self) -> None:
         while True:
             try:
-                ready, _, _ = select.select([self._events], [], [], _INTERVAL)
-                data = self._events.recv(_BYTES) if ready else b""
-            except OSError:
+                is_ready = wait_readable(self._events, _INTERVAL)
+                data = self._events.recv(_BYTES) if is_ready else b""
+            except (OSError, ValueError):
                 return  # the connection was reset, or a script has closed all descriptors
-            if not ready:
-                self.send_pulse()
-                continue
-            if not data:
+            if is_ready and not data:
                 return  # the notebook is gone; the lifeline ends this worker
+            if not is_ready:
+                self._try(self.send_pulse)
             for order in self._frames.feed(data):
-                self._obey(order)
+                self._try(self._obey, order)
+
+    def _try(self, step: Callable[..., None], *args: object) -> None:
+        """Take a step; whatever it raises is shown, and the next order is obeyed all the same."""
+        try:
+            step(*args)
+        except Exception:
+            print(f"rank {self._emitter.rank}: the notebook's order failed:", file=sys.stderr)
+            traceback.print_exc()
 
     def _obey(self, order: object) -> None:
         emitter = self._emitter

@@ -17,7 +17,6 @@ import contextlib
 import faulthandler
 import importlib
 import io
-import select
 import signal
 import threading
 import time
@@ -88,8 +87,8 @@ class _Launcher:
 
     def _listen(self) -> None:
         """Begin to listen at the first question, or half a second from now."""
-        with contextlib.suppress(OSError):
-            select.select([self._events], [], [], _QUIET_SECONDS)
+        with contextlib.suppress(OSError, ValueError):  # the script may have closed it
+            _ours("stream.readable").wait_readable(self._events, _QUIET_SECONDS)
             self._connect()
 
     def _connect(self) -> Any:
@@ -120,6 +119,7 @@ class _Launcher:
     def _send_failure(self) -> None:
         if self._reporter is not None and os.getpid() == self._pid and self._connect() is not None:
             self._reporter.send_failure()
+            _ours("launch.worker.lifeline").end_children()
 
 
 def _identify(descriptor: int) -> tuple[int, int] | None:

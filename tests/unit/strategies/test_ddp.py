@@ -117,3 +117,29 @@ def test_wrong_choices_are_explained() -> None:
     ):
         with pytest.raises((ValueError, TypeError), match=sentence):
             DistributedDataParallelKwargs(**options)  # type: ignore[arg-type]
+
+
+def unfreeze_layer() -> tuple[str, float]:
+    """Return what a forward says after a layer was unfrozen, and the sum of its weights a step later."""
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    batch = torch.ones(2, 4) * (accelerator.process_index + 1)
+    model(batch)  # frozen still
+    accelerator.unwrap_model(model)[0].requires_grad_(True)
+    with torch.no_grad():
+        model(batch)
+    with pytest.raises(RuntimeError) as refused:
+        model(batch)
+    model = accelerator.prepare(accelerator.unwrap_model(model))
+    accelerator.backward(model(batch).square().mean())
+    optimizer.step()
+    return str(refused.value), accelerator.unwrap_model(model)[0].weight.sum().item()
+
+
+def test_weights_that_are_unfrozen_later_are_not_left_out_in_silence() -> None:
+    (text, first), (_, second) = run_ranks(unfreeze_layer)
+    assert "(2, the first is '0.weight')" in text and "accelerator.prepare(accelerator.unwrap_model" in text
+    assert first == second

@@ -16,6 +16,7 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStore
 from ....errors import LaunchError
 from ....events import Result
 from ....stream.record import RunRecord
+from ... import descriptors
 from ...checks import addresses
 from ...job import Job
 from ...supervise.control import StopAsked
@@ -193,6 +194,7 @@ class FixedNodes(NodeRendezvous):
                     "that is no address of this machine; master_addr is the address of node 0"
                 )
             store = TCPStore(self._host, self._port, is_master=True, timeout=timeout, wait_for_workers=False)
+            descriptors.keep_store_from_forks(store)
         except (DistError, OSError) as error:
             if self._elects and addresses.find_listen_problem("", self._port):
                 return None

@@ -13,6 +13,7 @@ from typing import Any, Final
 from torch.distributed import TCPStore
 
 from ....errors import LaunchError
+from ... import descriptors
 from ...checks.addresses import choose_listen_address, listen
 from ...job import Rendezvous
 
@@ -39,13 +40,17 @@ def open_store(place: Rendezvous) -> TCPStore:
     options: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
     try:
         if sys.platform == "win32":
-            return TCPStore(place.address, int(place.port or 0), use_libuv=False, **options)
+            return TCPStore(
+                place.address, int(place.port or 0), use_libuv=False, **options
+            )  # it forks nothing
         where = choose_listen_address(place.address) if place.num_nodes > 1 else place.address
         listening = listen(where, int(place.port or 0))
         port = listening.getsockname()[1]
-        return TCPStore(place.address, port, master_listen_fd=listening.detach(), **options)
+        store = TCPStore(place.address, port, master_listen_fd=listening.detach(), **options)
     except (RuntimeError, OSError) as error:
         raise LaunchError(f"cannot open a store at {place.address}:{place.port}: {error}") from None
+    descriptors.keep_store_from_forks(store)
+    return store
 
 
 def connect_store(host: str, port: int, check: Callable[[], None]) -> TCPStore:
@@ -85,4 +90,5 @@ def connect_store(host: str, port: int, check: Callable[[], None]) -> TCPStore:
     if isinstance(results[0], BaseException):
         raise results[0]
     results[0].set_timeout(timeout)
+    descriptors.keep_store_from_forks(results[0])
     return results[0]

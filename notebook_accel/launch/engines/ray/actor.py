@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import os
 import pickle
-import select
 import socket
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from ....events import BeginOrder, Buffer, Ended, Event, Order, SignalOrder
 from ....stream.emit import Emitter
 from ....stream.inbox import Inbox
 from ....stream.listener import connect
+from ....stream.readable import wait_readable
 from ....stream.wire import GO, FrameReader
 from ... import signals
 from ...checks import addresses
@@ -322,7 +322,7 @@ class _Relay:
 
     def _listen(self) -> None:
         """Obey what the notebook says; where the notebook has left, kill the process."""
-        if self._has_lost_notebook or not select.select([self._connection], [], [], 0)[0]:
+        if self._has_lost_notebook or not wait_readable(self._connection, 0):
             return
         try:
             data = self._connection.recv(_BYTES)

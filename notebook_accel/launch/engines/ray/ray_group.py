@@ -13,6 +13,7 @@ from ....events import BeginOrder, Event, LeaveOrder, Order, Phase
 from ....stream.inbox import Inbox
 from ....stream.listener import Listener
 from ....topology import Topology
+from ... import descriptors
 from ...checks import addresses
 from ...supervise.worker_group import Attempt, Member, WorkerGroup
 from ...worker.environment import list_rank_variables
@@ -86,6 +87,7 @@ class RayWorkerGroup(WorkerGroup[_RayMember]):
         self._attempt = attempt
         self._plan = plan
         self._inbox = Inbox()
+        descriptors.keep_from_forks(self._inbox)
         self._placement_group: Any = None
         self._actors: list[Any] = []
         self._machine = name_machine()
@@ -283,6 +285,7 @@ class RayWorkerGroup(WorkerGroup[_RayMember]):
         """Give back what Ray has placed; what still runs is killed with its actor."""
         import ray
 
+        descriptors.forget(self._inbox)
         self._inbox.close()
         with contextlib.suppress(ConnectionError):  # Ray is gone, and all that it had placed
             if cluster.is_up():

@@ -1,0 +1,98 @@
+"""Descriptors of this process's runs and sessions, which no process that is forked from it keeps.
+
+A copy that lives on would keep a port taken, a worker waiting for the end of a pipe, or alive without its notebook.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+from .. import runtime
+
+_LISTS = ("/proc/self/fd", "/dev/fd")
+
+
+def keep_from_forks(owner: Any) -> None:
+    """Take an owner's descriptors away from all processes that are forked from now on, while the owner lives.
+
+    In the fork the descriptors lead nowhere instead of being closed: whatever there takes itself for their owner may
+    close them, and must not close what got the same number.
+
+    Args:
+        owner: has a method `filenos`, which returns the descriptors.
+    """
+    _watch_forks()
+    runtime.owners().add(owner)
+
+
+def forget(owner: Any) -> None:
+    """Leave an owner out of later forks: it has closed its descriptors."""
+    runtime.owners().discard(owner)
+
+
+def keep_store_from_forks(store: Any) -> None:
+    """Take a store's descriptors away from all processes that are forked from now on, while the store lives.
+
+    Args:
+        store: torch's TCPStore.
+    """
+    _watch_forks()
+    runtime.stores().add(store)
+
+
+@functools.cache
+def _watch_forks() -> None:
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(after_in_child=_take_away)
+
+
+def _take_away() -> None:
+    """In the fork: lead the descriptors to nowhere; what belongs to this process itself begins anew."""
+    owners, stores = runtime.owners(), runtime.stores()
+    if owners or stores:
+        found = {fd for owner in list(owners) for fd in owner.filenos()}
+        found |= _find_connections({store.port for store in list(stores)})
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for fd in found:
+            os.dup2(nowhere, fd, inheritable=False)
+        os.close(nowhere)
+    owners.clear()
+    stores.clear()
+
+
+def _find_connections(ports: set[int]) -> set[int]:
+    """Return the descriptors of all TCP sockets that have one of some ports at either end."""
+    if not ports:
+        return set()
+    return {fd for fd in _list_sockets() if ports & set(_read_ports(fd))}
+
+
+def _list_sockets() -> Iterator[int]:
+    folder = next(filter(os.path.isdir, _LISTS), None)
+    for name in os.listdir(folder) if folder is not None else ():
+        with contextlib.suppress(OSError):  # the descriptor of the list itself
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                yield int(name)
+
+
+def _read_ports(fd: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        connection = socket.socket(fileno=fd)
+        try:
+            if connection.family in (socket.AF_INET, socket.AF_INET6):
+                return [connection.getsockname()[1], *_read_peer_port(connection)]
+        finally:
+            connection.detach()
+    return []
+
+
+def _read_peer_port(connection: socket.socket) -> list[int]:
+    with contextlib.suppress(OSError):  # it listens
+        return [int(connection.getpeername()[1])]
+    return []

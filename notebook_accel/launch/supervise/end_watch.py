@@ -1,0 +1,82 @@
+"""Whether a process of this node has ended, also where nobody can say how.
+
+The system gives an exit code to whoever asks first, and to nobody where SIGCHLD is ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Final, Protocol
+
+from ...stream.readable import wait_readable
+
+_CODE_SECONDS: Final = 1.0
+"""How long an exit code may come after the end: a fork server passes on those of its children."""
+
+
+class HasExitCode(Protocol):
+    """A process that knows its exit code, unless somebody else took it; those of `multiprocessing` do."""
+
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def exitcode(self) -> int | None: ...
+    @property
+    def sentinel(self) -> int: ...
+
+
+class EndWatch:
+    """Watches a process until it has ended.
+
+    Args:
+        process: of this node, just started.
+
+    Attributes:
+        fd: a descriptor that becomes readable when the process has ended; -1 where there is none.
+        exitcode: negative for a signal; None while the process runs, and where nobody knows it.
+    """
+
+    def __init__(self, process: HasExitCode) -> None:
+        self._process = process
+        self._pid = process.pid or 0
+        self._gone: float | None = None
+        self.exitcode: int | None = None
+        self._pidfd = _open_pidfd(self._pid)
+        self.fd = process.sentinel if self._pidfd < 0 and sys.platform != "win32" else self._pidfd
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended; `exitcode` then says how, or is None where nobody knows."""
+        self.exitcode = self._process.exitcode
+        if self.exitcode is not None:
+            return True
+        if self._gone is None and self._is_gone():
+            self._gone = time.monotonic()
+        return self._gone is not None and time.monotonic() - self._gone > _CODE_SECONDS
+
+    def _is_gone(self) -> bool:
+        if self._pidfd >= 0:
+            return wait_readable(self._pidfd, 0)
+        if sys.platform == "win32":
+            return False  # there a handle keeps the exit code
+        try:
+            os.kill(self._pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+        self._pidfd = self.fd = -1
+
+
+def _open_pidfd(pid: int) -> int:
+    if sys.platform != "linux":
+        return -1
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # an old kernel, a sandbox, or a process that is gone already
+        return -1

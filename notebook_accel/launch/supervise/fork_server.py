@@ -1,0 +1,78 @@
+"""Multiprocessing's fork server, from which workers are forked where this process itself must not be forked."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from ... import devices, runtime
+from ...stream.readable import wait_readable
+from .. import signals
+from ..checks import compiler_preload, xla_runtime
+from ..job import Job
+
+_PRELOAD: Final = (
+    "torch",
+    "torch.distributed",
+    "cloudpickle",
+    "tqdm.std",
+    "notebook_accel.launch.worker.main",
+)
+_LOOK_SECONDS: Final = 0.05
+
+
+class _Nothing:
+    """What a process of the server does that is only to show that the server answers."""
+
+    def _bootstrap(self, parent_sentinel: int) -> int:
+        return 0
+
+
+def start(job: Job, check: Callable[[], None]) -> None:
+    """Start the server where it does not run, and wait until it answers: it first imports what workers need.
+
+    An interrupt ends the wait; the server goes on for the next launch.
+
+    Args:
+        job: what the workers run.
+        check: called several times a second; its exception ends the wait.
+    """
+    from multiprocessing import forkserver  # not on every system
+
+    server: Any = forkserver._forkserver
+    forkserver.set_forkserver_preload(_choose_modules(job, getattr(server, "_preload_modules", ())))
+    with signals.block_interrupt_in_children():
+        forkserver.ensure_running()
+        if server._forkserver_pid == runtime.fork_server():
+            return
+        reader, writer = forkserver.connect_to_new_process([])
+    try:
+        os.write(writer, pickle.dumps({}) + pickle.dumps(_Nothing()))
+        while not wait_readable(reader, _LOOK_SECONDS):
+            check()
+        runtime.set_fork_server(server._forkserver_pid)
+    finally:
+        os.close(writer)
+        os.close(reader)
+
+
+def _choose_modules(job: Job, chosen: Sequence[str]) -> list[str]:
+    """Return what the server imports, when it starts: what the user told it to, and what every worker needs.
+
+    It starts once in a kernel: where the kernel has torch's compiler, a later launch is taken to need it.
+
+    Args:
+        job: what the workers run.
+        chosen: what the server was told to import before.
+    """
+    shell = ["IPython.core.interactiveshell"] if "IPython" in sys.modules else []
+    needs_compiler = compiler_preload.is_loaded() or compiler_preload.is_needed_by(job.function)
+    trained = [compiler_preload.MODULE] if needs_compiler else []
+    is_set_up = job.device_kind is devices.XLA and xla_runtime.is_loaded()
+    on_xla = ["torch_xla"] if is_set_up else []
+    modules = dict.fromkeys([*chosen, *_PRELOAD, *shell, *trained, *on_xla])
+    modules.pop("__main__", None)  # the default: it would run a script again
+    return list(modules)

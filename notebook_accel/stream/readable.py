@@ -1,0 +1,56 @@
+"""What a socket or pipe has for its reader; without other libraries, as a script imports it before its own modules."""
+
+from __future__ import annotations
+
+import selectors
+import sys
+from typing import Protocol
+
+
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+def wait_readable(source: int | HasFileno, seconds: float) -> bool:
+    """Wait until something can be read, or the other end is closed.
+
+    `select.select` raises for descriptors above 1023, which a kernel with many open files has.
+
+    Args:
+        source: a descriptor or what has one.
+        seconds: how long to wait at most; 0 only looks.
+
+    Returns:
+        Whether something can be read.
+
+    Raises:
+        OSError, ValueError: the descriptor is closed.
+    """
+    kind = getattr(
+        selectors, "PollSelector", selectors.SelectSelector
+    )  # neither opens a descriptor of its own
+    with kind() as selector:
+        selector.register(source, selectors.EVENT_READ)
+        return bool(selector.select(seconds))
+
+
+def count_unread_bytes(fd: int) -> int:
+    """Return how many bytes were written to a pipe and not read yet.
+
+    Args:
+        fd: the pipe's read end; on POSIX either end.
+    """
+    if sys.platform == "win32":
+        import _winapi
+        import msvcrt
+
+        return int(_winapi.PeekNamedPipe(msvcrt.get_osfhandle(fd), 0)[0])
+    import fcntl
+    import struct
+    import termios
+
+    try:
+        waiting = fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0")
+    except OSError:
+        return 0
+    return int(struct.unpack("i", waiting)[0])

@@ -1,0 +1,73 @@
+"""Programs that a test runs in a Python of their own, in odd circumstances."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 90.0  # for a program; torch's import takes seconds where much else runs
+HEAD = """
+import os, signal, socket, subprocess, sys, threading, time
+import notebook_accel as na
+from notebook_accel import Session, notebook_launcher
+
+def wait_until(is_true, what):
+    end = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+"""
+
+
+def start(code: str, folder: Path) -> subprocess.Popen[str]:
+    """Start a program; it leads a process group, and its output is a pipe."""
+    path = folder / "program.py"
+    path.write_text(HEAD + textwrap.dedent(code))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "1"}
+    return subprocess.Popen(
+        [sys.executable, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def run(code: str, folder: Path, *, expected: int = 0) -> str:
+    """Return the output of a program, which has to end with an exit code in time."""
+    process = start(code, folder)
+    try:
+        output, _ = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        raise AssertionError(f"it did not end in {SECONDS:g} s:\n{output[-4000:]}") from None
+    assert process.returncode == expected, (process.returncode, output[-4000:])
+    return output
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; one that nobody has waited for yet does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(is_true: Callable[[], bool], seconds: float = SECONDS) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(0.02)

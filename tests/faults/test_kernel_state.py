@@ -1,0 +1,252 @@
+"""Launches and sessions from a process in an odd state: many descriptors, no exit codes, other forks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from tests.faults.scripts import is_alive, run, start, wait_until
+
+
+def test_more_descriptors_than_select_takes(tmp_path: Path) -> None:
+    out = run(
+        """
+        import resource
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+
+        def train():
+            from notebook_accel import Accelerator
+            accelerator = Accelerator()
+            open(f"began{accelerator.process_index}", "w").close()
+            while not accelerator.should_stop:
+                time.sleep(0.01)
+            return accelerator.num_processes
+
+        run = notebook_launcher(train, num_processes=2, block=False, view="none")
+        wait_until(lambda: os.path.exists("began0") and os.path.exists("began1"), "the ranks begin")
+        run.stop()
+        print("stopped with", run.result())
+        with Session(2) as session:
+            print("session", session.run(lambda: int(os.environ["RANK"]), returns="all"))
+        """,
+        tmp_path,
+    )
+    assert "stopped with" in out and "session [0, 1]" in out
+
+
+def test_sigchld_is_ignored(tmp_path: Path) -> None:
+    out = run(
+        """
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        def value(): return int(os.environ["RANK"])
+        def leave(): os._exit(3)
+        for method in ("fork", "spawn"):
+            print(method, notebook_launcher(value, num_processes=2, start_method=method, returns="all", view="none"))
+        try:
+            notebook_launcher(leave, num_processes=2, view="none")
+        except na.WorkerError as error:
+            print("left:", error)
+        assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+
+        def in_thread():  # there the signal stays ignored
+            print("thread", notebook_launcher(value, num_processes=2, returns="all", view="none"))
+            try:
+                notebook_launcher(leave, num_processes=2, view="none")
+            except na.WorkerError as error:
+                print("unknown:", error)
+        thread = threading.Thread(target=in_thread)
+        thread.start()
+        thread.join()
+        with Session(2) as session:
+            print("session", session.run(value, returns="all"))
+        """,
+        tmp_path,
+    )
+    for expected in ("fork [0, 1]", "spawn [0, 1]", "thread [0, 1]", "session [0, 1]"):
+        assert expected in out, (expected, out)
+    assert "left with exit code 3" in out
+    assert "unknown: " in out and "ignores SIGCHLD" in out
+
+
+def test_other_code_waits_for_the_workers(tmp_path: Path) -> None:
+    out = run(
+        """
+        def reap():
+            while True:
+                try:
+                    os.waitpid(-1, 0)
+                except ChildProcessError:
+                    time.sleep(0.001)
+        threading.Thread(target=reap, daemon=True).start()
+        def value(): return int(os.environ["RANK"])
+        def leave(): os._exit(3)
+        print(notebook_launcher(value, num_processes=2, start_method="fork", returns="all", view="none"))
+        try:
+            notebook_launcher(leave, num_processes=2, start_method="fork", view="none")
+        except na.WorkerError as error:
+            print("left:", error)
+        """,
+        tmp_path,
+    )
+    assert "[0, 1]" in out and "left:" in out
+
+
+def test_scripts_have_exit_codes_where_sigchld_is_ignored(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys\nsys.exit(int(sys.argv[1]))\n")
+    out = run(
+        """
+        from notebook_accel.cli.main import main
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        for code in ("0", "3"):
+            try:
+                main(["launch", "--cpu", "--num_processes", "2", "train.py", code])
+            except SystemExit as stop:
+                print("exit", stop.code)
+        """,
+        tmp_path,
+    )
+    assert [line for line in out.splitlines() if line.startswith("exit")][-1] == "exit 3", out
+
+
+def test_a_child_that_writes_for_ever_ends_with_its_worker(tmp_path: Path) -> None:
+    out = run(
+        """
+        def leave_child():
+            child = subprocess.Popen(["yes"])
+            return child.pid
+        import psutil
+        pid = notebook_launcher(leave_child, num_processes=2, view="none")
+        wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", "yes has ended")
+
+        def leave_daemon():  # in a group of its own, so it lives on
+            return subprocess.Popen(["yes"], start_new_session=True).pid
+        pid = notebook_launcher(leave_daemon, num_processes=1, view="none", start_method="fork")
+        if psutil.pid_exists(pid):  # it ends by SIGPIPE as soon as nobody reads any more
+            os.kill(pid, signal.SIGKILL)
+        print("returned")
+        """,
+        tmp_path,
+    )
+    assert out.splitlines()[-1] == "returned"
+
+
+def test_forked_workers_hold_no_descriptor_of_other_runs(tmp_path: Path) -> None:
+    out = run(
+        """
+        def list_open():
+            found = {}
+            for name in os.listdir("/proc/self/fd"):
+                try:
+                    found[name] = os.readlink(f"/proc/self/fd/{name}")
+                except OSError:
+                    pass
+            return found
+        def look():
+            return {end for end in list_open().values() if end.startswith(("socket:", "pipe:"))}
+        def idle():
+            open(f"began{os.environ['RANK']}", "w").close()
+            time.sleep(300)
+        mine = os.pipe()  # a user's own descriptors stay
+        user = {os.readlink(f"/proc/self/fd/{fd}") for fd in mine}
+        before = set(list_open().values())
+        run = notebook_launcher(idle, num_processes=2, block=False, view="none")
+        wait_until(lambda: os.path.exists("began0") and os.path.exists("began1"), "the ranks begin")
+        runs_own = {end for end in set(list_open().values()) - before if end.startswith(("socket:", "pipe:"))}
+        assert len(runs_own) > 8, runs_own
+        with Session(2, start_method="fork") as session:
+            for theirs in session.run(look, returns="all"):
+                assert user <= theirs, (user, theirs)
+                # the pipe by which multiprocessing's child could see its parent end is not ours
+                shared = [end for end in runs_own & theirs if end.startswith("socket:")]
+                assert not shared, shared
+            child = session.run(lambda: __import__("subprocess").run(
+                ["ls", "-l", "/proc/self/fd"], capture_output=True, text=True).stdout)
+            print(child)
+        import multiprocessing
+        context = multiprocessing.get_context("fork")  # a fork of the user's own
+        queue = context.Queue()
+        process = context.Process(target=lambda: queue.put(look()))
+        process.start()
+        theirs = queue.get(timeout=30)
+        process.join()
+        assert user <= theirs and not [end for end in runs_own & theirs if end.startswith("socket:")]
+        run.stop()
+        run.wait()
+        print("clean")
+        """,
+        tmp_path,
+    )
+    assert out.splitlines()[-1] == "clean"
+
+
+def test_what_a_failing_worker_started_ends_without_the_notebook(tmp_path: Path) -> None:
+    """The notebook is stopped while the worker ends, then killed: it can end nothing any more."""
+    program = start(
+        """
+        def fail():
+            child = subprocess.Popen(["sleep", "300"])
+            with open("part", "w") as file:
+                file.write(f"{os.getpid()} {child.pid}")
+            os.rename("part", "pids")
+            wait_until(lambda: os.path.exists("go"), "the test says so")
+            raise ValueError("on purpose")
+        notebook_launcher(fail, num_processes=2, view="none", start_method="fork")
+        """,
+        tmp_path,
+    )
+    try:
+        wait_until(lambda: (tmp_path / "pids").exists())
+        worker, child = map(int, (tmp_path / "pids").read_text().split())
+        os.kill(program.pid, signal.SIGSTOP)
+        (tmp_path / "go").touch()
+        wait_until(lambda: not is_alive(worker))
+    finally:
+        os.kill(program.pid, signal.SIGKILL)
+        program.communicate()
+    wait_until(lambda: not is_alive(child))
+
+
+def test_an_interrupt_ends_the_wait_for_a_fork_server(tmp_path: Path) -> None:
+    (tmp_path / "slow_import.py").write_text("import time\nopen('began', 'w').close()\ntime.sleep(40)\n")
+    out = run(
+        """
+        import multiprocessing
+        multiprocessing.set_forkserver_preload(["slow_import"])
+        def interrupt():
+            wait_until(lambda: os.path.exists("began"), "the fork server imports")
+            interrupt.at = time.monotonic()
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt).start()
+        try:
+            notebook_launcher(os.getpid, num_processes=2, view="none", start_method="forkserver")
+        except KeyboardInterrupt:
+            print("obeyed" if time.monotonic() - interrupt.at < 15 else "late")
+        os.kill(multiprocessing.forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+        print(len(notebook_launcher(os.getpid, num_processes=2, view="none", start_method="spawn", returns="all")))
+        """,
+        tmp_path,
+    )
+    assert out.splitlines()[-2:] == ["obeyed", "2"], out
+
+
+def test_a_worker_that_does_not_end_is_left_behind(tmp_path: Path) -> None:
+    """Nothing here can make a process that outlives SIGKILL: the look for its end is played."""
+    out = run(
+        """
+        from notebook_accel.launch.supervise import end_watch, local_group
+        local_group.LocalWorkerGroup.kill_seconds = 1.0
+        end_watch.EndWatch.has_ended = lambda self: False
+        def wait(): time.sleep(300)
+        run = notebook_launcher(wait, num_processes=2, block=False, view="none", output="none")
+        wait_until(lambda: run.status == "running", "it runs")
+        run.stop(grace=0.0)
+        run.wait(30)
+        print(run.status)
+        print(run.record.notice)
+        """,
+        tmp_path,
+    )
+    lines = out.splitlines()
+    assert "stopped" in lines and "was killed and has not ended" in out, out
