@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,9 @@ class SavePart(Shared):
         The folder gets its name once all its files are on the disk: a process that dies at any instant leaves
         the checkpoint that was there before. Other files in the folder stay.
 
+        Gradients are not saved. Between two batches of one accumulation this warns: the step after resuming would lack
+        those so far.
+
         Args:
             output_dir: the folder; with automatic naming it is `project_dir/checkpoints/checkpoint_N` instead.
             safe_serialization: weights as safetensors; False uses torch.save.
@@ -125,6 +129,7 @@ class SavePart(Shared):
         if save_model_func_kwargs:
             raise ValueError(f"save_state does not know {', '.join(save_model_func_kwargs)}: leave it out")
         self._wait_for_writer()
+        self._warn_of_gradients()
         target, keep = self._save_target(output_dir)
         topology = self._runtime.topology
         barrier: write.ErrorBarrier = write.CollectiveErrorBarrier(self._runtime.comm)
@@ -154,6 +159,14 @@ class SavePart(Shared):
             write.finish(plan, barrier)
         self.project_configuration.iteration += 1
         return target
+
+    def _warn_of_gradients(self) -> None:
+        if not self._runtime.gradient.sync_gradients and self._runtime.topology.rank == 0:
+            warnings.warn(
+                "save_state in the middle of an accumulation: the gradients so far are not saved, so a run that goes on "
+                "from here computes its first step without them; save where accelerator.sync_gradients is True",
+                stacklevel=3,
+            )
 
     def _wait_for_writer(self) -> None:
         """Return once the checkpoint that a thread writes is on the disk; CheckpointError if it was not written."""

@@ -477,3 +477,20 @@ def test_tensors_may_be_made_elsewhere_by_default(tmp_path: Path, clean_runtime:
             finally:
                 torch.set_default_device(None)
             assert values(*parts) == wanted
+
+
+def test_saving_in_the_middle_of_an_accumulation_warns(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, optimizer = accelerator.prepare(
+        model := torch.nn.Linear(1, 1), torch.optim.SGD(model.parameters())
+    )
+    for number in range(2):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.ones(1, 1)).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        if number == 0:
+            with pytest.warns(UserWarning, match="the gradients so far are not saved") as warned:
+                accelerator.save_state(tmp_path / "middle")
+            assert Path(warned[0].filename) == Path(__file__)
+    accelerator.save_state(tmp_path / "boundary")  # a warning would be an error
