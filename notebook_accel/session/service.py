@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -62,6 +63,7 @@ class Service:
         self._main = threading.get_ident()
         self._stacks = StackWatch(self._main)
         self._current: int | None = None
+        self._began_ns = 0
         self._interrupted = 0
         self._module = types.ModuleType(MAIN)
         self._module.__dict__["__builtins__"] = builtins
@@ -85,7 +87,9 @@ class Service:
         elif isinstance(order, StackOrder):
             if self._current == order.call:
                 emitter = self._emitter
-                emitter.emit(report_stack(self._stacks, emitter.rank, emitter.now(), order.call))
+                emitter.emit(
+                    report_stack(self._stacks, emitter.rank, emitter.now(), order.call, self._began_ns)
+                )
         else:
             raise AssertionError(f"nobody obeys {order}")
 
@@ -109,6 +113,7 @@ class Service:
         self._stop_point.reset()
         outcome: Result | Failure
         try:
+            self._began_ns = time.time_ns()
             self._current = order.call
             outcome = self._run_call(order)
             self._current = None

@@ -13,13 +13,17 @@ _READERS: Final = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 _MOST: Final = 3
 
 
-def read_recorder() -> list[RecordedCollective]:
+def read_recorder(since_ns: int = 0) -> list[RecordedCollective]:
     """Return the oldest collectives of this process that are under way; if there are none, the last one recorded.
 
     torch has a recorder for NCCL and one for other backends. A worker on a GPU uses both, since its objects go by gloo.
 
     The format is that of torch 2.9 to 2.13:
     https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
+
+    Args:
+        since_ns: leave out what began before that time, in nanoseconds since the epoch. A collective whose group was
+            replaced never ends.
 
     Returns:
         Collectives, oldest first; at most 3. Empty where torch recorded nothing: without torch.distributed, with a
@@ -28,6 +32,7 @@ def read_recorder() -> list[RecordedCollective]:
     torch_c = sys.modules.get("torch._C._distributed_c10d")
     readers = [read for name in _READERS if (read := getattr(torch_c, name, None)) is not None]
     entries = [entry for read in readers for entry in json.loads(read()).get("entries", [])]
+    entries = [entry for entry in entries if entry["time_created_ns"] >= since_ns]
     entries.sort(key=lambda entry: entry["time_created_ns"])
     under_way = [entry for entry in entries if not _is_over(entry)]
     return [_read_entry(entry) for entry in under_way[:_MOST] or entries[-1:]]

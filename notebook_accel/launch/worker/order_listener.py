@@ -102,7 +102,7 @@ class OrderListener:
             emitter.emit(pulse)
 
 
-def report_stack(stacks: StackWatch, rank: int, time: float, call: int = 0) -> StackReport:
+def report_stack(stacks: StackWatch, rank: int, time: float, call: int = 0, since_ns: int = 0) -> StackReport:
     """Return where a thread is, and which collectives of this process have not ended.
 
     Args:
@@ -110,8 +110,9 @@ def report_stack(stacks: StackWatch, rank: int, time: float, call: int = 0) -> S
         rank: this process's.
         time: now, in seconds since the epoch.
         call: of a session, by its number.
+        since_ns: when the call began, in nanoseconds since the epoch.
     """
-    stack, recorded = stacks.look(), flight_recorder.read_recorder()
+    stack, recorded = stacks.look(), flight_recorder.read_recorder(since_ns)
     return StackReport(
         rank=rank,
         time=time,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 import types
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from notebook_accel.launch.worker.flight_recorder import read_recorder
 from notebook_accel.launch.worker.order_listener import report_stack
@@ -67,3 +70,23 @@ def test_a_thread_that_reads_the_result_of_a_collective_waits_in_it(monkeypatch:
     assert (report.collective, report.call, report.rank) == ("all_reduce", 3, 1)
     _set_recorders(monkeypatch, nccl=[_entry("nccl:all_reduce", 1, is_over=True)])
     assert report_stack(stacks, rank=1, time=0.0).collective == ""
+
+
+def test_what_began_before_a_call_of_a_session_is_none_of_its_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its group was replaced, because ranks disagreed about it: it never ends."""
+    stacks = StackWatch(threading.get_ident())
+    _set_recorders(monkeypatch, fr=[_entry("gloo:all_reduce", 7)])
+    assert report_stack(stacks, rank=0, time=0.0, since_ns=7).collective == "all_reduce"
+    assert report_stack(stacks, rank=0, time=0.0, since_ns=8).collective == ""
+
+
+def test_the_recorder_has_the_time_of_the_clock() -> None:
+    before = time.time_ns()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        dist.all_reduce(torch.ones(1))
+        (found,) = read_recorder(before)
+        assert found.name == "gloo:all_reduce"
+        assert read_recorder(time.time_ns()) == []
+    finally:
+        dist.destroy_process_group()
