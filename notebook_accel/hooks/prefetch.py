@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .lease import ReentrantLease
 from .offloaded_tensor import read_dtype_and_grad
-from .weights import get_many
+from .weights import check, get_many
 
 _STREAMS: Final = ("cuda", "xpu")
 
@@ -46,6 +46,10 @@ class Need:
             name: _cast(found[name], read_dtype_and_grad(place)[0]).to(self.device)
             for name, place in zip(self.names, self.places, strict=True)
         }
+
+    def check(self) -> None:
+        """Raise CheckpointError if what was fetched may have lost its values: its file has changed."""
+        check(self.weights, self.names)
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
