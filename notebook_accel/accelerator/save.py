@@ -163,8 +163,8 @@ class SavePart(Shared):
     def _warn_of_gradients(self) -> None:
         if not self._runtime.gradient.sync_gradients and self._runtime.topology.rank == 0:
             warnings.warn(
-                "save_state in the middle of an accumulation: the gradients so far are not saved, so a run that goes on "
-                "from here computes its first step without them; save where accelerator.sync_gradients is True",
+                "save_state in the middle of an accumulation: the gradients so far are not saved, so a run that goes "
+                "on from here computes its first step without them; save where accelerator.sync_gradients is True",
                 stacklevel=3,
             )
 
@@ -196,18 +196,22 @@ class SavePart(Shared):
 
     def _require_all(self, error: Exception | None, target: Path) -> None:
         """Raise this rank's error, or tell of another rank's, with nothing left of the new checkpoint."""
-        text = None if error is None else f"{type(error).__name__}: {error}"
-        errors = self._runtime.comm.all_gather_object(text)
-        if not any(errors):
+        failed = self._exchange(error)
+        if not failed:
             return
         if self._runtime.topology.is_local_main:
             folder.remove(folder.staging(target))
         if error is not None:
             raise error
-        found = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(errors) if text)
         raise CheckpointError(
-            f"checkpoint {target} was not written, what was there before is untouched: {found}"
+            f"checkpoint {target} was not written, what was there before is untouched: {failed}"
         )
+
+    def _exchange(self, error: Exception | None) -> str:
+        """Return which ranks failed at what, once all ranks have come here; nothing where none did."""
+        text = None if error is None else f"{type(error).__name__}: {error}"
+        errors = self._runtime.comm.all_gather_object(text)
+        return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(errors) if text)
 
     def _save_target(self, output_dir: PathLike | None) -> tuple[Path, int | None]:
         config = self.project_configuration
@@ -389,6 +393,9 @@ class SavePart(Shared):
     ) -> None:
         """Save a model's weights to a folder, for `load_checkpoint_in_model`.
 
+        Where each process holds a part of the weights, every process calls it, and all raise if one fails. Otherwise
+        the main process may call it alone.
+
         A process that dies at any instant leaves the weights that were there before, or the new ones.
 
         Args:
@@ -400,6 +407,7 @@ class SavePart(Shared):
         Raises:
             ValueError: `save_directory` is a file, a size is wrong, or weights are on the meta device (those that hooks
                 bring for the forward alone are saved).
+            CheckpointError: weights are sharded, and another process, which writes them, raised anything.
         """
         shards.parse_size(max_shard_size)
         if any(map(has_offloaded_params, model.modules())):
@@ -407,6 +415,15 @@ class SavePart(Shared):
             state: dict[str, Any] = get_state_dict_offloaded_model(original)
         else:
             state = self._strategy.state_dict(model)
+        path = Path(save_directory).expanduser()
+        error: Exception | None = None
         if self._writes_shared_files():
-            path = Path(save_directory).expanduser()
-            shards.save_weights(state, path, max_shard_size, safe_serialization)
+            try:
+                shards.save_weights(state, path, max_shard_size, safe_serialization)
+            except Exception as found:  # the other ranks may wait for the outcome
+                error = found
+        failed = self._exchange(error) if self._strategy.shards_weights else ""
+        if error is not None:
+            raise error
+        if failed:
+            raise CheckpointError(f"the weights were not saved to {path}: {failed}")

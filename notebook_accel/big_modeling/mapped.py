@@ -1,12 +1,20 @@
-"""Tensors whose values are pages of a file: the system reads them when they are used, and may drop them again."""
+"""Tensors whose values are pages of a file: the system reads them when they are used, and may drop them again.
+
+Where such a file is cut off, the system ends the process that uses pages beyond the new end, by SIGBUS; what is left of
+the last page reads as zeros. Therefore `read` compares the file's size and time of change with those of the loading
+before and after it maps the file, and `check` does so before and after a module computes. What remains is a file that
+is cut off while a module computes: the process may end, or the check afterwards finds it. A file that gets another
+name, or is replaced by a rename, keeps its pages.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import mmap
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,6 +45,7 @@ class Place:
         shape: of the tensor.
         dtype: of the tensor.
         stamp: of the file when this was looked up, see `read_stamp`; None reads whatever is there.
+        checksum: of the values, where it is known.
     """
 
     path: Path
@@ -44,6 +53,7 @@ class Place:
     shape: tuple[int, ...]
     dtype: torch.dtype
     stamp: tuple[int, int] | None = None
+    checksum: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -51,14 +61,30 @@ class Place:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def read_stamp(path: Path) -> tuple[int, int]:
+def read_stamp(path: str | Path) -> tuple[int, int]:
     """Return the size and the time of the last change of a file, in bytes and ns: they change when it is written again.
 
     Args:
         path: the file.
     """
-    found = path.stat()
+    found = os.stat(path)
     return found.st_size, found.st_mtime_ns
+
+
+def check(files: Iterable[tuple[str, tuple[int, int] | None]]) -> None:
+    """Raise CheckpointError if one of these files has not the stamp beside it any more."""
+    for path, stamp in files:
+        try:
+            _check_stamp(path, stamp)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be used any more: {error}") from error
+
+
+def _check_stamp(path: str | Path, stamp: tuple[int, int] | None) -> None:
+    if stamp is not None and (now := read_stamp(path)) != stamp:
+        raise OSError(
+            f"it was written again after the model was loaded, it has {now[0]:,} bytes now: load the model again"
+        )
 
 
 def read(places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
@@ -84,11 +110,9 @@ def read(places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
 
 
 def _read_file(path: Path, places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
-    now = read_stamp(path)
-    if any(place.stamp not in (None, now) for place in places.values()):
-        raise OSError(
-            f"it was written again after the model was loaded, it has {now[0]:,} bytes now: load the model again"
-        )
+    stamps = {place.stamp for place in places.values()}
+    for stamp in stamps:
+        _check_stamp(path, stamp)
     found: dict[str, torch.Tensor] = {}
     copied: list[rawio.Piece] = []
     mapped: dict[str, Place] = {}
@@ -101,6 +125,8 @@ def _read_file(path: Path, places: Mapping[str, Place]) -> dict[str, torch.Tenso
     rawio.read_at(path, copied, cached=True)
     if mapped:
         found |= _map(path, mapped)
+    for stamp in stamps:
+        _check_stamp(path, stamp)
     return found
 
 

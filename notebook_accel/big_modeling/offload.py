@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from ..checkpointing import rawio, weights
+from ..checkpointing import checksums, rawio, weights
 from ..checkpointing.folder import PathLike
 from ..errors import CheckpointError
 from ..hooks.tensors import as_device, find_owner, set_module_tensor_to_device
@@ -24,6 +24,7 @@ Index = Mapping[str, Mapping[str, Any]]
 """Where each weight is: `safetensors_file`, `weight_name` and `dtype`, or `dtype` and `shape` of `<name>.dat`."""
 
 INDEX: Final = "index.json"
+_CHECKSUM: Final = "notebook_accel.checksum"
 
 
 def offload_weight(
@@ -62,7 +63,11 @@ def offload_weight(
             f"bytes: {reason}"
         ) from error
     noted: MutableMapping[str, Any] = {} if index is None else index
-    noted[weight_name] = {"dtype": str(weight.dtype).removeprefix("torch."), "shape": list(weight.shape)}
+    noted[weight_name] = {
+        "dtype": str(weight.dtype).removeprefix("torch."),
+        "shape": list(weight.shape),
+        _CHECKSUM: checksums.show(checksums.compute(rawio.memory(values))),
+    }
     return noted
 
 
@@ -77,7 +82,9 @@ def load_offloaded_weight(weight_file: PathLike, weight_info: Mapping[str, Any])
         CheckpointError: the file is missing, or its size is another.
     """
     place = _dat_place(Path(weight_file), weight_info)
-    return mapped.read({"weight": place})["weight"]
+    found = mapped.read({"weight": place})["weight"]
+    _compare(Path(weight_file).stem, place, found)
+    return found
 
 
 def _dat_place(path: Path, info: Mapping[str, Any]) -> Place:
@@ -86,7 +93,14 @@ def _dat_place(path: Path, info: Mapping[str, Any]) -> Place:
     dtype = _dtype_of(info["dtype"], path)
     if not path.is_file():
         raise CheckpointError(f"{path} is missing, though the index lists it")
-    place = Place(path=path, offset=0, shape=tuple(info["shape"]), dtype=dtype, stamp=mapped.read_stamp(path))
+    place = Place(
+        path=path,
+        offset=0,
+        shape=tuple(info["shape"]),
+        dtype=dtype,
+        stamp=mapped.read_stamp(path),
+        checksum=int(info[_CHECKSUM], 16) if _CHECKSUM in info else None,
+    )
     if path.stat().st_size != place.nbytes:
         raise CheckpointError(
             f"{path} has {path.stat().st_size} bytes, and {list(place.shape)} of {dtype} needs {place.nbytes}"
@@ -219,6 +233,8 @@ class OffloadedWeightsLoader(Weights):
             self.index = dict(read_index(save_folder))
         self.device = device
         self._places, self._dtypes = self._look_up()
+        self._verified: set[str] = set()
+        self._files: dict[tuple[str, ...], set[tuple[str, tuple[int, int] | None]]] = {}
         self.all_keys = [*self.state_dict, *(name for name in self.index if name not in self.state_dict)]
 
     def _look_up(self) -> tuple[dict[str, Place], dict[str, torch.dtype]]:
@@ -240,7 +256,12 @@ class OffloadedWeightsLoader(Weights):
             if entry is None:
                 raise CheckpointError(f"{path} has no weights for {key!r}")
             places[name] = Place(
-                path=path, offset=entry.offset, shape=entry.shape, dtype=entry.dtype, stamp=stamp
+                path=path,
+                offset=entry.offset,
+                shape=entry.shape,
+                dtype=entry.dtype,
+                stamp=stamp,
+                checksum=entry.checksum,
             )
             if "dtype" in info:
                 dtypes[name] = _dtype_of(info["dtype"], path)
@@ -257,13 +278,43 @@ class OffloadedWeightsLoader(Weights):
 
     def get_many(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         found = mapped.read({name: self._places[name] for name in names if name not in self.state_dict})
+        self._verify(found)
         for name, tensor in found.items():
             made = tensor.to(self._dtypes[name]) if name in self._dtypes else tensor
             found[name] = made if self.device is None else made.to(as_device(self.device))
         return {name: self.state_dict[name] if name in self.state_dict else found[name] for name in names}
 
+    def _verify(self, found: Mapping[str, torch.Tensor]) -> None:
+        """Compare the checksums of values that are read for the first time."""
+        for name, tensor in found.items():
+            if name not in self._verified:
+                _compare(name, self._places[name], tensor)
+                self._verified.add(name)
+
+    def check(self, names: Sequence[str]) -> None:
+        key = tuple(names)
+        if (files := self._files.get(key)) is None:  # modules ask at each forward
+            places = [self._places[name] for name in names if name not in self.state_dict]
+            files = self._files[key] = {(str(place.path), place.stamp) for place in places}
+        mapped.check(files)
+
     def get_lasting(self, name: str) -> torch.Tensor:
-        return self.state_dict[name] if name in self.state_dict else self[name].clone()
+        if name in self.state_dict:
+            return self.state_dict[name]
+        lasting = self[name].clone()
+        self.check([name])
+        return lasting
+
+
+def _compare(name: str, place: Place, tensor: torch.Tensor) -> None:
+    if place.checksum is None:
+        return
+    found = checksums.compute(rawio.memory(tensor))
+    if found != place.checksum:
+        raise CheckpointError(
+            f"{place.path}: the values of {name!r} are not those that were written (checksum {checksums.show(found)}, "
+            f"written with {checksums.show(place.checksum)}): the file is damaged, load another checkpoint"
+        )
 
 
 def extract_submodules_state_dict(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import glob
-import json
 import os
 import shutil
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import names, rawio
+from . import manifest, names, rawio
 
 PathLike = str | os.PathLike[str]
 
@@ -127,7 +126,7 @@ def commit(target: Path, facts: Mapping[str, Any], keep: int | None = None) -> N
         keep: how many automatically named checkpoints stay beside each other; None for all.
     """
     new = staging(target)
-    _write_manifest(new, facts)
+    manifest.write(new, facts)
     if target.exists():
         _carry(target, new)
     rawio.sync_tree(new)
@@ -136,13 +135,6 @@ def commit(target: Path, facts: Mapping[str, Any], keep: int | None = None) -> N
         for _, path in names.checkpoints(target.parent)[:-keep]:
             if path != target:
                 remove(path)
-
-
-def _write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
-    """List the checkpoint's files with their sizes."""
-    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in names.list_files(folder)}
-    text = json.dumps({"version": 1, **facts, "files": sizes}, indent=1)
-    (folder / names.MANIFEST).write_text(text, encoding="utf-8")
 
 
 def _put_in_place(new: Path, target: Path) -> None:

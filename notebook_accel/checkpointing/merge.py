@@ -12,7 +12,7 @@ import torch
 
 from .. import runtime
 from ..errors import CheckpointError
-from . import folder, models, rawio, shards
+from . import folder, manifest, models, rawio, shards
 from .folder import PathLike
 
 if TYPE_CHECKING:
@@ -163,6 +163,8 @@ def _read_distributed(source: Path) -> dict[str, Any]:
     from torch.distributed import checkpoint as dcp  # half a second, for this alone
     from torch.distributed.checkpoint.metadata import Metadata
 
+    listed = manifest.read(source.parent)  # of save_state; in other folders there is none
+    listed.verify(source / _METADATA)
     reader = dcp.FileSystemReader(source)
     with _refuse_damage(source):
         metadata = reader.read_metadata()
@@ -171,6 +173,8 @@ def _read_distributed(source: Path) -> dict[str, Any]:
     wanted = _names(source, metadata)
     if missing := _missing_files(source, metadata):
         raise CheckpointError(f"{source / missing[0]} is missing, though {_METADATA} lists it")
+    for name in _files(metadata):
+        listed.verify(source / name)
     state: dict[str, Any] = {}
     for key in wanted:
         entry: Any = metadata.state_dict_metadata[key]
@@ -193,10 +197,13 @@ def _refuse_damage(source: Path) -> Iterator[None]:
         raise CheckpointError(f"{source} is cut off or no checkpoint of torch: {lines[-1]}") from error
 
 
-def _missing_files(source: Path, metadata: Metadata) -> list[str]:
+def _files(metadata: Metadata) -> list[str]:
     places = metadata.storage_data or {}
-    files = {str(place.relative_path) for place in places.values() if hasattr(place, "relative_path")}
-    return sorted(name for name in files if not (source / name).is_file())
+    return sorted({str(place.relative_path) for place in places.values() if hasattr(place, "relative_path")})
+
+
+def _missing_files(source: Path, metadata: Metadata) -> list[str]:
+    return [name for name in _files(metadata) if not (source / name).is_file()]
 
 
 def _names(source: Path, metadata: Metadata) -> dict[str, str]:

@@ -40,8 +40,11 @@ class CollectiveFolder(ABC):
     """A folder that all ranks write together; every rank calls the same methods in the same order."""
 
     @abstractmethod
-    def write(self, where: Path) -> None:
-        """Write this rank's part into the checkpoint's folder, durably; all ranks raise if one cannot."""
+    def write(self, where: Path) -> list[Path]:
+        """Write this rank's part into the checkpoint's folder, durably, and return the files that this rank wrote.
+
+        All ranks raise if one cannot.
+        """
 
     @abstractmethod
     def snapshot(self, copies: Copies) -> CollectiveFolder:

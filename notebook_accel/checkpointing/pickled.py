@@ -15,7 +15,7 @@ import torch
 
 from .. import probes
 from ..errors import CheckpointError
-from . import rawio
+from . import checksums, rawio
 
 Keep = Callable[[torch.Tensor], torch.Tensor]
 """Gets a tensor with its values, and returns what is kept of it."""
@@ -23,15 +23,19 @@ Keep = Callable[[torch.Tensor], torch.Tensor]
 _one_writer: Final = threading.Lock()  # torch's option for checksums is one for all threads
 
 
-def write(path: Path, obj: Any, *, cached: bool = True) -> None:
+def write(path: Path, obj: Any, *, cached: bool = True) -> str:
     """Write an object with torch.save; the file is on the disk afterwards.
 
     Args:
         path: of the file.
         obj: any object that can be pickled.
         cached: see `rawio.create`.
+
+    Returns:
+        The checksums of the file, as `checksums.describe` does.
     """
-    with _one_writer, rawio.create(path, cached=cached) as file:
+    blocks = checksums.Blocks()
+    with _one_writer, rawio.create(path, cached=cached, on_block=blocks.add) as file:
         before = torch.serialization.get_crc32_options()
         # torch.load never compares them, and computing them takes most of the time
         torch.serialization.set_crc32_options(False)
@@ -39,6 +43,7 @@ def write(path: Path, obj: Any, *, cached: bool = True) -> None:
             torch.save(obj, file)
         finally:
             torch.serialization.set_crc32_options(before)
+    return blocks.text
 
 
 def load(f: Any, **options: Any) -> Any:
@@ -70,7 +75,7 @@ def read(path: Path, **options: Any) -> Any:
         raise CheckpointError(
             f"{path} is cut off, or holds objects that weights_only=True refuses: {_reason(error)}"
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, ImportError) as error:
+    except Exception as error:  # unpickling damaged bytes raises anything
         raise CheckpointError(f"{path} is cut off or no file of torch.save: {error}") from error
 
 
@@ -182,6 +187,23 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     """Return the tensors of nested dicts, lists and tuples."""
     found: list[torch.Tensor] = []
     replace_tensors(tree, lambda path, tensor: found.append(tensor))
+    return found
+
+
+def names_in(path: Path, start: int, stop: int) -> list[str]:
+    """Return the names of the tensors that have values between two bytes of a file, where its outline can be read."""
+    found: list[str] = []
+
+    def look(where: tuple[Any, ...], tensor: torch.Tensor) -> None:
+        storage: Any = tensor.untyped_storage()
+        offset = getattr(storage, "_checkpoint_offset", None)
+        if offset is not None and offset < stop and offset + storage.nbytes() > start:
+            found.append(".".join(map(str, where)))
+
+    try:
+        replace_tensors(read(path, map_location="meta"), look)
+    except CheckpointError:  # the damage hides them, or they are of a kind without outlines
+        return []
     return found
 
 

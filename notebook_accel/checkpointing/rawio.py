@@ -23,9 +23,11 @@ PAGE: Final = 4096
 DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 """The flag for files read and written past the system's cache (man 2 open); 0 where there is none."""
 
+BLOCK: Final = 2 << 20
+"""Bytes that are written together."""
+
 _CHUNK: Final = 4 << 20
 _FEW: Final = 32 << 20
-_BLOCK: Final = 2 << 20
 _GATHERED: Final = 64 << 10
 _NUM_BLOCKS: Final = 3
 _NORESERVE: Final = 0x4000  # Linux's; Python knows it from 3.11 on
@@ -266,7 +268,9 @@ class _Residence:
 
 
 @contextmanager
-def create(path: Path, *, cached: bool = True) -> Iterator[BinaryIO]:
+def create(
+    path: Path, *, cached: bool = True, on_block: Callable[[memoryview], None] = lambda block: None
+) -> Iterator[BinaryIO]:
     """Open a new file, or replace one; the end of the `with` block is the moment from which it is on the disk.
 
     Args:
@@ -274,11 +278,13 @@ def create(path: Path, *, cached: bool = True) -> Iterator[BinaryIO]:
         cached: leave the content in the system's page cache. False writes past it where the system can
             (O_DIRECT, man 2 open), which takes less than half of the time and keeps what else is cached there;
             the next read then comes from the disk.
+        on_block: called with each part of the content in order, by the thread that writes it; all but the last one
+            have `BLOCK` bytes.
 
     Raises:
         OSError: the file cannot be written; the next `write` or the end of the block raises it.
     """
-    with Output(path, cached=cached) as output:
+    with Output(path, cached=cached, on_block=on_block) as output:
         file = io.BufferedWriter(output, _GATHERED)  # torch.save writes a few bytes at a time
         yield file
         file.flush()
@@ -290,14 +296,21 @@ class Output(io.RawIOBase):
     Bytes are gathered in blocks, and the thread writes these.
     """
 
-    def __init__(self, path: Path, *, cached: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        cached: bool = True,
+        on_block: Callable[[memoryview], None] = lambda block: None,
+    ) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
         self._file = os.open(path, flags, 0o666)
         self._cached = cached or not DIRECT
+        self._on_block = on_block
         self._direct = False
         self._free: queue.SimpleQueue[mmap.mmap] = queue.SimpleQueue()
         self._full: queue.SimpleQueue[tuple[mmap.mmap, int] | None] = queue.SimpleQueue()
-        self._block = mmap.mmap(-1, _BLOCK)  # direct writes need memory that starts with a page
+        self._block = mmap.mmap(-1, BLOCK)  # direct writes need memory that starts with a page
         self._filled = 0
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -329,11 +342,11 @@ class Output(io.RawIOBase):
         view = memoryview(data).cast("B")
         done = 0
         while done < len(view):
-            step = min(len(view) - done, _BLOCK - self._filled)
+            step = min(len(view) - done, BLOCK - self._filled)
             self._block[self._filled : self._filled + step] = view[done : done + step]
             self._filled += step
             done += step
-            if self._filled == _BLOCK:
+            if self._filled == BLOCK:
                 self._hand_over()
         return len(view)
 
@@ -341,13 +354,13 @@ class Output(io.RawIOBase):
         if self._thread is None:
             self._start_thread()
         self._raise()
-        self._full.put((self._block, _BLOCK))
+        self._full.put((self._block, BLOCK))
         self._block = self._free.get()  # the thread gives back every block, after an error too
         self._filled = 0
 
     def _start_thread(self) -> None:
         for _ in range(_NUM_BLOCKS - 1):
-            self._free.put(mmap.mmap(-1, _BLOCK))
+            self._free.put(mmap.mmap(-1, BLOCK))
         if not self._cached:
             self._set_direct(True)
         thread = threading.Thread(target=self._run, name="checkpoint output", daemon=True)
@@ -384,6 +397,8 @@ class Output(io.RawIOBase):
 
     def _put(self, block: mmap.mmap, length: int) -> None:
         with memoryview(block) as view:
+            with view[:length] as filled:
+                self._on_block(filled)
             done = 0
             while done < length:
                 whole = (length - done) // PAGE * PAGE

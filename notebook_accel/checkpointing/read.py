@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,8 @@ import torch
 from ..data_loader import resume
 from ..dtensors import is_sharded, shard_like
 from ..errors import CheckpointError
-from . import models, names, optimizers, pickled, randomness
+from . import manifest, models, names, optimizers, pickled, randomness
+from .manifest import Manifest
 from .models import Apply
 from .parts import Parts
 from .pickled import Keep, Outline
@@ -75,7 +75,7 @@ def plan(
     count_models: bool,
     options: dict[str, Any],
     model_options: dict[str, Any],
-    load_folders: Callable[[Path, Parts], list[Apply] | None] = lambda folder, parts: None,
+    load_folders: Callable[[Manifest, Parts], list[Apply] | None] = lambda manifest, parts: None,
 ) -> Loading:
     """Check a checkpoint against the objects it is to be loaded into.
 
@@ -95,51 +95,39 @@ def plan(
     Raises:
         CheckpointError: names the file, and the key, that is missing, damaged or does not fit.
     """
-    manifest = _check_manifest(folder)
-    collective = load_folders(folder, parts)
+    listed = manifest.read(folder)
+    listed.check_files()
+    collective = load_folders(listed, parts)
     _check_counts(folder, parts, count_models, collective is not None)
     steps: list[Apply] = collective or []
     for index, model in enumerate(parts.models if collective is None else ()):
-        source = models.open_source(_model_file(folder, index))
+        path = _model_file(folder, index)
+        listed.verify(path, names_in=functools.partial(pickled.names_in, path))
+        source = models.open_source(path)
         steps.append(models.plan(model, [source], **model_options))
     for index, optimizer in enumerate(parts.optimizers if collective is None else ()):
         path = folder / names.with_index(names.OPTIMIZER, index)
+        listed.verify(path, names_in=functools.partial(pickled.names_in, path))
         steps.append(_plan_optimizer(optimizer, Outline(path, **options)))
     for index, scheduler in enumerate(parts.schedulers):
         path = folder / names.with_index(names.SCHEDULER, index)
+        listed.verify(path)
         steps.append(_plan_simple(scheduler, path, pickled.read(path, **options)))
     if parts.scaler is not None:
         path = folder / names.SCALER
+        listed.verify(path)
         steps.append(_plan_simple(parts.scaler, path, pickled.read(path)))
     for index, loader in enumerate(parts.loaders):
         path = folder / names.with_index(names.SAMPLER, index)
         if path.exists() and (folder / names.MANIFEST).exists():
+            listed.verify(path)
             steps.append(_plan_loader(loader, path))
-    states = _random_states(folder, rank, device)
+    states = _random_states(listed, rank, device)
     steps.append(lambda: randomness.apply(states, device))
-    first = _plan_custom(folder, parts.custom)
+    first = _plan_custom(listed, parts.custom)
     if any(map(resume.is_stateful, parts.loaders)):
-        first += _plan_stateful(folder, parts.loaders, rank, world_size, manifest.get("world_size"))
+        first += _plan_stateful(listed, parts.loaders, rank, world_size)
     return Loading(first=first, steps=steps, step=states.get("step"))
-
-
-def _check_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / names.MANIFEST
-    if not path.exists():
-        return {}
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        version, files = int(manifest["version"]), dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error!r}") from error
-    if version != 1:
-        raise CheckpointError(f"{path} is of version {version}, and this notebook_accel knows version 1")
-    for name, size in files.items():
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder / name} is missing, though {names.MANIFEST} lists it")
-        if (found := (folder / name).stat().st_size) != size:
-            raise CheckpointError(f"{folder / name} has {found} bytes, it was written with {size}")
-    return dict(manifest)
 
 
 def _check_counts(folder: Path, parts: Parts, count_models: bool, is_collective: bool) -> None:
@@ -243,8 +231,9 @@ def _plan_simple(owner: Any, path: Path, content: Any) -> Apply:
 
 
 def _plan_stateful(
-    folder: Path, loaders: Sequence[Any], rank: int, world_size: int, saved_by: int | None
+    listed: Manifest, loaders: Sequence[Any], rank: int, world_size: int
 ) -> list[tuple[Apply, Apply]]:
+    folder, saved_by = listed.folder, listed.facts.get("world_size")
     path = folder / names.loader_states(rank)
     if saved_by != world_size or not path.exists():
         reason = "was saved without their states"
@@ -252,6 +241,7 @@ def _plan_stateful(
             reason = f"was saved by {saved_by} processes, not by {world_size}"
         warnings.warn(f"stateful loaders start a new epoch: {folder} {reason}", stacklevel=4)
         return []
+    listed.verify(path)
     states = pickled.read(path, weights_only=False)
     if not isinstance(states, list) or len(states) != len(loaders):
         raise CheckpointError(f"{path} does not hold the states of {len(loaders)} loaders")
@@ -270,20 +260,24 @@ def _plan_loader(loader: Any, path: Path) -> Apply:
     return lambda: resume.go_to_position(loader, state)
 
 
-def _random_states(folder: Path, rank: int, device: torch.device) -> dict[str, Any]:
-    path = folder / names.random_states(rank)
+def _random_states(listed: Manifest, rank: int, device: torch.device) -> dict[str, Any]:
+    path = listed.folder / names.random_states(rank)
     derived = not path.exists()
     if derived:
-        path = folder / names.random_states(0)
+        path = listed.folder / names.random_states(0)
+    listed.verify(path)
     states = pickled.read(path)
     randomness.check(path, states)
     return randomness.derive(states, rank, device) if derived else dict(states)
 
 
-def _plan_custom(folder: Path, objects: Sequence[Any]) -> list[tuple[Apply, Apply]]:
+def _plan_custom(listed: Manifest, objects: Sequence[Any]) -> list[tuple[Apply, Apply]]:
+    paths = [listed.folder / names.custom(index) for index in range(len(objects))]
+    for path in paths:  # before the first one is unpickled, which runs its code
+        listed.verify(path)
     return [
-        _with_undoing(owner, pickled.read(folder / names.custom(index), weights_only=False))
-        for index, owner in enumerate(objects)
+        _with_undoing(owner, pickled.read(path, weights_only=False))
+        for owner, path in zip(objects, paths, strict=True)
     ]
 
 

@@ -16,6 +16,7 @@ from ..dtensors import from_local, is_sharded, to_local
 from ..errors import CheckpointError
 from . import names, optimizers
 from .copies import Copies
+from .manifest import Manifest
 from .models import Apply
 from .parts import CollectiveFolder, Parts
 
@@ -43,7 +44,7 @@ class Shards(CollectiveFolder):
         self._background = background
         self._group = group
 
-    def write(self, where: Path) -> None:
+    def write(self, where: Path) -> list[Path]:
         from torch.distributed import checkpoint as dcp
 
         writer = dcp.FileSystemWriter(where / self._name)
@@ -51,6 +52,9 @@ class Shards(CollectiveFolder):
             dcp.save(self._state, storage_writer=writer, process_group=self._group)
         except dcp.CheckpointException as error:  # is no Exception
             raise CheckpointError(f"{where / self._name} was not written: {_failures(error)}") from error
+        rank = torch.distributed.get_rank(self._group) if torch.distributed.is_initialized() else 0
+        own = sorted((where / self._name).glob(f"__{rank}_*"))
+        return [*own, where / self._name / _METADATA] if rank == 0 else own
 
     def snapshot(self, copies: Copies) -> Shards:
         group = self._background()  # a collective: before what may fail on one rank
@@ -130,11 +134,11 @@ def _name_of(parameter: torch.Tensor, known: dict[int, str]) -> str:
     return name
 
 
-def plan(folder: Path, parts: Parts) -> list[Apply] | None:
+def plan(listed: Manifest, parts: Parts) -> list[Apply] | None:
     """Check sharded models and optimizers against the objects to load them into.
 
     Args:
-        folder: of the checkpoint.
+        listed: the manifest of the checkpoint.
         parts: the objects; models without wrappers.
 
     Returns:
@@ -143,6 +147,7 @@ def plan(folder: Path, parts: Parts) -> list[Apply] | None:
     Raises:
         CheckpointError: names the folder, and the key, that is missing, damaged or does not fit.
     """
+    folder = listed.folder
     if not any((folder / name(0)).is_dir() for name in (names.sharded_model, names.sharded_optimizer)):
         return None
     for name_of, objects, what in (
@@ -155,19 +160,22 @@ def plan(folder: Path, parts: Parts) -> list[Apply] | None:
         if stored != len(objects):
             raise CheckpointError(f"{folder} holds {stored} {what}, and this accelerator has {len(objects)}")
     steps = [
-        _plan_model(folder / names.sharded_model(index), model) for index, model in enumerate(parts.models)
+        _plan_model(listed, folder / names.sharded_model(index), model)
+        for index, model in enumerate(parts.models)
     ]
     known = parameter_names(parts.owners)
     for index, optimizer in enumerate(parts.optimizers):
-        steps.append(_plan_optimizer(folder / names.sharded_optimizer(index), optimizer, known))
+        steps.append(_plan_optimizer(listed, folder / names.sharded_optimizer(index), optimizer, known))
     return steps
 
 
-def _entries(folder: Path, top: str) -> dict[_Path, tuple[str, Any]]:
+def _entries(listed: Manifest, folder: Path, top: str) -> dict[_Path, tuple[str, Any]]:
     """Return key and metadata of all entries below `top`, by their path there."""
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.metadata import Metadata
 
+    if (folder / _METADATA).is_file():
+        listed.verify(folder / _METADATA)
     try:
         metadata = dcp.FileSystemReader(folder).read_metadata()
         if not isinstance(metadata, Metadata):
@@ -198,13 +206,13 @@ def _check_files(folder: Path, places: Iterable[Any]) -> None:
             raise CheckpointError(f"{file} has {file.stat().st_size} bytes, {_METADATA} says {size} or more")
 
 
-def _plan_model(folder: Path, model: torch.nn.Module) -> Apply:
+def _plan_model(listed: Manifest, folder: Path, model: torch.nn.Module) -> Apply:
     state: dict[str, Any] = {
         name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items()
     }
     others = {name for name, value in state.items() if not isinstance(value, torch.Tensor)}
     entries: dict[str, dict[_Path, tuple[str, Any]]] = {}
-    for path, item in _entries(folder, "model").items():
+    for path, item in _entries(listed, folder, "model").items():
         # a module's own extra state may be nested
         name, rest = (path[0], path[1:]) if path[0] in others else (".".join(map(str, path)), ())
         entries.setdefault(str(name), {})[rest] = item
@@ -215,10 +223,16 @@ def _plan_model(folder: Path, model: torch.nn.Module) -> Apply:
     for name, value in tensors.items():
         _check_shape(folder, name, entries[name][()][1], value)
 
-    def apply() -> None:
+    def make_target() -> dict[str, Any]:
         target: dict[str, Any] = {entries[name][()][0]: value for name, value in tensors.items()}
         for name in others:
             target |= {key: _room_for(entry, None) for key, entry in entries[name].values()}
+        return target
+
+    _verify(listed, folder, make_target())
+
+    def apply() -> None:
+        target = make_target()
         with torch.no_grad():
             _read(folder, target)
         if others:
@@ -228,8 +242,8 @@ def _plan_model(folder: Path, model: torch.nn.Module) -> Apply:
     return apply
 
 
-def _plan_optimizer(folder: Path, optimizer: Any, known: dict[int, str]) -> Apply:
-    entries = _entries(folder, "optimizer")
+def _plan_optimizer(listed: Manifest, folder: Path, optimizer: Any, known: dict[int, str]) -> Apply:
+    entries = _entries(listed, folder, "optimizer")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = {_name_of(parameter, known): number for number, parameter in enumerate(parameters)}
     stored: dict[str, dict[_Path, tuple[str, Any]]] = {}
@@ -238,7 +252,7 @@ def _plan_optimizer(folder: Path, optimizer: Any, known: dict[int, str]) -> Appl
             stored.setdefault(str(path[1]), {})[path[2:]] = item
     if unknown := sorted(set(stored) - set(numbers)):
         raise CheckpointError(f"{folder} has state for {_some(unknown)}, which the optimizer does not train")
-    groups = _groups(folder, entries, optimizer, numbers)
+    groups = _groups(listed, folder, entries, optimizer, numbers)
     optimizers.check_kind(
         folder, optimizer, groups, [(repr(name), {path[0] for path in own}) for name, own in stored.items()]
     )
@@ -248,10 +262,16 @@ def _plan_optimizer(folder: Path, optimizer: Any, known: dict[int, str]) -> Appl
             if len(path) == 1 and isinstance(value, torch.Tensor):
                 _check_shape(folder, f"state.{name}.{path[0]}", entry, value)
 
-    def apply() -> None:
+    def make_target() -> dict[str, Any]:
         target: dict[str, Any] = {}
         for name, own in stored.items():
             target |= {key: _room_for(entry, parameters[numbers[name]]) for key, entry in own.values()}
+        return target
+
+    _verify(listed, folder, make_target())
+
+    def apply() -> None:
+        target = make_target()
         _read(folder, target)
         state = {numbers[name]: _nest(target, own) for name, own in stored.items()}
         optimizers.load(optimizer, {"state": state, "param_groups": groups})
@@ -260,11 +280,16 @@ def _plan_optimizer(folder: Path, optimizer: Any, known: dict[int, str]) -> Appl
 
 
 def _groups(
-    folder: Path, entries: dict[_Path, tuple[str, Any]], optimizer: Any, numbers: dict[str, int]
+    listed: Manifest,
+    folder: Path,
+    entries: dict[_Path, tuple[str, Any]],
+    optimizer: Any,
+    numbers: dict[str, int],
 ) -> list[dict[str, Any]]:
     """Return the stored groups as the optimizer takes them, parameters by number in its own order."""
     found = {path[1:]: item for path, item in entries.items() if path[0] == "param_groups"}
     target = {key: _room_for(entry, None) for key, entry in found.values()}
+    _verify(listed, folder, target)
     _read(folder, target)
     stored: list[dict[str, Any]] = _nest(target, found) if found else [{} for _ in optimizer.param_groups]
     if len(stored) != len(optimizer.param_groups):
@@ -307,16 +332,48 @@ def _room_for(entry: Any, parameter: torch.Tensor | None) -> Any:
     return torch.empty(entry.size, dtype=dtype, device=device)
 
 
-def _read(folder: Path, target: dict[str, Any]) -> None:
+def _verify(listed: Manifest, folder: Path, target: dict[str, Any]) -> None:
+    """Check what this process will read into these tensors, before any of them changes."""
+    if not listed.checksums:
+        return
+    from torch.distributed import checkpoint as dcp
+
+    places: dict[str, list[tuple[str, int, int]]] = {}
+
+    class Recorder(dcp.FileSystemReader):
+        """Notes what it is asked to read."""
+
+        def read_data(self, plan: Any, planner: Any) -> Any:
+            for item in plan.items:
+                place = self.storage_data[item.storage_index]
+                found = (item.storage_index.fqn, place.offset, place.offset + place.length)
+                places.setdefault(place.relative_path, []).append(found)
+            nothing: Any = torch.futures.Future()
+            nothing.set_result(None)
+            return nothing
+
+    _read(folder, target, Recorder(folder))
+    for file, found in places.items():
+        listed.verify(
+            folder / file,
+            [(start, stop - start) for _, start, stop in found],
+            lambda first, last, found=found: [  # type: ignore[misc]
+                name for name, start, stop in found if start < last and stop > first
+            ],
+        )
+
+
+def _read(folder: Path, target: dict[str, Any], reader: Any = None) -> None:
     """Fill the tensors, each process those parts that it holds, and put objects in their places."""
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
+    reader = reader or dcp.FileSystemReader(folder)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that it loads in one process, which is intended
-            dcp.load(target, storage_reader=dcp.FileSystemReader(folder), planner=planner, no_dist=True)
+            dcp.load(target, storage_reader=reader, planner=planner, no_dist=True)
     except dcp.CheckpointException as error:
         raise CheckpointError(f"{folder} cannot be read: {_failures(error)}") from error
 

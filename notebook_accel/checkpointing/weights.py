@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from ..errors import CheckpointError
-from . import rawio
+from . import checksums, rawio
 
 # https://github.com/huggingface/safetensors#format
 _CODES: Final = {
@@ -40,12 +39,6 @@ _MAX_HEADER: Final = 100_000_000
 _CHECKSUMS: Final = "notebook_accel.checksums"
 # Other libraries may copy our checksums to a file of other values, but they write no space here.
 _OURS: Final = b'{ "__metadata__"'
-_DIGITS: Final = 8  # of a CRC-32
-_AT_ONCE: Final = (
-    63  # pages: torch adds up larger tensors in threads of its own, and starts them for each thread here
-)
-_SUMMED: Final = 4 * _AT_ONCE * rawio.PAGE  # stays in a core's cache
-_THREADS: Final = 4
 _ALIGNMENT: Final = 64  # so that most tensors can be used where they lie in a mapped file
 
 
@@ -66,10 +59,17 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Header:
-    """What a file holds: its tensors by name, and its texts by name."""
+    """What a file holds.
+
+    Attributes:
+        entries: its tensors by name.
+        texts: by name.
+        checksum: of the header, in which the tensors' checksums are; empty in files of others.
+    """
 
     entries: dict[str, Entry]
     texts: dict[str, str]
+    checksum: str = ""
 
 
 def check_values(state: Mapping[str, Any]) -> None:
@@ -107,13 +107,16 @@ def without_ties(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dic
     return kept, dropped
 
 
-def write(path: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, str]) -> None:
+def write(path: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, str]) -> str:
     """Write a safetensors file with checksums in its header; it is on the disk afterwards.
 
     Args:
         path: of the file.
         tensors: by name, of any device; no two of them share memory.
         texts: for the header: for each name that was left out, the name with the same values.
+
+    Returns:
+        The checksum of the header.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     sums: list[int] = []
@@ -121,12 +124,19 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, s
         file.write(_header({name: tensors[name] for name in order}, texts, [0] * len(order)))
         for name in order:
             values = rawio.memory(_plain(tensors[name]))
-            sums.append(compute_checksum(values))
+            sums.append(checksums.compute(values))
             file.write(values)
+    header = _header({name: tensors[name] for name in order}, texts, sums)
     with open(path, "r+b") as file:
-        file.write(_header({name: tensors[name] for name in order}, texts, sums))
+        file.write(header)
         file.flush()
         os.fsync(file.fileno())
+    return _field_of(header)[: checksums.DIGITS]
+
+
+def _field_of(header: bytes) -> str:
+    """Return the checksums in a header that was just made, its own in front."""
+    return str(json.loads(header[8:])["__metadata__"][_CHECKSUMS])
 
 
 def _header(tensors: Mapping[str, torch.Tensor], texts: Mapping[str, str], sums: Sequence[int]) -> bytes:
@@ -137,7 +147,7 @@ def _header(tensors: Mapping[str, torch.Tensor], texts: Mapping[str, str], sums:
         texts: see `write`.
         sums: of the tensors.
     """
-    field = "".join(f"{number:0{_DIGITS}x}" for number in (0, *sums))
+    field = "".join(map(checksums.show, (0, *sums)))
     head: dict[str, Any] = {"__metadata__": {_CHECKSUMS: field, "format": "pt", **texts}}
     at = 0
     for name, tensor in tensors.items():
@@ -147,8 +157,8 @@ def _header(tensors: Mapping[str, torch.Tensor], texts: Mapping[str, str], sums:
     text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
     text = _OURS[:2] + text[1:]
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-    own = f"{zlib.crc32(text):0{_DIGITS}x}".encode()
-    return len(text).to_bytes(8, "little") + text.replace(b"0" * _DIGITS, own, 1)
+    own = checksums.show(zlib.crc32(text)).encode()
+    return len(text).to_bytes(8, "little") + text.replace(b"0" * checksums.DIGITS, own, 1)
 
 
 def _checksums(text: bytes, field: str | None, count: int) -> list[int] | None:
@@ -161,8 +171,8 @@ def _checksums(text: bytes, field: str | None, count: int) -> list[int] | None:
     """
     if not text.startswith(_OURS):
         return None
-    numbers = [str(field)[at : at + _DIGITS] for at in range(0, len(str(field)), _DIGITS)]
-    unsigned = text.replace("".join(numbers[:1]).encode(), b"0" * _DIGITS, 1)
+    numbers = [str(field)[at : at + checksums.DIGITS] for at in range(0, len(str(field)), checksums.DIGITS)]
+    unsigned = text.replace("".join(numbers[:1]).encode(), b"0" * checksums.DIGITS, 1)
     if len(numbers) != count + 1 or int(numbers[0], 16) != zlib.crc32(unsigned):
         raise ValueError("its header is not the one that was written")
     return [int(number, 16) for number in numbers[1:]]
@@ -183,7 +193,8 @@ def read_header(path: Path) -> Header:
                 raise ValueError(f"a header of {length} bytes in a file of {size}")
             head = json.loads(text := file.read(length))
         texts = head.pop("__metadata__", {})
-        known = _checksums(text, texts.pop(_CHECKSUMS, None), len(head))
+        field = texts.pop(_CHECKSUMS, None)
+        known = _checksums(text, field, len(head))
         sums: Sequence[int | None] = [None] * len(head) if known is None else known
         entries, end = {}, 0
         for (name, item), checksum in zip(head.items(), sums, strict=True):
@@ -196,7 +207,8 @@ def read_header(path: Path) -> Header:
         raise CheckpointError(f"{path} is missing") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is cut off or no safetensors file: {error}") from error
-    return Header(entries=entries, texts={str(key): str(text) for key, text in texts.items()})
+    own = "" if known is None else str(field)[: checksums.DIGITS]
+    return Header(entries=entries, texts={str(key): str(text) for key, text in texts.items()}, checksum=own)
 
 
 def _entry(name: str, item: dict[str, Any], base: int, checksum: int | None) -> tuple[Entry, int]:
@@ -253,7 +265,7 @@ def read_into(
         else:
             checked[name] = (entry.offset, tensor)
     rawio.read_at(path, others)
-    _compare(path, header, list(checked), read_summed(path, list(checked.values())))
+    _compare(path, header, list(checked), checksums.read_into(path, list(checked.values())))
 
 
 def verify(path: Path, header: Header, names: Iterable[str]) -> None:
@@ -269,7 +281,7 @@ def verify(path: Path, header: Header, names: Iterable[str]) -> None:
     """
     known = [name for name in names if header.entries[name].checksum is not None]
     spans = [(header.entries[name].offset, header.entries[name].nbytes) for name in known]
-    _compare(path, header, known, compute_checksums(path, spans))
+    _compare(path, header, known, checksums.compute_at(path, spans))
 
 
 def _compare(path: Path, header: Header, names: Sequence[str], found: Sequence[int]) -> None:
@@ -279,84 +291,3 @@ def _compare(path: Path, header: Header, names: Sequence[str], found: Sequence[i
                 f"{path}: the values of {name!r} are not those that were written (checksum {checksum:08x}, written "
                 f"with {header.entries[name].checksum:08x}): the file is damaged, load another checkpoint"
             )
-
-
-def compute_checksum(values: memoryview) -> int:
-    """Return the CRC-32 of sums of values: of the 64-bit words of each page, and the CRC-32 of what is left.
-
-    A sum is much faster than a CRC, and changes with every byte of its page.
-    """
-    return zlib.crc32(_sum_pages(values))
-
-
-def read_summed(path: Path, pieces: Sequence[rawio.Piece]) -> list[int]:
-    """Fill tensors from a file, and return the checksum of each.
-
-    Args:
-        path: of the file.
-        pieces: see `rawio.read_at`.
-
-    Raises:
-        OSError: the file cannot be read, or is too short.
-    """
-    sums: dict[tuple[int, int], bytes] = {}
-
-    def add(index: int, start: int, view: memoryview) -> None:
-        sums[index, start] = _sum_pages(view)
-
-    rawio.read_at(path, pieces, on_read=add)
-    return _join(sums, len(pieces))
-
-
-def compute_checksums(path: Path, spans: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the checksums of parts of a file, of which little is in memory at a time.
-
-    Args:
-        path: of the file.
-        spans: of each part the byte where it starts, and its length.
-
-    Raises:
-        OSError: the file cannot be read, or is too short.
-    """
-    sums: dict[tuple[int, int], bytes] = {}
-    blocks: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
-    for _ in range(_THREADS):
-        blocks.put(rawio.memory(torch.empty(_SUMMED, dtype=torch.uint8, device="cpu")))
-
-    jobs = [(index, start) for index, span in enumerate(spans) for start in range(0, span[1], _SUMMED)]
-    with rawio.CachedFile(path) as file:
-
-        def add(index: int, start: int) -> None:
-            offset, length = spans[index]
-            block = blocks.get()
-            view = block[: min(_SUMMED, length - start)]
-            file.read(offset + start, view)
-            sums[index, start] = _sum_pages(view)
-            blocks.put(block)
-
-        rawio.run_jobs([lambda job=job: add(*job) for job in jobs], _THREADS)  # type: ignore[misc]
-    return _join(sums, len(spans))
-
-
-def _join(sums: Mapping[tuple[int, int], bytes], count: int) -> list[int]:
-    """Return the checksum of each part.
-
-    Args:
-        sums: of chunks, by the number of the part and the byte where the chunk starts in it.
-        count: of parts.
-    """
-    found = [0] * count
-    for key in sorted(sums):
-        found[key[0]] = zlib.crc32(sums[key], found[key[0]])
-    return found
-
-
-def _sum_pages(view: memoryview) -> bytes:
-    whole = len(view) // rawio.PAGE
-    found = b""
-    if whole:
-        words = torch.frombuffer(view, dtype=torch.int64, count=whole * rawio.PAGE // 8).view(whole, -1)
-        sums = [part.sum(1) for part in words.split(_AT_ONCE)]
-        found = bytes(rawio.memory(torch.cat(sums)))
-    left = view[whole * rawio.PAGE :]
-    return found + zlib.crc32(left).to_bytes(4, "little") if left else found

@@ -16,7 +16,7 @@ from ..comm.base import Comm
 from ..data_loader import resume
 from ..errors import CheckpointError
 from ..topology import Topology
-from . import folder, names, pickled, randomness, rawio, weights
+from . import checksums, folder, manifest, names, pickled, randomness, rawio, weights
 from .parts import CollectiveFolder, Parts
 
 _LANES: Final = 2
@@ -40,12 +40,11 @@ class File:
     opaque: bool = False
     cached: bool = True
 
-    def write(self, where: Path) -> None:
-        """Write the file, durably."""
+    def write(self, where: Path) -> str:
+        """Write the file, durably, and return its checksums for the manifest."""
         if self.texts is None:
-            pickled.write(where / self.name, self.content, cached=self.cached)
-        else:
-            weights.write(where / self.name, self.content, self.texts)
+            return pickled.write(where / self.name, self.content, cached=self.cached)
+        return weights.write(where / self.name, self.content, self.texts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,9 +259,16 @@ def _finish(plan: Plan, barrier: ErrorBarrier) -> None:
 
 def _write_all(plan: Plan, where: Path) -> None:
     """Write files of safetensors beside those of torch.save, which a lock keeps one after the other."""
+    found: dict[str, str] = {}
     for part in plan.folders:
-        part.write(where)
-    rawio.run_jobs([functools.partial(file.write, where) for file in plan.files], _LANES)
+        for path in part.write(where):
+            found[path.relative_to(where).as_posix()] = checksums.describe(path)
+
+    def put(file: File) -> None:
+        found[file.name] = file.write(where)
+
+    rawio.run_jobs([functools.partial(put, file) for file in plan.files], _LANES)
+    manifest.note(where, plan.topology.rank, found)
 
 
 def _attempt(action: Callable[[], object]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +13,13 @@ import torch
 
 from ..checkpointing import models, names, pickled, write
 from ..checkpointing.copies import Copies
+from ..checkpointing.manifest import Manifest
 from ..checkpointing.parts import CollectiveFolder
 from ..errors import CheckpointError
 from ..topology import Topology
 
 _FOLDER: Final = "pytorch_model"
+_RANK: Final = re.compile(r"zero_pp_rank_(\d+)_")
 
 
 def folder_name(index: int) -> str:
@@ -51,24 +54,28 @@ class EngineFiles(CollectiveFolder):
     Args:
         prepared: engines and other models, in the order of `prepare`.
         states: the state of each model that is no engine; anything for an engine.
-        is_main: whether this is rank 0.
+        rank: of this process.
     """
 
-    def __init__(self, prepared: Sequence[Any], states: Sequence[dict[str, Any]], is_main: bool) -> None:
+    def __init__(self, prepared: Sequence[Any], states: Sequence[dict[str, Any]], rank: int) -> None:
         self._prepared = prepared
         self._states = states
-        self._is_main = is_main
+        self._rank = rank
 
-    def write(self, where: Path) -> None:
+    def write(self, where: Path) -> list[Path]:
         for index, model in enumerate(self._prepared):
             if is_engine(model):
                 model.save_checkpoint(str(where), tag=folder_name(index))
         # last, because rank 0 may fail here, and then no other rank waits for it
         for index, model in enumerate(self._prepared):
-            if self._is_main and not is_engine(model):
+            if self._rank == 0 and not is_engine(model):
                 (file,) = write.model_files([self._states[index]], safe_serialization=True)
                 (where / folder_name(index)).mkdir(exist_ok=True)
                 file.write(where / folder_name(index))
+        written = [
+            path for index in range(len(self._prepared)) for path in _files_in(where / folder_name(index))
+        ]
+        return [path for path in written if _is_of_rank(path, self._rank)]
 
     def snapshot(self, copies: Copies) -> CollectiveFolder:
         raise ValueError(
@@ -76,13 +83,23 @@ class EngineFiles(CollectiveFolder):
         )
 
 
+def _files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".safetensors")
+
+
+def _is_of_rank(path: Path, rank: int) -> bool:
+    """Return True for a file of DeepSpeed that this rank writes; rank 0 writes those that no rank has for itself."""
+    match = _RANK.search(path.name)
+    return rank == (int(match[1]) if match else 0)
+
+
 def plan_loading(
-    folder: Path, prepared: Sequence[Any], topology: Topology, deepspeed: Any
+    listed: Manifest, prepared: Sequence[Any], topology: Topology, deepspeed: Any
 ) -> list[Callable[[], None]]:
     """Check the files of all models, and return the functions that load them.
 
     Args:
-        folder: of the checkpoint.
+        listed: the manifest of the checkpoint.
         prepared: engines and other models, in the order of `prepare`.
         topology: of this process.
         deepspeed: the library.
@@ -90,6 +107,7 @@ def plan_loading(
     Raises:
         CheckpointError: a file is missing or does not fit; the message names it.
     """
+    folder = listed.folder
     stored = next(index for index in itertools.count() if not (folder / folder_name(index)).is_dir())
     if stored != len(prepared):
         raise CheckpointError(
@@ -99,6 +117,9 @@ def plan_loading(
     steps: list[Callable[[], None]] = []
     for index, model in enumerate(prepared):
         where = folder / folder_name(index)
+        for path in _files_in(where):
+            if _is_of_rank(path, topology.rank) or _RANK.search(path.name) is None:
+                listed.verify(path)
         if is_engine(model):
             _check_engine(where, model, topology)
             steps.append(functools.partial(_load_engine, model, folder, folder_name(index)))

@@ -6,11 +6,11 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
+from ..checkpointing.manifest import Manifest
 from ..checkpointing.parts import CollectiveFolder, Parts
 from ..combinations import refuse
 from ..nested import convert_to_fp32, recursively_apply
@@ -267,13 +267,13 @@ class DeepSpeed(Strategy):
     def collective_folders(self, parts: Parts, weights: list[dict[str, Any]]) -> list[CollectiveFolder]:
         if not parts.models:
             return []
-        return [checkpoints.EngineFiles(parts.models, weights, self.runtime.topology.is_main)]
+        return [checkpoints.EngineFiles(parts.models, weights, self.runtime.topology.rank)]
 
-    def load_collective_folders(self, folder: Path, parts: Parts) -> list[Callable[[], None]] | None:
+    def load_collective_folders(self, listed: Manifest, parts: Parts) -> list[Callable[[], None]] | None:
         engines: Sequence[Any] = [self._engine_of(model) for model in parts.models]
         if not any(map(checkpoints.is_engine, engines)):
             return None
-        steps = checkpoints.plan_loading(folder, engines, self.runtime.topology, self.library)
+        steps = checkpoints.plan_loading(listed, engines, self.runtime.topology, self.library)
         return [*steps, *(optimizer.note_no_gradients for optimizer in self._optimizers)]
 
     def _engine_of(self, model: Any) -> Any:

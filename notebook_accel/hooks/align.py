@@ -181,6 +181,7 @@ class AlignDevicesHook(ModelHook):
             self.input_device = tensors.find_device([args, kwargs])
         if self._need is not None and self._lease.acquire():
             self._put(self._need.fetch() if self.prefetcher is None else self.prefetcher.take(self._need))
+            self._need.check()
         if self.execution_device is None:
             return args, kwargs
         device = tensors.as_device(self.execution_device)
@@ -202,6 +203,8 @@ class AlignDevicesHook(ModelHook):
 
     @outside_graphs
     def post_forward(self, module: nn.Module, output: Any) -> Any:
+        if self._need is not None:
+            self._need.check()
         if self.io_same_device and self.input_device is not None:
             output = send_to_device(output, self.input_device, skip_keys=self.skip_keys)
         self._lease.release(self._empty_slots)

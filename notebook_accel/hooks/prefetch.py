@@ -16,7 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .. import devices
 from .lease import ReentrantLease
 from .offloaded_tensor import read_dtype_and_grad
-from .weights import get_many
+from .weights import check, get_many
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -49,6 +49,10 @@ class Need:
             name: _cast(found[name], read_dtype_and_grad(place)[0]).to(device or self.device)
             for name, place in zip(self.names, self.places, strict=True)
         }
+
+    def check(self) -> None:
+        """Raise CheckpointError if what was fetched may have lost its values: its file has changed."""
+        check(self.weights, self.names)
 
 
 def _add_number(device: torch.device) -> torch.device:

@@ -16,6 +16,10 @@ class Weights(Mapping[str, torch.Tensor]):
         """Return these weights by name; their memory may be pages of a file."""
 
     @abstractmethod
+    def check(self, names: Sequence[str]) -> None:
+        """Raise CheckpointError if a file whose pages are these weights has changed: their values may be gone."""
+
+    @abstractmethod
     def get_lasting(self, name: str) -> torch.Tensor:
         """Return a weight that is to stay in memory, and keeps no file open."""
 
@@ -46,6 +50,9 @@ class PrefixedDataset(Weights):
         found = get_many(self.dataset, [f"{self.prefix}{name}" for name in names])
         return {name: found[f"{self.prefix}{name}"] for name in names}
 
+    def check(self, names: Sequence[str]) -> None:
+        check(self.dataset, [f"{self.prefix}{name}" for name in names])
+
     def get_lasting(self, name: str) -> torch.Tensor:
         return get_lasting(self.dataset, f"{self.prefix}{name}")
 
@@ -63,6 +70,17 @@ def get_many(weights: Mapping[str, torch.Tensor], names: Sequence[str]) -> dict[
     if isinstance(weights, Weights):
         return weights.get_many(names)
     return {name: weights[name] for name in names}
+
+
+def check(weights: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
+    """Raise CheckpointError if files of any mapping have changed since they were looked up.
+
+    Args:
+        weights: the mapping.
+        names: of the weights.
+    """
+    if isinstance(weights, Weights):
+        weights.check(names)
 
 
 def get_lasting(weights: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:

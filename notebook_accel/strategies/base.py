@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import torch
 
 from .. import gradients
 from ..checkpointing import sharded
+from ..checkpointing.manifest import Manifest
 from ..checkpointing.parts import CollectiveFolder, Parts
 from ..comm.base import Comm
 from ..compilation import TorchDynamoPlugin, compile_like, compile_model, find_original, is_compiled_module
@@ -236,13 +236,13 @@ class Strategy(ABC):
         """
         return []
 
-    def load_collective_folders(self, folder: Path, parts: Parts) -> list[Callable[[], None]] | None:
+    def load_collective_folders(self, listed: Manifest, parts: Parts) -> list[Callable[[], None]] | None:
         """Check the folders that all ranks wrote together, and return what loads them.
 
         By default these are the folders that `FullySharded` writes, which load into whole models too.
 
         Args:
-            folder: of the checkpoint.
+            listed: the manifest of the checkpoint.
             parts: the objects to load into; models without wrappers.
 
         Returns:
@@ -251,7 +251,7 @@ class Strategy(ABC):
         Raises:
             CheckpointError: names the file, and the key, that is missing, damaged or does not fit.
         """
-        return sharded.plan(folder, parts)
+        return sharded.plan(listed, parts)
 
     def weights(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return the state of the user's model as it goes into a checkpoint, on all ranks."""

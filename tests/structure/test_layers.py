@@ -49,7 +49,10 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "checkpointing": (
         ("names", "optimizers", "randomness", "rawio"),
-        ("folder", "pickled", "weights"),
+        ("checksums",),
+        ("pickled", "weights"),
+        ("manifest",),
+        ("folder",),
         ("copies", "models", "plain", "shards"),
         ("merge", "parts"),
         ("read", "sharded", "write"),

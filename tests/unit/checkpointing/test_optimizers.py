@@ -12,6 +12,7 @@ from torch import nn
 
 from notebook_accel import Accelerator, CheckpointError
 from notebook_accel.checkpointing import optimizers, sharded
+from notebook_accel.checkpointing.manifest import Manifest
 from notebook_accel.checkpointing.read import Parts
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -154,7 +155,7 @@ def test_shards_of_any_state(tmp_path: Path) -> None:
     write(tmp_path, model, optimizer)
     again = nn.Sequential(Counting({"batches": 0}), Counting({}))
     other = Layered(again.parameters(), {"up": 1.0})
-    steps = sharded.plan(tmp_path, parts(again, other))
+    steps = sharded.plan(Manifest(folder=tmp_path), parts(again, other))
     for apply in steps or ():
         apply()
     assert again[0].seen == {"batches": 3, "by": {"kind": [1, 2]}} and again[1].seen == {}
@@ -166,16 +167,16 @@ def test_shards_of_any_state(tmp_path: Path) -> None:
         {"params": [layer.bias for layer in again]},
     ]
     write(tmp_path / "groups", again, torch.optim.SGD(both, lr=0.2))
-    sharded.plan(tmp_path / "groups", parts(again, torch.optim.SGD(both)))
+    sharded.plan(Manifest(folder=tmp_path / "groups"), parts(again, torch.optim.SGD(both)))
     both[0]["params"], both[1]["params"] = both[1]["params"], both[0]["params"]
     with pytest.raises(
         CheckpointError, match=r"has '0.weight', '1.weight' in group 0, the optimizer in another"
     ):
-        sharded.plan(tmp_path / "groups", parts(again, torch.optim.SGD(both)))
+        sharded.plan(Manifest(folder=tmp_path / "groups"), parts(again, torch.optim.SGD(both)))
     wrong = torch.optim.SGD(again.parameters(), lr=0.1)
     write(tmp_path / "sgd", again, wrong)
     adam = torch.optim.AdamW(again.parameters(), lr=0.1)
     with pytest.raises(
         CheckpointError, match=r"optimizer_0 does not fit AdamW: group 0 has no 'betas', 'eps'$"
     ):
-        sharded.plan(tmp_path / "sgd", parts(again, adam))
+        sharded.plan(Manifest(folder=tmp_path / "sgd"), parts(again, adam))

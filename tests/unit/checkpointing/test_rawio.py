@@ -16,7 +16,7 @@ import torch
 from notebook_accel.checkpointing import rawio
 from notebook_accel.checkpointing.rawio import Output
 
-BLOCK = rawio._BLOCK
+BLOCK = rawio.BLOCK
 SIZES = [0, 1, 511, 4096, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 7 * BLOCK + 4096, 9 * BLOCK + 12345]
 
 

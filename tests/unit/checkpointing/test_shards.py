@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import torch
 
 from notebook_accel import Accelerator, CheckpointError, load_checkpoint_in_model
 from notebook_accel.checkpointing.shards import save_weights
+from notebook_accel.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.utils import load, load_state_dict, save
-from tests.unit.checkpoints import Tied
+from tests.unit.checkpoints import Tied, small_files
+from tests.unit.multiprocess import run_ranks
 
 pytestmark = pytest.mark.usefixtures("clean_runtime")
 
@@ -194,3 +197,39 @@ def test_save_replaces_files_alone(tmp_path: Path) -> None:
     finally:
         os.close(reader)
     assert pipe.is_fifo() and not list(tmp_path.glob("*.part"))
+
+
+def save_in_turns(folder: Path) -> list[str]:
+    """Return what each failing save raised: the folder is a file, the disk is full; then one works."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP")
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    sharded = accelerator.prepare(model())
+    said = []
+    (file := folder / "file").touch()
+    for target, limit in ((file, None), (folder / "full", 1000)):
+        with small_files(limit) if limit else nullcontext(), pytest.raises(Exception) as found:
+            accelerator.save_model(sharded, target)
+        said.append(f"{type(found.value).__name__}: {found.value}")
+    accelerator.save_model(sharded, folder / "works")
+    return said
+
+
+def test_all_ranks_learn_that_weights_were_not_saved(tmp_path: Path) -> None:
+    first, second = run_ranks(save_in_turns, tmp_path)
+    assert first[0].startswith("ValueError: ") and "is a file" in first[0] and "File too large" in first[1]
+    for own, other, target in zip(first, second, ("file", "full"), strict=True):
+        assert other == f"CheckpointError: the weights were not saved to {tmp_path / target}: rank 0: {own}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "works"]
+
+
+def save_on_the_main_process(folder: Path) -> bool:
+    accelerator = Accelerator(cpu=True)
+    copy = accelerator.prepare(model())
+    if accelerator.is_main_process:
+        accelerator.save_model(copy, folder)
+    return accelerator.is_main_process
+
+
+def test_the_main_process_may_save_whole_weights_alone(tmp_path: Path) -> None:
+    assert run_ranks(save_on_the_main_process, tmp_path) == [True, False]
+    assert (tmp_path / "model.safetensors").is_file()

@@ -19,7 +19,7 @@ from notebook_accel import (
     load_checkpoint_and_dispatch,
     load_checkpoint_in_model,
 )
-from notebook_accel.checkpointing import merge, models, rawio, shards, weights
+from notebook_accel.checkpointing import merge, models, shards, weights
 from notebook_accel.deepspeed import checkpoints as deepspeed_checkpoints
 from notebook_accel.utils import load_state_dict
 from tests.unit.checkpoints import make_parts, step, values
@@ -142,24 +142,3 @@ def test_files_of_others_have_no_checksums(tmp_path: Path) -> None:
     plain = json.dumps({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}).encode()
     path.write_bytes(len(plain).to_bytes(8, "little") + plain + b"\1\2")
     assert weights.read(path)["a"].tolist() == [1, 2]
-
-
-def test_all_ways_to_compute_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = [0, 1, 4095, 4096, 4097, 1032192, 1032192 + 5, (4 << 20) + 4100, (5 << 20) + 3]
-    made = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in sizes]
-    path = tmp_path / "bytes"
-    path.write_bytes(b"x" + b"".join(bytes(rawio.memory(part)) for part in made))
-    starts = [1 + sum(sizes[:index]) for index in range(len(sizes))]
-    expected = [weights.compute_checksum(rawio.memory(part)) for part in made]
-    assert len(set(expected)) == len(sizes)
-    assert weights.compute_checksums(path, list(zip(starts, sizes, strict=True))) == expected
-    for few in (1 << 30, 0):
-        monkeypatch.setattr(rawio, "_FEW", few)
-        fresh = [torch.zeros_like(part) for part in made]
-        assert weights.read_summed(path, list(zip(starts, fresh, strict=True))) == expected
-        assert all(map(torch.equal, fresh, made))
-    with pytest.raises(OSError, match="ends before its byte"):
-        weights.compute_checksums(path, [(0, sum(sizes) + 2)])
-    pages = made[-1][: 8 * 4096].reshape(8, 4096)
-    orders = (pages, pages.flip(0).contiguous())
-    assert len({weights.compute_checksum(rawio.memory(order)) for order in orders}) == 2

@@ -148,6 +148,14 @@ def refusals(run: Accelerator, model: Any, optimizer: Any, folder: str) -> dict[
     run.wait_for_everyone()
     if run.is_main_process:
         Path(folder, "gone").rename(path)
+        content = path.read_bytes()
+        middle = len(content) // 2
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    run.wait_for_everyone()
+    found["damaged"] = said(lambda: run.load_state(folder))
+    run.wait_for_everyone()
+    if run.is_main_process:
+        path.write_bytes(content)
     run.wait_for_everyone()
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,9 @@ def test_what_is_refused_in_training(found: list[dict[str, Any]], folder: Path, 
         for name, text in expected.items():
             assert result["refusals"][name].startswith(text), result["refusals"][name]
         assert "is missing, though notebook_accel.json lists it" in result["refusals"]["shard"]
+        assert re.search(
+            r"zero_pp_rank_1_\S*: some of the bytes \S* to \S* are not those", result["refusals"]["damaged"]
+        )
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused(found: list[dict[str, Any]]) -> None:

@@ -1,0 +1,161 @@
+"""The manifest of a checkpoint: which files belong to it, with their sizes and checksums.
+
+The rank that writes a file notes its checksums beside it, in a file of that rank; who puts the checkpoint in its place
+gathers them in the manifest. A checkpoint of Accelerate has no manifest, and an older one of ours no checksums: nothing
+is compared there.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import CheckpointError
+from . import checksums, names, weights
+
+_VERSION: Final = 1
+_OWN: Final = "checksum"
+_UNSIGNED: Final = "0" * checksums.DIGITS
+_NOTES: Final = ".checksums-"
+_ADVICE: Final = "the file is damaged or of another checkpoint, load another one"
+
+_SHOWN: Final = 3
+
+Names = Callable[[int, int], Sequence[str]]
+"""Returns the names of what lies between two bytes of a file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What the manifest of a checkpoint says; nothing where it has none.
+
+    Attributes:
+        folder: of the checkpoint.
+        facts: what it says besides files.
+        sizes: of the files in bytes, by the path in the folder.
+        checksums: those of the files that have some, by that path; see `checksums.describe`.
+    """
+
+    folder: Path
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    checksums: Mapping[str, str] = field(default_factory=dict)
+
+    def check_files(self) -> None:
+        """Raise CheckpointError where a file is missing or has another size."""
+        for name, size in self.sizes.items():
+            path = self.folder / name
+            if not path.is_file():
+                raise CheckpointError(f"{path} is missing, though {names.MANIFEST} lists it")
+            if (found := path.stat().st_size) != size:
+                raise CheckpointError(f"{path} has {found} bytes, it was written with {size}")
+
+    def verify(
+        self,
+        path: Path,
+        spans: Iterable[tuple[int, int]] | None = None,
+        names_in: Names = lambda start, stop: (),
+    ) -> None:
+        """Check that a file holds the bytes that were written, if its checksums are known.
+
+        Of a safetensors file this compares the header, which has the checksums of the tensors.
+
+        Args:
+            path: of the file, in the folder.
+            spans: parts of it, each the byte where it starts and its length; None for all of it.
+            names_in: names what is damaged.
+
+        Raises:
+            CheckpointError: it holds others, or cannot be read.
+        """
+        expected = self.checksums.get(path.relative_to(self.folder).as_posix())
+        if expected is None:
+            return
+        if path.suffix == ".safetensors":
+            if weights.read_header(path).checksum != expected:
+                raise CheckpointError(f"{path} is not the file that was saved here: {_ADVICE}")
+            return
+        try:
+            damage = checksums.find_damage(path, expected, spans)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        if damage is not None:
+            start, stop = damage
+            found = names_in(start, stop)
+            listed = ", ".join(map(repr, found[:_SHOWN]))
+            listed += f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            raise CheckpointError(
+                f"{path}: some of the bytes {start:,} to {stop - 1:,} are not those that were written"
+                f"{f' (in {listed})' if listed else ''}: {_ADVICE}"
+            )
+
+
+def note(where: Path, rank: int, found: Mapping[str, str]) -> None:
+    """Leave the checksums of a rank's files for `write`.
+
+    Args:
+        where: the folder in which the checkpoint is written.
+        rank: of this process.
+        found: checksums by the path in the folder.
+    """
+    (where / f"{_NOTES}{rank}").write_text(json.dumps(found), encoding="utf-8")
+
+
+def write(folder: Path, facts: Mapping[str, Any]) -> None:
+    """List the checkpoint's files with their sizes, and with the checksums that the ranks left.
+
+    Args:
+        folder: in which the checkpoint is written.
+        facts: what the manifest says besides.
+    """
+    found: dict[str, str] = {}
+    for path in folder.glob(f"{_NOTES}*"):
+        found |= json.loads(path.read_text(encoding="utf-8"))
+        path.unlink()
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in names.list_files(folder)}
+    content = {
+        "version": _VERSION,
+        **facts,
+        "files": sizes,
+        "checksums": {name: found[name] for name in sizes if name in found},
+        _OWN: _UNSIGNED,
+    }
+    text = json.dumps(content, indent=1)
+    (folder / names.MANIFEST).write_text(_sign(text, _UNSIGNED, _checksum(text)), encoding="utf-8")
+
+
+def read(folder: Path) -> Manifest:
+    """Return the manifest of a checkpoint; CheckpointError where it is damaged."""
+    path = folder / names.MANIFEST
+    if not path.exists():
+        return Manifest(folder=folder)
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = dict(json.loads(text))
+        version, files = int(content.pop("version")), dict(content.pop("files"))
+        known = dict(content.pop("checksums", {}))
+        own = str(content.pop(_OWN, None))
+        # older manifests have neither; a damaged name of one leaves the other
+        if (known or own != str(None)) and _checksum(_sign(text, own, _UNSIGNED)) != own:
+            raise ValueError("its text is not the one that was written")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error!r}") from error
+    if version != _VERSION:
+        raise CheckpointError(
+            f"{path} is of version {version}, and this notebook_accel knows version {_VERSION}"
+        )
+    return Manifest(folder=folder, facts=content, sizes=files, checksums=known)
+
+
+def _sign(text: str, old: str, new: str) -> str:
+    """Return the text of a manifest with another checksum of its own, which is the last thing in it."""
+    before, mark, after = text.rpartition(f'"{_OWN}": "{old}"')
+    return f"{before}{mark and mark.replace(old, new)}{after}"
+
+
+def _checksum(text: str) -> str:
+    return checksums.show(zlib.crc32(text.encode()))

@@ -1,0 +1,135 @@
+"""Tests for weights whose values are pages of a file that is damaged, cut off or written again meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from notebook_accel import CheckpointError, init_empty_weights, load_checkpoint_and_dispatch, utils
+from notebook_accel.big_modeling import offload
+from notebook_accel.checkpointing import weights
+from notebook_accel.hooks.align import align_hook
+from tests.unit.big_models import INPUT, Words, half, save, words
+from tests.unit.multiprocess import run_ranks
+
+WIDTH = 64  # weights of 64 KB: many pages
+
+
+@torch.no_grad()
+def said_by(action: Callable[..., Any], *arguments: Any) -> str:
+    """Return what an action raised, nothing where it raised nothing."""
+    try:
+        action(*arguments)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+class Calling(nn.Linear):
+    """A layer that calls a function when it has used its weights."""
+
+    after: Callable[[], None] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = super().forward(x)
+        if self.after is not None:
+            self.after()
+        return result
+
+
+def load(folder: Path, kind: str) -> tuple[nn.Module, Path]:
+    """Return a model, half of it on the disk, and the file with the weights of one of its last layers."""
+    source = save(words(width=WIDTH), folder, kind)
+    with init_empty_weights():
+        empty = Words(width=WIDTH).eval()
+        empty.blocks[5].second = Calling(4 * WIDTH, WIDTH)
+    model = load_checkpoint_and_dispatch(empty, source, half(), offload_folder=folder / "off")
+    name = "off/blocks.5.second.weight.dat" if kind == "bin" else "model.safetensors"
+    return model, folder / name
+
+
+def cut(path: Path, left: int = 0) -> None:
+    os.truncate(path, left)
+
+
+def cut_once_fetched(layer: nn.Module, path: Path, left: int) -> None:
+    """Cut the file when a thread has fetched the weights of the next layer."""
+    hook: Any = align_hook(layer)
+    job = hook.prefetcher._ahead[hook._need]
+    job.run()
+    cut(path, left)
+
+
+def cut_files(folder: Path) -> dict[str, str]:
+    """Return what a forward said after its file was cut: before it, between modules, and while a module computes."""
+    said: dict[str, str] = {}
+    for kind in ("safetensors", "bin"):
+        for when in ("before", "between", "partial page", "meanwhile"):
+            model, path = load(folder / kind / when, kind)
+            said_by(model, INPUT)  # from now on weights are fetched ahead
+            left = path.stat().st_size - 5 if when == "partial page" else 0
+            last: Any = model.get_submodule("blocks.5")
+            if when == "before":
+                cut(path, left)
+            elif when == "meanwhile":  # the pages are not used any more
+                last.second.after = lambda path=path: cut(path)
+            else:
+                last.first.register_forward_hook(
+                    lambda *args, path=path, left=left, layer=last.second: cut_once_fetched(layer, path, left)
+                )
+            said[f"{kind} {when}"] = f"{path.name}: {said_by(model, INPUT)}"
+    return said
+
+
+def test_a_file_that_is_cut_is_an_error_and_no_dead_process(tmp_path: Path) -> None:
+    (said,) = run_ranks(cut_files, tmp_path, world_size=1)
+    for what, text in said.items():
+        name, _, message = text.partition(": ")
+        assert name in message and "was written again after the model was loaded" in message, what
+
+
+def flip_file(path: Path, place: int) -> None:
+    found = path.stat()
+    with open(path, "r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))  # a disk that fails tells no time
+
+
+def test_values_are_compared_when_they_are_read_first(tmp_path: Path) -> None:
+    for kind in ("safetensors", "bin"):
+        model, path = load(tmp_path / kind, kind)
+        name, place = "blocks.5.second.weight", 100
+        if kind == "safetensors":
+            place += weights.read_header(path).entries[name].offset
+        flip_file(path, place)
+        message = said_by(model, INPUT)
+        assert f"{path.name}: the values of '{name}' are not those that were written" in message
+        flip_file(path, place)
+        assert said_by(model, INPUT) == ""
+        flip_file(path, place)
+        assert said_by(model, INPUT) == ""  # compared once
+
+
+def test_offloaded_folders_have_checksums_and_need_none(tmp_path: Path) -> None:
+    state = {"a": torch.arange(6.0), "b": torch.zeros(0)}
+    utils.offload_state_dict(tmp_path, state)
+    index = offload.read_index(tmp_path)
+    older = {name: {key: info[key] for key in ("dtype", "shape")} for name, info in index.items()}
+    for given in (index, older):
+        loader = utils.OffloadedWeightsLoader(save_folder=tmp_path, index=given)
+        assert all(torch.equal(loader[name], value) for name, value in state.items())
+    flip_file(tmp_path / "a.dat", 3)
+    with pytest.raises(CheckpointError, match=r"a\.dat: the values of 'a' are not those"):
+        utils.OffloadedWeightsLoader(save_folder=tmp_path)["a"]
+    with pytest.raises(CheckpointError, match=r"a\.dat: the values of 'a' are not those"):
+        utils.load_offloaded_weight(tmp_path / "a.dat", index["a"])
+    assert utils.OffloadedWeightsLoader(save_folder=tmp_path, index=older)["a"][0] != 0
