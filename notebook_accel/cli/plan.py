@@ -327,7 +327,7 @@ def _check_devices(config: LaunchConfig, kind: devices.DeviceKind, number: int, 
     has = f"this machine has {number} {kind.label if number == 1 else kind.plural}"
     ids = [int(part) for part in config.gpu_ids.split(",")] if config.gpu_ids not in (None, "all") else []
     absent = [part for part in ids if part >= number]
-    if absent and not environ.get("CUDA_VISIBLE_DEVICES"):
+    if absent and not (kind.visible and environ.get(kind.visible)):
         return [Problem(name="gpu_ids", text=f"gpu_ids {config.gpu_ids}: {has}, counted from 0")]
     usable = len(ids) or number
     if local > usable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from accelerate.commands.launch import launch_command_parser
 
+from notebook_accel import devices
 from notebook_accel.cli import flags
 from notebook_accel.cli.launch import launch
 from notebook_accel.config.option import as_text
@@ -251,6 +253,19 @@ def test_chosen_devices_are_the_visible_ones(gpus: None) -> None:
     plan = plan_of("--gpu_ids", "1")
     assert plan.environment["CUDA_VISIBLE_DEVICES"] == "1"
     assert plan.config.num_processes == 1 and plan.doubts == ()
+
+
+def test_chosen_devices_of_other_makers_are_counted_by_their_own_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    npu = dataclasses.replace(devices.kind_of("npu"), counter=lambda: 1)
+    monkeypatch.setattr(devices, "best", lambda use_cpu=None, has_tpu=None: npu)
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    (doubt,) = plan_of("--gpu_ids", "5").doubts
+    assert "this machine has 1 Ascend NPU, counted from 0" in str(doubt)
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "5")
+    assert plan_of("--gpu_ids", "5").doubts == ()
 
 
 def test_a_variable_without_a_legal_value_is_told(
