@@ -162,7 +162,7 @@ TABLE: Final[Mapping[str, Combination]] = {
         kind=NotImplementedError,
         what="FSDP or tensor parallel",
         beside="Adafactor, LBFGS or Rprop of torch.optim",
-        reason="torch cannot compute their steps on weights of which each process has a part",
+        reason="their steps, or going on from a checkpoint, fail on weights of which each process has a part",
         instead="Choose another optimizer, such as AdamW, or DistributedDataParallel",
     ),
     "local sgd, no whole model": Combination(

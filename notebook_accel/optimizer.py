@@ -240,4 +240,4 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def _switch_parameters(self, parameters_map: dict[torch.Tensor, torch.Tensor]) -> None:
         """Replace parameters in all groups."""
         for group in self.optimizer.param_groups:
-            group["params"] = [parameters_map.get(parameter, parameter) for parameter in group["params"]]
+            group["params"][:] = [parameters_map.get(parameter, parameter) for parameter in group["params"]]

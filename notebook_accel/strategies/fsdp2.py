@@ -333,7 +333,11 @@ class FullySharded(SingleDevice):
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Raise NotImplementedError for an optimizer whose steps would fail on sharded weights, or train others."""
+    """Raise NotImplementedError for an optimizer that cannot train sharded weights.
+
+    The steps of Adafactor and Rprop fail in torch 2.13. LBFGS makes one vector of all weights: its steps fail where
+    some are whole, and vectors of a checkpoint are whole.
+    """
     if isinstance(optimizer, (torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.Rprop)):
         raise refuse("shards, optimizer", type(optimizer).__name__)
 

@@ -76,4 +76,5 @@ def _switch_parameters(optimizer: torch.optim.Optimizer, renewed: WeakTensorKeyD
         for old in group["params"]:
             if old in renewed and old in optimizer.state:
                 optimizer.state[renewed[old]] = optimizer.state.pop(old)
-        group["params"] = [renewed.get(parameter, parameter) for parameter in group["params"]]
+        # in place, because LBFGS keeps the list
+        group["params"][:] = [renewed.get(parameter, parameter) for parameter in group["params"]]

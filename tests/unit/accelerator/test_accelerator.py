@@ -108,7 +108,7 @@ def test_an_optimizer_that_was_prepared_before_follows_too(clean_runtime: None) 
         accelerator._runtime.device = torch.device("meta")
         model, optimizer, *_ = make_parts()
         early = accelerator.prepare(optimizer, device_placement=[False])
-        late = torch.optim.SGD(model.parameters(), lr=0.1)
+        late = torch.optim.LBFGS(model.parameters(), lr=0.1)  # has a list of its own
         model = accelerator.prepare(model)
         late = accelerator.prepare_optimizer(late, device_placement=False)
     finally:
@@ -116,6 +116,7 @@ def test_an_optimizer_that_was_prepared_before_follows_too(clean_runtime: None) 
     for wrapped in (early, late):
         pairs = zip(wrapped.param_groups[0]["params"], model.parameters(), strict=True)
         assert all(a is b and a.device.type == "meta" for a, b in pairs)
+    assert late.optimizer._params is late.param_groups[0]["params"]
 
 
 def test_layers_that_share_weights_share_them_on_the_device(clean_runtime: None) -> None:
