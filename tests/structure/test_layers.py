@@ -74,8 +74,8 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("prepare", "skip"),
     ),
     "deepspeed": (
-        ("checkpoints", "config", "cpu_order", "dummies", "wrappers"),
-        ("library", "settings"),
+        ("config", "cpu_order", "dummies", "resharding", "wrappers"),
+        ("checkpoints", "library", "settings"),
         ("plugin",),
         ("fill", "pairs", "plugin_set"),
         ("resolve", "strategy"),
