@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from . import detect, probes
+from .big_modeling.dispatch import dispatch_model, make_device_map
+from .big_modeling.eight_bit import Linear8bit
 from .big_modeling.load import load_checkpoint_in_model
 from .checkpointing.folder import PathLike
 
@@ -74,7 +76,7 @@ def load_and_quantize_model(
     model: nn.Module,
     bnb_quantization_config: BnbQuantizationConfig,
     weights_location: PathLike | None = None,
-    device_map: Mapping[str, Any] | None = None,
+    device_map: str | Mapping[str, Any] | None = None,
     no_split_module_classes: Sequence[str] | None = None,
     max_memory: Mapping[Any, Any] | None = None,
     offload_folder: PathLike | None = None,
@@ -86,11 +88,13 @@ def load_and_quantize_model(
         model: has weights, or has parameters on the meta device and `weights_location` has all of them.
         bnb_quantization_config: how to quantize.
         weights_location: checkpoint to load first, see `load_checkpoint_in_model`.
-        device_map: `{"": device}` for a device; by default that of this process. Other maps are not supported.
-        no_split_module_classes: has no effect.
-        max_memory: not supported.
-        offload_folder: not supported.
-        offload_state_dict: not supported.
+        device_map: `{"": device}` for a device; by default that of this process. With 8 bits also a device for each
+            part, of which `disk` is one, or how to make such a map: see `load_checkpoint_and_dispatch`. Weights are
+            then quantized while they are read, and are offloaded in int8.
+        no_split_module_classes: for a map that is made, see `infer_auto_device_map`.
+        max_memory: for a map that is made, see `infer_auto_device_map`.
+        offload_folder: gets the weights of `disk`.
+        offload_state_dict: accepted and not needed: only weights that stay in memory take memory.
 
     Returns:
         The model, changed in place.
@@ -99,30 +103,44 @@ def load_and_quantize_model(
         ImportError: bitsandbytes is not installed.
         ValueError: tensors have no values, or there is no layer to quantize.
         CheckpointError: the weights are damaged or do not fit.
-        NotImplementedError: an argument is not supported.
+        NotImplementedError: layers of 4 bits are to be on several devices.
     """
     if not probes.is_available("bitsandbytes"):
         raise ImportError(
             "quantized layers are bitsandbytes', which is not installed: pip install bitsandbytes"
         )
-    _refuse_spreading(device_map, max_memory, offload_folder, offload_state_dict)
+    config = bnb_quantization_config
+    if isinstance(device_map, str) or (device_map is not None and _is_spread(device_map)):
+        checkpoint = _check_spread(model, config, weights_location)
+        layers = _require_layers(model, config)
+        for name, layer in layers:
+            model.set_submodule(name, _empty_8bit(layer, config))
+        dtype: Any = config.torch_dtype
+        chosen = make_device_map(model, device_map, max_memory, no_split_module_classes, dtype)
+        load_checkpoint_in_model(
+            model,
+            checkpoint,
+            chosen,
+            offload_folder=offload_folder,
+            dtype=dtype,
+            keep_in_fp32_modules=config.keep_in_fp32_modules,
+        )
+        return _mark(dispatch_model(model, chosen, offload_dir=offload_folder), config)
     device = torch.device(device_map[""]) if device_map else detect.ensure().device
     _fill(model, weights_location)
-    config = bnb_quantization_config
-    layers = list(_layers(model, config))
-    if not layers:
-        raise ValueError(
-            f"{type(model).__name__} has no linear layer to quantize besides {_find_skipped(model, config)}"
-        )
-    quantized = {name: _quantize(layer, config) for name, layer in layers}
+    quantized = {name: _quantize(layer, config) for name, layer in _require_layers(model, config)}
     for name in quantized:
         model.set_submodule(name, nn.Identity())
     _cast(model, config)
     for name, layer in quantized.items():
         model.set_submodule(name, layer)
+    return _mark(model.to(device), config)
+
+
+def _mark(model: nn.Module, config: BnbQuantizationConfig) -> nn.Module:
     bits: Any = model
     bits.is_loaded_in_8bit, bits.is_loaded_in_4bit = config.load_in_8bit, config.load_in_4bit
-    return model.to(device)
+    return model
 
 
 def _dtype(argument: str, value: str | torch.dtype) -> torch.dtype:
@@ -132,22 +150,51 @@ def _dtype(argument: str, value: str | torch.dtype) -> torch.dtype:
     return found
 
 
-def _refuse_spreading(
-    device_map: Mapping[str, Any] | None, max_memory: Any, offload_folder: Any, offload_state_dict: bool
-) -> None:
-    given = {
-        "max_memory": max_memory,
-        "offload_folder": offload_folder,
-        "offload_state_dict": offload_state_dict,
-    }
-    unsupported = [name for name, value in given.items() if value]
-    if device_map is not None and set(device_map) != {""}:
-        unsupported.insert(0, "device_map")
-    if unsupported:
+def _is_spread(device_map: Mapping[str, Any]) -> bool:
+    """Return True for several devices, or the disk."""
+    return set(device_map) != {""} or device_map[""] == "disk"
+
+
+def _check_spread(
+    model: nn.Module, config: BnbQuantizationConfig, weights_location: PathLike | None
+) -> PathLike:
+    """Return the checkpoint of a model that can be loaded onto several devices.
+
+    Raises:
+        NotImplementedError: its layers get 4 bits, or it needs a cast that loading does not do.
+        ValueError: it has values already, or there is no checkpoint.
+    """
+    if config.load_in_4bit:
         raise NotImplementedError(
-            f"{', '.join(unsupported)}: a quantized model is on one device so far, "
-            "that of the process or the one in device_map={'': device}"
+            "load_in_4bit=True: layers of 4 bits are on one device, that of the process or the one in "
+            "device_map={'': device}; those of 8 bits can be on several and on the disk"
         )
+    if config.keep_in_fp32_modules and config.torch_dtype != torch.float16:
+        raise NotImplementedError(
+            f"keep_in_fp32_modules with torch_dtype={config.torch_dtype} is for one device: leave one out"
+        )
+    loaded = [name for name, layer in _layers(model, config) if not layer.weight.is_meta]
+    if weights_location is None or loaded:
+        raise ValueError(
+            "a device_map for several devices needs weights_location, and a model without values: build it under "
+            f"init_empty_weights(){f'; {loaded[0]} has values' if loaded else ''}"
+        )
+    return weights_location
+
+
+def _require_layers(model: nn.Module, config: BnbQuantizationConfig) -> list[tuple[str, nn.Linear]]:
+    layers = list(_layers(model, config))
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} has no linear layer to quantize besides {_find_skipped(model, config)}"
+        )
+    return layers
+
+
+def _empty_8bit(layer: nn.Linear, config: BnbQuantizationConfig) -> Linear8bit:
+    dtype: Any = None if layer.bias is None else config.torch_dtype
+    made = Linear8bit(layer.in_features, layer.out_features, dtype, config.llm_int8_threshold)
+    return made.train(layer.training)
 
 
 def _fill(model: nn.Module, weights_location: PathLike | None) -> None:

@@ -263,7 +263,7 @@ def load_checkpoint_and_dispatch(
             broadcast_from_rank0=broadcast_from_rank0,
         )
         return model
-    chosen = _make_device_map(
+    chosen = make_device_map(
         model, device_map, max_memory, no_split_module_classes, wanted, offload_buffers=offload_buffers
     )
     loading = load.plan(
@@ -289,15 +289,28 @@ def load_checkpoint_and_dispatch(
     )
 
 
-def _make_device_map(
+def make_device_map(
     model: nn.Module,
     device_map: str | DeviceMap,
     max_memory: Limits | None,
     no_split: str | Sequence[str] | None,
     dtype: torch.dtype | None,
     *,
-    offload_buffers: bool,
+    offload_buffers: bool = False,
 ) -> DeviceMap:
+    """Return a device for each part of a model.
+
+    Args:
+        model: with the tensors.
+        device_map: such a map, or how to make it; see `load_checkpoint_and_dispatch`.
+        max_memory: see `infer_auto_device_map`.
+        no_split: see `infer_auto_device_map`.
+        dtype: floating point weights are cast to it.
+        offload_buffers: see `dispatch_model`.
+
+    Raises:
+        ValueError: the word is unknown.
+    """
     if not isinstance(device_map, str):
         return device_map
     if device_map not in STRATEGIES:

@@ -14,7 +14,7 @@ from ..checkpointing import models, pickled, shards, weights
 from ..checkpointing.folder import PathLike
 from ..checkpointing.models import Source
 from ..hooks import tensors
-from . import offload, ties
+from . import eight_bit, offload, ties
 from .device_map import DeviceMap, check_buffers, check_device_map, check_devices, check_devices_exist
 from .placing import Loading, Slot, list_slots
 
@@ -45,7 +45,8 @@ def load_checkpoint_in_model(
         offload_state_dict: accepted and not needed: only weights that stay in memory take memory.
         offload_buffers: buffers of `disk` go there too.
         keep_in_fp32_modules: with `dtype` float16, names of modules that get float32.
-        offload_8bit_bnb: True is not supported.
+        offload_8bit_bnb: 8-bit layers of bitsandbytes without values become such whose int8 weights can be on the disk
+            and on several devices; see `load_and_quantize_model`.
         strict: refuse names that are missing or unknown. By default unknown names are warned of.
         full_state_dict: False if the checkpoint has only this process's part of sharded weights; without a map.
         broadcast_from_rank0: read the checkpoint in rank 0 only, which sends it to the others; without a map.
@@ -55,9 +56,7 @@ def load_checkpoint_in_model(
         ValueError: the map leaves a tensor without a device, or an argument is missing or unknown.
     """
     if offload_8bit_bnb:
-        raise NotImplementedError(
-            "offload_8bit_bnb=True: 8-bit weights stay on one device, see load_and_quantize_model"
-        )
+        eight_bit.replace_layers(model)
     wanted = as_floating_dtype(dtype)
     check_sharded(device_map, full_state_dict, broadcast_from_rank0)
     if broadcast_from_rank0 or not full_state_dict:

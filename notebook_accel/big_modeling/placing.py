@@ -17,7 +17,7 @@ from ..checkpointing.models import Source
 from ..errors import CheckpointError
 from ..hooks import tensors
 from ..hooks.offloaded_tensor import like_parameter
-from . import offload
+from . import eight_bit, offload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,11 +110,14 @@ class Loading:
     _empty: list[tuple[Slot, torch.dtype]] = field(default_factory=list)
     _index: dict[str, dict[str, Any]] = field(default_factory=dict)
     _written: list[tuple[list[Slot], Source, str, torch.dtype]] = field(default_factory=list)
+    _quantized: list[tuple[list[Slot], Source, str, str | torch.device]] = field(default_factory=list)
 
     @property
     def on_disk(self) -> list[str]:
         """The names of the weights that stay on the disk."""
-        return [*self._index, *(slot.name for slots, *_ in self._written for slot in slots)]
+        written = [slots for slots, *_ in self._written]
+        written += [slots for slots, _, _, device in self._quantized if device == "disk"]
+        return [*self._index, *(slot.name for slots in written for slot in slots)]
 
     def check_names(self, groups: Sequence[Sequence[Slot]], *, strict: bool, whole: bool) -> None:
         """Match the names of the files with those of the model.
@@ -135,7 +138,11 @@ class Loading:
             for name, kept in source.twins.items():
                 self._twins[renamed(name)] = renamed(kept)
         where = ", ".join(str(source.path) for source in self.sources)
-        empty = [group[0].name for group in groups if self.find_source(group) is None]
+        empty = [
+            group[0].name
+            for group in groups
+            if self.find_source(group) is None and not eight_bit.is_scales(group[0].owner, group[0].key)
+        ]
         if not strict:
             metas = {slot.name for group in groups for slot in group if slot.tensor.is_meta}
             empty = [name for name in empty if whole and name in metas]
@@ -182,6 +189,11 @@ class Loading:
             raise CheckpointError(
                 f"{source.path}: {key!r} has shape {list(shape)}, the model's {list(slots[0].tensor.shape)}"
             )
+        if self._needs_quantizing(slots[0]) and not (
+            isinstance(device, torch.device) and device.type == "meta"
+        ):
+            self._quantized.append((slots, source, key, device))
+            return
         if isinstance(device, torch.device):
             if device.type == "meta":
                 self._empty += [(slot, dtype) for slot in slots]
@@ -200,6 +212,12 @@ class Loading:
                 "dtype": name_of_dtype,
             }
 
+    def _needs_quantizing(self, slot: Slot) -> bool:
+        """Return True for the weight of an 8-bit layer whose file has no scales: it is not in 8 bits there."""
+        if not isinstance(slot.owner, eight_bit.Linear8bit) or slot.key != "weight":
+            return False
+        return f"{slot.name.removesuffix(slot.key)}{eight_bit.SCALES}" not in self._places
+
     def check_folder(self) -> None:
         """Check that weights that have to be written to the folder can be.
 
@@ -207,15 +225,20 @@ class Loading:
             ValueError: there is no folder, or it is a file.
             CheckpointError: it has no room.
         """
-        if not self._written:
+        # the scales of 8-bit weights are small
+        written = [(slots, source, key, dtype.itemsize) for slots, source, key, dtype in self._written]
+        written += [
+            (slots, source, key, 1) for slots, source, key, device in self._quantized if device == "disk"
+        ]
+        if not written:
             return
-        first, source, key, _ = self._written[0]
+        first, source, key, _ = written[0]
         if self.folder is None:
             raise ValueError(
-                f"{first[0].name!r} stays on the disk, and {source.path} is no safetensors file to read it from: "
-                "give an offload_folder"
+                f"{first[0].name!r} stays on the disk, and {source.path} is no file to read it from as it is: give an "
+                "offload_folder"
             )
-        needed = sum(slots[0].tensor.numel() * dtype.itemsize for slots, _, _, dtype in self._written)
+        needed = sum(slots[0].tensor.numel() * size for slots, _, _, size in written)
         folder = Path(self.folder)
         there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         if not there.is_dir():
@@ -242,6 +265,7 @@ class Loading:
             made = value.own if value.is_in_place else like_parameter(value.own, target)
             for slot in value.slots:
                 tensors.put(slot.owner, slot.key, made)
+        self._place_quantized()
         empty: dict[int, torch.Tensor] = {}
         for slot, dtype in self._empty:
             if not slot.tensor.is_meta or slot.tensor.dtype != dtype:
@@ -252,7 +276,7 @@ class Loading:
     def _write(self) -> dict[str, dict[str, Any]]:
         """Write weights that are in no safetensors file to the folder, one after the other."""
         index: dict[str, Any] = {}
-        if not self._written:
+        if not any(name not in self._index for name in self.on_disk):
             return index
         folder = Path(str(self.folder))
         new = not folder.exists()
@@ -262,6 +286,13 @@ class Loading:
                 source.read_into({key: value})
                 for slot in slots:
                     offload.offload_weight(value, slot.name, folder, index)
+            for slots, source, key, device in self._quantized:
+                if device != "disk":
+                    continue
+                for name, value in zip(eight_bit.TENSORS, _quantize(source, key), strict=True):
+                    for slot in slots:
+                        full = f"{slot.name.removesuffix(slot.key)}{name}"
+                        offload.offload_weight(value, full, folder, index)
         except BaseException:
             for name in index:
                 (folder / f"{name}.dat").unlink(missing_ok=True)
@@ -269,6 +300,34 @@ class Loading:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         return index
+
+    def _place_quantized(self) -> None:
+        """Put 8-bit weights that do not stay on the disk in their places, one after the other."""
+        here = [
+            (slots, source, key, device)
+            for slots, source, key, device in self._quantized
+            if isinstance(device, torch.device)
+        ]
+        # all before the first is quantized: else each of them keeps memory of the system around it that was freed
+        made = [
+            {
+                name: torch.empty_like(getattr(slots[0].owner, name), device=device)
+                for name in eight_bit.TENSORS
+            }
+            for slots, _, _, device in here
+        ]
+        for (slots, source, key, _), own in zip(here, made, strict=True):
+            for name, value in zip(eight_bit.TENSORS, _quantize(source, key), strict=True):
+                own[name].copy_(value)
+                for slot in slots:
+                    tensors.put(slot.owner, name, nn.Parameter(own[name], requires_grad=False))
+
+
+def _quantize(source: Source, key: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a weight in int8 and its scales."""
+    value = torch.empty(source.shapes[key], dtype=torch.float16)
+    _read(source, {key: value})
+    return eight_bit.quantize(value)
 
 
 @torch.no_grad()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,9 +18,14 @@ from ..checkpointing.manifest import Manifest
 from ..checkpointing.parts import CollectiveFolder
 from ..errors import CheckpointError
 from ..topology import Topology
+from . import resharding
 
 _FOLDER: Final = "pytorch_model"
 _RANK: Final = re.compile(r"zero_pp_rank_(\d+)_")
+_LATEST: Final = "latest"
+"""The file that tells DeepSpeed's tools which folder to read."""
+_WRITING: Final = ("_save_checkpoint", "_save_moe_checkpoint", "_save_zero_checkpoint")
+"""Methods of DeepSpeed's engine that write files and have no collectives."""
 
 
 def folder_name(index: int) -> str:
@@ -49,8 +55,6 @@ def _has_optimizer(engine: Any) -> bool:
 class EngineFiles(CollectiveFolder):
     """The files of all models: DeepSpeed writes those of engines, rank 0 writes the others.
 
-    If DeepSpeed fails to write on one rank, the other ranks wait for it until the timeout of the process group.
-
     Args:
         prepared: engines and other models, in the order of `prepare`.
         states: the state of each model that is no engine; anything for an engine.
@@ -63,12 +67,18 @@ class EngineFiles(CollectiveFolder):
         self._rank = rank
 
     def write(self, where: Path) -> list[Path]:
+        errors: list[Exception] = []
         for index, model in enumerate(self._prepared):
             if is_engine(model):
-                model.save_checkpoint(str(where), tag=folder_name(index))
+                with _hold_errors(model, errors):
+                    model.save_checkpoint(str(where), tag=folder_name(index), save_latest=False)
+        if errors:
+            raise errors[0]
         # last, because rank 0 may fail here, and then no other rank waits for it
         for index, model in enumerate(self._prepared):
-            if self._rank == 0 and not is_engine(model):
+            if self._rank == 0 and is_engine(model):
+                (where / _LATEST).write_text(folder_name(index))
+            elif self._rank == 0:
                 (file,) = write.model_files([self._states[index]], safe_serialization=True)
                 (where / folder_name(index)).mkdir(exist_ok=True)
                 file.write(where / folder_name(index))
@@ -93,6 +103,34 @@ def _is_of_rank(path: Path, rank: int) -> bool:
     return rank == (int(match[1]) if match else 0)
 
 
+@contextlib.contextmanager
+def _hold_errors(engine: Any, errors: list[Exception]) -> Iterator[None]:
+    """Return a context in which an engine that cannot write goes on, because other ranks wait for it.
+
+    Args:
+        engine: of DeepSpeed, whose `save_checkpoint` has collectives before, between and after the files (0.19).
+        errors: gets what was raised.
+    """
+
+    def hold(action: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(action)
+        def wrapper(*args: Any, **kwargs: Any) -> None:
+            try:
+                action(*args, **kwargs)
+            except Exception as error:  # of any kind: the caller raises it once all ranks are done
+                errors.append(error)
+
+        return wrapper
+
+    for name in _WRITING:
+        setattr(engine, name, hold(getattr(engine, name)))
+    try:
+        yield
+    finally:
+        for name in _WRITING:
+            delattr(engine, name)
+
+
 def plan_loading(
     listed: Manifest, prepared: Sequence[Any], topology: Topology, deepspeed: Any
 ) -> list[Callable[[], None]]:
@@ -107,7 +145,7 @@ def plan_loading(
     Raises:
         CheckpointError: a file is missing or does not fit; the message names it.
     """
-    folder = listed.folder
+    folder, verify = listed.folder, functools.cache(listed.verify)
     stored = next(index for index in itertools.count() if not (folder / folder_name(index)).is_dir())
     if stored != len(prepared):
         raise CheckpointError(
@@ -117,12 +155,17 @@ def plan_loading(
     steps: list[Callable[[], None]] = []
     for index, model in enumerate(prepared):
         where = folder / folder_name(index)
-        for path in _files_in(where):
+        files = _files_in(where)
+        for path in files:
             if _is_of_rank(path, topology.rank) or _RANK.search(path.name) is None:
-                listed.verify(path)
+                verify(path)
         if is_engine(model):
-            _check_engine(where, model, topology)
-            steps.append(functools.partial(_load_engine, model, folder, folder_name(index)))
+            reshared = None
+            if not _check_engine(where, model, topology, verify):
+                for path in files:
+                    verify(path)
+                reshared = resharding.reshare(where, model, topology.rank, topology.world_size)
+            steps.append(functools.partial(_load_engine, model, folder, folder_name(index), reshared))
             continue
         source = models.open_source(where / names.SAFE_MODEL)
         if is_sharded(model):
@@ -133,25 +176,32 @@ def plan_loading(
     return steps
 
 
-def _check_engine(where: Path, engine: Any, topology: Topology) -> None:
-    """Raise CheckpointError where DeepSpeed could not load, because it would fail in the middle of loading."""
+def _check_engine(where: Path, engine: Any, topology: Topology, verify: Callable[[Path], None]) -> bool:
+    """Raise CheckpointError where DeepSpeed could not load, because it would fail in the middle of loading.
+
+    Args:
+        where: the folder of the engine's files.
+        engine: to load them into.
+        topology: of this process.
+        verify: raises where a file has changed since it was written.
+
+    Returns:
+        Whether each process can load the shard of its own rank.
+    """
     shards = sorted(where.glob("*zero_pp_rank_*_optim_states.pt"))
     if engine.zero_optimization() != bool(shards):
         was = "with" if shards else "without"
         raise CheckpointError(
             f"{where} was saved {was} ZeRO, and zero_stage is {engine.zero_optimization_stage()} here"
         )
-    if shards and len(shards) != topology.world_size:
-        raise CheckpointError(
-            f"{where} was saved by {len(shards)} processes, and these are {topology.world_size}: ZeRO's shards fit the "
-            "same number only; zero_to_fp32.py in the checkpoint makes whole weights of them"
-        )
     path = where / "mp_rank_00_model_states.pt"
     if engine.zero_optimization_partition_weights():
-        path = where / f"zero_pp_rank_{topology.rank}_mp_rank_00_model_states.pt"
+        rank = topology.rank if len(shards) == topology.world_size else 0
+        path = where / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"
     if not path.is_file():
         kind = "zero_stage 3" if "zero_pp" in path.name else "a zero_stage below 3"
         raise CheckpointError(f"{path} is missing: the checkpoint is not of {kind}, as this run is")
+    verify(path)
     saved = pickled.read(path, map_location="meta", weights_only=False, mmap=True)
     _check_names(path, engine.module_state_dict().keys(), saved["module"].keys())
     stored = {name: tuple(value.shape) for name, value in saved["module"].items() if hasattr(value, "shape")}
@@ -163,6 +213,7 @@ def _check_engine(where: Path, engine: Any, topology: Topology) -> None:
             raise CheckpointError(
                 f"{path}: {name!r} has shape {list(stored[name])}, the model's {list(size)}"
             )
+    return not shards or (len(shards) == topology.world_size and resharding.has_order(engine, saved))
 
 
 def _check_names(path: Path, own: Set[str], stored: Set[str]) -> None:
@@ -172,8 +223,9 @@ def _check_names(path: Path, own: Set[str], stored: Set[str]) -> None:
         raise CheckpointError(f"{path} has the key {name!r}, which the model has not")
 
 
-def _load_engine(engine: Any, folder: Path, tag: str) -> None:
-    path, _ = engine.load_checkpoint(str(folder), tag=tag)
+def _load_engine(engine: Any, folder: Path, tag: str, reshared: resharding.Reshared | None) -> None:
+    with contextlib.nullcontext() if reshared is None else reshared.replace_files(engine):
+        path, _ = engine.load_checkpoint(str(folder), tag=tag)
     if path is None:
         raise CheckpointError(f"DeepSpeed could not load {folder / tag}")
 

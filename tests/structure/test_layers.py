@@ -41,7 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "accelerator": (("base", "strategy_table"), ("*",), ("core",)),
     "big_modeling": (
-        ("explanation", "init", "mapped", "moves", "sizes", "state"),
+        ("eight_bit", "explanation", "init", "mapped", "moves", "sizes", "state"),
         ("limits", "offload", "ties"),
         ("device_map", "placing"),
         ("load", "whole"),
@@ -77,8 +77,8 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("prepare", "skip"),
     ),
     "deepspeed": (
-        ("checkpoints", "config", "cpu_order", "dummies", "wrappers"),
-        ("library", "settings"),
+        ("config", "cpu_order", "dummies", "resharding", "wrappers"),
+        ("checkpoints", "library", "settings"),
         ("plugin",),
         ("fill", "pairs", "plugin_set"),
         ("resolve", "strategy"),

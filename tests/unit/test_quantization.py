@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from pathlib import Path
 from typing import Any
 
 import accelerate.utils as theirs
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
-from notebook_accel import probes
+from notebook_accel import dispatch_model, load_checkpoint_in_model, probes
 from notebook_accel.accelerator import Accelerator
+from notebook_accel.big_modeling import eight_bit
 from notebook_accel.errors import CheckpointError
 from notebook_accel.utils import BnbQuantizationConfig, load_and_quantize_model
 
@@ -115,6 +118,89 @@ def test_weights_come_from_files(tmp_path: Path, device: str) -> None:
     torch.testing.assert_close(load_and_quantize_model(other, config, tmp_path)(TOKENS), wanted)
 
 
+SPREAD = {"embed": "cpu", "blocks.0": "disk", "blocks.1": "cpu", "norm": "disk", "head": "cpu"}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("device_map", [SPREAD, {"": "disk"}, "auto"])
+@pytest.mark.parametrize("threshold", [6.0, 0.5, 0.0])
+def test_weights_stay_on_the_disk_in_8_bits(
+    tmp_path: Path, threshold: float, device_map: Any, training: bool
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    config = BnbQuantizationConfig(**EIGHT, llm_int8_threshold=threshold)
+    source, folder = tmp_path / "weights", tmp_path / "offloaded"
+    Accelerator(cpu=True).save_model(Model(), source)
+    whole = load_and_quantize_model(Model().to("meta"), config, source, {"": "cpu"}).train(training)
+    model: Any = load_and_quantize_model(
+        Model().to("meta").train(training), config, source, device_map, offload_folder=folder
+    )
+    assert (model.is_loaded_in_8bit, model.is_loaded_in_4bit, model.training) == (True, False, training)
+    for _ in range(2):
+        assert torch.equal(model(TOKENS), whole(TOKENS))
+        assert {block.weight.dtype for block in model.blocks} == {torch.int8}
+    first = model.blocks[0]
+    assert first.weight.is_meta is first.SCB.is_meta is (device_map != "auto")
+    if device_map != "auto":
+        assert (folder / "blocks.0.weight.dat").stat().st_size == first.weight.numel()
+        assert (folder / "blocks.0.SCB.dat").stat().st_size == 4 * first.out_features
+    assert list(model.blocks.state_dict()) == ["0.weight", "0.SCB", "0.bias", "1.weight", "1.SCB"]
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch.save", "quantized"])
+def test_files_of_every_kind_are_offloaded_in_8_bits(tmp_path: Path, kind: str) -> None:
+    """One that holds 8-bit weights already is read as it is."""
+    pytest.importorskip("bitsandbytes")
+    config = BnbQuantizationConfig(**EIGHT)
+    whole = load_and_quantize_model(Model(), config)
+    wanted = whole(TOKENS)
+    state = Model().state_dict()
+    if kind == "quantized":
+        state = {name: value for name, value in whole.state_dict().items() if "weight_format" not in name}
+    file = tmp_path / ("pytorch_model.bin" if kind == "torch.save" else "model.safetensors")
+    torch.save(state, file) if kind == "torch.save" else safetensors.torch.save_file(state, file)
+    model: Any = load_and_quantize_model(
+        Model().to("meta"), config, file, {"": "disk"}, offload_folder=tmp_path / "offloaded"
+    )
+    assert torch.equal(model(TOKENS), wanted)
+
+
+def test_one_weight_at_a_time_is_not_in_8_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("bitsandbytes")
+    Accelerator(cpu=True).save_model(Model(), tmp_path / "weights")
+    before: list[Any] = []
+
+    def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert not any(earlier() is not None for earlier in before)
+        before.append(weakref.ref(weight))
+        return real(weight)
+
+    real = eight_bit.quantize
+    monkeypatch.setattr(eight_bit, "quantize", quantize)
+    config = BnbQuantizationConfig(**EIGHT)
+    folder = tmp_path / "offloaded"
+    load_and_quantize_model(Model().to("meta"), config, tmp_path / "weights", SPREAD, offload_folder=folder)
+    assert len(before) == 2
+
+
+def test_layers_of_bitsandbytes_are_offloaded_in_8_bits(tmp_path: Path) -> None:
+    layers = pytest.importorskip("bitsandbytes").nn
+    Accelerator(cpu=True).save_model(Model(), tmp_path / "weights")
+    model: Any = Model().to("meta").eval()
+    made = layers.Linear8bitLt(64, 64, has_fp16_weights=False, threshold=6.0, device="meta")
+    model.blocks[0] = made.eval()
+    folder = tmp_path / "offloaded"
+    load_checkpoint_in_model(
+        model, tmp_path / "weights", SPREAD, folder, dtype=torch.float32, offload_8bit_bnb=True
+    )
+    dispatch_model(model, SPREAD, offload_dir=folder)
+    assert (folder / "blocks.0.weight.dat").stat().st_size == 64 * 64
+    config = BnbQuantizationConfig(**EIGHT, skip_modules=["blocks.1", "head"])
+    assert torch.equal(model(TOKENS), load_and_quantize_model(Model().eval(), config)(TOKENS))
+    with pytest.raises(ValueError, match="Model has no 8-bit layer of bitsandbytes on the meta device"):
+        load_checkpoint_in_model(Model(), tmp_path / "weights", offload_8bit_bnb=True)
+
+
 def test_missing_values_are_named(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     config = BnbQuantizationConfig(**FOUR)
@@ -129,11 +215,23 @@ def test_missing_values_are_named(tmp_path: Path) -> None:
         load_and_quantize_model(model, config, tmp_path)
 
 
-def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("bitsandbytes")
     config = BnbQuantizationConfig(**FOUR)
-    with pytest.raises(NotImplementedError, match=r"^device_map, max_memory: .* on one device"):
-        load_and_quantize_model(Model(), config, device_map={"embed": 0, "head": 1}, max_memory={0: "1GB"})
+    spread = {"embed": "cpu", "blocks": "disk", "norm": "cpu", "head": "cpu"}
+    with pytest.raises(NotImplementedError, match=r"^load_in_4bit=True: layers of 4 bits are on one device"):
+        load_and_quantize_model(Model().to("meta"), config, tmp_path, device_map=spread)
+    eight = BnbQuantizationConfig(**EIGHT, keep_in_fp32_modules=["norm"])
+    with pytest.raises(NotImplementedError, match=r"^keep_in_fp32_modules with torch_dtype=torch.float32"):
+        load_and_quantize_model(Model().to("meta"), eight, tmp_path, device_map=spread)
+    eight = BnbQuantizationConfig(**EIGHT)
+    with pytest.raises(ValueError, match=r"needs weights_location, .*; blocks.0 has values"):
+        load_and_quantize_model(Model(), eight, tmp_path, device_map=spread)
+    with pytest.raises(ValueError, match=r"needs weights_location, .*init_empty_weights\(\)$"):
+        load_and_quantize_model(Model().to("meta"), eight, device_map=spread)
+    Accelerator(cpu=True).save_model(Model(), tmp_path)
+    with pytest.raises(ValueError, match=r"'blocks.0.weight' stays on the disk, .* give an offload_folder"):
+        load_and_quantize_model(Model().to("meta"), eight, tmp_path, device_map=spread)
     monkeypatch.setattr(probes, "is_available", lambda name: name != "bitsandbytes")
     with pytest.raises(ImportError, match="pip install bitsandbytes"):
         load_and_quantize_model(Model(), config)
