@@ -150,7 +150,7 @@ class SavePart(Shared):
             files=files,
             folders=folders,
             topology=topology,
-            facts={"world_size": topology.world_size, "step": self.step},
+            facts={**self._describe_spread(), "step": self.step},
             keep=keep,
         )
         if async_save:
@@ -159,6 +159,10 @@ class SavePart(Shared):
             write.finish(plan, barrier)
         self.project_configuration.iteration += 1
         return target
+
+    def _describe_spread(self) -> dict[str, int]:
+        """Return over how many processes, and over how many shares of the data, this run is spread."""
+        return {"world_size": self._runtime.topology.world_size, "data_shares": self._strategy.num_shares}
 
     def _warn_of_gradients(self) -> None:
         if not self._runtime.gradient.sync_gradients and self._runtime.topology.rank == 0:
@@ -325,7 +329,7 @@ class SavePart(Shared):
                 target,
                 self._parts([self._strategy.unwrap(model, keep_torch_compile=False) for model in models]),
                 self._runtime.topology.rank,
-                self._runtime.topology.world_size,
+                self._describe_spread(),
                 self._runtime.device,
                 count_models=not self._load_hooks,
                 options=load_kwargs or {},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -69,7 +69,7 @@ def plan(
     folder: Path,
     parts: Parts,
     rank: int,
-    world_size: int,
+    spread: Mapping[str, int],
     device: torch.device,
     *,
     count_models: bool,
@@ -84,7 +84,8 @@ def plan(
         parts: the objects; models without wrappers.
         rank: of this process; a checkpoint of fewer processes has no random states for the last ones, which get
             those that `randomness.derive` makes of rank 0's.
-        world_size: number of processes; stateful loaders go on in an epoch only where it was so many.
+        spread: what the manifest says of a run that is spread like this one; stateful loaders go on in an epoch only
+            there.
         device: of this process.
         count_models: False if hooks load some models by themselves.
         options: arguments of `torch.load` for optimizers and schedulers.
@@ -126,7 +127,7 @@ def plan(
     steps.append(lambda: randomness.apply(states, device))
     first = _plan_custom(listed, parts.custom)
     if any(map(resume.is_stateful, parts.loaders)):
-        first += _plan_stateful(listed, parts.loaders, rank, world_size)
+        first += _plan_stateful(listed, parts.loaders, rank, spread)
     return Loading(first=first, steps=steps, step=states.get("step"))
 
 
@@ -231,14 +232,14 @@ def _plan_simple(owner: Any, path: Path, content: Any) -> Apply:
 
 
 def _plan_stateful(
-    listed: Manifest, loaders: Sequence[Any], rank: int, world_size: int
+    listed: Manifest, loaders: Sequence[Any], rank: int, spread: Mapping[str, int]
 ) -> list[tuple[Apply, Apply]]:
-    folder, saved_by = listed.folder, listed.facts.get("world_size")
-    path = folder / names.loader_states(rank)
-    if saved_by != world_size or not path.exists():
+    folder, path = listed.folder, listed.folder / names.loader_states(rank)
+    was = {name: listed.facts.get(name, own) for name, own in spread.items()}
+    if was != spread or not path.exists():
         reason = "was saved without their states"
-        if saved_by not in (None, world_size):
-            reason = f"was saved by {saved_by} processes, not by {world_size}"
+        if was != spread:
+            reason = f"was saved by {_describe_spread(was)}, not by {_describe_spread(spread)}"
         warnings.warn(f"stateful loaders start a new epoch: {folder} {reason}", stacklevel=4)
         return []
     listed.verify(path)
@@ -250,6 +251,11 @@ def _plan_stateful(
         for loader, state in zip(loaders, states, strict=True)
         if resume.is_stateful(loader) and state is not None
     ]
+
+
+def _describe_spread(spread: Mapping[str, int]) -> str:
+    processes, shares = spread["world_size"], spread["data_shares"]
+    return f"{processes} processes" + ("" if shares == processes else f" with {shares} shares of the data")
 
 
 def _plan_loader(loader: Any, path: Path) -> Apply:

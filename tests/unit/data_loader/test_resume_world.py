@@ -25,7 +25,9 @@ from notebook_accel.accelerator import Accelerator
 from notebook_accel.comm.single import SingleComm
 from notebook_accel.data_loader import DataLoaderConfiguration, prepare_data_loader, skip_first_batches
 from notebook_accel.data_loader.resume import go_to_position, position_of
+from notebook_accel.parallelism import ParallelismConfig
 from notebook_accel.runtime import Runtime
+from notebook_accel.state import AcceleratorState
 from notebook_accel.topology import Topology
 from tests.unit.multiprocess import run_ranks
 
@@ -405,3 +407,27 @@ def test_join_reaches_the_rest_of_an_epoch(tmp_path: Path, clean_runtime: None, 
     assert sorted(uneven) == sorted(whole[12:])
     lengths = {len(rank["True"]) for rank in ranks}
     assert lengths == {-(-len(whole[12:]) // (4 * world)) * 4}
+
+
+def go_on_with_other_shares(folder: Path) -> list[int]:
+    """Save by two processes with different data, and return what two read that share each weight, and so the data."""
+    options: dict[str, Any] = {
+        "cpu": True,
+        "dataloader_config": DataLoaderConfiguration(use_stateful_dataloader=True),
+    }
+    first = Accelerator(**options)
+    epoch = iter(first.prepare(DataLoader(list(range(12)), batch_size=2)))
+    next(epoch)
+    first.save_state(folder)
+    AcceleratorState._reset_state()
+    second = Accelerator(**options, parallelism_config=ParallelismConfig(tp_size=2))
+    loader = second.prepare(DataLoader(list(range(12)), batch_size=2))
+    with pytest.warns(
+        UserWarning, match="saved by 2 processes, not by 2 processes with 1 shares of the data"
+    ):
+        second.load_state(folder)
+    return [int(sample) for batch in loader for sample in batch]
+
+
+def test_stateful_loaders_with_other_shares_begin_anew(tmp_path: Path) -> None:
+    assert run_ranks(go_on_with_other_shares, tmp_path) == [list(range(12))] * 2
