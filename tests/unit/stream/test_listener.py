@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from notebook_accel.events import Line
 from notebook_accel.launch.checks import addresses
 from notebook_accel.stream import listener as module
+from notebook_accel.stream.inbox import Inbox
 from notebook_accel.stream.listener import Listener, connect
+from notebook_accel.stream.wire import frame
 from notebook_accel.trust import proof
 from notebook_accel.trust.proof import Answer, Challenge
 
@@ -192,3 +198,24 @@ def test_a_stranger_whose_machine_is_down_stops_nobody(pool: ThreadPoolExecutor)
         listener._pending.append(module._Pending(gone, Challenge(listener.token, "ranks")))
         with come(pool, listener, where, (0,)):
             assert gone.fileno() == -1
+
+
+def test_nothing_of_a_stranger_is_loaded(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
+    """Who knows the protocol but not the token sends events that would run code; the rank comes in all the same."""
+
+    class Touch:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "made",)
+
+    hostile = pickle.dumps(Touch())
+    content = (1).to_bytes(4, "big") + len(hostile).to_bytes(8, "big") + hostile
+    with open_listener(1) as (listener, where), contextlib.ExitStack() as stack:
+        for guess in (b"", bytes(32) + b"\0\0\0\0", bytes(proof.ANSWER_BYTES)):
+            stack.enter_context(socket.create_connection(where)).sendall(guess + content)
+        inbox = Inbox()
+        stack.callback(inbox.close)
+        with come(pool, listener, where, (0,)) as ends:
+            inbox.add(0, {"events": ends[0][0]})
+            ends[0][1].sendall(b"".join(frame(Line(rank=0, time=1.0, stream="stdout", text="hello"))))
+            assert [event.text for event in inbox.poll(20)] == ["hello"]  # type: ignore[attr-defined]
+    assert not (tmp_path / "made").exists()

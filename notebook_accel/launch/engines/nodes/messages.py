@@ -254,11 +254,14 @@ class CoordinatorConnection:
                     break
 
     def _read(self, size: int) -> bytearray:
-        """Return so many bytes; the memory for them grows as they come."""
-        data = bytearray()
-        while len(data) < size:
-            more = self._connection.recv(min(size - len(data), _RECEIVE))
-            if not more:
+        """Return so many bytes; the memory for them grows with those that have come."""
+        data, filled = bytearray(min(size, _RECEIVE)), 0
+        while filled < size:
+            if filled == len(data):
+                data += bytes(min(size - filled, filled))
+            with memoryview(data)[filled:] as rest:
+                count = self._connection.recv_into(rest)
+            if not count:
                 raise EOFError
-            data += more
+            filled += count
         return data
