@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from notebook_accel.launch.engines.nodes import messages
+from notebook_accel.launch.engines.nodes.fixed import _COORDINATOR
+from notebook_accel.trust import proof
 
 HEAD = """
 import os, sys, time
@@ -232,3 +242,50 @@ def test_a_run_of_one_machine_listens_on_its_loopback_address_alone(start: Start
         time.sleep(0.05)
     assert listening == {"127.0.0.1"}
     lonely.kill()
+
+
+def test_a_stranger_who_reads_the_store_runs_nothing_and_the_run_goes_on(
+    start: Start, tmp_path: Path
+) -> None:
+    from torch.distributed import TCPStore
+
+    class Touch:
+        def __reduce__(self) -> object:
+            return Path.touch, (tmp_path / "made",)
+
+    cell = """
+def train():
+    return total()
+print(port, flush=True)
+print(launch(train))
+"""
+    first = start(0, cell)
+    assert first.stdout is not None
+    stranger = _meet(int(first.stdout.readline()), TCPStore)
+    port, token = json.loads(stranger.get(_COORDINATOR))
+    hostile = pickle.dumps(("outcome", Touch()))
+    for frame in (hostile, b'["outcome", "' + hostile.hex().encode() + b'"]'):
+        with socket.create_connection(("127.0.0.1", port), 20) as connection:
+            greeting = connection.recv(proof.GREETING_BYTES)
+            answer = proof.Answer(base64.b64decode(token), messages.PURPOSE, greeting)
+            connection.sendall(answer.content + struct.pack("<IQ", 1, len(frame)) + frame)
+            assert len(connection.recv(1 << 10)) == proof.REPLY_BYTES, "everybody can read the token"
+            assert connection.recv(1) == b"", "nobody can say what is no message"
+    outputs = _outputs([first, start(1, cell)], seconds=100)
+    assert [output.splitlines()[-1] for output in outputs] == ["[4, 4]", "[4, 4]"], outputs
+    assert not (tmp_path / "made").exists()
+
+
+def _meet(port: int, store: Any) -> Any:
+    """Return the store of a run, once its coordinator is there."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            time.sleep(0.05)
+            continue
+        found = store("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=20))
+        found.wait([_COORDINATOR])
+        return found
+    raise AssertionError("node 0 opened no store")

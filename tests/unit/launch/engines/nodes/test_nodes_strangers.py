@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,25 @@ def test_nothing_of_the_store_is_loaded(secret: str | None, hostile: bytes) -> N
         assert found.world_size == 1
     finally:
         nodes.shutdown()
+
+
+@pytest.mark.parametrize("secret", [None, SECRET], ids=["open", "secret"])
+def test_nodes_that_come_and_go_meet(secret: str | None) -> None:
+    port = free_port()
+    nodes = [make_elastic(port, secret, node_rank=rank, min_nodes=2) for rank in range(2)]
+    with ThreadPoolExecutor() as pool:
+        meeting = [pool.submit(each.next_rendezvous) for each in nodes]
+        try:
+            found = [each.result(60) for each in meeting]
+            assert [(each.rank, each.world_size) for each in found] == [(0, 2), (1, 2)]
+            assert [each.finish_attempt() for each in nodes] == [False, True]
+            nodes[1]._write_outcome(make_failure(b"a pickle"))
+            outcome = nodes[0]._read_outcome()
+            assert outcome is not None and outcome.node == node(1)
+        finally:
+            for each in reversed(nodes):
+                each.set_closed()
+                each.shutdown()
 
 
 @pytest.mark.parametrize(
