@@ -83,6 +83,8 @@ TABLE: Final[Mapping[str, str]] = {
     "FORK_LAUNCHED": "true in a worker that a notebook launched",
     # ours
     "NOTEBOOK_ACCEL_VIEW": "what shows a run where the launch leaves it open: widget, text or none",
+    "NOTEBOOK_ACCEL_SECRET": "secret of a run on several nodes; workers do not get it",
+    "NOTEBOOK_ACCEL_SECRET_FILE": "file with the secret of a run on several nodes; only its user may read it",
     "NOTEBOOK_ACCEL_TPU_MODE": "process: a process per XLA device; spmd: one program over all, which splits batches",
     # where config files lie
     "HF_HOME": "folder of Hugging Face libraries",

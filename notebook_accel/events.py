@@ -5,9 +5,11 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NewType
 
 Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer  # a memoryview cannot be pickled
+Pickle = NewType("Pickle", bytes)
+"""A pickle inside of an event. Loading it may run any code: it travels between processes that trust each other."""
 Stream = Literal["stdout", "stderr"]
 
 
@@ -288,6 +290,7 @@ class RaisedError:
         message: its text.
         pickled: the pickled exception, None if it cannot be pickled.
         frames: its traceback, outermost frame first.
+        arguments: what it was made with, where its class is one of Python's own and they are plain; else None.
         notes: see `BaseException.add_note`.
         parts: the exceptions of a group.
         cause: its `__cause__`.
@@ -297,8 +300,9 @@ class RaisedError:
 
     type_name: str
     message: str
-    pickled: bytes | None
+    pickled: Pickle | None
     frames: Sequence[Frame]
+    arguments: Sequence[str | int | float | bool | None] | None = None
     notes: Sequence[str] = ()
     parts: Sequence[RaisedError] = ()
     cause: RaisedError | None = None

@@ -83,6 +83,7 @@ def notebook_launcher(
     engine: str | Engine = "auto",
     address: str | None = None,
     tpu_mode: Literal["process", "spmd"] = "process",
+    secret: str | os.PathLike[str] | None = None,
 ) -> Any:
     """Run a function on several processes, and return its value.
 
@@ -141,6 +142,10 @@ def notebook_launcher(
             cluster that this process is connected to; without one, Ray starts on this machine.
         tpu_mode: `process` is one process for each TPU chip. `spmd` is one process that uses all chips: this process,
             if it has not used the TPU in another way.
+        secret: what the nodes of a run prove to each other, the same on all of them: a text, or the `Path` of a file
+            that only you can read. None is the file that the environment variable NOTEBOOK_ACCEL_SECRET_FILE names,
+            else the variable NOTEBOOK_ACCEL_SECRET. Without a secret the nodes exchange plain data only: a returned
+            value of numbers, texts, tensors and arrays, and exceptions of Python's own.
 
     Returns:
         The value or values that `returns` asks for. If a single process is enough, this process runs the function. With

@@ -119,6 +119,13 @@ def check_host(name: str, value: Any) -> Iterator[Exception]:
     yield from check_text(name, value)
 
 
+def check_secret(name: str, value: Any) -> Iterator[Exception]:
+    """Check a secret, which no message shows; whoever reads it checks the rest."""
+    if value is not None and not isinstance(value, (str, os.PathLike)):
+        text = f"{name} is of type {type(value).__name__}: a string is needed, or the Path of a file"
+        yield TypeError(text)
+
+
 def check_nothing(name: str, value: Any) -> Iterator[Exception]:
     """Check nothing, of an argument that something else checks."""
     return iter(())

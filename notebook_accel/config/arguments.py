@@ -9,13 +9,19 @@ from typing import Any
 
 from . import argument_checks
 from .argument_checks import ArgumentCheck, Check
-from .launch_options import LaunchOptions
+from .launch_options import LaunchOptions, SecretOptions
 from .option import Option, as_texts, options_of
 
 
 @functools.cache
 def options() -> Mapping[str, Option]:
     """Return the options that `notebook_launcher` takes, by the names of its arguments."""
+    return {**of_configs(), **{option.argument: option for option in options_of(SecretOptions)}}
+
+
+@functools.cache
+def of_configs() -> Mapping[str, Option]:
+    """Return those of the options that a config may have."""
     return {option.argument: option for option in options_of(LaunchOptions) if option.argument}
 
 

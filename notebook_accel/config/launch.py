@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import ConfigError, Problem
 from . import export, file
-from .arguments import options as argument_options
+from .arguments import of_configs as argument_options
 from .schema import LaunchConfig, chosen_names, flat_values
 
 Source = LaunchConfig | str | os.PathLike[str]

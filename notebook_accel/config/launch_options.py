@@ -102,6 +102,23 @@ def _ranks(text: str, values: Mapping[str, Any]) -> str | list[int]:
     return text.strip() if text.strip().isalpha() else [int(rank) for rank in text.split(",")]
 
 
+class SecretOptions(Rows):
+    """Options that only an argument or a variable says: no config has them, so no file, flag, form or report does."""
+
+    secret: str | None = option(
+        None,
+        "What nodes of a run prove to each other before anything that they say is believed; the same on all nodes. A "
+        "`Path` is that of a file that only you can read; `NOTEBOOK_ACCEL_SECRET_FILE` names one too. Without a secret "
+        "nodes exchange plain data only.",
+        when=_NODES,
+        env="",
+        flag=None,
+        file=False,
+        engines=("elastic",),
+        argument=Argument(check=checks.check_secret, variable="NOTEBOOK_ACCEL_SECRET"),
+    )
+
+
 class LaunchOptions(Rows):
     """Every option that belongs to no section, in the order of files and forms."""
 

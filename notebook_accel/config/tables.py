@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from .arguments import options
+from .arguments import of_configs, options
 from .option import Option, as_text
 
 BEGIN: Final = "<!-- options: written by python -m notebook_accel.config.tables README.md -->\n"
@@ -57,7 +57,8 @@ def _line(option: Option) -> str:
         notes.append(f"By default what the environment variable `{argument.variable}` says, where it is set.")
     default = option.argument_default
     shown = f'"{default}"' if isinstance(default, str) else repr(default)
-    cells = [f"`{option.argument}`", f"`{option.name}`", f"`{shown}`", " ".join(notes)]
+    in_files = f"`{option.name}`" if option.argument in of_configs() else ""
+    cells = [f"`{option.argument}`", in_files, f"`{shown}`", " ".join(notes)]
     return f"| {' | '.join(cells)} |\n"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from .. import devices, tpu
 from ..config.launch_options import OnHang, Returns, StartMethod, View
 from ..stream.sinks import Output
+from ..trust.secret import OPEN, Trust
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class Rendezvous:
         endpoint: "host:port", used in place of `address` and `port`; empty for none.
         run_id: name of the run, the same on all nodes.
         settings: the user's `rdzv_conf`; None for none.
+        trust: whether the nodes prove a secret.
     """
 
     address: str = "127.0.0.1"
@@ -37,6 +39,7 @@ class Rendezvous:
     endpoint: str = ""
     run_id: str = "none"
     settings: Mapping[str, Any] | None = None
+    trust: Trust = field(default=OPEN, compare=False)
 
     @property
     def is_elastic(self) -> bool:

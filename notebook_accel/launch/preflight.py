@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -35,6 +36,7 @@ _NODE_OPTIONS: Final = (
     "rdzv_endpoint",
     "rdzv_id",
     "rdzv_conf",
+    "secret",
 )
 
 
@@ -87,6 +89,7 @@ def check(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
         raise_all(problems, caller)
     needs_workers = _needs_workers(request, options, rendezvous, environment, count)
     engine = requested or base.find(_choose_engine(options, machine, needs_workers))
+    del options["secret"]  # the rendezvous has it, and what has the options may be shown
     job = Job(
         function=request.function,
         args=tuple(request.args),
@@ -119,6 +122,8 @@ def check(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
     _check_engine(problems, job, engine)
     if problems:
         raise_all(problems, caller)
+    if rendezvous.num_nodes > 1 and (exposure := node_options.find_exposure(rendezvous)):
+        warnings.warn(exposure, stacklevel=2)
     return _prepare(job, engine, caller), engine
 
 

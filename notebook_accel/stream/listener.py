@@ -1,21 +1,20 @@
-"""Lets workers on other machines connect to the notebook; each sends a token first."""
+"""Lets workers on other machines connect to the notebook; each proves first that it belongs to the attempt."""
 
 from __future__ import annotations
 
-import hmac
-import secrets
+import contextlib
 import socket
-import struct
 import time
+from dataclasses import dataclass, field
 from typing import Final
 
-_TOKEN_BYTES: Final = 32
-_RANK: Final = struct.Struct("!I")
-_HANDSHAKE_BYTES: Final = _TOKEN_BYTES + _RANK.size
-_HANDSHAKE_SECONDS: Final = 10.0
-_MAX_PENDING: Final = (
-    256  # connections that have sent no token yet; without a limit anybody could open any number
-)
+from ..trust import connecting, proof
+from ..trust.proof import Challenge
+
+_PURPOSE: Final = "ranks"
+_PROOF_SECONDS: Final = 10.0
+_MAX_PENDING: Final = 256
+"""Connections without a proof; beyond it the oldest one makes room, which tries again if it is a rank."""
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
@@ -24,16 +23,14 @@ def connect(endpoint: tuple[str, int], token: bytes, rank: int, timeout: float) 
 
     Args:
         endpoint: address and port of the listener.
-        token: of the listener.
+        token: of the listener; it is not sent.
         rank: of the worker.
         timeout: seconds to wait for the connection.
 
     Raises:
-        OSError: nobody answers.
+        OSError: nobody answers, or somebody who does not know the token.
     """
-    connection = socket.create_connection(endpoint, timeout)
-    connection.sendall(token + _RANK.pack(rank))
-    connection.settimeout(None)
+    connection, _ = connecting.connect(endpoint, token, _PURPOSE, claim=rank, timeout=timeout)
     keep_alive(connection)
     return connection
 
@@ -51,23 +48,40 @@ def keep_alive(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
+@dataclass(eq=False)
+class _Pending:
+    """A connection that has proven nothing yet.
+
+    Attributes:
+        connection: it does not block.
+        challenge: what it has to answer.
+        received: the answer so far.
+        deadline: until when it may answer.
+    """
+
+    connection: socket.socket
+    challenge: Challenge
+    received: bytearray = field(default_factory=bytearray)
+    deadline: float = field(default_factory=lambda: time.monotonic() + _PROOF_SECONDS)
+
+
 class Listener:
-    """Listens for the ranks of one attempt. Each rank connects once, with a token that only this attempt knows.
+    """Listens for the ranks of one attempt. Each rank connects once, and proves a token that only this attempt knows.
 
     Args:
         listening: a bound socket that listens.
         ranks: number of ranks.
 
     Attributes:
-        token: what a connection has to send, before its rank.
+        token: what a connection has to prove, before anything of it is read.
     """
 
     def __init__(self, listening: socket.socket, ranks: int) -> None:
-        self.token = secrets.token_bytes(_TOKEN_BYTES)
+        self.token = proof.make_key()
         self._listening = listening
         self._listening.setblocking(False)
         self._missing = set(range(ranks))
-        self._pending: dict[socket.socket, tuple[bytearray, float]] = {}
+        self._pending: list[_Pending] = []  # oldest first
 
     @property
     def port(self) -> int:
@@ -81,53 +95,72 @@ class Listener:
 
     def admit(self) -> list[tuple[int, socket.socket]]:
         """Return the ranks that have connected since the last call, with their connections. It never waits."""
-        while len(self._pending) < _MAX_PENDING:
+        admitted = self._read_answers()  # before newcomers push anyone out
+        for _ in range(_MAX_PENDING):
             try:
                 connection, _ = self._listening.accept()
             except BlockingIOError:
                 break
             except ConnectionError:
                 continue  # it was closed before it was accepted
-            connection.setblocking(False)
-            self._pending[connection] = (bytearray(), time.monotonic() + _HANDSHAKE_SECONDS)
-        admitted = []
-        for connection in list(self._pending):
-            rank = self._read_handshake(connection)
-            if rank is not None:
-                keep_alive(connection)
-                admitted.append((rank, connection))
-        return admitted
+            except OSError:
+                if not self._pending:
+                    raise
+                self._drop(self._pending[0])  # too many files are open
+                continue
+            self._greet(connection)
+        return admitted + self._read_answers()
 
     def close(self) -> None:
-        """Stop listening, and close connections that have sent no token."""
+        """Stop listening, and close connections that have proven nothing."""
         self._listening.close()
-        for connection in self._pending:
-            connection.close()
-        self._pending.clear()
+        for pending in list(self._pending):
+            self._drop(pending)
 
-    def _read_handshake(self, connection: socket.socket) -> int | None:
-        """Return the rank of a connection that has sent the token; close one that cannot send it any more."""
-        received, deadline = self._pending[connection]
+    def _greet(self, connection: socket.socket) -> None:
+        if len(self._pending) >= _MAX_PENDING:
+            self._drop(self._pending[0])
+        pending = _Pending(connection, Challenge(self.token, _PURPOSE))
+        connection.setblocking(False)
+        self._pending.append(pending)
+        with contextlib.suppress(OSError):  # it has gone, and reading it says so
+            connection.send(pending.challenge.greeting)  # a new connection takes so few bytes at once
+
+    def _read_answers(self) -> list[tuple[int, socket.socket]]:
+        """Return the connections that have proven their rank; drop those that cannot do so any more."""
+        admitted = []
+        for pending in list(self._pending):
+            try:
+                rank = self._read_answer(pending)
+            except OSError:  # a wrong answer, a reset, or the other machine is down
+                self._drop(pending)
+                continue
+            if rank is not None:
+                self._pending.remove(pending)
+                keep_alive(pending.connection)
+                admitted.append((rank, pending.connection))
+        return admitted
+
+    def _read_answer(self, pending: _Pending) -> int | None:
+        """Return the rank of a connection, None while it may still answer; OSError where it does not."""
         try:
-            data = connection.recv(_HANDSHAKE_BYTES - len(received))
+            data = pending.connection.recv(proof.ANSWER_BYTES - len(pending.received))
         except BlockingIOError:
-            if time.monotonic() > deadline:
-                self._drop(connection)
+            if time.monotonic() > pending.deadline:
+                raise TimeoutError("no answer") from None
             return None
-        except OSError:  # the connection was reset, or the other machine is down
-            data = b""
-        received += data
         if not data:
-            self._drop(connection)
-        elif len(received) == _HANDSHAKE_BYTES:
-            (rank,) = _RANK.unpack(received[_TOKEN_BYTES:])
-            if hmac.compare_digest(bytes(received[:_TOKEN_BYTES]), self.token) and rank in self._missing:
-                self._missing.discard(rank)
-                del self._pending[connection]
-                return int(rank)
-            self._drop(connection)
-        return None
+            raise ConnectionResetError("the connection has ended")
+        pending.received += data
+        if len(pending.received) < proof.ANSWER_BYTES:
+            return None
+        acceptance = pending.challenge.accept(pending.received)
+        if acceptance.claim not in self._missing:
+            raise proof.ProofError(f"rank {acceptance.claim} is not missing")
+        pending.connection.send(acceptance.reply)
+        self._missing.discard(acceptance.claim)
+        return acceptance.claim
 
-    def _drop(self, connection: socket.socket) -> None:
-        del self._pending[connection]
-        connection.close()
+    def _drop(self, pending: _Pending) -> None:
+        self._pending.remove(pending)
+        pending.connection.close()

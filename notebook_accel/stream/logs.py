@@ -33,6 +33,17 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
     return path
 
 
+def open_log(path: Path) -> io.TextIOWrapper:
+    """Open a file of output to append to; only its user may read one that is made."""
+    return open(
+        path,
+        "a",
+        encoding="utf-8",
+        errors="backslashreplace",
+        opener=lambda name, flags: os.open(name, flags, 0o600),
+    )
+
+
 class LogFiles(Sink):
     """Appends each rank's lines to `rank_<rank>.log` in a folder, which is made.
 
@@ -106,7 +117,7 @@ class LogFiles(Sink):
     def _file(self, rank: int) -> io.TextIOWrapper:
         if rank not in self._files:
             path = self._folder / f"rank_{rank}.log"
-            file = open(path, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed by close
+            file = open_log(path)
             file.write(f"--- {self._title}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
             self._files[rank] = file
         return self._files[rank]

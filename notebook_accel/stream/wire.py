@@ -21,6 +21,7 @@ GO = b"g"
 """What the notebook sends on each worker's event socket when all workers are started."""
 _COUNT = struct.Struct("!I")
 _LENGTH = struct.Struct("!Q")
+_MAX_PARTS = 1 << 20
 
 _MAX_LINE = 1 << 20
 
@@ -46,8 +47,16 @@ def _raw(part: Buffer) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
+class FrameError(ValueError):
+    """Received bytes are no frames of events."""
+
+
 class FrameReader:
-    """Collects received bytes and returns the events that are complete."""
+    """Collects received bytes and returns the events that are complete.
+
+    A frame may run code, because events are pickles: read those of processes that have proven what they are. Memory
+    grows with the bytes that come, whatever a header says.
+    """
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -58,6 +67,9 @@ class FrameReader:
 
         Args:
             data: as received.
+
+        Raises:
+            FrameError: they are no frames.
         """
         events = []
         self._received += data
@@ -74,13 +86,15 @@ class FrameReader:
                 position += length
             start = end
             self._needed = _COUNT.size
-            events.append(decode(parts))
+            events.append(_decode(parts))
         del self._received[:start]
         return events
 
     def _lengths(self, start: int) -> list[int] | None:
         """Return the lengths of the parts and set `_needed` to the frame's size; None while the frame is incomplete."""
         (count,) = _COUNT.unpack_from(self._received, start)
+        if not 0 < count <= _MAX_PARTS:
+            raise FrameError(f"a frame has {count} parts")
         header = _COUNT.size + count * _LENGTH.size
         available = len(self._received) - start
         if available < header:
@@ -90,6 +104,13 @@ class FrameReader:
         lengths = [_LENGTH.unpack_from(self._received, first + i * _LENGTH.size)[0] for i in range(count)]
         self._needed = header + sum(lengths)
         return lengths if available >= self._needed else None
+
+
+def _decode(parts: list[bytearray]) -> Event:
+    try:
+        return decode(parts)
+    except Exception as error:  # unpickling has no end of ways to fail
+        raise FrameError(f"a frame is no event: {type(error).__name__}: {error}") from error
 
 
 class LineReader:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from notebook_accel.launch.engines.nodes import messages
+from notebook_accel.launch.engines.nodes.fixed import _COORDINATOR
+from notebook_accel.trust import proof
 
 HEAD = """
 import os, sys, time
@@ -53,8 +63,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         node.communicate()
 
 
-def _outputs(nodes: list[subprocess.Popen[str]]) -> list[str]:
-    return [node.communicate(timeout=60)[0] for node in nodes]
+def _outputs(nodes: list[subprocess.Popen[str]], seconds: float = 60) -> list[str]:
+    return [node.communicate(timeout=seconds)[0] for node in nodes]
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
@@ -137,3 +147,145 @@ launch(train)
     outputs = _outputs(nodes)
     assert [node.returncode for node in nodes] == [1, 1], outputs
     assert "ValueError: the cause" in outputs[failing]
+
+
+CELLS = """
+import dataclasses, traceback
+
+@dataclasses.dataclass
+class Report:
+    loss: float
+
+class MyError(Exception):
+    pass
+
+def data():
+    return {"loss": 0.5, "weights": torch.ones(2, 3), "steps": [1, 2]}
+
+def report():
+    return Report(0.5)
+
+def fail():
+    if os.environ["RANK"] == "0":
+        raise ValueError("the cause")
+    time.sleep(60)
+
+def fail_in_own_way():
+    if os.environ["RANK"] == "0":
+        raise MyError("of my own")
+    time.sleep(60)
+
+def show(function, **more):
+    try:
+        found = notebook_launcher(function, num_processes=1, num_nodes=2, node_rank=node, use_port=port, **more)
+    except Exception as error:
+        lines = traceback.format_exception(error)
+        where = "in fail" if any("in fail" in line for line in lines) else "nowhere"
+        print("raised", type(error).__name__, where, error, flush=True)
+    else:
+        print("returned", found, flush=True)
+
+for more in ({}, {"secret": "correct horse battery staple"}):
+    for function in (data, report, fail, fail_in_own_way):
+        show(function, **more)
+"""
+
+
+def test_what_travels_between_nodes_with_and_without_a_secret(start: Start) -> None:
+    """The documented cell has no secret: nodes exchange data, and exceptions of Python's own."""
+    outputs = _outputs([start(node, CELLS) for node in range(2)], seconds=200)
+    said = [
+        [line for line in output.splitlines() if line.startswith(("returned", "raised"))]
+        for output in outputs
+    ]
+    everything = [
+        "returned Report(loss=0.5)",
+        "raised ValueError in fail the cause",
+        "raised MyError in fail of my own",
+    ]
+    for lines in said:
+        assert len(lines) == 8, outputs
+        assert lines[0].startswith("returned {'loss': 0.5, 'weights': tensor([[1.") and lines[0] == lines[4]
+        assert lines[5:] == everything
+    assert said[0][1:4] == everything, "the node of rank 0 trusts its own worker"
+    refused, builtin, own = said[1][1:4]
+    assert refused.startswith(
+        "raised ShipError nowhere rank 0 is on another node: the returned value cannot be sent"
+    )
+    assert "it is a __main__.Report" in refused and "NOTEBOOK_ACCEL_SECRET_FILE" in refused
+    assert builtin == everything[1]
+    assert own == "raised WorkerError in fail MyError: of my own"
+
+
+def test_nodes_with_different_secrets_do_not_meet(start: Start) -> None:
+    """The one that holds the store waits; the other one says why it does."""
+    cell = (
+        "launch(total, secret=f'a secret of node {node} alone', rdzv_conf={'join_timeout': 60 - 48 * node})"
+    )
+    _, other = [start(node, cell) for node in range(2)]
+    (output,) = _outputs([other])
+    assert "LaunchError: node 1 of 2 waited 12 s for node 0" in output
+    assert "(the run there has another secret than this node; " in output
+
+
+def test_a_run_of_one_machine_listens_on_its_loopback_address_alone(start: Start) -> None:
+    """So nobody from outside reaches its store, its coordinator, or its nodes."""
+    import psutil
+
+    lonely = start(0, "print('go', flush=True); launch(total, rdzv_conf={'join_timeout': 20})")
+    assert lonely.stdout is not None and lonely.stdout.readline() == "go\n"
+    process, listening = psutil.Process(lonely.pid), set[str]()
+    end = time.monotonic() + 30
+    while len(listening) < 1 and time.monotonic() < end:
+        found = [each for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
+        listening = {each.laddr.ip for each in found} if len(found) >= 2 else set()
+        time.sleep(0.05)
+    assert listening == {"127.0.0.1"}
+    lonely.kill()
+
+
+def test_a_stranger_who_reads_the_store_runs_nothing_and_the_run_goes_on(
+    start: Start, tmp_path: Path
+) -> None:
+    from torch.distributed import TCPStore
+
+    class Touch:
+        def __reduce__(self) -> object:
+            return Path.touch, (tmp_path / "made",)
+
+    cell = """
+def train():
+    return total()
+print(port, flush=True)
+print(launch(train))
+"""
+    first = start(0, cell)
+    assert first.stdout is not None
+    stranger = _meet(int(first.stdout.readline()), TCPStore)
+    port, token = json.loads(stranger.get(_COORDINATOR))
+    hostile = pickle.dumps(("outcome", Touch()))
+    for frame in (hostile, b'["outcome", "' + hostile.hex().encode() + b'"]'):
+        with socket.create_connection(("127.0.0.1", port), 20) as connection:
+            greeting = connection.recv(proof.GREETING_BYTES)
+            answer = proof.Answer(base64.b64decode(token), messages.PURPOSE, greeting)
+            connection.sendall(answer.content + struct.pack("<IQ", 1, len(frame)) + frame)
+            assert len(connection.recv(1 << 10)) == proof.REPLY_BYTES, "everybody can read the token"
+            assert connection.recv(1) == b"", "nobody can say what is no message"
+    outputs = _outputs([first, start(1, cell)], seconds=100)
+    assert [output.splitlines()[-1] for output in outputs] == ["[4, 4]", "[4, 4]"], outputs
+    assert not (tmp_path / "made").exists()
+
+
+def _meet(port: int, store: Any) -> Any:
+    """Return the store of a run, once its coordinator is there."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            time.sleep(0.05)
+            continue
+        found = store("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=20))
+        found.wait([_COORDINATOR])
+        return found
+    raise AssertionError("node 0 opened no store")

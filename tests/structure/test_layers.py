@@ -15,7 +15,7 @@ from tests.structure.source import ROOT, modules, resolve
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "environ", "probes", "choices", "combinations"),
     ("tpu",),
-    ("topology", "nested", "devices", "handlers", "stopping", "fsdp", "parallelism", "dtensors"),
+    ("topology", "nested", "devices", "handlers", "stopping", "fsdp", "parallelism", "dtensors", "trust"),
     ("comm", "stream", "affinity", "compilation", "fp8", "config"),
     ("runtime",),
     ("detect", "processes"),
@@ -100,8 +100,9 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "launch.checks": (("addresses", "problems"), ("*",)),
     "launch.engines": (("base",), ("nodes",), ("*",)),
     "launch.engines.nodes": (
-        ("dynamic", "messages", "node_info", "stores"),
+        ("dynamic", "node_info", "stores"),
         ("outcomes", "rendezvous"),
+        ("messages",),
         ("*",),
         ("elastic", "fixed"),
     ),
@@ -120,6 +121,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("ddp", "fsdp2", "xla"),
     ),
     "stream": (("readable", "wire"), ("emit", "inbox", "sinks"), ("*",), ("capture",)),
+    "trust": (("plain", "proof"), ("*",)),
     "tracking": (("base", "values"), ("*",), ("choose",)),
     "utils": (("*",),),
     "widgets": (("run",), ("draft", "main_thread"), ("fields",), ("*",), ("magics",)),

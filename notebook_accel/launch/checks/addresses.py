@@ -101,24 +101,49 @@ def _is_loopback_everywhere(host: str) -> bool:
         return host.lower().partition(".")[0] in _LOOPBACK_NAMES
 
 
-def listen_for_nodes(host: str) -> socket.socket:
-    """Open a socket that listens at a free port, so that other nodes can connect to it.
+def listen_for_nodes(host: str, port: int = 0) -> socket.socket:
+    """Open a socket that listens, so that other nodes can connect to it, and nobody else as far as that is possible.
 
     Args:
-        host: name or address by which the nodes know node 0. If it is a loopback address, all nodes are on this
+        host: name or address by which the nodes know this machine. If it is a loopback address, all nodes are on this
             machine.
+        port: port number; 0 is any free port.
 
     Returns:
-        A socket that listens at all addresses, or only at `host` if that is a loopback address.
+        A socket that listens at `host` alone if that is an address of this machine. A name may have another address on
+        other machines, and an address may lead here from outside: then it listens at all addresses.
 
     Raises:
         OSError: this machine cannot listen there.
     """
-    if is_loopback(choose_listen_address(host)):
-        return listen(host, 0)
+    if is_loopback(choose_listen_address(host)) or (is_address(host) and not find_listen_problem(host, 0)):
+        return listen(host, port)
     if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def is_address(host: str) -> bool:
+    """Return whether a host is an address, not a name."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def find_public_address(host: str) -> str:
+    """Return an address of a host that the whole internet may reach; empty if it has none.
+
+    Args:
+        host: host name or address.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ""
+    texts = [str(entry[4][0]).partition("%")[0] for entry in found]
+    return next((text for text in texts if ipaddress.ip_address(text).is_global), "")
 
 
 def is_this_machine(host: str, port: int) -> bool:

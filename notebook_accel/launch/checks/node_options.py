@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ...config.argument_checks import parse_port
+from ...trust.secret import Trust, find_secret
 from ..job import Rendezvous
-from .addresses import find_host_problem, find_listen_problem
+from .addresses import find_host_problem, find_listen_problem, find_public_address
 
 SETTINGS = ("join_timeout", "timeout", "last_call_timeout", "keep_alive_interval", "keep_alive_max_attempt")
 """The keys of `rdzv_conf` that a run has whose nodes may join and leave."""
@@ -36,6 +37,7 @@ def resolve(options: Mapping[str, Any], wrong: Collection[str]) -> tuple[Rendezv
         endpoint="" if "rdzv_endpoint" in wrong else options["rdzv_endpoint"],
         run_id=options["rdzv_id"],
         settings=None if "rdzv_conf" in wrong else options["rdzv_conf"],
+        trust=Trust(None if "secret" in wrong else _find_secret(problems, options["secret"])),
     )
     if place.is_elastic:
         _check_range(problems, place)
@@ -50,6 +52,30 @@ def resolve(options: Mapping[str, Any], wrong: Collection[str]) -> tuple[Rendezv
     _check_address(problems, place)
     _check_endpoint(problems, place.endpoint)
     return place, problems
+
+
+def _find_secret(problems: list[Exception], given: Any) -> str | None:
+    try:
+        return find_secret(given)
+    except ValueError as error:
+        problems.append(error)
+        return None
+
+
+def find_exposure(place: Rendezvous) -> str:
+    """Return a sentence about a place that strangers may reach, empty where only the machines of a network can.
+
+    Args:
+        place: where several nodes meet.
+    """
+    host = place.endpoint.rpartition(":")[0].strip("[]") if place.endpoint else place.address
+    if not (address := find_public_address(host)):
+        return ""
+    name = "rdzv_endpoint" if place.endpoint else "master_addr"
+    return (
+        f"{name}={host!r} is a public address ({address}): torch's store, gloo and NCCL let everybody in who reaches "
+        "their ports. Use an address of a private network or VPN, or let a firewall admit the nodes alone"
+    )
 
 
 def format_count(place: Rendezvous) -> str:

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...errors import WorkerError, WorkerExitedError, WorkerKilledError
-from ...events import Failure, RaisedError
+from ...events import Failure, Pickle, RaisedError
 from ...stream.emit import Emitter
+from ...trust import plain
 from ..signals import likely_cause, name_of
 from . import tracebacks
 from .pickling import pack, unpack
@@ -38,6 +39,7 @@ def describe(error: BaseException, depth: int = 0) -> RaisedError:
         message=_read_text(error),
         pickled=_pickle(error),
         frames=tracebacks.read_frames(error.__traceback__),
+        arguments=_read_arguments(error),
         notes=_read_notes(error),
         parts=tuple(describe(part, depth + 1) for part in _list_parts(error)) if more else (),
         cause=describe(cause, depth + 1) if cause is not None and more else None,
@@ -74,9 +76,12 @@ def revive(raised: RaisedError, rank: int, pid: int) -> BaseException:
         pid: that rank's process id.
 
     Returns:
-        The exception with its own type, or a WorkerError where it cannot be made again.
+        The exception with its own type, or a WorkerError where it cannot be made again. Without its pickle, as it
+        comes from a node that proves no secret, only Python's own exceptions have their type.
     """
     error = _unpickle(raised)
+    if error is None:
+        error = _make_builtin(raised, rank, pid)
     if error is None:
         error = WorkerError(f"{raised.type_name}: {raised.message}", rank=rank, pid=pid)
     _complete(error, raised, rank, pid)
@@ -117,6 +122,33 @@ def _list_parts(error: BaseException) -> Sequence[BaseException]:
     """Return the exceptions that a group holds."""
     group = getattr(builtins, "BaseExceptionGroup", ())  # from Python 3.11 on
     return tuple(error.exceptions) if isinstance(error, group) else ()
+
+
+def _read_arguments(error: BaseException) -> tuple[str | int | float | bool | None, ...] | None:
+    """Return what one of Python's own exceptions was made with, as far as its text tells it; None of others."""
+    if type(error) is not getattr(builtins, type(error).__qualname__, None):
+        return None
+    if _list_parts(error):
+        return (str(error.args[0]),)
+    arguments = error.__reduce__()[1]  # `args` of an OSError lacks the file
+    is_plain = all(plain.is_plain(each) for each in arguments)
+    return tuple(arguments) if is_plain else (_read_text(error),)
+
+
+def _make_builtin(raised: RaisedError, rank: int, pid: int) -> BaseException | None:
+    """Return one of Python's own exceptions by its name; None of others, and of those that end a process."""
+    kind = getattr(builtins, raised.type_name, None)
+    if raised.arguments is None or not (isinstance(kind, type) and issubclass(kind, BaseException)):
+        return None
+    group = getattr(builtins, "BaseExceptionGroup", ())
+    if not issubclass(kind, (Exception, *((group,) if group else ()))):
+        return None
+    try:
+        if group and issubclass(kind, group):
+            return kind(*raised.arguments, [revive(part, rank, pid) for part in raised.parts])
+        return kind(*raised.arguments)
+    except (TypeError, ValueError):
+        return None
 
 
 def _read_notes(error: BaseException) -> tuple[str, ...]:
@@ -228,7 +260,7 @@ def _read_text(error: BaseException) -> str:
         return f"<its text raised {type(broken).__name__}>"
 
 
-def _pickle(error: BaseException) -> bytes | None:
+def _pickle(error: BaseException) -> Pickle | None:
     """Pickle an exception so that it can be made again; None where it cannot.
 
     Many exceptions take other arguments than they keep in `args`, and fail when they are unpickled; those are
@@ -238,7 +270,7 @@ def _pickle(error: BaseException) -> bytes | None:
         try:
             pickled = attempt(error)
             if type(unpack(pickled, [])).__name__ == type(error).__name__:
-                return pickled
+                return Pickle(pickled)
         except BaseException:
             continue
     return None

@@ -53,10 +53,14 @@ def build(parts: Sequence[Frame]) -> types.TracebackType | None:
     """In the notebook: make a traceback of frames, outermost first; None of no frames."""
     result: types.TracebackType | None = None
     for frame in reversed(parts):
-        made = _raise_in(_make_stub(frame))
-        if made is not None:
-            result = types.TracebackType(result, made.tb_frame, made.tb_lasti, frame.lineno)
+        with contextlib.suppress(ValueError, OverflowError):  # of a peer that makes up files and lines
+            made = _raise_in(_make_stub(frame))
+            if made is not None:
+                result = types.TracebackType(result, made.tb_frame, made.tb_lasti, frame.lineno)
     return result
+
+
+_MAX_LINES = 1 << 18  # of a function
 
 
 class _Stub(Exception):
@@ -72,7 +76,7 @@ def _raise_in(code: types.CodeType) -> types.TracebackType | None:
 
 
 def _make_stub(frame: Frame) -> types.CodeType:
-    down = max(frame.lineno - frame.first_lineno, 0)
+    down = min(max(frame.lineno - frame.first_lineno, 0), _MAX_LINES)
     code = compile("\n" * down + "raise stub", frame.filename, "exec")
     code = code.replace(co_name=frame.name, co_firstlineno=max(frame.first_lineno, 1))
     if sys.version_info >= (3, 11):

@@ -8,6 +8,7 @@ from typing import Final
 
 from ... import devices, environ
 from ...topology import Topology
+from ...trust import secret
 from ..checks import addresses
 from ..job import Job
 from ..script import Script
@@ -81,6 +82,7 @@ def make_environment(
         choices["GLOO_SOCKET_IFNAME"] = interface
     if sys.platform == "win32":
         rank_variables = {**rank_variables, "USE_LIBUV": "0"}  # torch's builds for Windows lack it
+    own = {name: text for name, text in own.items() if name != secret.VARIABLE}  # workers need no proof
     return {**choices, **own, **job.environment, **rank_variables}
 
 

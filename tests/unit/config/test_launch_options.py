@@ -172,3 +172,11 @@ def test_options_of_notebooks_alone_have_no_flag() -> None:
 def test_arguments_are_checked_without_pydantic() -> None:
     code = "import sys; from notebook_accel.launch import preflight; assert 'pydantic' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+def test_a_secret_is_in_no_face_of_a_config() -> None:
+    """So no file, flag, question, form, report or exported notebook can show it."""
+    assert "secret" in arguments.options() and "secret" not in arguments.of_configs()
+    assert "secret" not in {option.name for option in table()}
+    with pytest.raises(ConfigError, match="secret"):
+        LaunchConfig.model_validate({"secret": "correct horse battery staple"})

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from notebook_accel import devices, notebook_launcher
+from notebook_accel import devices, environ, notebook_launcher
+from notebook_accel.diagnosis.environment import select_relevant
 from notebook_accel.launch import preflight
 from notebook_accel.launch.checks.addresses import find_listen_problem, listen
 from notebook_accel.launch.job import Job
 from notebook_accel.launch.request import LaunchRequest
+from notebook_accel.launch.worker import environment
 
 
 def _function(a: int = 0) -> int:
@@ -281,3 +285,54 @@ def test_a_range_of_nodes_implies_how_they_meet() -> None:
     assert "rdzv_backend" not in str(implied.value)
     with pytest.raises(ValueError, match="num_nodes='1:4' with rdzv_backend='static'"):
         notebook_launcher(_function, num_nodes="1:4", rdzv_backend="static", **wrong)  # type: ignore[arg-type]
+
+
+NODES = {"num_nodes": 2, "use_port": 29511, "num_processes": 1, "node_rank": 1}
+SECRET = "correct horse battery staple"
+
+
+def test_a_secret_is_in_nothing_that_may_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = check(**NODES, secret=SECRET)
+    assert ready.rendezvous.trust.is_proven and SECRET not in repr(ready) and "secret" not in ready.options
+    assert not check(**NODES).rendezvous.trust.is_proven
+    monkeypatch.setenv("NOTEBOOK_ACCEL_SECRET", SECRET)
+    ready = check(**NODES)
+    assert ready.rendezvous.trust.is_proven
+    variables = environment.make_environment(ready, environ.snapshot(), {}, is_alone=False)
+    assert SECRET not in variables.values(), "workers prove nothing"
+    assert SECRET not in str(select_relevant(environ.snapshot()))
+
+
+@pytest.mark.parametrize(
+    ("secret", "text"),
+    [
+        ("hunter2", "secret: the secret has 7 characters, at least 16 are needed"),
+        (b"hunter2 as bytes", "secret is of type bytes: a string is needed, or the Path of a file"),
+        (Path("/nowhere"), "secret='/nowhere': the file cannot be read"),
+    ],
+)
+def test_a_wrong_secret_is_named_without_showing_it(secret: Any, text: str) -> None:
+    problem = str(_error(**NODES, secret=secret))
+    assert text in problem and "hunter2" not in problem
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ({"master_addr": "8.8.8.8"}, "master_addr='8.8.8.8' is a public address"),
+        ({"rdzv_endpoint": "[2001:4860:4860::8888]:29400", "rdzv_backend": "c10d"}, "rdzv_endpoint="),
+    ],
+)
+def test_a_public_address_is_warned_of(place: dict[str, Any], name: str) -> None:
+    with pytest.warns(UserWarning, match="torch's store, gloo and NCCL let everybody in") as caught:
+        check(**NODES, **place)
+    assert str(caught[0].message).startswith(name)
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "10.0.0.1", "172.31.43.8", "169.254.1.1", "100.64.0.1", "fe80::1"]
+)
+def test_an_address_of_a_network_of_ones_own_is_not(address: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(**NODES, master_addr=address)

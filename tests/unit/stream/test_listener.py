@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import socket
-import struct
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from notebook_accel.events import Line
 from notebook_accel.launch.checks import addresses
+from notebook_accel.stream import listener as module
+from notebook_accel.stream.inbox import Inbox
 from notebook_accel.stream.listener import Listener, connect
+from notebook_accel.stream.wire import frame
+from notebook_accel.trust import proof
+from notebook_accel.trust.proof import Answer, Challenge
 
 
 @contextlib.contextmanager
@@ -23,84 +32,190 @@ def open_listener(ranks: int) -> Iterator[tuple[Listener, tuple[str, int]]]:
         listener.close()
 
 
-def admit(listener: Listener, seconds: float = 0.3) -> list[tuple[int, socket.socket]]:
-    found = []
+def admit(listener: Listener, seconds: float = 0.3, until: int = 1000) -> list[tuple[int, socket.socket]]:
+    found: list[tuple[int, socket.socket]] = []
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end and len(found) < until:
         found += listener.admit()
         time.sleep(0.01)
     return found
 
 
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads for the ranks, which wait for the listener."""
+    with ThreadPoolExecutor() as made:
+        yield made
+
+
+@contextlib.contextmanager
+def come(
+    pool: ThreadPoolExecutor, listener: Listener, where: tuple[str, int], ranks: tuple[int, ...]
+) -> Iterator[dict[int, tuple[socket.socket, socket.socket]]]:
+    """Let ranks connect; yields both ends of each connection by rank."""
+    coming = {rank: pool.submit(connect, where, listener.token, rank, 20) for rank in ranks}
+    found = dict(admit(listener, 20, until=len(ranks)))
+    with contextlib.ExitStack() as stack:
+        ends = {rank: (stack.enter_context(found[rank]), coming[rank].result()) for rank in ranks}
+        for _, end in ends.values():
+            stack.enter_context(end)
+        yield ends
+
+
+def has_failed(listener: Listener, coming: Future[socket.socket]) -> bool:
+    """Return whether a connection was refused, for all its tries."""
+    while not coming.done():
+        assert listener.admit() == []
+        time.sleep(0.01)
+    return isinstance(coming.exception(), proof.ProofError)
+
+
 def is_dropped(connection: socket.socket) -> bool:
     connection.settimeout(5)
     try:
-        return connection.recv(1) == b""
+        while connection.recv(64):
+            pass  # it was greeted
     except ConnectionResetError:
-        return True
+        pass
+    return True
 
 
-def test_each_rank_comes_in_once() -> None:
-    with open_listener(2) as (listener, where), contextlib.ExitStack() as stack:
-        for rank in (1, 0):
-            stack.enter_context(connect(where, listener.token, rank, 5))
-        found = admit(listener)
-        for _, connection in found:
-            stack.enter_context(connection)
-        assert sorted(rank for rank, _ in found) == [0, 1] and not listener.missing
-        again = stack.enter_context(connect(where, listener.token, 1, 5))
-        assert admit(listener) == [] and is_dropped(again)
+def test_each_rank_comes_in_once(pool: ThreadPoolExecutor) -> None:
+    with open_listener(2) as (listener, where), come(pool, listener, where, (1, 0)):
+        assert not listener.missing
+        again = pool.submit(connect, where, listener.token, 1, 0.3)
+        assert has_failed(listener, again)
 
 
 @pytest.mark.parametrize("rank", [0, 7])
-def test_without_the_token_nobody_does(rank: int) -> None:
+def test_without_the_token_nobody_does(pool: ThreadPoolExecutor, rank: int) -> None:
     with open_listener(1) as (listener, where):
         token = (
-            b"x" * len(listener.token) if rank == 0 else listener.token
-        )  # no such rank: the token does not help
-        with connect(where, token, rank, 5) as stranger:
-            assert admit(listener) == [] and is_dropped(stranger)
+            bytes(len(listener.token)) if rank == 0 else listener.token
+        )  # of rank 7 the token does not help
+        assert has_failed(listener, pool.submit(connect, where, token, rank, 0.3))
         assert listener.missing == {0}
 
 
-def test_a_handshake_may_come_in_pieces() -> None:
+def test_what_does_not_know_the_token_is_no_notebook(pool: ThreadPoolExecutor) -> None:
+    """Somebody took the port before the notebook: a rank takes no orders from it."""
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        coming = pool.submit(connect, impostor.getsockname(), bytes(32), 0, 5)
+        connection, _ = impostor.accept()
+        with connection:
+            connection.sendall(bytes(proof.GREETING_BYTES))
+            assert len(connection.recv(proof.ANSWER_BYTES)) == proof.ANSWER_BYTES
+            connection.sendall(bytes(proof.REPLY_BYTES))
+            assert isinstance(coming.exception(), proof.ProofError)
+
+
+def test_a_recorded_proof_is_of_no_use() -> None:
+    with open_listener(2) as (listener, where), socket.create_connection(where) as first:
+        listener.admit()
+        answer = Answer(listener.token, "ranks", first.recv(proof.GREETING_BYTES), 1)
+        first.sendall(answer.content)
+        ((rank, connection),) = admit(listener, 5, until=1)
+        connection.close()
+        assert rank == 1
+        listener._missing.add(1)
+        with socket.create_connection(where) as second:
+            second.sendall(answer.content)
+            assert admit(listener) == [] and is_dropped(second)
+
+
+def test_a_proof_may_come_in_pieces() -> None:
     with open_listener(1) as (listener, where), socket.create_connection(where) as slow:
-        handshake = listener.token + struct.pack("!I", 0)
-        slow.sendall(handshake[:20])
-        assert admit(listener) == []
-        slow.sendall(handshake[20:])
-        ((rank, connection),) = admit(listener)
+        assert admit(listener, 0.1) == []
+        content = Answer(listener.token, "ranks", slow.recv(proof.GREETING_BYTES), 0).content
+        slow.sendall(content[:20])
+        assert admit(listener, 0.1) == []
+        slow.sendall(content[20:])
+        ((rank, connection),) = admit(listener, 5, until=1)
         connection.close()
         assert rank == 0
 
 
-def test_what_comes_after_the_handshake_is_left_for_the_reader() -> None:
-    with open_listener(1) as (listener, where), connect(where, listener.token, 0, 5) as rank:
-        rank.sendall(b"frames")
-        ((_, connection),) = admit(listener)
-        with connection:
-            assert connection.recv(100) == b"frames"
+def test_what_comes_after_the_proof_is_left_for_the_reader(pool: ThreadPoolExecutor) -> None:
+    with open_listener(1) as (listener, where), come(pool, listener, where, (0,)) as ends:
+        ours, theirs = ends[0]
+        theirs.sendall(b"frames")
+        ours.settimeout(5)
+        assert ours.recv(100) == b"frames"
+
+
+def test_silent_connections_keep_nobody_out(pool: ThreadPoolExecutor) -> None:
+    """There are more of them than may wait, before the ranks come and while they do."""
+    with open_listener(2) as (listener, where), contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(where))
+            listener.admit()
+        with come(pool, listener, where, (0, 1)):
+            assert len(listener._pending) <= module._MAX_PENDING and not listener.missing
+
+
+def test_a_rank_that_a_flood_pushed_out_tries_again(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_PENDING", 2)
+    with open_listener(1) as (listener, where), contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(socket.create_connection(where))
+        listener.admit()
+        real = stack.enter_context(socket.create_connection(where))
+        listener.admit()
+        for _ in range(2):
+            stack.enter_context(socket.create_connection(where))
+        listener.admit()
+        assert is_dropped(real)
+        with come(pool, listener, where, (0,)):
+            assert not listener.missing
+
+
+def test_a_silent_connection_is_dropped_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PROOF_SECONDS", 0.05)
+    with open_listener(1) as (listener, where), socket.create_connection(where) as silent:
+        assert admit(listener) == [] and is_dropped(silent) and not listener._pending
 
 
 def test_a_closed_listener_drops_who_waits() -> None:
     with open_listener(1) as (listener, where), socket.create_connection(where) as silent:
-        assert admit(listener) == []
+        assert admit(listener, 0.1) == []
         listener.close()
         assert is_dropped(silent)
         with pytest.raises(OSError):
             socket.create_connection(where, timeout=5)
 
 
-def test_a_stranger_whose_machine_is_down_stops_nobody() -> None:
+def test_a_stranger_whose_machine_is_down_stops_nobody(pool: ThreadPoolExecutor) -> None:
     """The system then says that the connection timed out, which takes minutes to bring about."""
 
     class Gone(socket.socket):
         def recv(self, *_: object) -> bytes:
             raise TimeoutError(110, "Connection timed out")
 
-    with open_listener(1) as (listener, where), connect(where, listener.token, 0, 5):
+    with open_listener(1) as (listener, where):
         gone = Gone()
-        listener._pending[gone] = (bytearray(), time.monotonic() + 10)
-        ((rank, connection),) = admit(listener)
-        assert rank == 0 and gone.fileno() == -1
-        connection.close()
+        listener._pending.append(module._Pending(gone, Challenge(listener.token, "ranks")))
+        with come(pool, listener, where, (0,)):
+            assert gone.fileno() == -1
+
+
+def test_nothing_of_a_stranger_is_loaded(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
+    """Who knows the protocol but not the token sends events that would run code; the rank comes in all the same."""
+
+    class Touch:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "made",)
+
+    hostile = pickle.dumps(Touch())
+    content = (1).to_bytes(4, "big") + len(hostile).to_bytes(8, "big") + hostile
+    with open_listener(1) as (listener, where), contextlib.ExitStack() as stack:
+        for guess in (b"", bytes(32) + b"\0\0\0\0", bytes(proof.ANSWER_BYTES)):
+            stack.enter_context(socket.create_connection(where)).sendall(guess + content)
+        inbox = Inbox()
+        stack.callback(inbox.close)
+        with come(pool, listener, where, (0,)) as ends:
+            inbox.add(0, {"events": ends[0][0]})
+            ends[0][1].sendall(b"".join(frame(Line(rank=0, time=1.0, stream="stdout", text="hello"))))
+            assert [event.text for event in inbox.poll(20)] == ["hello"]  # type: ignore[attr-defined]
+    assert not (tmp_path / "made").exists()

@@ -10,13 +10,14 @@ import tracemalloc
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notebook_accel.events import CallOrder, Display, Event, Line, Metric, Result
 from notebook_accel.stream.emit import Emitter
 from notebook_accel.stream.record import RunRecord
-from notebook_accel.stream.wire import FrameReader, LineReader, frame
+from notebook_accel.stream.wire import FrameError, FrameReader, LineReader, frame
 
 
 def _cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -154,3 +155,34 @@ def test_a_call_travels_as_a_frame() -> None:
     )
     (back,) = FrameReader().feed(b"".join(bytes(part) for part in frame(order)))
     assert back == order
+
+
+def test_what_is_no_frame_is_refused() -> None:
+    for data in (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\0\0\0\1" + bytes(7) + b"\1" + b"N"):
+        with pytest.raises(FrameError):
+            FrameReader().feed(data)
+    not_an_event = pickle.dumps(5)
+    with pytest.raises(FrameError, match="a frame is no event"):
+        FrameReader().feed(b"\0\0\0\1" + len(not_an_event).to_bytes(8, "big") + not_an_event)
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.binary(max_size=30), max_size=5),
+    st.integers(0, 3),
+    st.lists(st.integers(0, 1 << 60), max_size=3),
+)
+def test_headers_take_no_memory(chunks: list[bytes], count: int, lengths: list[int]) -> None:
+    """A frame that claims to be long waits for its bytes."""
+    header = count.to_bytes(4, "big") + b"".join(length.to_bytes(8, "big") for length in lengths)
+    tracemalloc.start()
+    reader = FrameReader()
+    try:
+        for chunk in (header, *chunks):
+            reader.feed(chunk)
+    except FrameError:
+        pass
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 1 << 20

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import socket
 import threading
 import time
@@ -16,32 +15,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ....trust import proof
+from ....trust.plain import MalformedError
+from ....trust.proof import Challenge, Session
 from . import messages, node_info
-from .messages import Message
-from .node_info import NodeInfo
+from .messages import Limit, Message
+from .node_info import NodeInfo, Roster
 from .outcomes import NodeOutcome, find_cause
 
-_TOKEN_SECONDS: Final = 10.0
+_PROOF_SECONDS: Final = 10.0  # from the connection until a node has proven itself and said what it is
+_MAX_GUESTS: Final = 256
+"""Connections besides those of the run's nodes; beyond it the oldest one makes room, which may try again."""
 _PART_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.05
 _SETTLE_SECONDS: Final = 3.0  # in which other nodes say what they know after the first has failed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Roster:
-    """The nodes of a run, once all are there.
-
-    Attributes:
-        node_rank: the rank of the node that this is sent to.
-        host_rank: the rank of the node that holds the store and the coordinator.
-        nodes: all nodes, by rank.
-        addresses: their IP addresses, by rank.
-    """
-
-    node_rank: int
-    host_rank: int
-    nodes: Sequence[NodeInfo]
-    addresses: Sequence[str]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -51,6 +38,7 @@ class _Peer:
     Attributes:
         writer: what goes to the node.
         address: its IP address.
+        session: the tags of what follows its proof; None where there is no secret.
         node: what it says of itself, None before it has said it.
         attempt: the attempt that it is ready for.
         is_host: whether it holds the store.
@@ -60,6 +48,7 @@ class _Peer:
 
     writer: asyncio.StreamWriter
     address: str
+    session: Session | None = None
     node: NodeInfo | None = None
     attempt: int = -1
     is_host: bool = False
@@ -68,7 +57,7 @@ class _Peer:
 
     def tell(self, message: Message) -> None:
         """Send a message to the node."""
-        for piece in messages.encode(message):
+        for piece in messages.encode(message, self.session):
             self.writer.write(piece)
 
 
@@ -77,27 +66,31 @@ class Coordinator:
 
     Args:
         listening: a socket that listens.
-        token: what a connection begins with; only a node that reads the store knows it.
+        key: what a node has to know.
         num_nodes: how many nodes meet.
         elects: whether nodes may get their ranks here; False where each node names its own.
         before_restart: called before workers start, from the second attempt on.
+        proven: whether the key is made of a secret.
     """
 
     def __init__(
         self,
         listening: socket.socket,
-        token: bytes,
+        key: bytes,
         num_nodes: int,
         *,
         elects: bool,
         before_restart: Callable[[], None],
+        proven: bool = False,
     ) -> None:
         self._listening = listening
-        self._token = token
+        self._key = key
+        self._proven = proven
         self._num_nodes = num_nodes
         self._elects = elects
         self._before_restart = before_restart
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter | None] = {}
+        self._guests: dict[asyncio.Task[None], _Peer] = {}  # those that take no part yet, oldest first
         self._peers: list[_Peer] = []
         self._members: list[_Peer] = []
         self._attempt = -1
@@ -170,37 +163,66 @@ class Coordinator:
         reader, writer = await asyncio.open_connection(sock=connection)
         self._connections[task] = writer
         peer = _Peer(writer=writer, address=address)
+        self._make_room(task, peer)
         try:
             if self._closing.is_set():
                 return
             messages.keep_alive(writer.get_extra_info("socket"))
-            token = await asyncio.wait_for(reader.readexactly(messages.TOKEN_BYTES), _TOKEN_SECONDS)
-            if not hmac.compare_digest(token, self._token):
-                return
+            first = await asyncio.wait_for(self._hear_first(peer, reader), _PROOF_SECONDS)
             self._peers.append(peer)
+            self._take(peer, first)
             while True:
-                self._take(peer, await messages.read(reader))
-        except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError):
-            pass  # it has gone
+                self._take(peer, await messages.read(reader, peer.session, lambda: self._find_limit(peer)))
+        except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError, MalformedError):
+            pass  # it has gone, or is no node
         finally:
+            self._guests.pop(task, None)
             self._note_gone(peer)
             writer.close()
             del self._connections[task]
+
+    async def _hear_first(self, peer: _Peer, reader: asyncio.StreamReader) -> Message:
+        """Prove both ends to each other, and return what the node says first; ProofError without its proof."""
+        challenge = Challenge(self._key, messages.PURPOSE)
+        peer.writer.write(challenge.greeting)
+        acceptance = challenge.accept(await reader.readexactly(proof.ANSWER_BYTES))
+        peer.writer.write(acceptance.reply)
+        peer.session = acceptance.session if self._proven else None
+        return await messages.read(reader, peer.session, lambda: self._find_limit(peer))
+
+    def _find_limit(self, peer: _Peer) -> Limit:
+        """Return how much a node may say in a message."""
+        if self._proven:
+            return messages.NO_LIMIT
+        return messages.MEMBER_LIMIT if peer in self._members else messages.GUEST_LIMIT
+
+    def _make_room(self, task: asyncio.Task[None], peer: _Peer) -> None:
+        """Note a guest; where there are too many, the oldest one leaves, first of those that have proven nothing."""
+        guests = self._guests = {
+            each: guest for each, guest in self._guests.items() if guest not in self._members
+        }
+        if len(guests) >= _MAX_GUESTS + self._num_nodes:
+            unproven = (each for each, guest in guests.items() if guest not in self._peers)
+            oldest = next(unproven, None) or next(iter(guests))
+            guests.pop(oldest).writer.transport.abort()
+        guests[task] = peer
 
     def _take(self, peer: _Peer, message: Message) -> None:
         if message.kind == "node":
             peer.node, peer.attempt, peer.is_host = message.value
             self._meet(peer)
+        elif message.kind == "outcome":
+            self._take_outcome(peer, message.value)
+        elif message.kind == "bye":
+            peer.has_left = True
+        elif peer not in self._members:
+            return
         elif message.kind == "value":
             self._value, self._value_from = message, peer
         elif message.kind in ("news", "ask"):
             for other in self._members:
                 if other is not peer:
                     other.tell(message)
-        elif message.kind == "outcome":
-            self._take_outcome(peer, message.value)
-        elif message.kind == "bye":
-            peer.has_left = True
 
     # -- meeting
 

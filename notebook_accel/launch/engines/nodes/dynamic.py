@@ -1,9 +1,14 @@
-"""Torch elastic's dynamic rendezvous, changed for nodes whose clocks differ and that may leave."""
+"""Torch elastic's dynamic rendezvous, changed for nodes whose clocks differ and that may leave.
+
+Torch writes the state as a pickle into the store, where anybody may write. Here the store has data, and pickles go no
+further than to torch's handler in this process.
+"""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
@@ -12,10 +17,19 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStore
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
+    _NodeDesc,
     _RendezvousExitOp,
+    _RendezvousState,
 )
 
+from ....trust.plain import MalformedError
+from ....trust.secret import OPEN, Trust
+
 _DEADLINE = "the deadline"
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND = timedelta(microseconds=1)
+_NO_STATE = b"no state"
+_Node = tuple[str, int, int]
 
 
 class _Time(NamedTuple):
@@ -30,16 +44,34 @@ class _Time(NamedTuple):
     local: datetime
 
 
+@dataclass(frozen=True, kw_only=True)
+class _StoredState:
+    """Torch's `_RendezvousState` as it stands in the store, with times in microseconds since the epoch."""
+
+    round: int
+    complete: bool
+    deadline: int | None
+    closed: bool
+    participants: Sequence[tuple[_Node, int]]
+    wait_list: Sequence[_Node]
+    redundancy_list: Sequence[_Node]
+    beats: Sequence[tuple[_Node, int]]
+
+
 class Backend(C10dRendezvousBackend):
     """Torch's backend, for nodes whose clocks differ.
 
     Torch compares its own clock with times that other nodes wrote by theirs. So a node whose clock is some seconds late
     counts as lost. Here a time counts from when this node saw it first. In the store it stays as it was written.
 
+    What no node of the run wrote counts as nothing: this node goes on with the last state that it knows, and writes it
+    over that.
+
     Args:
         store: where the nodes meet.
         run_id: name of the run.
         last_call: how long nodes wait for further ones, once they are enough.
+        trust: whether nodes prove a secret.
 
     Attributes:
         check: called at each look at the store; its exception ends the wait of the one who looks.
@@ -47,35 +79,56 @@ class Backend(C10dRendezvousBackend):
 
     check: Callable[[], None] | None = None
 
-    def __init__(self, store: Store, run_id: str, last_call: timedelta) -> None:
+    def __init__(self, store: Store, run_id: str, last_call: timedelta, trust: Trust = OPEN) -> None:
         super().__init__(store, run_id)
         self._last_call = last_call
+        self._trust = trust
         self._times: dict[Any, _Time] = {}
+        self._last = _RendezvousState()
 
     def get_state(self) -> tuple[bytes, Any] | None:
         if self.check is not None:
             self.check()
-        found = super().get_state()
-        return None if found is None else (self._use_local_times(found[0]), found[1])
+        return self._read(self._call_store("get", self._key))
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
-        written, own = self._use_written_times(state)
-        found = super().set_state(written, token)
-        if found is None:
-            return None
-        if found[2]:  # else another node was first: what is here has to be written again
+        # torch hands over a pickle that it has made in this process, and is given one
+        written, own = self._use_written_times(pickle.loads(state))
+        entry = self._trust.write(self._key, _StoredState, written)
+        before = token.decode() if isinstance(token, bytes) else self._NULL_SENTINEL
+        present = self._call_store("compare_set", self._key, before, entry)
+        is_ours = present == entry.encode()
+        if is_ours:  # else another node was first: what is here has to be written again
             self._times |= own
-        return self._use_local_times(found[0]), *found[1:]
+        found = self._read(present)
+        return None if found is None else (*found, is_ours)
 
-    def _use_local_times(self, written: bytes) -> bytes:
+    def _read(self, entry: bytes) -> tuple[bytes, bytes] | None:
+        """Return the state of an entry, and the entry, which the next one is to replace."""
+        if entry == self._NULL_SENTINEL.encode():
+            return None
+        try:
+            self._last = self._use_local_times(self._trust.read(self._key, _StoredState, entry))
+        except (MalformedError, OverflowError):  # a stranger wrote it
+            if not entry.isascii():  # which `compare_set` could not replace
+                entry = _NO_STATE
+                self._call_store("set", self._key, entry.decode())
+        return pickle.dumps(self._last), entry
+
+    def _use_local_times(self, stored: _StoredState) -> _RendezvousState:
         """Return a state of the store with times by this node's clock."""
-        state = pickle.loads(written)
         now = datetime.now(timezone.utc)
-        for node, beat in state.last_heartbeats.items():
-            state.last_heartbeats[node] = self._find_local(node, beat, now)
-        if state.deadline is not None:
-            state.deadline = self._find_local(_DEADLINE, state.deadline, now + self._last_call)
-        return pickle.dumps(state)
+        state = _RendezvousState()
+        state.round, state.complete, state.closed = stored.round, stored.complete, stored.closed
+        state.participants = {_NodeDesc(*node): rank for node, rank in stored.participants}
+        state.wait_list = {_NodeDesc(*node) for node in stored.wait_list}
+        state.redundancy_list = {_NodeDesc(*node) for node in stored.redundancy_list}
+        beats = {_NodeDesc(*node): _EPOCH + beat * _MICROSECOND for node, beat in stored.beats}
+        state.last_heartbeats = {node: self._find_local(node, beat, now) for node, beat in beats.items()}
+        if stored.deadline is not None:
+            deadline = _EPOCH + stored.deadline * _MICROSECOND
+            state.deadline = self._find_local(_DEADLINE, deadline, now + self._last_call)
+        return state
 
     def _find_local(self, name: Any, written: datetime, local: datetime) -> datetime:
         """Return when this node saw a time first; `local` where that is now."""
@@ -84,23 +137,34 @@ class Backend(C10dRendezvousBackend):
             known = self._times[name] = _Time(written, local)
         return known.local
 
-    def _use_written_times(self, local: bytes) -> tuple[bytes, dict[Any, _Time]]:
+    def _use_written_times(self, state: _RendezvousState) -> tuple[_StoredState, dict[Any, _Time]]:
         """Return a state with times as their nodes wrote them, and the times that this node writes itself."""
-        state = pickle.loads(local)
         own: dict[Any, _Time] = {}
 
-        def find_written(name: Any, time: datetime) -> datetime:
+        def find_written(name: Any, time: datetime) -> int:
             known = self._times.get(name)
             if known is not None and known.local == time:
-                return known.written
+                return (known.written - _EPOCH) // _MICROSECOND
             own[name] = _Time(time, time)
-            return time
+            return (time - _EPOCH) // _MICROSECOND
 
-        for node, beat in state.last_heartbeats.items():
-            state.last_heartbeats[node] = find_written(node, beat)
-        if state.deadline is not None:
-            state.deadline = find_written(_DEADLINE, state.deadline)
-        return pickle.dumps(state), own
+        stored = _StoredState(
+            round=state.round,
+            complete=state.complete,
+            deadline=None if state.deadline is None else find_written(_DEADLINE, state.deadline),
+            closed=state.closed,
+            participants=[(_describe(node), rank) for node, rank in state.participants.items()],
+            wait_list=sorted(map(_describe, state.wait_list)),
+            redundancy_list=sorted(map(_describe, state.redundancy_list)),
+            beats=[
+                (_describe(node), find_written(node, beat)) for node, beat in state.last_heartbeats.items()
+            ],
+        )
+        return stored, own
+
+
+def _describe(node: _NodeDesc) -> _Node:
+    return node.addr, node.pid, node.local_id
 
 
 class DynamicRendezvous(DynamicRendezvousHandler):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import pickle
 import socket
 import time
 from collections.abc import Callable
@@ -25,16 +23,20 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTi
 
 from ....errors import LaunchError
 from ....stream.record import RunRecord
+from ....trust.plain import MalformedError
 from ...checks import addresses
 from ...checks.addresses import find_listen_problem
 from ...job import Job
 from ..base import Outcome
 from . import outcomes, stores
 from .dynamic import Backend, DynamicRendezvous
-from .node_info import describe_node, find_disagreements
+from .node_info import NodeInfo, describe_node, find_disagreements
 from .outcomes import NodeOutcome
 from .rendezvous import OTHERS_START_AGAIN, NodeRendezvous, PeerWait, read_join_seconds
 
+_Place = tuple[
+    bool, int, int, str
+]  # of a node in a round: whether others host, its given rank, its place, its address
 _LOOK_SECONDS = 0.1
 _STORE_SECONDS = 30.0
 _NODE = "notebook_accel elastic/node"
@@ -60,6 +62,7 @@ class ElasticNodes(NodeRendezvous):
     def __init__(self, job: Job) -> None:
         place = job.rendezvous
         super().__init__(place)
+        self._trust = place.trust
         self._node = describe_node(job)
         host, _, port = place.endpoint.rpartition(":") if place.endpoint else (place.address, "", place.port)
         self._host = str(host).strip("[]")
@@ -113,6 +116,10 @@ class ElasticNodes(NodeRendezvous):
             raise LaunchError(self._describe_too_few()) from None
         except (RendezvousConnectionError, DistError) as error:
             raise self._make_host_error(error) from None
+        except ValueError as error:  # a MalformedError, or a rank that no node has
+            raise LaunchError(
+                f"a stranger wrote into the store at {self._host}:{self._port}: {error}"
+            ) from None
 
     def _try_to_meet(self) -> RendezvousInfo | None:
         """Meet whoever is there; None where another run at this place is just ending: then this one comes next."""
@@ -148,7 +155,8 @@ class ElasticNodes(NodeRendezvous):
         if self._is_host and self._store is not None:
             while self._store.check([key := f"{_TURNED_AWAY}/{self._num_turned_away}"]):
                 self._num_turned_away += 1
-                self.tell(self._store.get(key).decode())
+                with contextlib.suppress(MalformedError):  # a stranger wrote it
+                    self.tell(self._read(self._store, key, str))
 
     def _open_or_find_store(self) -> TCPStore:
         """Open the store where this node is to hold it; else wait for the node that does."""
@@ -175,7 +183,7 @@ class ElasticNodes(NodeRendezvous):
     def _check_fit(self, store: TCPStore) -> None:
         """Compare this node with the one that holds the store; LaunchError where they do not fit."""
         if self._is_host:
-            store.set(_NODE, _dump(self._node))
+            self._write(store, _NODE, NodeInfo, self._node)
             return
         deadline = time.monotonic() + stores.CONNECT_SECONDS
         while not store.check([_NODE]):
@@ -186,12 +194,19 @@ class ElasticNodes(NodeRendezvous):
                     "choose another port on all nodes"
                 )
             time.sleep(_LOOK_SECONDS)
-        nodes = [_load(store.get(_NODE)), replace(self._node, node_rank=-1)]
+        try:
+            host = self._read(store, _NODE, NodeInfo)
+        except MalformedError as error:
+            raise LaunchError(
+                f"this node does not fit to the run at {self._host}:{self._port}: {error}"
+            ) from None
+        nodes = [host, replace(self._node, node_rank=-1)]
         lines = find_disagreements(nodes, complete=True)
         if lines:
             text = "\n".join(f"  - {line}" for line in lines)
             number = store.add(_TURNED_AWAY, 1) - 1
-            store.set(f"{_TURNED_AWAY}/{number}", f"{self._node.host} was not let into the run:\n{text}")
+            said = f"{self._node.host} was not let into the run:\n{text}"
+            self._write(store, f"{_TURNED_AWAY}/{number}", str, said)
             raise LaunchError(f"this node does not fit to the one that holds the run together:\n{text}")
 
     def _make_rendezvous(self, store: TCPStore) -> DynamicRendezvous:
@@ -199,7 +214,7 @@ class ElasticNodes(NodeRendezvous):
         rendezvous = DynamicRendezvous.from_backend(
             self._place.run_id,
             store,
-            Backend(store, self._place.run_id, last_call),
+            Backend(store, self._place.run_id, last_call, self._trust),
             self._place.min_nodes,
             self._place.num_nodes,
             local_addr=socket.gethostname(),
@@ -222,12 +237,11 @@ class ElasticNodes(NodeRendezvous):
         """
         store, count = found.store, found.world_size
         own = "" if self._is_host else addresses.find_own_address(self._host)
-        store.set(
-            f"node {found.rank}", json.dumps([not self._is_host, self._place.node_rank, found.rank, own])
-        )
+        entry = (not self._is_host, self._place.node_rank, found.rank, own)
+        self._write(store, f"node {found.rank}", _Place, entry)
         if not self._wait_for([f"node {rank}" for rank in range(count)]):
             return None
-        order = sorted(json.loads(store.get(f"node {rank}")) for rank in range(count))
+        order = sorted(self._read(store, f"node {rank}", _Place) for rank in range(count))
         rank = [place for _, _, place, _ in order].index(found.rank)
         self._node = replace(self._node, node_rank=rank)
         others = [address for _, _, place, address in order if place != found.rank and address]
@@ -235,10 +249,10 @@ class ElasticNodes(NodeRendezvous):
             self.interface = addresses.find_interface_to(others[0] if self._is_host else self._host)
         if self._is_host:
             self._workers_store = stores.open_store(replace(self._place, address=self._host, port=0))
-            store.set("workers", str(self._workers_store.port))
+            self._write(store, "workers", int, self._workers_store.port)
         if not self._wait_for(["workers"]):
             return None
-        port = int(store.get("workers"))
+        port = self._read(store, "workers", int)
         where = RendezvousStoreInfo(master_addr=self._host, master_port=port)
         return RendezvousInfo(store, rank, count, where)
 
@@ -357,18 +371,30 @@ class ElasticNodes(NodeRendezvous):
     def _write_outcome(self, outcome: NodeOutcome) -> None:
         if self._store is not None:
             with contextlib.suppress(DistError):  # the node that held the store was first
-                self._store.set(_OUTCOME, _dump(outcome))
+                self._write(self._store, _OUTCOME, NodeOutcome, outcome)
 
     def _read_outcome(self) -> NodeOutcome | None:
         """Return why the run ended, as the node wrote it that ended it; None where none did."""
         if self._store is None:
             return None
         try:
-            outcome = _load(self._store.get(_OUTCOME)) if self._store.check([_OUTCOME]) else None
-        except DistError:
+            if not self._store.check([_OUTCOME]):
+                return None
+            outcome: NodeOutcome = self._read(self._store, _OUTCOME, NodeOutcome)
+        except (DistError, MalformedError):  # the node that held the store has left, or a stranger wrote it
             return None
-        assert outcome is None or isinstance(outcome, NodeOutcome)
         return outcome
+
+    def _write(self, store: Store, name: str, kind: Any, value: Any) -> None:
+        store.set(name, self._trust.write(self._name_entry(store, name), kind, value))
+
+    def _read(self, store: Store, name: str, kind: Any) -> Any:
+        """Return an entry of a store; MalformedError where no node of the run wrote it."""
+        return self._trust.read(self._name_entry(store, name), kind, store.get(name))
+
+    def _name_entry(self, store: Store, name: str) -> str:
+        """Return the name that an entry is signed for."""
+        return name if store is self._store else f"{self._place.run_id} round: {name}"
 
     def set_closed(self) -> None:
         """End the run for all nodes: all workers have ended well, or those of this node have failed for good."""
@@ -395,13 +421,3 @@ class ElasticNodes(NodeRendezvous):
 
 def _format_count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _dump(value: object) -> str:
-    """Return a value as text for the store."""
-    return pickle.dumps(value).hex()
-
-
-def _load(text: bytes) -> Any:
-    """Make a value again from text of the store."""
-    return pickle.loads(bytes.fromhex(text.decode()))

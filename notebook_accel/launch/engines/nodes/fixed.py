@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import itertools
 import math
-import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from torch.distributed import DistError, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 
-from ....errors import LaunchError
+from ....errors import LaunchError, ShipError
 from ....events import Result
 from ....stream.record import RunRecord
-from ... import descriptors
+from ....trust import proof
+from ....trust.plain import MalformedError
 from ...checks import addresses
 from ...job import Job
 from ...supervise.control import StopAsked
 from ...transfer import failures
+from ...transfer.plain_values import pack_plain, unpack_plain
 from ...transfer.unpicklable import unpack_value
 from ..base import Outcome
-from . import messages, outcomes, stores
-from .coordinator import Coordinator, Roster
-from .messages import CoordinatorConnection, Message
-from .node_info import NodeInfo, describe_node
+from . import outcomes, stores
+from .coordinator import Coordinator
+from .messages import MEMBER_LIMIT, CoordinatorConnection, Message
+from .node_info import NodeInfo, Roster, describe_node
 from .outcomes import NodeOutcome
 from .rendezvous import NodeRendezvous, PeerWait, read_join_seconds
 
 _PREFIX: Final = "notebook_accel nodes/"
+_COORDINATOR: Final = f"{_PREFIX}coordinator by proof"
+_ANYWHERE: Final = ("0.0.0.0", "::")
 _LOOK_SECONDS: Final = 0.05
 _SOON_SECONDS: Final = 2.0  # at the beginning, in which a node that waits looks more often
 _PEER_SECONDS: Final = 3.0  # in which a node 0 looks for another one at an address that is not its own
@@ -56,6 +59,7 @@ class FixedNodes(NodeRendezvous):
         place = job.rendezvous
         host, _, port = place.endpoint.rpartition(":") if place.endpoint else (place.address, "", place.port)
         self._host, self._port = str(host).strip("[]"), int(port or 0)
+        self._trust = place.trust
         self._wants_first = job.returns == "first"
         self._node = describe_node(job)
         self._seconds = read_join_seconds(place.settings or {})
@@ -118,8 +122,8 @@ class FixedNodes(NodeRendezvous):
             elif message.kind == "present":
                 present = message.value
             elif message.kind == "roster":
-                assert isinstance(message.value, Roster)
-                return message.value
+                roster: Roster = message.value
+                return roster
             elif message.kind == "refused":
                 raise LaunchError(str(message.value))
             else:
@@ -184,37 +188,40 @@ class FixedNodes(NodeRendezvous):
 
     def _host_run(self) -> CoordinatorConnection | None:
         """Open store and coordinator; None where another node of this machine was first, which is as good."""
-        timeout = timedelta(seconds=stores.CONNECT_SECONDS)
+        where = f"{self._host}:{self._port}"
         try:
             if addresses.find_listen_problem(self._host, 0) and not addresses.is_this_machine(
                 self._host, self._port
             ):
                 raise LaunchError(
-                    f"node 0 cannot open a store at {self._host}:{self._port}: "
+                    f"node 0 cannot open a store at {where}: "
                     "that is no address of this machine; master_addr is the address of node 0"
                 )
-            store = TCPStore(self._host, self._port, is_master=True, timeout=timeout, wait_for_workers=False)
-            descriptors.keep_store_from_forks(store)
+            store = stores.open_for_nodes(self._host, self._port)
         except (DistError, OSError) as error:
             if self._elects and addresses.find_listen_problem("", self._port):
                 return None
-            reason = str(error).partition("\n")[0]
-            raise LaunchError(f"node 0 cannot open a store at {self._host}:{self._port}: {reason}") from None
+            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+            raise LaunchError(f"node 0 cannot open a store at {where}: {reason}") from None
         store.set_timeout(timedelta(seconds=self._seconds))
-        token = secrets.token_bytes(messages.TOKEN_BYTES)
+        token = proof.make_key()
         listening = addresses.listen_for_nodes(self._host)
-        self._store, port = store, listening.getsockname()[1]
+        self._store, (own, port) = store, listening.getsockname()[:2]
         self._coordinator = Coordinator(
             listening,
-            token,
+            self._trust.derive_key(token),
             self._place.num_nodes,
             elects=self._elects,
             before_restart=self._forget_workers,
+            proven=self._trust.is_proven,
         )
-        own = self._host if addresses.is_loopback(self._host) else "127.0.0.1"
-        connection = CoordinatorConnection(own, port, token, stores.CONNECT_SECONDS)
-        store.set(f"{_PREFIX}coordinator", f"{port} {token.hex()}")
+        connection = self._connect_to_coordinator("127.0.0.1" if own in _ANYWHERE else own, port, token)
+        store.set(_COORDINATOR, self._trust.write(_COORDINATOR, tuple[int, bytes], (port, token)))
         return connection
+
+    def _connect_to_coordinator(self, host: str, port: int, token: bytes) -> CoordinatorConnection:
+        key, proven = self._trust.derive_key(token), self._trust.is_proven
+        return CoordinatorConnection(host, port, key, stores.CONNECT_SECONDS, proven=proven)
 
     def _connect(self, wait: PeerWait) -> CoordinatorConnection:
         whom, hint = self._name_host(), ""
@@ -225,7 +232,7 @@ class FixedNodes(NodeRendezvous):
                 if (connection := self._find_coordinator()) is not None:
                     return connection
                 reason = "it is no run's store, or no node 0 of this version"
-            except (DistError, OSError) as error:
+            except (DistError, OSError, MalformedError) as error:
                 reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
             wait.look(f"{whom} ({reason}{hint})")
             time.sleep(_LOOK_SECONDS if wait.waited > _SOON_SECONDS else _LOOK_SECONDS / 10)
@@ -234,14 +241,12 @@ class FixedNodes(NodeRendezvous):
         """Read in the store where the coordinator is, and connect; None where the store does not say it."""
         store = stores.connect_store(self._host, self._port, self.check)
         deadline = time.monotonic() + stores.PROBE_SECONDS
-        while not store.check([f"{_PREFIX}coordinator"]):
+        while not store.check([_COORDINATOR]):
             if time.monotonic() > deadline:
                 return None
             time.sleep(_LOOK_SECONDS / 10)
-        port, token = store.get(f"{_PREFIX}coordinator").decode().split()
-        connection = CoordinatorConnection(
-            self._host, int(port), bytes.fromhex(token), stores.CONNECT_SECONDS
-        )
+        port, token = self._trust.read(_COORDINATOR, tuple[int, bytes], store.get(_COORDINATOR))
+        connection = self._connect_to_coordinator(self._host, port, token)
         store.set_timeout(timedelta(seconds=self._seconds))
         self._store = store
         return connection
@@ -315,8 +320,7 @@ class FixedNodes(NodeRendezvous):
             self._send_outcome(own)  # it was stopped while others waited as well
             return outcome
         if own.kind == "done" and self._wants_first and 0 in record.results:
-            result = record.results[0]
-            self._connection.say(Message("value", result.time, [result.value, *result.buffers]))
+            self._connection.say(self._make_value_message(record.results[0], outcome.values))
         self._send_outcome(own)
         try:
             cause = self._wait_for_verdict(is_well=own.kind == "done")
@@ -328,6 +332,15 @@ class FixedNodes(NodeRendezvous):
         if cause is None or (cause.node.node_rank == own.node.node_rank and not cause.hang):
             return outcome
         return outcomes.blame(cause, outcome)
+
+    def _make_value_message(self, result: Result, values: Mapping[int, Any]) -> Message:
+        """Return rank 0's value for the other nodes: its pickle where they prove a secret, else data only."""
+        if self._trust.is_proven:
+            return Message("value", (result.time, ""), [result.value, *result.buffers])
+        try:
+            return Message("value", (result.time, ""), pack_plain(values[0], MEMBER_LIMIT.parts))
+        except ShipError as error:
+            return Message("value", (result.time, str(error)))
 
     def _find_own_node(self) -> NodeInfo:
         return self._roster.nodes[self._roster.node_rank] if self._roster is not None else self._node
@@ -358,8 +371,7 @@ class FixedNodes(NodeRendezvous):
                 return self._make_host_outcome()
             elif is_well:
                 wait.look("the others")
-        verdict = None if self._verdict is None else self._verdict.value
-        assert verdict is None or isinstance(verdict, NodeOutcome)
+        verdict: NodeOutcome | None = None if self._verdict is None else self._verdict.value
         return verdict
 
     def _check_patiently(self) -> None:
@@ -390,9 +402,17 @@ class FixedNodes(NodeRendezvous):
                 self._take(message)
             elif self._connection.is_lost:
                 return outcomes.blame(self._make_host_outcome(), outcome)
-        value, *buffers = self._value.parts
-        result = Result(rank=0, time=self._value.value, value=bytes(value), buffers=buffers)
-        return Outcome(values={0: unpack_value(result)}, stopped=outcome.stopped)
+        return Outcome(values={0: self._read_value(self._value)}, stopped=outcome.stopped)
+
+    def _read_value(self, message: Message) -> Any:
+        """Return rank 0's value; ShipError where it did not come."""
+        time, problem = message.value
+        if problem:
+            raise ShipError(f"rank 0 is on another node: {problem}")
+        if not self._trust.is_proven:
+            return unpack_plain(message.parts)
+        value, *buffers = message.parts
+        return unpack_value(Result(rank=0, time=time, value=bytes(value), buffers=buffers))
 
     def shutdown(self) -> bool:
         """Leave; the node with the coordinator stays until the others have heard what they wait for."""

@@ -1,22 +1,33 @@
-"""Messages between the nodes of a run: a kind, a value, and bytes that are not copied, over one connection."""
+"""Messages between the nodes of a run: a kind, a value, and bytes that are not copied, over one connection.
+
+A value is data of the type that belongs to its kind. What a node says has no power over the code of another one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import pickle
+import json
+import math
 import queue
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from ....events import Buffer
+from ....trust import connecting, plain
+from ....trust.plain import MalformedError
+from ....trust.proof import REPLY_BYTES, Session
+from .node_info import NodeInfo, Roster
+from .outcomes import NodeOutcome
 
-TOKEN_BYTES: Final = 32
+PURPOSE: Final = "nodes"
 _HEAD: Final = struct.Struct("<I")
 _SIZE: Final = struct.Struct("<Q")
+_MAX_PARTS: Final = 1 << 20
+_RECEIVE: Final = 1 << 20
 _SILENT_SECONDS: Final = 35
 """After which a peer that answers no packet is lost; a link that is away for ten seconds is none."""
 
@@ -27,7 +38,7 @@ MessageKind = Literal[
     "outcome",  # my part has ended: NodeOutcome
     "bye",  # I leave, and want nothing more
     # from a node, passed on to all others
-    "value",  # what rank 0 returned: time of the result, the pickle and its buffers as parts
+    "value",  # what rank 0 returned: time of the result, why it cannot travel, or empty; and the value as parts
     "news",  # something was heard of my ranks
     "ask",  # my ranks are silent, and I ask them where they are
     # from the coordinator
@@ -41,12 +52,29 @@ MessageKind = Literal[
 ]
 
 
+_TYPES: Final[Mapping[MessageKind, Any]] = {
+    "node": tuple[NodeInfo, int, bool],
+    "outcome": NodeOutcome,
+    "bye": None,
+    "value": tuple[float, str],
+    "news": None,
+    "ask": None,
+    "present": list[NodeInfo],
+    "roster": Roster,
+    "refused": str,
+    "over": None,
+    "again": int,
+    "trouble": None,
+    "verdict": NodeOutcome | None,
+}
+
+
 class Message(NamedTuple):
     """What nodes and the coordinator tell each other.
 
     Attributes:
         kind: what it is about.
-        value: what belongs to the kind, pickled on its way.
+        value: what belongs to the kind; `_TYPES` says of which type it is.
         parts: bytes that are sent as they are.
     """
 
@@ -55,24 +83,93 @@ class Message(NamedTuple):
     parts: Sequence[Buffer] = ()
 
 
-def encode(message: Message) -> list[memoryview]:
-    """Return the bytes of a message, in pieces that are not copied."""
-    first = pickle.dumps((message.kind, message.value))
+class Limit(NamedTuple):
+    """How many bytes a peer may say in a message.
+
+    Attributes:
+        value: of the value.
+        parts: of all parts together.
+    """
+
+    value: float
+    parts: float
+
+
+NO_LIMIT: Final = Limit(math.inf, math.inf)
+MEMBER_LIMIT: Final = Limit(1 << 24, 1 << 30)
+"""Of a run without a secret: nobody knows who it is that says so much."""
+GUEST_LIMIT: Final = Limit(1 << 20, 0)
+
+
+def encode(message: Message, session: Session | None) -> list[memoryview]:
+    """Return the bytes of a message, in pieces that are not copied.
+
+    Args:
+        message: what to say.
+        session: of a connection whose ends have proven a secret, else None.
+    """
+    value = plain.encode(_TYPES[message.kind], message.value, proven=session is not None)
+    first = f'["{message.kind}", {value}]'.encode()
     views = [memoryview(part).cast("B") for part in (first, *message.parts)]
     head = _HEAD.pack(len(views)) + b"".join(_SIZE.pack(view.nbytes) for view in views)
-    return [memoryview(head), *views]
+    pieces = [memoryview(head), *views]
+    return pieces if session is None else [*pieces, memoryview(session.outgoing.make_tag(pieces))]
 
 
-def _decode(parts: Sequence[Buffer]) -> Message:
-    kind, value = pickle.loads(parts[0])
-    return Message(kind, value, parts[1:])
+def parse(session: Session | None, find_limit: Callable[[], Limit]) -> Generator[int, Buffer, Message]:
+    """Read one message: yields how many bytes it needs next, and returns the message.
+
+    Args:
+        session: of a connection whose ends have proven a secret, else None.
+        find_limit: returns how much the peer may say now.
+
+    Raises:
+        MalformedError: the bytes are no message.
+        ProofError: another one than the peer has sent them.
+    """
+    head = bytearray((yield _HEAD.size))
+    (count,) = _HEAD.unpack(head)
+    limit = find_limit()
+    if not 0 < count <= (_MAX_PARTS if limit.parts else 1):
+        raise MalformedError(f"a message has {count} parts")
+    head += yield _SIZE.size * count
+    sizes = [size for (size,) in _SIZE.iter_unpack(head[_HEAD.size :])]
+    if sizes[0] > limit.value or sum(sizes[1:]) > limit.parts:
+        raise MalformedError(f"a message of {sum(sizes)} bytes is too long")
+    parts: list[Buffer] = []
+    for size in sizes:
+        parts.append((yield size))
+    if session is not None:
+        session.incoming.check_tag(bytes((yield REPLY_BYTES)), [head, *(memoryview(part) for part in parts)])
+    return _decode(parts, proven=session is not None)
 
 
-async def read(reader: asyncio.StreamReader) -> Message:
-    """Read the next message; IncompleteReadError or OSError where the peer has gone."""
-    (count,) = _HEAD.unpack(await reader.readexactly(_HEAD.size))
-    sizes = [_SIZE.unpack(await reader.readexactly(_SIZE.size))[0] for _ in range(count)]
-    return _decode([await reader.readexactly(size) for size in sizes])
+def _decode(parts: Sequence[Buffer], *, proven: bool) -> Message:
+    try:
+        kind, value = json.loads(bytes(parts[0]))
+        expected = _TYPES[kind]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise MalformedError(f"a message cannot be read: {error}") from None
+    return Message(kind, plain.load(expected, value, proven=proven), parts[1:])
+
+
+async def read(
+    reader: asyncio.StreamReader, session: Session | None, find_limit: Callable[[], Limit]
+) -> Message:
+    """Read the next message; the arguments are those of `parse`.
+
+    Raises:
+        IncompleteReadError, OSError: the peer has gone.
+        MalformedError: what it sends is no message.
+    """
+    parsing = parse(session, find_limit)
+    size = next(parsing)
+    while True:
+        data = await reader.readexactly(size)
+        try:
+            size = parsing.send(data)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -92,23 +189,23 @@ class CoordinatorConnection:
     Args:
         host: the coordinator's host.
         port: its port.
-        token: what it lets nodes in by.
+        key: what both ends have to know.
         timeout: seconds to wait for the connection.
+        proven: whether the key is made of a secret.
 
     Attributes:
         peer: the coordinator's IP address.
         is_lost: whether the connection has ended.
 
     Raises:
-        OSError: nothing listens there.
+        OSError: nothing listens there, or it does not know the key.
     """
 
-    def __init__(self, host: str, port: int, token: bytes, timeout: float) -> None:
-        self._connection = socket.create_connection((host, port), timeout)
-        self._connection.settimeout(None)
+    def __init__(self, host: str, port: int, key: bytes, timeout: float, *, proven: bool = False) -> None:
+        self._connection, session = connecting.connect((host, port), key, PURPOSE, timeout=timeout)
+        self._session = session if proven else None
         keep_alive(self._connection)
         self.peer = str(self._connection.getpeername()[0])
-        self._connection.sendall(token)
         self._messages: queue.Queue[Message] = queue.Queue()
         self.is_lost = False
         self._listening = threading.Thread(target=self._listen, name="notebook_accel node", daemon=True)
@@ -117,7 +214,7 @@ class CoordinatorConnection:
     def say(self, message: Message) -> bool:
         """Send a message; return False where the coordinator is gone."""
         try:
-            for piece in encode(message):
+            for piece in encode(message, self._session):
                 self._connection.sendall(piece)
         except OSError:
             self.is_lost = True
@@ -139,19 +236,32 @@ class CoordinatorConnection:
 
     def _listen(self) -> None:
         try:
-            while True:
-                (count,) = _HEAD.unpack(self._read(_HEAD.size))
-                sizes = [_SIZE.unpack(self._read(_SIZE.size))[0] for _ in range(count)]
-                self._messages.put(_decode([self._read(size) for size in sizes]))
-        except (OSError, EOFError):
+            for message in self._read_messages():
+                self._messages.put(message)
+        except (OSError, EOFError, MalformedError):
             self.is_lost = True
 
+    def _read_messages(self) -> Iterator[Message]:
+        while True:
+            parsing = parse(self._session, lambda: MEMBER_LIMIT if self._session is None else NO_LIMIT)
+            size = next(parsing)
+            while True:
+                data = self._read(size)
+                try:
+                    size = parsing.send(data)
+                except StopIteration as end:
+                    yield end.value
+                    break
+
     def _read(self, size: int) -> bytearray:
-        data = bytearray(size)
-        view = memoryview(data)
-        while view.nbytes:
-            count = self._connection.recv_into(view)
+        """Return so many bytes; the memory for them grows with those that have come."""
+        data, filled = bytearray(min(size, _RECEIVE)), 0
+        while filled < size:
+            if filled == len(data):
+                data += bytes(min(size - filled, filled))
+            with memoryview(data)[filled:] as rest:
+                count = self._connection.recv_into(rest)
             if not count:
                 raise EOFError
-            view = view[count:]
+            filled += count
         return data

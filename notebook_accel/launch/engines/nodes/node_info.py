@@ -44,6 +44,28 @@ class NodeInfo:
         return f"a new node ({self.host})" if self.node_rank < 0 else f"node {self.node_rank} ({self.host})"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """The nodes of a run, once all are there.
+
+    Attributes:
+        node_rank: the rank of the node that this is sent to.
+        host_rank: the rank of the node that holds the store and the coordinator.
+        nodes: all nodes, by rank.
+        addresses: their IP addresses, by rank.
+    """
+
+    node_rank: int
+    host_rank: int
+    nodes: Sequence[NodeInfo]
+    addresses: Sequence[str]
+
+    def __post_init__(self) -> None:
+        count = len(self.nodes)
+        if not (0 <= self.node_rank < count and 0 <= self.host_rank < count and len(self.addresses) == count):
+            raise ValueError(f"ranks {self.node_rank} and {self.host_rank} of {count} nodes")
+
+
 def describe_node(job: Job) -> NodeInfo:
     """Return what this node says of itself.
 

@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 
 from ....errors import LaunchError
 from ... import descriptors
-from ...checks.addresses import choose_listen_address, listen
+from ...checks.addresses import choose_listen_address, listen, listen_for_nodes
 from ...job import Rendezvous
 
 PROBE_SECONDS: Final = 1.0
@@ -49,6 +49,33 @@ def open_store(place: Rendezvous) -> TCPStore:
         store = TCPStore(place.address, port, master_listen_fd=listening.detach(), **options)
     except (RuntimeError, OSError) as error:
         raise LaunchError(f"cannot open a store at {place.address}:{place.port}: {error}") from None
+    descriptors.keep_store_from_forks(store)
+    return store
+
+
+def open_for_nodes(host: str, port: int) -> TCPStore:
+    """Open the store where a fixed number of nodes meet.
+
+    Args:
+        host: name or address by which the nodes know this one.
+        port: its port.
+
+    Raises:
+        OSError, DistError: nothing can listen there.
+    """
+    timeout = timedelta(seconds=CONNECT_SECONDS)
+    if sys.platform == "win32":
+        return TCPStore(host, port, is_master=True, timeout=timeout, wait_for_workers=False)
+    listening = listen_for_nodes(host, port)
+    port = listening.getsockname()[1]
+    store = TCPStore(
+        host,
+        port,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
     descriptors.keep_store_from_forks(store)
     return store
 

@@ -195,7 +195,7 @@ class RayWorkerGroup(WorkerGroup[_RayMember]):
 
         host, port = self._plan.endpoint or (cluster.find_own_address(), 0)
         try:
-            listening = addresses.listen("" if self._plan.endpoint else host, port)
+            listening = (addresses.listen_for_nodes if self._plan.endpoint else addresses.listen)(host, port)
         except OSError as error:
             raise LaunchError(
                 f"this process cannot listen at {host}:{port} ({error.strerror or error})"

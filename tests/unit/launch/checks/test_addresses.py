@@ -37,3 +37,26 @@ def test_whether_an_address_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> 
     assert addresses.is_this_machine("127.0.0.1", free_port())
     assert not addresses.is_this_machine("192.0.2.1", free_port())
     assert not addresses.is_this_machine("no-such-host.invalid", free_port())
+
+
+def test_nothing_listens_wider_than_it_must() -> None:
+    own = addresses.find_own_address("192.0.2.1") or "127.0.0.1"
+    for host in ("127.0.0.1", own):
+        with addresses.listen_for_nodes(host) as listening:
+            assert listening.getsockname()[0] == host
+    with addresses.listen_for_nodes("192.0.2.1") as listening:
+        assert listening.getsockname()[0] in ("::", "0.0.0.0"), "it may lead here from outside"
+
+
+def test_public_addresses() -> None:
+    assert addresses.find_public_address("8.8.8.8") == "8.8.8.8"
+    for host in (
+        "127.0.0.1",
+        "::1",
+        "10.0.0.1",
+        "172.31.43.8",
+        "192.168.0.1",
+        "169.254.0.1",
+        "no-such-host.invalid",
+    ):
+        assert addresses.find_public_address(host) == ""

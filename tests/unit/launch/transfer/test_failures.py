@@ -6,11 +6,12 @@ import signal
 import socket
 import sys
 import traceback
+from dataclasses import replace
 
 import pytest
 
 from notebook_accel.errors import NotebookAccelError, WorkerError, WorkerExitedError, WorkerKilledError
-from notebook_accel.events import Failure
+from notebook_accel.events import Failure, Frame, RaisedError
 from notebook_accel.launch import signals
 from notebook_accel.launch.transfer import failures
 from notebook_accel.stream.emit import Emitter
@@ -149,3 +150,57 @@ def test_an_error_whose_description_raises_keeps_its_name_and_place(
         event.error.frames[-1].name
         == test_an_error_whose_description_raises_keeps_its_name_and_place.__name__
     )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("the cause"),
+        KeyError("a key"),
+        FileNotFoundError(2, "No such file or directory", "a.txt"),
+        RuntimeError(),
+        ZeroDivisionError("division by zero"),
+        AssertionError(["a list"]),
+    ],
+)
+def test_without_a_pickle_an_exception_of_python_comes_by_its_name(error: Exception) -> None:
+    """So it does from a node that proves no secret."""
+    back = failures.revive(replace(failures.describe(error), pickled=None), rank=1, pid=2)
+    assert type(back) is type(error) and str(back) == str(error)
+
+
+def test_without_a_pickle_others_come_as_text() -> None:
+    class ValueError(Exception):
+        """Of the same name as Python's."""
+
+    ValueError.__qualname__ = "ValueError"
+    for error in (ValueError("of my own"), SystemExit(3), KeyboardInterrupt("x")):
+        described = replace(failures.describe(error), pickled=None)
+        back = failures.revive(described, rank=1, pid=2)
+        assert type(back) is WorkerError and str(back) == f"{described.type_name}: {error}"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups")
+def test_without_a_pickle_a_group_has_its_parts() -> None:
+    group = ExceptionGroup("several", [ValueError("one"), KeyError("two")])  # noqa: F821
+    described = failures.describe(group)
+    described = replace(
+        described, pickled=None, parts=[replace(part, pickled=None) for part in described.parts]
+    )
+    back = failures.revive(described, rank=1, pid=2)
+    assert str(back) == str(group) and [repr(each) for each in back.exceptions] == [
+        "ValueError('one')",
+        "KeyError('two')",
+    ]  # type: ignore[attr-defined]
+
+
+def test_frames_that_a_stranger_made_up_do_no_harm() -> None:
+    frames = [
+        Frame(filename=name, lineno=line, first_lineno=first, name="f", qualname="f", columns=columns)
+        for name in ("a.py", "a\0b")
+        for line, first in ((1, 1), (1 << 62, 1), (-5, 1 << 62), (0, -(1 << 62)))
+        for columns in (None, (1 << 62, -3, 1 << 62))
+    ]
+    raised = RaisedError(type_name="ValueError", message="x", pickled=None, frames=frames, arguments=["x"])
+    back = failures.revive(raised, rank=1, pid=2)
+    assert "ValueError: x" in "".join(traceback.format_exception(back))

@@ -6,7 +6,7 @@ import pickle
 from datetime import datetime, timedelta, timezone
 
 from torch.distributed import HashStore
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousState
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
 from notebook_accel.launch.engines.nodes.dynamic import Backend
 from notebook_accel.launch.engines.nodes.elastic import ElasticNodes
@@ -16,6 +16,8 @@ from tests.unit.jobs import make_job
 from tests.unit.multiprocess import free_port
 
 LAST_CALL = timedelta(seconds=2)
+LATE, RIGHT = _NodeDesc("late", 1, 0), _NodeDesc("right", 2, 0)
+Beats = dict[_NodeDesc, datetime]
 
 
 def now() -> datetime:
@@ -28,7 +30,7 @@ def state_of(backend: Backend) -> _RendezvousState:
     return pickle.loads(found[0])
 
 
-def told(backend: Backend, beats: dict[str, datetime], deadline: datetime | None = None) -> None:
+def told(backend: Backend, beats: Beats, deadline: datetime | None = None) -> None:
     """Write a state, as torch's handler does."""
     found = backend.get_state()
     state = _with(_RendezvousState(), beats)
@@ -37,8 +39,8 @@ def told(backend: Backend, beats: dict[str, datetime], deadline: datetime | None
     assert answer is not None and answer[2], "it was written"
 
 
-def _with(state: _RendezvousState, beats: dict[str, datetime]) -> _RendezvousState:
-    state.last_heartbeats = beats  # type: ignore[assignment]
+def _with(state: _RendezvousState, beats: Beats) -> _RendezvousState:
+    state.last_heartbeats = beats
     return state
 
 
@@ -48,26 +50,26 @@ def test_clocks_of_nodes_may_differ() -> None:
     late, right = Backend(store, "run", LAST_CALL), Backend(store, "run", LAST_CALL)
     hour = timedelta(hours=1)
     beat = now() - hour
-    told(late, {"late": beat}, beat + LAST_CALL)
+    told(late, {LATE: beat}, beat + LAST_CALL)
     first = state_of(right)
-    assert now() - first.last_heartbeats["late"] < timedelta(seconds=5)
+    assert now() - first.last_heartbeats[LATE] < timedelta(seconds=5)
     assert first.deadline is not None and timedelta() < first.deadline - now() <= LAST_CALL
     assert state_of(right).last_heartbeats == first.last_heartbeats, "nothing new was said"
 
     own = now()
-    told(right, {**first.last_heartbeats, "right": own}, first.deadline)
+    told(right, {**first.last_heartbeats, RIGHT: own}, first.deadline)
     second = state_of(late)
-    assert second.last_heartbeats["late"] == beat and second.deadline == beat + LAST_CALL, "as it wrote them"
-    told(late, {**second.last_heartbeats, "late": beat + LAST_CALL}, None)
+    assert second.last_heartbeats[LATE] == beat and second.deadline == beat + LAST_CALL, "as it wrote them"
+    told(late, {**second.last_heartbeats, LATE: beat + LAST_CALL}, None)
     state, token = late.get_state() or (b"", b"")
-    told(right, {**state_of(right).last_heartbeats, "right": own + LAST_CALL})
-    beats = {**second.last_heartbeats, "late": beat + 2 * LAST_CALL}
+    told(right, {**state_of(right).last_heartbeats, RIGHT: own + LAST_CALL})
+    beats = {**second.last_heartbeats, LATE: beat + 2 * LAST_CALL}
     answer = late.set_state(pickle.dumps(_with(pickle.loads(state), beats)), token)
     assert answer is not None and not answer[2], "another node was first"
-    assert pickle.loads(answer[0]).last_heartbeats["late"] == beat + LAST_CALL, "to be written again"
+    assert pickle.loads(answer[0]).last_heartbeats[LATE] == beat + LAST_CALL, "to be written again"
     third = state_of(right)
-    assert third.last_heartbeats["late"] > first.last_heartbeats["late"] and third.deadline is None
-    assert third.last_heartbeats["right"] == own + LAST_CALL
+    assert third.last_heartbeats[LATE] > first.last_heartbeats[LATE] and third.deadline is None
+    assert third.last_heartbeats[RIGHT] == own + LAST_CALL
 
 
 def place(**more: object) -> Rendezvous:

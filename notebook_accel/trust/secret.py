@@ -1,0 +1,152 @@
+"""The secret of a run: where it comes from, and what follows where there is one.
+
+Without a secret all who reach the ports of a run may talk to it, and what they say is data only. With one, peers prove
+that they know it, and exchange pickles too.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import stat
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from .. import environ
+from . import plain
+from .plain import MalformedError
+
+VARIABLE: Final = "NOTEBOOK_ACCEL_SECRET"
+FILE_VARIABLE: Final = "NOTEBOOK_ACCEL_SECRET_FILE"
+LEAST_LENGTH: Final = 16
+HOW: Final = f"give all nodes the same secret ({FILE_VARIABLE} names a file that only you can read)"
+"""The end of sentences about what needs a secret."""
+_MAX_BYTES: Final = 1 << 16
+_SIGNED: Final = re.compile(rb"([0-9a-f]{64}) (.*)", re.DOTALL)
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+class Trust:
+    """What nodes of a run believe of each other.
+
+    Args:
+        secret: what they prove; None lets all who reach them take part.
+    """
+
+    def __init__(self, secret: str | None = None) -> None:
+        self._key = (
+            None if secret is None else hmac.digest(secret.encode(), b"notebook_accel secret", "sha256")
+        )
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether peers prove a secret."""
+        return self._key is not None
+
+    def derive_key(self, token: bytes) -> bytes:
+        """Return what both ends of a connection have to know.
+
+        Args:
+            token: of the run, which everybody can read in its store.
+        """
+        return token if self._key is None else self._make_tag("connection", token)
+
+    def write(self, name: str, kind: Any, value: Any) -> str:
+        """Return an entry of the store.
+
+        Args:
+            name: of the entry; one that was written under another name is not read.
+            kind: type of the value.
+            value: what it says.
+        """
+        text = plain.encode(kind, value, proven=self.is_proven)
+        return text if self._key is None else f"{self._make_tag(name, text.encode()).hex()} {text}"
+
+    def read(self, name: str, kind: Any, entry: bytes) -> Any:
+        """Return what an entry of the store says.
+
+        Args:
+            name: of the entry.
+            kind: type of the value.
+            entry: as the store has it.
+
+        Raises:
+            MalformedError: nobody of this run wrote it.
+        """
+        signed = _SIGNED.fullmatch(entry)
+        if self._key is None:
+            if signed:
+                raise MalformedError(f"the run there has a secret, and this node has none: {HOW}")
+            return plain.decode(kind, entry, proven=False)
+        if not signed:
+            raise MalformedError("this node has a secret, and what was written there has none")
+        tag, text = signed.groups()
+        if not hmac.compare_digest(self._make_tag(name, text).hex().encode(), tag):
+            raise MalformedError("the run there has another secret than this node")
+        return plain.decode(kind, text, proven=True)
+
+    def _make_tag(self, name: str, content: bytes) -> bytes:
+        assert self._key is not None
+        return hmac.digest(self._key, name.encode() + b"\0" + content, "sha256")
+
+    def __repr__(self) -> str:
+        return "Trust(by a secret)" if self.is_proven else "Trust()"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a secret is not pickled")
+
+
+OPEN: Final = Trust()
+"""Of runs without a secret."""
+
+
+def find_secret(given: str | os.PathLike[str] | None) -> str | None:
+    """Return the secret of a launch, None where it has none.
+
+    Args:
+        given: the secret itself, or the `Path` of its file. None looks at the variables, the file's name first.
+
+    Raises:
+        ValueError: the file cannot be read, others can read it too, or the secret is too short. No message has the
+            secret.
+    """
+    if isinstance(given, str):
+        return _check(given, "secret")
+    name = "secret" if given is not None else FILE_VARIABLE
+    path = given if given is not None else environ.get(FILE_VARIABLE)
+    if path:
+        return _check(_read_file(Path(path).expanduser(), name), f"{name}={str(path)!r}")
+    text = (environ.get(VARIABLE) or "").strip()
+    return _check(text, f"environment variable {VARIABLE}") if text else None
+
+
+def _read_file(path: Path, name: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            content = file.read(_MAX_BYTES)
+    except OSError as error:
+        raise ValueError(f"{name}={str(path)!r}: the file cannot be read ({error.strerror})") from None
+    if sys.platform != "win32":
+        if status.st_mode & _OTHERS:
+            raise ValueError(
+                f"{name}={str(path)!r}: other users may read or write the file (mode "
+                f"{stat.S_IMODE(status.st_mode):03o}): chmod 600 {path}"
+            )
+        if status.st_uid not in (os.geteuid(), 0):
+            raise ValueError(f"{name}={str(path)!r}: the file belongs to another user: use one of your own")
+    try:
+        return content.decode().strip()
+    except UnicodeDecodeError:
+        raise ValueError(f"{name}={str(path)!r}: the file is no text") from None
+
+
+def _check(secret: str, source: str) -> str:
+    if len(secret) < LEAST_LENGTH:
+        raise ValueError(
+            f"{source}: the secret has {len(secret)} characters, at least {LEAST_LENGTH} are needed: "
+            'python -c "import secrets; print(secrets.token_hex())" makes one'
+        )
+    return secret

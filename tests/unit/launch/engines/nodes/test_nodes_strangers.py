@@ -1,0 +1,341 @@
+"""Strangers who know the protocol and read the store: nothing of theirs runs, and the run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore, PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
+
+from notebook_accel import LaunchError
+from notebook_accel.events import Failure, Pickle, RaisedError
+from notebook_accel.launch.checks import addresses
+from notebook_accel.launch.engines.base import Outcome
+from notebook_accel.launch.engines.nodes import coordinator as coordinator_module
+from notebook_accel.launch.engines.nodes import elastic, messages, outcomes
+from notebook_accel.launch.engines.nodes.coordinator import Coordinator
+from notebook_accel.launch.engines.nodes.dynamic import Backend
+from notebook_accel.launch.engines.nodes.elastic import ElasticNodes
+from notebook_accel.launch.engines.nodes.messages import CoordinatorConnection, Message, MessageKind
+from notebook_accel.launch.engines.nodes.node_info import NodeInfo
+from notebook_accel.launch.engines.nodes.outcomes import NodeOutcome
+from notebook_accel.launch.job import Job, Rendezvous
+from notebook_accel.trust import connecting, proof
+from notebook_accel.trust.proof import Answer, Challenge, ProofError
+from notebook_accel.trust.secret import Trust
+from tests.unit.jobs import make_job
+from tests.unit.multiprocess import free_port
+
+TOKEN = bytes(range(32))
+SECRET = "correct horse battery staple"
+
+
+class Touch:
+    """Makes a file when its pickle is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Iterator[bytes]:
+    """A pickle; the test fails where anything has loaded it."""
+    path = tmp_path / "made by a stranger"
+    yield pickle.dumps(Touch(path))
+    assert not path.exists()
+
+
+def node(rank: int) -> NodeInfo:
+    return NodeInfo(node_rank=rank, host="one", processes=1)
+
+
+def make_failure(pickled: bytes, name: str = "MyError", **more: Any) -> NodeOutcome:
+    error = RaisedError(type_name=name, message="the text", pickled=Pickle(pickled), frames=[], **more)
+    return NodeOutcome(node=node(1), kind="failed", failure=Failure(rank=1, time=1.0, pid=7, error=error))
+
+
+class Meeting:
+    """A coordinator for two nodes; only with a secret it keeps strangers out."""
+
+    def __init__(self, secret: str | None) -> None:
+        self.trust = Trust(secret)
+        listening = addresses.listen_for_nodes("127.0.0.1")
+        self.where = listening.getsockname()
+        self.coordinator = Coordinator(
+            listening,
+            self.trust.derive_key(TOKEN),
+            2,
+            elects=False,
+            before_restart=lambda: None,
+            proven=self.trust.is_proven,
+        )
+        self.stack = contextlib.ExitStack()
+        self.stack.callback(self.coordinator.close)
+
+    def come(self, rank: int) -> CoordinatorConnection:
+        key, proven = self.trust.derive_key(TOKEN), self.trust.is_proven
+        connection = CoordinatorConnection(*self.where, key, 20.0, proven=proven)
+        self.stack.callback(connection.close)
+        connection.say(Message("node", (node(rank), 0, rank == 0)))
+        return connection
+
+    def intrude(self, content: bytes, key: bytes = TOKEN) -> None:
+        """Send bytes as one who knows what the store says; return once the coordinator has ended the connection."""
+        with socket.create_connection(self.where) as stranger:
+            stranger.settimeout(20)
+            stranger.sendall(
+                Answer(key, messages.PURPOSE, stranger.recv(proof.GREETING_BYTES)).content + content
+            )
+            with contextlib.suppress(ConnectionResetError):
+                while stranger.recv(1 << 16):
+                    pass
+
+    def run_to_its_end(self, second: NodeOutcome | None = None) -> list[Any]:
+        """Let both nodes meet and end; return what each hears of the other's end."""
+        nodes = [self.come(rank) for rank in range(2)]
+        for each in nodes:
+            hear(each, "roster")
+        for rank, each in enumerate(nodes):
+            own = NodeOutcome(node=node(rank), kind="done")
+            each.say(Message("outcome", second if rank and second else own))
+        return [hear(each, "verdict") for each in nodes]
+
+
+def hear(connection: CoordinatorConnection, kind: MessageKind) -> Any:
+    while (message := connection.hear(20.0)) is not None:
+        if message.kind == kind:
+            return message.value
+    raise AssertionError(f"no {kind} was heard")
+
+
+@pytest.fixture(params=[None, SECRET], ids=["open", "secret"])
+def meeting(request: pytest.FixtureRequest) -> Iterator[Meeting]:
+    made = Meeting(request.param)
+    with made.stack:
+        yield made
+
+
+def frame(*parts: bytes) -> bytes:
+    sizes = b"".join(struct.pack("<Q", len(part)) for part in parts)
+    return struct.pack("<I", len(parts)) + sizes + b"".join(parts)
+
+
+def test_a_coordinator_loads_no_pickle(meeting: Meeting, hostile: bytes) -> None:
+    said = b"".join(messages.encode(Message("outcome", make_failure(hostile)), None))
+    for content in (frame(hostile), frame(pickle.dumps(("outcome", 1))), frame(b"[]"), b"\xff" * 100):
+        meeting.intrude(content)
+    if meeting.trust.is_proven:
+        meeting.intrude(said)
+    assert meeting.run_to_its_end() == [None, None]
+
+
+def test_an_error_comes_with_its_pickle_from_proven_nodes_only(meeting: Meeting) -> None:
+    harmless = pickle.dumps(ValueError("the text"))
+    verdicts = meeting.run_to_its_end(make_failure(harmless))
+    expected = harmless if meeting.trust.is_proven else None
+    assert [verdict.failure.error.pickled for verdict in verdicts] == [expected] * 2
+    (outcome,) = {type(outcomes.blame(verdict, Outcome()).cause) for verdict in verdicts}
+    assert outcome is Failure
+
+
+def test_a_node_loads_no_pickle_of_a_false_coordinator(hostile: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+
+        def serve() -> None:
+            connection, _ = impostor.accept()
+            with connection:
+                challenge = Challenge(TOKEN, messages.PURPOSE)
+                connection.sendall(challenge.greeting)
+                acceptance = challenge.accept(connection.recv(proof.ANSWER_BYTES))
+                connection.sendall(acceptance.reply + frame(hostile))
+                connection.recv(1)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        connection = CoordinatorConnection(*impostor.getsockname(), TOKEN, 20.0)
+        while not connection.is_lost:
+            assert connection.hear(0.01) is None
+        connection.close()
+        serving.join()
+
+
+def test_another_secret_and_a_recorded_proof_are_refused() -> None:
+    meeting = Meeting(SECRET)
+    key = meeting.trust.derive_key(TOKEN)
+    with meeting.stack:
+        for wrong in (TOKEN, Trust("another secret, as long").derive_key(TOKEN)):
+            with pytest.raises(ProofError):
+                connecting.connect(meeting.where, wrong, messages.PURPOSE, timeout=0.2)
+        with socket.create_connection(meeting.where) as first:
+            answer = Answer(key, messages.PURPOSE, first.recv(proof.GREETING_BYTES))
+            first.sendall(answer.content)
+            answer.check(first.recv(proof.REPLY_BYTES))
+        with socket.create_connection(meeting.where) as second:
+            second.recv(proof.GREETING_BYTES)
+            second.sendall(answer.content)
+            assert second.recv(1) == b""
+        assert meeting.run_to_its_end() == [None, None]
+
+
+def test_silent_connections_keep_no_node_out(meeting: Meeting) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(meeting.where))
+        host = meeting.come(0)
+        for _ in range(50):
+            stack.enter_context(socket.create_connection(meeting.where))
+        hear(host, "present")
+        assert len(meeting.coordinator._guests) <= coordinator_module._MAX_GUESTS + 2
+        meeting.come(1)
+        hear(host, "roster")
+
+
+def test_nodes_of_a_run_are_no_guests(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay, however many others come."""
+    monkeypatch.setattr(coordinator_module, "_MAX_GUESTS", 0)
+    nodes = [meeting.come(rank) for rank in range(2)]
+    for each in nodes:
+        hear(each, "roster")
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(meeting.where))
+        for each in nodes:
+            each.say(Message("outcome", NodeOutcome(node=node(nodes.index(each)), kind="done")))
+        assert [hear(each, "verdict") for each in nodes] == [None, None]
+
+
+def test_a_silent_connection_is_dropped_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_module, "_PROOF_SECONDS", 0.05)
+    meeting = Meeting(None)
+    with (
+        meeting.stack,
+        socket.create_connection(meeting.where) as silent,
+        socket.create_connection(meeting.where) as half,
+    ):
+        half.sendall(Answer(TOKEN, messages.PURPOSE, half.recv(proof.GREETING_BYTES)).content)
+        assert len(half.recv(1 << 10)) == proof.REPLY_BYTES and half.recv(1) == b"", (
+            "it proved the token, and says nothing"
+        )
+        silent.settimeout(20)
+        silent.recv(proof.GREETING_BYTES)
+        assert silent.recv(1) == b""
+
+
+# -- nodes that come and go
+
+
+def make_elastic(port: int, secret: str | None, **more: Any) -> ElasticNodes:
+    settings = {"join_timeout": 20, "last_call_timeout": 0.2}
+    place: dict[str, Any] = {
+        "address": "127.0.0.1",
+        "port": port,
+        "num_nodes": 2,
+        "min_nodes": 1,
+        "backend": "c10d",
+    }
+    rendezvous = Rendezvous(**{**place, "settings": settings, "trust": Trust(secret), **more})
+    job: Job = make_job(len, distributed=True, rendezvous=rendezvous)
+    return ElasticNodes(job)
+
+
+@pytest.mark.parametrize("secret", [None, SECRET], ids=["open", "secret"])
+def test_nothing_of_the_store_is_loaded(secret: str | None, hostile: bytes) -> None:
+    port = free_port()
+    nodes = make_elastic(port, secret)
+    said: list[str] = []
+    nodes.tell = said.append
+    try:
+        found = nodes.next_rendezvous()
+        stranger = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=20))
+        for key in (elastic._OUTCOME, f"{elastic._TURNED_AWAY}/0", "torch.rendezvous.none"):
+            stranger.set(key, hostile)
+        assert nodes._read_outcome() is None
+        nodes._report_turned_away()
+        assert said == []
+        assert nodes._meeting is not None
+        assert nodes._meeting.look(fresh=True) == ({0}, 0, False), "the state that was known"
+        nodes._write_outcome(make_failure(hostile))
+        outcome = nodes._read_outcome()
+        assert outcome is not None and outcome.failure is not None and outcome.failure.error is not None
+        assert outcome.failure.error.pickled == (hostile if secret else None)
+        stranger.set(elastic._NODE, hostile)
+        with pytest.raises(LaunchError, match="this node does not fit to the run at"):
+            make_elastic(port, secret, node_rank=1).next_rendezvous()
+        stranger.set(f"torch.rendezvous.none.{nodes._meeting.round}/node 0", hostile)
+        assert found.world_size == 1
+    finally:
+        nodes.shutdown()
+
+
+@pytest.mark.parametrize("secret", [None, SECRET], ids=["open", "secret"])
+def test_nodes_that_come_and_go_meet(secret: str | None) -> None:
+    port = free_port()
+    nodes = [make_elastic(port, secret, node_rank=rank, min_nodes=2) for rank in range(2)]
+    with ThreadPoolExecutor() as pool:
+        meeting = [pool.submit(each.next_rendezvous) for each in nodes]
+        try:
+            found = [each.result(60) for each in meeting]
+            assert [(each.rank, each.world_size) for each in found] == [(0, 2), (1, 2)]
+            assert [each.finish_attempt() for each in nodes] == [False, True]
+            nodes[1]._write_outcome(make_failure(b"a pickle"))
+            outcome = nodes[0]._read_outcome()
+            assert outcome is not None and outcome.node == node(1)
+        finally:
+            for each in reversed(nodes):
+                each.set_closed()
+                each.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [(None, "this node has none"), ("another secret, as long", "another secret than this node")],
+)
+def test_a_node_with_another_secret_is_told(own: str | None, text: str) -> None:
+    port = free_port()
+    nodes = make_elastic(port, SECRET)
+    try:
+        nodes.next_rendezvous()
+        with pytest.raises(LaunchError, match=text):
+            make_elastic(port, own, node_rank=1).next_rendezvous()
+    finally:
+        nodes.shutdown()
+
+
+@pytest.mark.parametrize("secret", [None, SECRET], ids=["open", "secret"])
+def test_a_state_that_a_stranger_wrote_is_written_over(secret: str | None, hostile: bytes) -> None:
+    store = HashStore()
+    backend = Backend(store, "run", timedelta(seconds=2), Trust(secret))
+    state = _RendezvousState()
+    state.round, state.participants = 3, {_NodeDesc("one", 1, 0): 0}
+    assert backend.set_state(pickle.dumps(state)) is not None
+    store.set("torch.rendezvous.run", hostile)
+    known, token = backend.get_state() or (b"", b"")
+    assert pickle.loads(known).round == 3
+    state.round = 4
+    answer = backend.set_state(pickle.dumps(state), token)
+    assert answer is not None and answer[2]
+    other = Backend(store, "run", timedelta(seconds=2), Trust(secret))
+    assert pickle.loads((other.get_state() or (b"", b""))[0]).participants == state.participants
+
+
+def test_a_place_in_a_round_that_a_stranger_wrote(hostile: bytes) -> None:
+    """The launch says so, and nothing is loaded."""
+    nodes = make_elastic(free_port(), None)
+    store = PrefixStore("a round", HashStore())
+    for entry in (hostile, b"[1, 2]", b'[false, 0, 0, "", 1]'):
+        store.set("node 0", entry)
+        with pytest.raises(ValueError):
+            nodes._read(store, "node 0", elastic._Place)

@@ -1,0 +1,113 @@
+"""Where a secret comes from, and what it protects."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from notebook_accel.trust.plain import MalformedError
+from notebook_accel.trust.secret import FILE_VARIABLE, VARIABLE, Trust, find_secret
+
+SECRET = "correct horse battery staple"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_text(f"{SECRET}\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (VARIABLE, FILE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_an_argument_a_file_and_variables(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_secret(None) is None
+    assert find_secret(SECRET) == find_secret(file) == SECRET
+    monkeypatch.setenv(VARIABLE, "of the variable itself")
+    assert find_secret(None) == "of the variable itself"
+    monkeypatch.setenv(FILE_VARIABLE, str(file))
+    assert find_secret(None) == SECRET
+    assert find_secret("of the argument itself") == "of the argument itself"
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
+def test_a_file_that_others_may_read_is_refused(file: Path, mode: int) -> None:
+    file.chmod(mode)
+    with pytest.raises(ValueError, match=rf"mode {mode:03o}\): chmod 600 ") as caught:
+        find_secret(file)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "chown") or os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_of_another_user_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.chown(file, 12345, -1)
+    with pytest.raises(ValueError, match="belongs to another user"):
+        find_secret(file)
+
+
+def test_what_is_no_secret_is_refused_without_showing_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="has 6 characters, at least 16 are needed") as caught:
+        find_secret("hunter")
+    assert "hunter" not in str(caught.value)
+    file.write_bytes(b"\xff" * 40)
+    with pytest.raises(ValueError, match="is no text"):
+        find_secret(file)
+    monkeypatch.setenv(FILE_VARIABLE, "/nowhere/at/all")
+    with pytest.raises(ValueError, match=rf"^{FILE_VARIABLE}='/nowhere/at/all': the file cannot be read"):
+        find_secret(None)
+
+
+def test_a_secret_is_neither_shown_nor_pickled() -> None:
+    trust = Trust(SECRET)
+    assert SECRET not in f"{trust!r} {vars(trust)}"
+    for leak in (pickle.dumps, copy.copy):
+        with pytest.raises(TypeError, match="not pickled"):
+            leak(trust)
+
+
+def test_entries_are_read_by_those_who_know_the_secret() -> None:
+    ours, theirs, nobody = Trust(SECRET), Trust("another secret, also long"), Trust()
+    signed, open_entry = ours.write("a", int, 5).encode(), nobody.write("a", int, 5).encode()
+    assert ours.read("a", int, signed) == nobody.read("a", int, open_entry) == 5
+    for trust, name, entry, text in [
+        (theirs, "a", signed, "another secret"),
+        (ours, "b", signed, "another secret"),
+        (ours, "a", open_entry, "has none"),
+        (nobody, "a", signed, "this node has none: give all nodes the same secret"),
+        (ours, "a", signed[:-1] + b"6", "another secret"),
+        (ours, "a", b"", "has none"),
+        (nobody, "a", b"\x80\x04.", "cannot be read"),
+    ]:
+        with pytest.raises(MalformedError, match=text):
+            trust.read(name, int, entry)
+
+
+def test_any_text_is_an_entry_without_a_secret() -> None:
+    """Blanks stand where a signed one has its own."""
+    for length in range(70):
+        text = f"{'x' * length} {'y' * length}"
+        assert Trust().read("a", str, Trust().write("a", str, text).encode()) == text
+
+
+def test_what_connections_prove_needs_the_secret() -> None:
+    token = bytes(32)
+    assert Trust().derive_key(token) == token, "everybody can read the token"
+    assert (
+        len(
+            {
+                Trust().derive_key(token),
+                Trust(SECRET).derive_key(token),
+                Trust(SECRET + "!").derive_key(token),
+            }
+        )
+        == 3
+    )
