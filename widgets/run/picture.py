@@ -13,7 +13,8 @@ from notebook_accel.events import Display, Failure, Line, Progress, Pulse
 from notebook_accel.launch.run import Run
 from notebook_accel.launch.run import Status as RunStatus
 from notebook_accel.launch.transfer import failures
-from notebook_accel.stream.record import Point, RunRecord
+from notebook_accel.stream.record import RunRecord
+from notebook_accel.stream.series import Point
 
 RankStatus = Literal["starting", "running", "waiting", "done", "failed", "killed", "stopped"]
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import inspect
 import linecache
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,6 +24,7 @@ from . import tracebacks
 from .pickling import pack, unpack
 
 _MAX_CHAIN = 8
+_MAY_GO_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def describe(error: BaseException, depth: int = 0) -> RaisedError:
@@ -284,3 +287,21 @@ def _unpickle(raised: RaisedError) -> BaseException | None:
     except Exception:
         return None
     return error if isinstance(error, BaseException) else None
+
+
+def forget_variables(error: BaseException | None) -> None:
+    """Drop the variables of the frames in the tracebacks of an error and of its causes; their lines stay.
+
+    Args:
+        error: any; None has no frames. Frames that still run, or may go on as coroutines do, keep their variables.
+    """
+    known = set[int]()
+    while error is not None and id(error) not in known:
+        known.add(id(error))
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_code.co_flags & _MAY_GO_ON:
+                continue
+            with contextlib.suppress(RuntimeError):  # it still runs
+                frame.clear()
+            _ = frame.f_locals  # before Python 3.13 a frame may have a copy, which this brings up to date
+        error = error.__cause__ or error.__context__

@@ -6,16 +6,14 @@ import itertools
 import pickle
 import socket
 import threading
-import tracemalloc
 from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notebook_accel.events import CallOrder, Display, Event, Line, Metric, Result
+from notebook_accel.events import CallOrder, Display, Event, Line, Result
 from notebook_accel.stream.emit import Emitter
-from notebook_accel.stream.record import RunRecord
 from notebook_accel.stream.wire import FrameReader, LineReader, frame
 
 
@@ -104,42 +102,6 @@ def test_threads_do_not_tear_frames() -> None:
     ours.close()
     theirs.close()
     assert count == 200
-
-
-def test_the_record_is_bounded_and_read_from_a_position() -> None:
-    record = RunRecord(max_bytes=10 * (240 + 2))
-    for i in range(25):
-        record.apply(Line(rank=i % 2, time=0.0, stream="stdout", text=str(i)))
-    assert record.end == 25
-    assert record.lines() == [str(i) for i in range(15, 25)]
-    assert record.lines(rank=1) == ["15", "17", "19", "21", "23"]
-    assert [e.text for e in record.since(23) if isinstance(e, Line)] == ["23", "24"]
-    assert len(list(record.since(0))) == 10
-
-
-def test_the_record_keeps_little_of_a_flood() -> None:
-    record = RunRecord(max_bytes=4_000_000)
-    tracemalloc.start()
-    try:
-        for i in range(60_000):
-            record.apply(Line(rank=i % 8, time=float(i), stream="stdout", text=f"step {i}: " + "loss " * 20))
-        record.apply(Line(rank=0, time=0.0, stream="stdout", text="x" * 8_000_000))
-        record.apply(Line(rank=0, time=0.0, stream="stdout", text="the end"))
-        held, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert record.lines() == ["the end"]
-    assert held < 1_000_000 and peak < 14_000_000  # the tails of eight ranks are in it
-
-
-def test_metrics_as_rows() -> None:
-    record = RunRecord()
-    record.apply(Metric(rank=0, time=1.0, values={"loss": 2.0, "accuracy": 0.5}, step=10))
-    record.apply(Metric(rank=0, time=2.0, values={"loss": 1.0}, step=20))
-    assert record.rows() == [
-        {"step": 10, "time": 1.0, "loss": 2.0, "accuracy": 0.5},
-        {"step": 20, "time": 2.0, "loss": 1.0},
-    ]
 
 
 def test_a_call_travels_as_a_frame() -> None:
