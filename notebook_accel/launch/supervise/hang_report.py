@@ -6,12 +6,22 @@ import linecache
 import sysconfig
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Final
 
+import psutil
 import torch
 
 from ...events import Frame, RaisedError, RecordedCollective, StackReport
 from ..checks.fork_safety import describe_file, is_cell
 
+_STATES: Final = {
+    psutil.STATUS_STOPPED: "is stopped by a signal, SIGSTOP or SIGTSTP: `kill -CONT {pid}` lets it go on",
+    psutil.STATUS_TRACING_STOP: "is stopped by a debugger that is attached to it",
+    psutil.STATUS_DISK_SLEEP: "waits in the operating system, for a disk, a network file system or a driver, and no "
+    "signal reaches it",
+    psutil.STATUS_ZOMBIE: "has ended, and the process that started it has not noticed",
+}
+"""Why a process cannot go on, by its state."""
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[2])
 _STANDARD = sysconfig.get_path("stdlib")
@@ -58,6 +68,7 @@ def describe_hang(
     ready: Collection[int],
     returned: Collection[int],
     seconds: float,
+    states: Mapping[int, str],
 ) -> str:
     """Return the stack of each rank of a run, and what the ranks wait for.
 
@@ -67,6 +78,8 @@ def describe_hang(
         ready: ranks whose process could be asked.
         returned: ranks that have returned.
         seconds: how long nothing was heard of any rank.
+        states: why the process of a rank cannot go on, as `find_process_state` says it; ranks without such a cause are
+            left out.
 
     Returns:
         Lines of text.
@@ -84,6 +97,9 @@ def describe_hang(
         rows[0] += ": they are in different collectives"
     for rank in sorted(running):
         who = f"rank {rank} (process {running[rank]})"
+        if rank in states:
+            rows.append(f"{who} {states[rank]}")
+            continue
         if rank not in ready:
             rows.append(f"{who} is still starting")
             continue
@@ -99,6 +115,22 @@ def describe_hang(
         ]
     rows += [f"rank {rank} has returned" for rank in sorted(returned)]
     return "\n".join(rows)
+
+
+def find_process_state(pid: int) -> str:
+    """Return why a process of this machine cannot go on, as the end of a sentence about it.
+
+    Args:
+        pid: its process id.
+
+    Returns:
+        Empty where it runs or waits as any process does.
+    """
+    try:
+        state = psutil.Process(pid).status()
+    except psutil.Error:
+        return ""
+    return _STATES.get(state, "").format(pid=pid)
 
 
 def describe_frame(frame: Frame) -> str:

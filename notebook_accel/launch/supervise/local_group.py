@@ -24,6 +24,7 @@ from ..job import Job
 from ..transfer.parent_state import ParentState
 from ..worker import environment
 from ..worker.main import WorkerSpec, main
+from . import hang_report
 from .worker_group import Attempt, Member, WorkerGroup
 
 _PRELOAD: Final = (
@@ -257,6 +258,10 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
             signals.kill_groups([pid], ())
         else:
             signals.send(pid, signum)
+
+    def find_state(self, rank: int) -> str:
+        """Return why the process of a worker cannot go on: it is stopped, or waits in the system, or has ended."""
+        return hang_report.find_process_state(self.pids[rank])
 
     def stop(self, grace: float, signum: int = signal.SIGINT) -> None:
         """End every worker, and all that the workers started.
