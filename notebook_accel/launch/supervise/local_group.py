@@ -24,7 +24,7 @@ from ..job import Job
 from ..transfer.parent_state import ParentState
 from ..worker import environment
 from ..worker.main import WorkerSpec, main
-from . import hang_report
+from . import hang_report, socket_folder
 from .worker_group import Attempt, Member, WorkerGroup
 
 _PRELOAD: Final = (
@@ -122,7 +122,9 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
 
         Raises:
             OSError: the system gives no further process.
+            LaunchError: there is no folder for sockets.
         """
+        socket_folder.use_short_folder()
         now = time.time()
         self._delivery.deliver([Phase(rank=rank, time=now, name="starting") for rank in self._environments])
         self.start_helpers()
