@@ -450,7 +450,7 @@ class Run:
         if cause.error is not None:
             error = failures.revive(cause.error, cause.rank, cause.pid)
         else:
-            error = failures.make_exit_error(cause)
+            error = failures.make_exit_error(cause, self.record.find_last_words(cause.rank))
         notes = self._notes = self._describe_ranks(cause, outcome)
         for note in notes:
             failures.add_note(error, note)

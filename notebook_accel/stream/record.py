@@ -30,6 +30,7 @@ MAX_TAIL: Final = 200
 _MAX_DISPLAYS: Final = 32
 _MAX_BARS: Final = 1_000  # of all ranks, of which half may be finished
 _MAX_SHOWN: Final = 4_000
+_LAST_WORDS: Final = 20
 _PACE_PULSES: Final = 20
 _RANK_BYTES: Final = 6_000  # of a rank's phase, pulses and empty tail
 # Shares of the memory. What metrics, displays, bars and ranks do not use is for lines, at least the last share.
@@ -272,6 +273,18 @@ class RunRecord:
             for event in self._snapshot()[0]
             if isinstance(event, Line) and (rank is None or event.rank == rank)
         ]
+
+    def find_last_words(self, rank: int) -> list[str] | None:
+        """Return the last lines of errors of a rank whose function has not begun; None for any other rank.
+
+        Args:
+            rank: one that has ended.
+        """
+        phase = self.phases.get(rank)
+        if phase is None or phase.name != "starting":
+            return None
+        errors = [line.text for line in self.tails.get(rank, ()) if line.stream == "stderr"]
+        return errors[-_LAST_WORDS:]
 
     def _snapshot(self) -> tuple[list[Event], int]:
         """Return the events and the position of the first, even if another thread adds events meanwhile."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import types
@@ -15,6 +17,7 @@ from multiprocessing import resource_tracker
 from typing import Any, Final, Protocol
 
 from ... import devices
+from ...errors import LaunchError
 from ...events import Event, Order, Phase
 from ...stream.inbox import Channel, End, Inbox
 from ...stream.wire import GO, PipeEnd
@@ -22,7 +25,7 @@ from .. import signals
 from ..checks import compiler_preload, xla_runtime
 from ..job import Job
 from ..transfer.parent_state import ParentState
-from ..worker import environment
+from ..worker import early, environment
 from ..worker.main import WorkerSpec, main
 from . import hang_report, socket_folder
 from .worker_group import Attempt, Member, WorkerGroup
@@ -35,6 +38,7 @@ _PRELOAD: Final = (
     "notebook_accel.launch.worker.main",
 )
 OUTPUT_BY_PIPES = sys.platform != "win32"  # there it comes as events: the ends of a pipe cannot be waited for
+_IMPORT_SECONDS: Final = 100.0
 _GONE_SECONDS: Final = 1.0  # for what workers started, once it was killed
 
 
@@ -207,10 +211,13 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
             sources=self._parent_state.sources,
             foreign_fds=ends.foreign_fds if forked else (),
         )
+        work: tuple[Any, ...] = (main, spec)
+        if self._job.start_method == "forkserver":
+            work = (early.run, ends.stderr, early.Sealed(*work))
         process: WorkerProcess = self._context.Process(  # type: ignore[attr-defined]
-            target=main, args=(spec,), name=f"notebook_accel rank {rank}"
+            target=work[0], args=work[1:], name=f"notebook_accel rank {rank}"
         )
-        with _without_main_module(forked):
+        with _without_main_module(forked), _hear_errors(self._job.start_method, ends.stderr):
             process.start()  # type: ignore[attr-defined]
         return process
 
@@ -323,6 +330,52 @@ def _preload_fork_server(job: Job) -> None:
     modules = dict.fromkeys([*chosen, *_PRELOAD, *shell, *trained, *on_xla])
     modules.pop("__main__", None)  # the default: it would run a script again
     forkserver.set_forkserver_preload(list(modules))
+
+
+@contextlib.contextmanager
+def _hear_errors(start_method: str, stderr: PipeEnd | None) -> Iterator[None]:
+    """Hear what a worker writes before it can send its errors here itself; where it cannot start, say why.
+
+    A spawned process inherits this process's errors, which go into its pipe for the moment of its start.
+
+    Args:
+        start_method: how the worker starts.
+        stderr: the end of its pipe for errors; None where they come as events.
+
+    Raises:
+        LaunchError: the fork server has ended.
+    """
+    try:
+        own = os.dup(2) if start_method == "spawn" and stderr is not None else None
+    except OSError:  # this process has closed its errors
+        own = None
+    try:
+        if own is not None and stderr is not None:
+            os.dup2(stderr.fileno(), 2)
+        yield
+    except (EOFError, ConnectionError) as error:
+        if start_method != "forkserver":
+            raise
+        raise LaunchError(_explain_end_of_fork_server()) from error
+    finally:
+        if own is not None:
+            os.dup2(own, 2)
+            os.close(own)
+
+
+def _explain_end_of_fork_server() -> str:
+    """Return why the fork server has ended: its imports are made once more, in a process whose errors can be read."""
+    from multiprocessing import forkserver  # not on every system
+
+    text = "the fork server, from which workers start, has ended"
+    modules = getattr(forkserver._forkserver, "_preload_modules", ())
+    command = [sys.executable, "-c", "\n".join(f"import {name}" for name in modules)]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_IMPORT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return text
+    said = done.stderr.decode("utf-8", "backslashreplace").strip()
+    return f"{text}; its imports fail here:\n{said}" if done.returncode and said else text
 
 
 @contextlib.contextmanager

@@ -127,11 +127,12 @@ def _read_notes(error: BaseException) -> tuple[str, ...]:
     return tuple(str(note) for note in notes) if isinstance(notes, (list, tuple)) else (str(notes),)
 
 
-def make_exit_error(failure: Failure) -> WorkerError:
+def make_exit_error(failure: Failure, last_words: Sequence[str] | None = None) -> WorkerError:
     """Return the error for a worker that ended without an exception of its own.
 
     Args:
         failure: says how the process ended, or that it is lost.
+        last_words: the last lines of its errors, where it ended before it called its function; None where it called it.
     """
     code, rank, pid = failure.exitcode or 0, failure.rank, failure.pid
     who = f"rank {rank} (process {pid})"
@@ -141,7 +142,9 @@ def make_exit_error(failure: Failure) -> WorkerError:
         cause = likely_cause(-code)
         text = f"{who} was ended by {name_of(-code)}" + (f": {cause}" if cause else "")
         return WorkerKilledError(text, rank=rank, pid=pid, signum=-code)
-    text = f"{who} left with exit code {code} before its function returned"
+    text = f"{who} left with exit code {code} before its function {'returned' if last_words is None else 'began'}"
+    if last_words:
+        text += "; it wrote:\n" + "\n".join(last_words)
     return WorkerExitedError(text, rank=rank, pid=pid, exitcode=code)
 
 
