@@ -21,6 +21,8 @@ from ..events import (
     Progress,
     Pulse,
     Result,
+    Stream,
+    Unfinished,
 )
 from .bounded import Newest, NewestByKey, measure
 from .series import MAX_POINTS, Metrics, Point, Series
@@ -57,6 +59,7 @@ class RunRecord:
         held: for each rank that is to stop, how often it had asked whether to.
         notice: the last message of the launcher itself, empty if there was none.
         tails: the newest lines of each rank: `MAX_TAIL`, or fewer where long lines or many ranks take much memory.
+        unfinished: what each rank has written since its last line, by (rank, stream).
         line_counts: how many lines each rank has written.
         displays: the last displays, updates applied, oldest first.
         restarts: how often the workers were started again.
@@ -75,6 +78,7 @@ class RunRecord:
     line_counts: dict[int, int] = field(default_factory=dict, init=False)
     displays: NewestByKey[tuple[int, str], Display] = field(init=False)
     restarts: int = field(default=0, init=False)
+    unfinished: NewestByKey[tuple[int, Stream], Unfinished] = field(init=False)
     _metrics: Metrics = field(init=False)
     _bars: NewestByKey[tuple[int, int], Progress] = field(init=False)  # that are not finished
     _finished_bars: NewestByKey[tuple[int, int], Progress] = field(init=False)
@@ -85,8 +89,9 @@ class RunRecord:
 
     def __post_init__(self) -> None:
         self.displays = NewestByKey(int(self.max_bytes * _DISPLAYS), _MAX_DISPLAYS)
-        bars = int(self.max_bytes * _BARS / 2)
+        bars = int(self.max_bytes * _BARS / 3)
         self._bars, self._finished_bars = (NewestByKey(bars, _MAX_BARS // 2) for _ in range(2))
+        self.unfinished = NewestByKey(bars, _MAX_BARS)
         self._metrics = Metrics(int(self.max_bytes * _METRICS), self.max_points)
         self._shown = Newest(self.max_bytes)
         self._leave_room()
@@ -124,6 +129,8 @@ class RunRecord:
             return
         if isinstance(event, Progress):
             self._progress(event)
+        elif isinstance(event, Unfinished):
+            self.unfinished.put((event.rank, event.stream), event)
         elif isinstance(event, Metric):
             self._metric(event)
         elif isinstance(event, (Display, ClearOutput)):
@@ -138,7 +145,7 @@ class RunRecord:
 
     def _leave_room(self) -> None:
         """Leave to lines the memory that the others do not use."""
-        bars = self._bars.num_bytes + self._finished_bars.num_bytes
+        bars = self._bars.num_bytes + self._finished_bars.num_bytes + self.unfinished.num_bytes
         ranks = _RANK_BYTES * max(len(self.phases), len(self.tails), len(self.pulses))
         used = self._metrics.num_bytes + self.displays.num_bytes + bars + ranks
         left = self.max_bytes * (1 - _TAILS) - used
@@ -159,6 +166,8 @@ class RunRecord:
             line = cut(line)
             size = measure(line)
         tail.add(line, size)
+        if self.unfinished:
+            self.unfinished.remove((line.rank, line.stream))
         self.line_counts[line.rank] += 1
 
     def _begin_tail(self, rank: int) -> Newest[Line]:
@@ -227,6 +236,7 @@ class RunRecord:
             self.results.clear()
             self._bars.clear()
             self._finished_bars.clear()
+            self.unfinished.clear()
             self.passed.clear()
             self.pulses.clear()
             self._paces.clear()

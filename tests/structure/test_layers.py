@@ -112,7 +112,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("single",),
         ("ddp", "fsdp2", "xla"),
     ),
-    "stream": (("wire",), ("emit", "inbox", "sinks"), ("*",), ("capture",)),
+    "stream": (("lines", "wire"), ("emit", "inbox", "sinks"), ("*",), ("capture",)),
     "tracking": (("base", "values"), ("*",), ("choose",)),
     "utils": (("*",),),
     "widgets": (("run",), ("draft", "main_thread"), ("fields",), ("*",), ("magics",)),

@@ -43,7 +43,7 @@ class Panel:
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop_run = stop
         self._lines: dict[int, Any] = {}
-        self._totals: dict[int, int] = {}
+        self._states: dict[int, object] = {}
         self._titles: dict[int, str] = {}
         self._next_chart = self._next_hidden = 0.0
         self._chart_state: object = None
@@ -87,7 +87,7 @@ class Panel:
             self._next_chart = now + _CHART_SECONDS
             self._show_chart(picture)
         for rank, output in picture.outputs.items():
-            if output.total and picture.distributed:
+            if output.rows and picture.distributed:
                 self._show_lines(rank, output, now)
         if now >= self._next_hidden:
             self._next_hidden = now + _HIDDEN_SECONDS
@@ -150,9 +150,10 @@ class Panel:
         if rank not in self._lines:
             self._add_tab(rank)
         hidden = self._tabs.selected_index != list(self._lines).index(rank)
-        if self._totals.get(rank) == output.total or (hidden and now < self._next_hidden):
+        state = (output.total, [event.text for event in output.unfinished])
+        if self._states.get(rank) == state or (hidden and now < self._next_hidden):
             return
-        self._totals[rank] = output.total
+        self._states[rank] = state
         _set(self._lines[rank], "value", page.render_lines(rank, output))
         title = f"rank {rank} ✗" if page.has_errors(output) else f"rank {rank}"
         if self._titles.get(rank) != title:

@@ -1,4 +1,4 @@
-"""Frames and lines survive any splitting of the byte stream."""
+"""Frames survive any splitting of the byte stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from notebook_accel.events import CallOrder, Display, Event, Line, Result
 from notebook_accel.stream.emit import Emitter
-from notebook_accel.stream.wire import FrameReader, LineReader, frame
+from notebook_accel.stream.wire import FrameReader, frame
 
 
 def _cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -29,42 +29,6 @@ def test_events_of_any_split(texts: list[str], places: list[int]) -> None:
     data = b"".join(bytes(part) for event in events for part in frame(event))
     reader = FrameReader()
     assert [event for chunk in _cut(data, places) for event in reader.feed(chunk)] == events
-
-
-@settings(max_examples=200)
-@given(
-    st.lists(
-        st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=20), max_size=6
-    ),
-    st.lists(st.integers(min_value=0), max_size=8),
-)
-def test_lines_of_any_split(texts: list[str], places: list[int]) -> None:
-    reader = LineReader()
-    lines = [line for chunk in _cut("\n".join(texts).encode(), places) for line in reader.feed(chunk)]
-    rest = reader.close()
-    assert lines + rest == (texts if texts and texts[-1] else texts[:-1])
-
-
-def test_a_carriage_return_overwrites_and_bad_bytes_are_shown() -> None:
-    reader = LineReader()
-    assert reader.feed(b"10%\r50%\r") == []
-    assert reader.feed(b"100%\r\nnext \xff\n") == ["100%", "next \\xff"]
-    assert reader.feed(b"x" * 3_000_000)[0] == "x" * (1 << 20)
-
-
-def test_a_line_can_be_seen_before_it_is_finished() -> None:
-    reader = LineReader()
-    assert reader.unfinished == ""
-    for data, shown in (
-        (b"one\ntw", "tw"),
-        (b"o\r10%", "10%"),
-        (b"\r50%\r", "50%"),
-        (b"\n", ""),
-        (b"name? ", "name? "),
-    ):
-        reader.feed(data)
-        assert reader.unfinished == shown
-    assert reader.close() == ["name? "]
 
 
 def test_buffers_travel_beside_the_pickle_and_arrive_writable() -> None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from notebook_accel.events import Event, Line, Order, StackReport
+from notebook_accel.events import Event, Line, Order, StackReport, Unfinished
 from notebook_accel.launch.supervise.hang_watch import HangWatch
 
 
@@ -70,3 +70,11 @@ def test_a_rank_that_is_stopped_is_not_taken_for_one_in_c_code(
     assert f"rank 0 (process 100) {state or 'does not answer'}" in text
     assert ("C code" in text) == (not state)
     assert ranks.signalled == ([] if state else [0]), "a stack would come when the process goes on"
+
+
+def test_writes_without_newline_are_news() -> None:
+    ranks = Ranks(60.0)
+    before = ranks.watch.news
+    time.sleep(0.01)
+    ranks.watch.take([Unfinished(rank=0, time=time.time(), stream="stdout", text="working")])
+    assert ranks.watch.news > before
