@@ -123,6 +123,7 @@ class Console(Sink):
             self._show_first_traceback()
             self.say(phase.detail)
             self._ranks.clear()
+            self._rows.restart()
             self.failures.clear()
             self._has_traceback = False
         elif phase.name == "starting" and phase.rank >= 0:

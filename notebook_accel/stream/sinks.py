@@ -116,6 +116,7 @@ class TextSink(Sink):
                     self._write("stdout", [f"{event.detail}\n"])
                 elif event.name == "restarting":
                     self._ranks.clear()
+                    self._live.restart()
                     self.note(event.detail)
             elif event.rank in self._prefixes:
                 self._show_other(event)
@@ -190,7 +191,9 @@ class LiveRows(ABC):
 
     def show_bar(self, bar: Progress) -> None:
         """Show the state of a bar; one that leaves nothing is removed at its end."""
-        self._bar_rank = bar.rank if self._bar_rank is None else min(self._bar_rank, bar.rank)
+        if self._bar_rank is None or bar.rank < self._bar_rank:
+            self._bar_rank = bar.rank
+            self._forget_bars()
         if bar.rank != self._bar_rank:
             return
         if bar.finished:
@@ -210,6 +213,11 @@ class LiveRows(ABC):
             self._unfinished.discard(key)
             self._end(key, "")
 
+    def restart(self) -> None:
+        """Forget the bars of ranks that have ended."""
+        self._bar_rank = None
+        self._forget_bars()
+
     @abstractmethod
     def draw(self) -> None:
         """Draw what is due."""
@@ -221,6 +229,9 @@ class LiveRows(ABC):
     @abstractmethod
     def close(self) -> None:
         """Draw what has to stay."""
+
+    @abstractmethod
+    def _forget_bars(self) -> None: ...
 
     @abstractmethod
     def _show(self, key: Key, text: str) -> None: ...
@@ -253,6 +264,9 @@ class CellRows(LiveRows):
         """Draw what is not drawn yet."""
         while self._waiting:
             self._publish(*self._waiting.popitem())
+
+    def _forget_bars(self) -> None:
+        """Do nothing: the next bars take their displays."""
 
     def _show(self, key: Key, text: str) -> None:
         self._waiting[key] = text
@@ -314,6 +328,9 @@ class TerminalRows(LiveRows):
 
     def _erase(self) -> str:
         return "\r\x1b[K" + "\x1b[A\x1b[K" * (len(self._drawn) - 1)
+
+    def _forget_bars(self) -> None:
+        self._texts = {key: text for key, text in self._texts.items() if key[0] != _BAR}
 
     def _show(self, key: Key, text: str) -> None:
         self._texts[key] = text

@@ -102,6 +102,21 @@ def test_a_terminal_shows_nested_bars_below_each_other(monkeypatch: pytest.Monke
     )
 
 
+def test_bars_of_ranks_that_ended_do_not_stay_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = Terminal()
+    monkeypatch.setattr(sys, "stderr", errors)
+    sink = TextSink("all")
+    sink.show([Phase(rank=rank, time=0.0, name="starting") for rank in range(2)])
+    sink.show([bar(7, "of rank 1", rank=1), bar(0, "of rank 0")])
+    sink.show([Phase(rank=-1, time=0.0, name="restarting", detail="again")])
+    sink.show([Phase(rank=1, time=0.0, name="starting"), bar(0, "of the second attempt", rank=1)])
+    sink.close()
+    erase = "\r\x1b[K"
+    assert errors.getvalue() == (
+        f"{erase}of rank 1{erase}of rank 0{erase}notebook_accel: again\n{erase}of the second attempt{erase}"
+    )
+
+
 def test_lines_do_not_follow_what_is_unfinished_on_its_row(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
