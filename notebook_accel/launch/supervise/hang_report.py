@@ -22,13 +22,18 @@ _STATES: Final = {
     psutil.STATUS_ZOMBIE: "has ended, and the process that started it has not noticed",
 }
 """Why a process cannot go on, by its state."""
+_SILENT: Final = "does not answer, so C code holds the interpreter"
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[2])
 _STANDARD = sysconfig.get_path("stdlib")
 
 
 def describe_wait(
-    stacks: Mapping[int, StackReport], returned: Collection[int], absent: Collection[int], seconds: float
+    stacks: Mapping[int, StackReport],
+    returned: Collection[int],
+    absent: Collection[int],
+    seconds: float,
+    silent: Mapping[int, int] | None = None,
 ) -> str:
     """Return which ranks of a session's call wait for which others.
 
@@ -37,6 +42,7 @@ def describe_wait(
         returned: ranks that have ended it.
         absent: ranks that take no part in it.
         seconds: how long a wait must have lasted.
+        silent: process ids, on this machine, of ranks that were asked and did not answer; None for none.
 
     Returns:
         Lines of text; empty where nobody has waited so long, or where all ranks wait for the same.
@@ -46,7 +52,8 @@ def describe_wait(
     if longest < seconds:
         return ""
     names = {stack.collective for stack in waiting.values()}
-    missing = sorted([*returned, *absent, *(rank for rank in stacks if rank not in waiting)])
+    silent = silent or {}
+    missing = sorted([*returned, *absent, *silent, *(rank for rank in stacks if rank not in waiting)])
     if not missing and len(names) == 1:
         return ""
     rows = [f"{_name_ranks(waiting)} {_has(waiting)} waited for {longest:.0f} s"]
@@ -57,6 +64,7 @@ def describe_wait(
     else:
         rows[0] += " in different collectives:"
     rows += [f"  rank {rank}: {_describe_stack(stacks[rank])}" for rank in sorted(stacks)]
+    rows += [f"  rank {rank} {find_process_state(pid) or _SILENT}" for rank, pid in sorted(silent.items())]
     rows += [f"  rank {rank}: has ended the call" for rank in sorted(returned)]
     rows += [f"  rank {rank}: takes no part in the call" for rank in sorted(absent)]
     return "\n".join([*rows, "  interrupt the cell to stop the call on all ranks"])
@@ -104,7 +112,7 @@ def describe_hang(
             rows.append(f"{who} is still starting")
             continue
         if rank not in stacks:
-            rows.append(f"{who} does not answer, so C code holds the interpreter; its stack follows")
+            rows.append(f"{who} {_SILENT}; its stack follows")
             continue
         rows.append(f"{who}{f', in {waiting[rank]}' if rank in waiting else ''}:")
         rows += [f"    {describe_frame(frame)}" for frame in _keep_users(stacks[rank].frames)] or [

@@ -43,6 +43,13 @@ def test_ranks_that_are_done_or_take_no_part_are_told() -> None:
     assert "rank 1: has ended the call" in text and "rank 2: takes no part in the call" in text
 
 
+def test_a_rank_that_does_not_answer_is_told() -> None:
+    text = hang_report.describe_wait({0: report(0, "barrier", 12.0)}, (), (), 10.0, {1: os.getpid()})
+    first, _, row, _ = text.splitlines()
+    assert first == "rank 0 has waited for 12 s in barrier, which rank 1 has not entered:"
+    assert row == "  rank 1 does not answer, so C code holds the interpreter"
+
+
 def test_ranks_in_different_collectives_are_told() -> None:
     text = hang_report.describe_wait(
         {0: report(0, "barrier", 12.0), 1: report(1, "recv", 11.0)}, (), (), 10.0
