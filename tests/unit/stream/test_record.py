@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from notebook_accel.events import Display, Event, Line, Metric, Notice, Phase, Progress, Pulse
+from notebook_accel.events import Display, Event, Line, Metric, Notice, Phase, Progress, Pulse, Unfinished
 from notebook_accel.stream.record import MAX_BYTES, RunRecord
 
 
@@ -155,6 +155,13 @@ def bars_that_never_end() -> Iterator[Event]:
         yield draw(number, f"{number}" + "#" * 100_000)
 
 
+def unfinished_lines() -> Iterator[Event]:
+    for number in range(2_000):
+        yield Unfinished(
+            rank=number % 256, time=float(number), stream="stdout", text=f"{number}" + "\U0001f600" * 3_000
+        )
+
+
 @pytest.mark.parametrize(
     ("tell", "least"),
     [
@@ -169,7 +176,8 @@ def bars_that_never_end() -> Iterator[Event]:
         (new_names, 0.1),
         (long_names, 0.2),
         (bars, 0.04),
-        (bars_that_never_end, 0.03),
+        (bars_that_never_end, 0.02),
+        (unfinished_lines, 0.01),
     ],
 )
 def test_a_record_takes_no_more_memory_than_its_bound(
