@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -56,13 +57,13 @@ class Newest(Generic[E]):
 
     Args:
         max_bytes: memory for them. The newest event is kept, whatever its size.
-        max_count: how many are kept; None for any number.
+        max_count: how many are kept.
 
     Attributes:
         max_bytes: may change; the next event that is added brings it about.
     """
 
-    def __init__(self, max_bytes: int, max_count: int | None = None) -> None:
+    def __init__(self, max_bytes: int, max_count: float = math.inf) -> None:
         self.max_bytes = max_bytes
         self._max_count = max_count
         self._events: deque[E] = deque()
@@ -75,13 +76,12 @@ class Newest(Generic[E]):
             event: the next one.
             size: what `measure` says of it.
         """
-        events = self._events
+        events, count = self._events, self._max_count
         events.append(event)
-        self._bytes += size
-        while self._bytes > self.max_bytes and len(events) > 1:
-            self._bytes -= measure(events.popleft())
-        if self._max_count is not None and len(events) > self._max_count:
-            self._bytes -= measure(events.popleft())
+        held = self._bytes + size
+        while (held > self.max_bytes or len(events) > count) and len(events) > 1:
+            held -= measure(events.popleft())
+        self._bytes = held
 
     def __iter__(self) -> Iterator[E]:
         return iter(list(self._events))  # in one step: it runs no Python code

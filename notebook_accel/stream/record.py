@@ -158,7 +158,8 @@ class RunRecord:
 
     def _line(self, line: Line) -> None:
         size = measure(line)
-        self._keep(line, size)
+        self._shown.add(line, size)
+        self._count += 1
         tail = self.tails.get(line.rank)
         if tail is None:
             tail = self._begin_tail(line.rank)
