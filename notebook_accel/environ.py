@@ -111,6 +111,7 @@ TABLE: Final[Mapping[str, str]] = {
     "PYTORCH_ENABLE_MPS_FALLBACK": "1: run on the CPU what MPS lacks",
     "MPLBACKEND": "matplotlib's backend",
     "RAY_ADDRESS": "Ray cluster to use",
+    "RAY_TMPDIR": "Ray's folder for temporary files",
     # TPU machines
     "XLA_USE_SPMD": "1: one process uses all devices of a machine; set by torch_xla",
     "ISTPUVM": "1 on Kaggle's machines with a TPU",

@@ -40,6 +40,19 @@ class Line(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Unfinished(Event):
+    """What was written since the last line, such as a bar or a question; the next `Line` of the stream replaces it.
+
+    Attributes:
+        stream: where it was written.
+        text: one row or several, as a terminal shows them; may be empty.
+    """
+
+    stream: Stream
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk(Event):
     """A piece of output; the inbox joins pieces to lines.
 
@@ -58,6 +71,7 @@ class Progress(Event):
 
     Attributes:
         bar: number of the bar in its process.
+        position: how many open bars stood above it when it began: more than 0 for a nested one.
         description: the bar's label.
         count: how far it is.
         total: its end, None where it is unknown.
@@ -73,6 +87,7 @@ class Progress(Event):
     text: str
     finished: bool = False
     leave: bool = True
+    position: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

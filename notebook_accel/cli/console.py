@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import string
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ..events import Display, Event, Failure, Line, Notice, Phase, Progress, Stream, Traceback
-from ..stream.sinks import Output, Sink, write_lines
+from ..events import Display, Event, Failure, Line, Notice, Phase, Progress, Stream, Traceback, Unfinished
+from ..stream.sinks import Output, Sink, TerminalRows, write_lines
 
-_BAR_SECONDS: Final = 0.1  # between two states of a bar
 _HOLD_SECONDS: Final = 0.3  # in which the traceback of a rank that failed earlier may come
 _STREAMS: Final[Mapping[str, tuple[Stream, ...]]] = {
     "0": (),
@@ -69,7 +67,7 @@ class Console(Sink):
         self._has_traceback = False
         self._tracebacks: list[Traceback] = []
         self._held_since = 0.0
-        self._bar = _Bar()
+        self._rows = TerminalRows()
         self.failures: list[Failure] = []
 
     @property
@@ -82,6 +80,8 @@ class Console(Sink):
         stream: Stream = "stdout"
         for event in events:
             if isinstance(event, Line):
+                if self._rows.has_rows:
+                    self._rows.finish(event)
                 prefix = self._prefix(event.rank, event.stream)
                 if prefix is None:
                     continue
@@ -96,6 +96,7 @@ class Console(Sink):
         self._write(stream, pending)
         if self._tracebacks and time.monotonic() - self._held_since > _HOLD_SECONDS:
             self._show_first_traceback()
+        self._rows.draw()
 
     def _show_other(self, event: Event) -> None:
         if isinstance(event, Phase):
@@ -107,9 +108,12 @@ class Console(Sink):
         elif isinstance(event, Traceback):
             self._held_since = self._held_since if self._tracebacks else time.monotonic()
             self._tracebacks.append(event)
+        elif isinstance(event, Unfinished) and (prefix := self._prefix(event.rank, event.stream)) is not None:
+            self._rows.show_unfinished(event, prefix)
         elif isinstance(event, Progress) and self._prefix(event.rank, "stderr") is not None:
-            self._bar.show(event)
-            if event.finished and event.leave and not self._bar.is_live:
+            if self._rows.is_live:
+                self._rows.show_bar(event)
+            elif event.finished and event.leave:
                 self._write("stderr", [f"{event.text}\n"])
         elif isinstance(event, Display) and not event.update:
             self._write("stdout", [f"{event.data.get('text/plain', '')}\n"])
@@ -119,6 +123,7 @@ class Console(Sink):
             self._show_first_traceback()
             self.say(phase.detail)
             self._ranks.clear()
+            self._rows.restart()
             self.failures.clear()
             self._has_traceback = False
         elif phase.name == "starting" and phase.rank >= 0:
@@ -172,43 +177,12 @@ class Console(Sink):
     def close(self) -> None:
         """Remove the bar, and leave everything written."""
         self._show_first_traceback()
-        self._bar.clear()
+        self._rows.close()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # it was closed before this process began
                 stream.flush()
 
     def _write(self, stream: Stream, lines: Sequence[str]) -> None:
         if lines:
-            self._bar.clear()
+            self._rows.clear()
             write_lines(stream, lines)
-
-
-class _Bar:
-    """The last row of a terminal: the newest bar, or unfinished line, of the first rank that has one."""
-
-    def __init__(self) -> None:
-        self._rank: int | None = None
-        self._drawn_at = 0.0
-        self._is_drawn = False
-        self.is_live = sys.stderr is not None and sys.stderr.isatty()
-
-    def show(self, bar: Progress) -> None:
-        """Draw a bar, ten times a second at most."""
-        self._rank = bar.rank if self._rank is None else min(self._rank, bar.rank)
-        now = time.monotonic()
-        is_due = bar.finished or now - self._drawn_at >= _BAR_SECONDS
-        if not self.is_live or bar.rank != self._rank or not is_due:
-            return
-        self._drawn_at, self._is_drawn = now, not bar.finished
-        end = "\n" if bar.finished and bar.leave else ""
-        text = (
-            bar.text if end else bar.text[: shutil.get_terminal_size().columns - 1]
-        )  # a row, which can be removed
-        write_lines("stderr", [f"\r\x1b[K{text}{end}"])
-
-    def clear(self) -> None:
-        """Remove the bar; the next state draws it again."""
-        if self._is_drawn:
-            self._is_drawn, self._drawn_at = False, 0.0
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()

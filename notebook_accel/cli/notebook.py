@@ -23,6 +23,7 @@ from ruamel.yaml.error import YAMLError
 
 from .. import environ
 from ..errors import ConfigError, Problem
+from .notebook_file import NotebookFile
 
 if TYPE_CHECKING:  # a launch of a script needs none of it
     from nbclient import NotebookClient
@@ -104,7 +105,7 @@ def parse_scalar(text: str) -> Any:
 
 
 def run(request: Request, environment: Mapping[str, str]) -> int:
-    """Run a notebook, and write it with its output, also where a cell failed.
+    """Run a notebook, and write it with its output: while it runs, and at its end, also where a cell failed.
 
     Args:
         request: the notebook, its parameters, and where the result goes.
@@ -116,7 +117,6 @@ def run(request: Request, environment: Mapping[str, str]) -> int:
     Raises:
         ConfigError: the notebook cannot be read, its result cannot be written, or there is no such kernel.
     """
-    import nbformat
     from jupyter_client.kernelspec import NoSuchKernel
     from nbclient.exceptions import CellExecutionError, DeadKernelError
 
@@ -125,8 +125,10 @@ def run(request: Request, environment: Mapping[str, str]) -> int:
     if request.parameters:
         for remark in inject(book, request.parameters):
             click.echo(f"Warning: {remark}", err=True)
+    _clear_outputs(book)
     ended_by: list[int] = []
-    client = _make_client(book, request, ended_by)
+    file = NotebookFile(book, request.output)
+    client = _make_client(book, request, ended_by, file)
     code = 1
     try:
         client.execute(env={"NOTEBOOK_ACCEL_VIEW": "text", **environ.snapshot(), **environment})
@@ -145,7 +147,7 @@ def run(request: Request, environment: Mapping[str, str]) -> int:
     if ended_by:
         click.echo(f"notebook-accel: ended by {signal.Signals(ended_by[0]).name}", err=True)
         code = 128 + ended_by[0]
-    nbformat.write(book, request.output)
+    file.close()
     click.echo(f"notebook-accel: wrote {request.output}", err=True)
     return code
 
@@ -224,7 +226,14 @@ def _write_literal(value: Any) -> str:
     return repr(value)
 
 
-def _make_client(book: Any, request: Request, ended_by: list[int]) -> NotebookClient:
+def _clear_outputs(book: Any) -> None:
+    """Remove the outputs of an earlier run: cells that are not reached would seem to have them of this one."""
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+
+
+def _make_client(book: Any, request: Request, ended_by: list[int], file: NotebookFile) -> NotebookClient:
     from nbclient import NotebookClient
 
     started: dict[int, float] = {}
@@ -235,16 +244,19 @@ def _make_client(book: Any, request: Request, ended_by: list[int]) -> NotebookCl
 
         def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
             _print(msg["msg_type"], msg["content"])
+            file.note_change()
             return super().process_message(msg, cell, cell_index)
 
     def start(cell: Any, cell_index: int) -> None:
         _take_signals(client, ended_by)
+        file.start()
         if cell_index in code:
             started[cell_index] = time.perf_counter()
             first = next(line for line in cell.source.splitlines() if line.strip())
             click.echo(f"\n--- cell {code.index(cell_index) + 1} of {len(code)}: {first}", err=True)
 
     def end(cell: Any, cell_index: int, execute_reply: Any) -> None:
+        file.write_soon()
         if cell_index in started:
             click.echo(f"--- {time.perf_counter() - started[cell_index]:.1f} s", err=True)
 

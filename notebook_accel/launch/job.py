@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
 
 from .. import devices, tpu
 from ..config.launch_options import OnHang, Returns, StartMethod, View
+from ..errors import LaunchError
 from ..stream.sinks import Output
 from ..trust.secret import OPEN, Trust
 
@@ -52,8 +53,8 @@ class Job:
     """A function, its arguments and how to run it, ready to run.
 
     Attributes:
-        function: each process calls it, as `function(*args)`.
-        args: positional arguments of the function.
+        function: each process calls it, as `function(*args)`. The job of a run that has ended has it no more.
+        args: positional arguments of the function; likewise.
         name: name of the function, for messages.
         engine: name of the engine that starts the processes.
         local_world_size: number of processes on this node; for an engine with a cluster, on all nodes.
@@ -108,3 +109,11 @@ class Job:
     quiet: bool = False
     serve: Callable[..., None] | None = None
     holds: tuple[str, ...] = ()
+
+    def without_work(self) -> Job:
+        """Return the job of a run that has ended: without the function and its arguments, which may be large."""
+        return replace(self, function=_refuse_to_run, args=())
+
+
+def _refuse_to_run(*args: object) -> NoReturn:
+    raise LaunchError("the run has ended and has not kept its function: call notebook_launcher again")

@@ -34,6 +34,8 @@ def open_run(job: Job, engine: Engine, sinks: Sequence[MakeSink]) -> Run:
     Raises:
         LaunchError: too few devices are free. The message says which run holds which device.
     """
+    for ended in runtime.runs():
+        ended.forget_variables()  # until now a debugger could show them; now the new run needs the memory
     if engine.on_this_node and job.device_kind is not devices.CPU:
         job = reserve_devices(job)
     run = Run(job, engine, sinks)

@@ -47,7 +47,7 @@ class Run:
         sinks: make what shows the run.
 
     Attributes:
-        job: what runs.
+        job: what runs; once the run has ended, without the function and its arguments.
         record: all events of the run so far.
         started: when it was launched, in seconds since the epoch.
     """
@@ -153,6 +153,7 @@ class Run:
 
     def _close(self) -> None:
         self._finished = time.time()
+        self.job = self.job.without_work()
         self._traceback = None if self._error is None else self._error.__traceback__
         for sink in self._sinks:
             try:
@@ -360,6 +361,10 @@ class Run:
         self._outcome, self._was_popped = replace(self._outcome, values={}), True
         return value
 
+    def forget_variables(self) -> None:
+        """Drop the variables in the traceback of its failure: a model or a batch may be among them."""
+        failures.forget_variables(self.failure if self.is_over else None)
+
     def stop(self, grace: float = GRACE) -> None:
         """Stop the run and wait until its workers have ended.
 
@@ -445,7 +450,7 @@ class Run:
         if cause.error is not None:
             error = failures.revive(cause.error, cause.rank, cause.pid)
         else:
-            error = failures.make_exit_error(cause)
+            error = failures.make_exit_error(cause, self.record.find_last_words(cause.rank))
         notes = self._notes = self._describe_ranks(cause, outcome)
         for note in notes:
             failures.add_note(error, note)

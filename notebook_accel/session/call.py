@@ -83,6 +83,7 @@ class Call:
         self._next = float("inf")
         self._next_look = self.started
         self._stacks: dict[int, StackReport] = {}
+        self._silent: frozenset[int] = frozenset()
         self._reported: set[tuple[tuple[int, str], ...]] = set()
         self._held: dict[int, int] = {}
         self._stop_until: float | None = None
@@ -204,7 +205,9 @@ class Call:
         if now < self._next_look:
             return
         stacks = {rank: stack for rank, stack in self._stacks.items() if rank in self.unfinished}
-        if stacks.keys() == self.unfinished and (text := self._sentence(stacks, timeout)):
+        silent, before = self.unfinished - stacks.keys(), self._silent
+        self._silent = silent
+        if silent <= before and (text := self._sentence(stacks, timeout)):  # an answer may be late once
             state = tuple((rank, stacks[rank].collective) for rank in sorted(stacks))
             if state not in self._reported:
                 self._reported.add(state)
@@ -215,6 +218,7 @@ class Call:
             self.tell(StackOrder(rank=rank, time=time.time(), call=self.number))
 
     def _sentence(self, stacks: Mapping[int, StackReport], timeout: float) -> str:
+        silent = {rank: self.pids[rank] for rank in self.unfinished - stacks.keys()}
         return hang_report.describe_wait(
-            stacks, self.ranks - self.unfinished, self.pids.keys() - self.ranks, timeout
+            stacks, self.ranks - self.unfinished, self.pids.keys() - self.ranks, timeout, silent
         )

@@ -109,9 +109,12 @@ class _BarHook:
         return self._emitter.usable and _is_stderr(getattr(bar, "fp", None))
 
     def _send(self, bar: Any, *, finished: bool) -> None:
-        number = bar.__dict__.setdefault("_notebook_accel_bar", None)
-        if number is None:
-            number = bar._notebook_accel_bar = next(self._numbers)
+        if "_notebook_accel_bar" not in bar.__dict__:
+            bar._notebook_accel_bar = (
+                next(self._numbers),
+                abs(bar.pos),
+            )  # tqdm moves bars up when others end
+        number, position = bar._notebook_accel_bar
         state = bar.format_dict
         emitter = self._emitter
         emitter.emit(
@@ -125,6 +128,7 @@ class _BarHook:
                 text=bar.format_meter(**{**state, "ncols": 80, "colour": None}),
                 finished=finished,
                 leave=abs(bar.pos) == 0 if bar.leave is None else bool(bar.leave),
+                position=position,
             )
         )
 

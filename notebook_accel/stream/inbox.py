@@ -14,25 +14,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..events import Chunk, Event, Line, Order, Progress, Stream
+from ..events import Chunk, Event, Line, Order, Stream, Unfinished
+from .lines import LineReader
 from .readable import count_unread_bytes
-from .wire import FrameReader, LineReader, PipeEnd, frame
+from .wire import FrameReader, PipeEnd, frame
 
 Channel = Literal["events", "stdout", "stderr"]
 CHANNELS: tuple[Channel, ...] = ("events", "stdout", "stderr")
 End = socket.socket | PipeEnd
 _CHUNK = 1 << 18
 _EMPTY_SECONDS = 0.01
+_UNFINISHED_SECONDS = 0.15  # a line is shown unfinished where it is older, and at most so often
+_MAX_UNFINISHED = 4_000
 _GATHER_SECONDS = 0.01  # between two reads of output: waking up for each line would double its time
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True, eq=False)
 class _Source:
+    """One of our ends of a worker's socket and pipes.
+
+    Attributes:
+        lines: read its output, by stream.
+        news: streams with an unfinished line that has changed since it was shown.
+        shown: when a line, or an unfinished one, of a stream was shown last, by the monotonic clock.
+    """
+
     rank: int
     channel: Channel
     end: End
     frames: FrameReader = field(default_factory=FrameReader)
     lines: dict[Stream, LineReader] = field(default_factory=dict)
+    news: set[Stream] = field(default_factory=set)
+    shown: dict[Stream, float] = field(default_factory=dict)
     outgoing: deque[memoryview] = field(default_factory=deque)
     is_open: bool = True
 
@@ -56,49 +69,57 @@ class _Source:
         return events
 
     def finish(self) -> list[Event]:
+        self.news.clear()
         rests = [(stream, reader.close()) for stream, reader in self.lines.items()]
         return [event for stream, texts in rests for event in self._events(stream, texts)]
 
-    def bars(self) -> list[Event]:
-        """Return a bar for each line that no newline has ended yet."""
-        texts = {stream: reader.unfinished for stream, reader in self.lines.items()}
-        return [_bar(self.rank, stream, text) for stream, text in texts.items() if text]
+    def show_unfinished(self, now: float) -> list[Event]:
+        """Return what no line has shown yet for some time; bars that nobody goes back to become lines.
+
+        Args:
+            now: by the monotonic clock.
+        """
+        events: list[Event] = []
+        for stream in [stream for stream in self.news if now - self.shown[stream] >= _UNFINISHED_SECONDS]:
+            self.news.discard(stream)
+            self.shown[stream] = now
+            reader = self.lines[stream]
+            events += self._events(stream, reader.settle())
+            text = reader.unfinished[:_MAX_UNFINISHED]
+            events.append(Unfinished(rank=self.rank, time=time.time(), stream=stream, text=text))
+        return events
 
     def _lines(self, stream: Stream, data: bytes) -> list[Event]:
-        return self._events(stream, self.lines.setdefault(stream, LineReader()).feed(data))
+        if stream not in self.lines:
+            self.lines[stream], self.shown[stream] = LineReader(), time.monotonic()
+        reader = self.lines[stream]
+        texts = reader.feed(data)
+        if texts:
+            self.shown[stream] = time.monotonic()
+        if reader.has_more:
+            self.news.add(stream)
+        else:
+            self.news.discard(stream)
+        return self._events(stream, texts)
 
     def _events(self, stream: Stream, texts: list[str]) -> list[Event]:
         now = time.time()
         return [Line(rank=self.rank, time=now, stream=stream, text=text) for text in texts]
 
 
-def _bar(rank: int, stream: Stream, text: str) -> Progress:
-    return Progress(
-        rank=rank,
-        time=time.time(),
-        bar=CHANNELS.index(stream),
-        description="",
-        count=0.0,
-        total=None,
-        text=text,
-        finished=False,
-        leave=False,
-    )
-
-
 class Inbox:
     """Receives the events and output of any number of workers.
 
-    Attributes:
-        shows_unfinished: whether a line that no newline has ended yet comes as a bar, each time that it has changed.
+    What was written without a newline comes as `Unfinished`, where no line has come for some time, and again after
+    further writes.
     """
 
     def __init__(self) -> None:
-        self.shows_unfinished = False
         self._selector = selectors.DefaultSelector()
         self._urgent = selectors.DefaultSelector()  # everything but output: it is read at once
         self._output_read = 0.0  # time of the last read of output
         self._sources: dict[int, list[_Source]] = {}
+        self._with_news: set[_Source] = set()  # unfinished lines that were not shown yet
         self._sending = threading.Lock()
 
     def add(self, rank: int, ends: Mapping[Channel, End]) -> None:
@@ -224,7 +245,16 @@ class Inbox:
         ready.sort(key=lambda source: CHANNELS.index(source.channel))
         if ready and ready[-1].channel != "events":
             self._output_read = time.monotonic()
-        return [event for source in ready for event in self._read(source)]
+        events = [event for source in ready for event in self._read(source)]
+        return events + self._show_unfinished() if self._with_news else events
+
+    def _show_unfinished(self) -> list[Event]:
+        now, events = time.monotonic(), list[Event]()
+        for source in list(self._with_news):
+            events += source.show_unfinished(now)
+            if not source.news:
+                self._with_news.discard(source)
+        return events
 
     def _gather(self, timeout: float) -> None:
         """Wait for more output if some was read just now; anything else ends the wait."""
@@ -284,7 +314,9 @@ class Inbox:
         if not data:
             return self._close(source)
         events = source.take(data)
-        return [*events, *source.bars()] if self.shows_unfinished else events
+        if source.news:
+            self._with_news.add(source)
+        return events
 
     def _close(self, source: _Source) -> list[Event]:
         with self._sending:

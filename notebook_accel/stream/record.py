@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Final, TypeVar
 
 from ..events import (
     ClearOutput,
@@ -21,48 +21,45 @@ from ..events import (
     Progress,
     Pulse,
     Result,
+    Stream,
+    Unfinished,
 )
+from .bounded import Newest, NewestByKey, measure
+from .series import MAX_POINTS, Metrics, Point, Series
 
-MAX_BYTES = 24_000_000
-MAX_POINTS = 10_000
-MAX_TAIL = 200
-_MAX_DISPLAYS = 32
-_MAX_BARS = 1_000  # of all ranks; finished ones beyond that are forgotten, the oldest first
-_MAX_SHOWN = 4_000
-_PACE_PULSES = 20
+MAX_BYTES: Final = 24_000_000
+MAX_TAIL: Final = 200
+_MAX_DISPLAYS: Final = 32
+_MAX_BARS: Final = 1_000  # of all ranks, of which half may be finished
+_MAX_SHOWN: Final = 4_000
+_LAST_WORDS: Final = 20
+_PACE_PULSES: Final = 20
+_RANK_BYTES: Final = 6_000  # of a rank's phase, pulses and empty tail
+# Shares of the memory. What metrics, displays, bars and ranks do not use is for lines, at least the last share.
+_METRICS, _DISPLAYS, _BARS, _TAILS, _LEAST = 1 / 3, 1 / 4, 1 / 12, 1 / 8, 1 / 8
 
-
-class Point(NamedTuple):
-    """One value of a metric.
-
-    Attributes:
-        step: None if none was given.
-        time: in seconds since the epoch.
-        value: the value.
-    """
-
-    step: int | None
-    time: float
-    value: float
+LineOrBar = TypeVar("LineOrBar", Line, Progress)
 
 
 @dataclass(eq=False, repr=False)  # its fields would fill the cell with megabytes
 class RunRecord:
     """State of a run by rank. Only `apply` writes it; other threads may read.
 
+    It takes about `max_bytes` of memory, however much is told. Failures and results are not counted, for the run needs
+    them; and the newest display is kept, whatever its size.
+
     Attributes:
-        max_bytes: memory for lines and displays, by estimate; older ones are forgotten.
-        max_points: values that are kept of each metric.
+        max_bytes: memory for lines, metrics, displays, bars and the state of ranks; older ones are forgotten.
+        max_points: values that are kept of each metric; of more, every second, fourth and so on (see `Series`).
         phases: last phase of each rank.
         failures: failures of the current attempt, in order of arrival.
         results: the returned values by rank, still pickled.
-        progress: last state of each of the newest bars, by (rank, bar).
         passed: how far each rank came in bars that are forgotten.
         pulses: how far each rank has come.
         held: for each rank that is to stop, how often it had asked whether to.
         notice: the last message of the launcher itself, empty if there was none.
-        metrics: the last values of each metric, oldest first; a restart continues them.
-        tails: the newest lines of each rank (`MAX_TAIL`).
+        tails: the newest lines of each rank: `MAX_TAIL`, or fewer where long lines or many ranks take much memory.
+        unfinished: what each rank has written since its last line, by (rank, stream).
         line_counts: how many lines each rank has written.
         displays: the last displays, updates applied, oldest first.
         restarts: how often the workers were started again.
@@ -73,20 +70,41 @@ class RunRecord:
     phases: dict[int, Phase] = field(default_factory=dict, init=False)
     failures: list[Failure] = field(default_factory=list, init=False)
     results: dict[int, Result] = field(default_factory=dict, init=False)
-    progress: dict[tuple[int, int], Progress] = field(default_factory=dict, init=False)
     passed: dict[int, float] = field(default_factory=dict, init=False)
     pulses: dict[int, Pulse] = field(default_factory=dict, init=False)
     held: dict[int, int] = field(default_factory=dict, init=False)
     notice: str = field(default="", init=False)
-    metrics: dict[str, deque[Point]] = field(default_factory=dict, init=False)
-    tails: dict[int, deque[Line]] = field(default_factory=dict, init=False)
+    tails: dict[int, Newest[Line]] = field(default_factory=dict, init=False)
     line_counts: dict[int, int] = field(default_factory=dict, init=False)
-    displays: dict[tuple[int, str], Display] = field(default_factory=dict, init=False)
+    displays: NewestByKey[tuple[int, str], Display] = field(init=False)
     restarts: int = field(default=0, init=False)
-    _paces: dict[int, deque[Pulse]] = field(default_factory=dict, init=False)
-    _shown: deque[Event] = field(default_factory=deque, init=False)
+    unfinished: NewestByKey[tuple[int, Stream], Unfinished] = field(init=False)
+    _metrics: Metrics = field(init=False)
+    _bars: NewestByKey[tuple[int, int], Progress] = field(init=False)  # that are not finished
+    _finished_bars: NewestByKey[tuple[int, int], Progress] = field(init=False)
+    _paces: dict[int, deque[tuple[int, float]]] = field(default_factory=dict, init=False)
+    _shown: Newest[Event] = field(init=False)
     _count: int = field(default=0, init=False)
-    _bytes: int = field(default=0, init=False)
+    _num_displays: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.displays = NewestByKey(int(self.max_bytes * _DISPLAYS), _MAX_DISPLAYS)
+        bars = int(self.max_bytes * _BARS / 3)
+        self._bars, self._finished_bars = (NewestByKey(bars, _MAX_BARS // 2) for _ in range(2))
+        self.unfinished = NewestByKey(bars, _MAX_BARS)
+        self._metrics = Metrics(int(self.max_bytes * _METRICS), self.max_points)
+        self._shown = Newest(self.max_bytes)
+        self._leave_room()
+
+    @property
+    def progress(self) -> dict[tuple[int, int], Progress]:
+        """Last state of each of the newest bars, by (rank, bar)."""
+        return {**self._finished_bars, **self._bars}
+
+    @property
+    def metrics(self) -> Mapping[str, Series]:
+        """The values of each metric, oldest first; a restart continues them."""
+        return self._metrics.series
 
     def apply(self, event: Event) -> None:
         """Change the record by the next event.
@@ -96,7 +114,6 @@ class RunRecord:
         """
         if isinstance(event, Line):  # first: there are most of them
             self._line(event)
-            self._keep(event)
             return
         if isinstance(event, Result):
             self.results[event.rank] = event
@@ -108,55 +125,86 @@ class RunRecord:
             self.held[event.rank] = event.questions
             return
         if isinstance(event, Pulse):
-            self.pulses[event.rank] = event
-            self._paces.setdefault(event.rank, deque(maxlen=_PACE_PULSES)).append(event)
+            self._pulse(event)
             return
-        if isinstance(event, Notice):
-            self.notice = event.text
-        elif isinstance(event, Phase):
-            self._phase(event)
-        elif isinstance(event, Progress):
+        if isinstance(event, Progress):
             self._progress(event)
+        elif isinstance(event, Unfinished):
+            self.unfinished.put((event.rank, event.stream), event)
         elif isinstance(event, Metric):
             self._metric(event)
         elif isinstance(event, (Display, ClearOutput)):
             self._display(event)
-        self._keep(event)
+        elif isinstance(event, Notice):
+            self.notice = event.text
+            self._keep(event, measure(event))
+        elif isinstance(event, Phase):
+            self._phase(event)
+            self._keep(event, measure(event))
+        self._leave_room()
 
-    def _progress(self, bar: Progress) -> None:
-        self.progress[bar.rank, bar.bar] = bar
-        if bar.finished and len(self.progress) > _MAX_BARS:
-            oldest = next(key for key, known in self.progress.items() if known.finished)
-            self.passed[oldest[0]] = self.passed.get(oldest[0], 0.0) + self.progress.pop(oldest).count
+    def _leave_room(self) -> None:
+        """Leave to lines the memory that the others do not use."""
+        bars = self._bars.num_bytes + self._finished_bars.num_bytes + self.unfinished.num_bytes
+        ranks = _RANK_BYTES * max(len(self.phases), len(self.tails), len(self.pulses))
+        used = self._metrics.num_bytes + self.displays.num_bytes + bars + ranks
+        left = self.max_bytes * (1 - _TAILS) - used
+        self._shown.max_bytes = int(max(left, self.max_bytes * _LEAST))  # the newest display may be huge
 
-    def _keep(self, event: Event) -> None:
-        """Keep an event that can be shown again, and forget the oldest if there are too many."""
-        self._shown.append(event)
+    def _keep(self, event: Event, size: int) -> None:
+        """Keep an event that can be read again."""
+        self._shown.add(event, size)
         self._count += 1
-        self._bytes += _size(event)
-        while self._bytes > self.max_bytes and len(self._shown) > 1:
-            self._bytes -= _size(self._shown.popleft())
 
     def _line(self, line: Line) -> None:
+        size = measure(line)
+        self._shown.add(line, size)
+        self._count += 1
         tail = self.tails.get(line.rank)
         if tail is None:
-            tail = self.tails[line.rank] = deque(maxlen=MAX_TAIL)
-            self.line_counts[line.rank] = 0
-        tail.append(
-            line if len(line.text) <= _MAX_SHOWN else replace(line, text=f"{line.text[:_MAX_SHOWN]} ...")
-        )
+            tail = self._begin_tail(line.rank)
+        if len(line.text) > _MAX_SHOWN:
+            line = cut(line)
+            size = measure(line)
+        tail.add(line, size)
+        if self.unfinished:
+            self.unfinished.remove((line.rank, line.stream))
         self.line_counts[line.rank] += 1
+
+    def _begin_tail(self, rank: int) -> Newest[Line]:
+        tail = self.tails[rank] = Newest(0, MAX_TAIL)
+        self.line_counts[rank] = 0
+        for each in self.tails.values():
+            each.max_bytes = int(self.max_bytes * _TAILS) // len(self.tails)
+        self._leave_room()
+        return tail
+
+    def _pulse(self, pulse: Pulse) -> None:
+        self.pulses[pulse.rank] = pulse
+        pace = self._paces.setdefault(pulse.rank, deque(maxlen=_PACE_PULSES))
+        pace.append((pulse.steps, pulse.time))
+
+    def _progress(self, bar: Progress) -> None:
+        key = (bar.rank, bar.bar)
+        if len(bar.text) > _MAX_SHOWN:
+            bar = cut(bar)
+        if not bar.finished:
+            self._finished_bars.remove(key)
+            self._bars.put(key, bar)
+            return
+        self._bars.remove(key)
+        for old in self._finished_bars.put(key, bar):
+            self.passed[old.rank] = self.passed.get(old.rank, 0.0) + old.count
 
     def _display(self, event: Display | ClearOutput) -> None:
         if isinstance(event, ClearOutput):
             for key in [key for key in self.displays if key[0] == event.rank]:
-                del self.displays[key]
+                self.displays.remove(key)
             return
-        key = (event.rank, str(event.transient.get("display_id") or f"number {self._count}"))
+        self._num_displays += 1
+        key = (event.rank, str(event.transient.get("display_id") or f"number {self._num_displays}"))
         if key in self.displays or not event.update:
-            self.displays[key] = event
-        if len(self.displays) > _MAX_DISPLAYS:
-            del self.displays[next(iter(self.displays))]
+            self.displays.put(key, event)
 
     def pace(self, rank: int) -> float | None:
         """Return a rank's optimizer steps in a second, over its last pulses.
@@ -170,7 +218,7 @@ class RunRecord:
         pulses = list(self._paces.get(rank, ()))
         if len(pulses) < 2:
             return None
-        steps, seconds = pulses[-1].steps - pulses[0].steps, pulses[-1].time - pulses[0].time
+        steps, seconds = (last - first for first, last in zip(pulses[0], pulses[-1], strict=True))
         return steps / seconds if steps > 0 and seconds > 0 else None
 
     def forget_values(self) -> None:
@@ -179,8 +227,7 @@ class RunRecord:
 
     def _metric(self, metric: Metric) -> None:
         for name, value in metric.values.items():
-            history = self.metrics.setdefault(name, deque(maxlen=self.max_points))
-            history.append(Point(metric.step, metric.time, value))
+            self._metrics.add(name, Point(metric.step, metric.time, value))
 
     def _phase(self, phase: Phase) -> None:
         if phase.name == "restarting":
@@ -188,7 +235,9 @@ class RunRecord:
             self.phases = {}  # nodes may have joined or left, so not all ranks come again
             self.failures.clear()
             self.results.clear()
-            self.progress.clear()
+            self._bars.clear()
+            self._finished_bars.clear()
+            self.unfinished.clear()
             self.passed.clear()
             self.pulses.clear()
             self._paces.clear()
@@ -198,7 +247,11 @@ class RunRecord:
         self.phases[phase.rank] = phase
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the metrics as rows, oldest first: `step`, `time` and the values that came together."""
+        """Return the metrics as rows, oldest first: `step`, `time` and the values that came together.
+
+        Of a long run they are an even choice (see `Series`). A row that is there for the smallest, largest or last
+        value of one metric may lack the others.
+        """
         rows: dict[tuple[float, int | None], dict[str, Any]] = {}
         for name, points in list(self.metrics.items()):
             for point in list(points):
@@ -212,7 +265,7 @@ class RunRecord:
         return self._count
 
     def since(self, position: int) -> Iterator[Event]:
-        """Yield the events from a position on that are still kept.
+        """Yield the lines, messages and phases from a position on that are still kept.
 
         Args:
             position: an earlier value of `end`, or 0.
@@ -232,26 +285,27 @@ class RunRecord:
             if isinstance(event, Line) and (rank is None or event.rank == rank)
         ]
 
+    def find_last_words(self, rank: int) -> list[str] | None:
+        """Return the last lines of errors of a rank whose function has not begun; None for any other rank.
+
+        Args:
+            rank: one that has ended.
+        """
+        phase = self.phases.get(rank)
+        if phase is None or phase.name != "starting":
+            return None
+        errors = [line.text for line in self.tails.get(rank, ()) if line.stream == "stderr"]
+        return errors[-_LAST_WORDS:]
+
     def _snapshot(self) -> tuple[list[Event], int]:
         """Return the events and the position of the first, even if another thread adds events meanwhile."""
         while True:
             before = self._count
-            held = list(self._shown)  # in one step: it runs no Python code
+            held = list(self._shown)
             if self._count == before:
                 return held, before - len(held)
 
 
-_EVENT_BYTES = 240  # of a line's objects, measured
-
-
-def _size(event: Event) -> int:
-    """Return about how much memory an event takes."""
-    if isinstance(event, Line):
-        return _EVENT_BYTES + len(event.text)
-    if isinstance(event, Display):
-        return _EVENT_BYTES + sum(
-            len(part) if isinstance(part, str) else _EVENT_BYTES for part in event.data.values()
-        )
-    if isinstance(event, Progress):
-        return _EVENT_BYTES + len(event.text)
-    return _EVENT_BYTES
+def cut(event: LineOrBar) -> LineOrBar:
+    """Return a line or a bar with the beginning of its text."""
+    return replace(event, text=f"{event.text[:_MAX_SHOWN]} ...")

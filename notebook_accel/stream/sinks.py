@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 import string
 import sys
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
-from ..events import ClearOutput, Display, Event, Line, Notice, Phase, Progress
+from ..events import ClearOutput, Display, Event, Line, Notice, Phase, Progress, Unfinished
 
 Output = Literal["all", "first", "none"] | Collection[int]
 
 DEFAULT_PREFIX = "[${rank}] "
-_BAR_INTERVAL = 0.1
+_LIVE_SECONDS = 0.1  # between two states of a row that changes
+_MAX_ROWS = 8  # at the end of a terminal
+Key = tuple[int, int | str]
+"""Rank and stream of an unfinished line, or `_BAR` and the number of a bar: the bars of one rank are shown."""
+_BAR = -1
 
 
 class Sink(ABC):
@@ -64,7 +69,7 @@ class TextSink(Sink):
         self._prefix = prefix
         self._ranks: set[int] = set()
         self._prefixes: dict[int, str] = {}
-        self._bars = _Bars()
+        self._live: LiveRows = CellRows() if kernel_shell() is not None else TerminalRows()
 
     def _start(self, rank: int) -> None:
         """Add a rank of this node; choose again which ranks are shown, and their prefixes."""
@@ -91,10 +96,12 @@ class TextSink(Sink):
         pending: list[str] = []
         stream = "stdout"
         for event in events:
+            if isinstance(event, Line) and self._live.has_rows:
+                self._live.finish(event)
             if isinstance(event, Line) and event.stream == stream and event.rank in self._prefixes:
                 pending.append(f"{self._prefixes[event.rank]}{event.text}\n")
                 continue
-            write_lines(stream, pending)
+            self._write(stream, pending)
             pending = []
             if isinstance(event, Line):
                 if event.rank in self._prefixes:
@@ -106,13 +113,20 @@ class TextSink(Sink):
                 if event.name == "starting" and event.rank >= 0:
                     self._start(event.rank)
                 elif event.name == "starting" and event.detail:
-                    write_lines("stdout", [f"{event.detail}\n"])
+                    self._write("stdout", [f"{event.detail}\n"])
                 elif event.name == "restarting":
                     self._ranks.clear()
+                    self._live.restart()
                     self.note(event.detail)
             elif event.rank in self._prefixes:
                 self._show_other(event)
-        write_lines(stream, pending)
+        self._write(stream, pending)
+        self._live.draw()
+
+    def _write(self, stream: str, lines: Sequence[str]) -> None:
+        if lines:
+            self._live.clear()
+            write_lines(stream, lines)
 
     def note(self, text: str) -> None:
         """Write a message of the launcher itself.
@@ -120,18 +134,20 @@ class TextSink(Sink):
         Args:
             text: one line or several.
         """
-        write_lines("stderr", [f"notebook_accel: {line}\n" for line in text.splitlines()])
+        self._write("stderr", [f"notebook_accel: {line}\n" for line in text.splitlines()])
 
     def close(self) -> None:
-        """Draw the bars that are not drawn yet; return when the front end has been sent everything."""
-        self._bars.close()
+        """Draw what is not drawn yet; return when the front end has been sent everything."""
+        self._live.close()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
 
     def _show_other(self, event: Event) -> None:
-        if isinstance(event, Progress):
-            self._bars.show(event)
+        if isinstance(event, Unfinished):
+            self._live.show_unfinished(event, self._prefixes[event.rank])
+        elif isinstance(event, Progress):
+            self._live.show_bar(event)
         elif isinstance(event, Display):
             publish(event.data, event.metadata, event.transient, update=event.update)
         elif isinstance(event, ClearOutput) and kernel_shell() is not None:
@@ -158,58 +174,174 @@ def publish(data: Any, metadata: Any = None, transient: Any = None, *, update: b
     publish_display_data(dict(data), dict(metadata or {}), transient=dict(transient or {}), update=update)
 
 
-class _Bars:
-    """Shows the bars of the first rank that has bars, each as one display that changes."""
+class LiveRows(ABC):
+    """Rows that change: the bars of the first rank that has bars, and unfinished lines of all ranks.
+
+    Attributes:
+        has_rows: whether there are unfinished lines.
+    """
 
     def __init__(self) -> None:
-        self._rank: int | None = None
-        self._drawn: dict[int, float] = {}
-        self._waiting: dict[int, Progress] = {}
-        self._draw: Callable[[Progress], None] = _CellBar() if kernel_shell() is not None else _TerminalBar()
+        self._unfinished: set[Key] = set()
+        self._bar_rank: int | None = None
 
-    def show(self, bar: Progress) -> None:
-        if self._rank is None or bar.rank < self._rank:
-            self._rank = bar.rank
-        if bar.rank != self._rank:
+    @property
+    def has_rows(self) -> bool:
+        return bool(self._unfinished)
+
+    def show_bar(self, bar: Progress) -> None:
+        """Show the state of a bar; one that leaves nothing is removed at its end."""
+        if self._bar_rank is None or bar.rank < self._bar_rank:
+            self._bar_rank = bar.rank
+            self._forget_bars()
+        if bar.rank != self._bar_rank:
             return
+        if bar.finished:
+            self._end((_BAR, bar.bar), bar.text if bar.leave else "")
+        else:
+            self._show((_BAR, bar.bar), bar.text)
+
+    def show_unfinished(self, event: Unfinished, prefix: str = "") -> None:
+        """Show an unfinished line, after a prefix."""
+        key = (event.rank, event.stream)
+        self._unfinished.add(key)
+        self._show(key, prefix + event.text if event.text.strip() else "")
+
+    def finish(self, line: Line) -> None:
+        """Remove the unfinished line that a line has replaced."""
+        if (key := (line.rank, line.stream)) in self._unfinished:
+            self._unfinished.discard(key)
+            self._end(key, "")
+
+    def restart(self) -> None:
+        """Forget the bars of ranks that have ended."""
+        self._bar_rank = None
+        self._forget_bars()
+
+    @abstractmethod
+    def draw(self) -> None:
+        """Draw what is due."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Make room for lines that are written next."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Draw what has to stay."""
+
+    @abstractmethod
+    def _forget_bars(self) -> None: ...
+
+    @abstractmethod
+    def _show(self, key: Key, text: str) -> None: ...
+
+    @abstractmethod
+    def _end(self, key: Key, text: str) -> None: ...
+
+
+class CellRows(LiveRows):
+    """Each row is a display of the cell, which is updated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._name = uuid.uuid4().hex  # an update changes every display of the notebook that has its id
+        self._shown: dict[Key, str] = {}
+        self._due: dict[Key, float] = {}
+        self._waiting: dict[Key, str] = {}
+
+    def draw(self) -> None:
+        """Update the displays whose text has changed, each ten times a second at most."""
         now = time.monotonic()
-        if not bar.finished and now - self._drawn.get(bar.bar, 0.0) < _BAR_INTERVAL:
-            self._waiting[bar.bar] = bar
-            return
-        self._waiting.pop(bar.bar, None)
-        self._drawn[bar.bar] = now
-        self._draw(bar)
+        for key in [key for key in self._waiting if now >= self._due.get(key, 0.0)]:
+            self._due[key] = now + _LIVE_SECONDS
+            self._publish(key, self._waiting.pop(key))
+
+    def clear(self) -> None:
+        """Do nothing: displays have their own places."""
 
     def close(self) -> None:
-        for bar in self._waiting.values():
-            self._draw(bar)
-        self._waiting.clear()
+        """Draw what is not drawn yet."""
+        while self._waiting:
+            self._publish(*self._waiting.popitem())
+
+    def _forget_bars(self) -> None:
+        """Do nothing: the next bars take their displays."""
+
+    def _show(self, key: Key, text: str) -> None:
+        self._waiting[key] = text
+        self.draw()
+
+    def _end(self, key: Key, text: str) -> None:
+        self._waiting.pop(key, None)
+        if text or key in self._shown:
+            self._publish(key, text)
+
+    def _publish(self, key: Key, text: str) -> None:
+        known = key in self._shown
+        if not known and not text:
+            return
+        if self._shown.get(key) != text:
+            self._shown[key] = text
+            name = f"notebook-accel-{self._name}-{key[0]}-{key[1]}"
+            publish({"text/plain": text}, transient={"display_id": name}, update=known)
 
 
-class _CellBar:
-    """A bar in a notebook cell: one display that is updated."""
+class TerminalRows(LiveRows):
+    """The last rows of a terminal: bars, and the unfinished lines of the first rank that has one.
+
+    In a file there are only the last states of bars.
+
+    Attributes:
+        is_live: whether the errors go to a terminal.
+    """
 
     def __init__(self) -> None:
-        self._ids: dict[int, str] = {}
-        self._name = uuid.uuid4().hex  # an update changes every display of the notebook that has its id
+        super().__init__()
+        self.is_live = sys.stderr is not None and sys.stderr.isatty()
+        self._texts: dict[Key, str] = {}
+        self._drawn: list[str] = []
+        self._drawn_at = 0.0
 
-    def __call__(self, bar: Progress) -> None:
-        known = bar.bar in self._ids
-        display_id = self._ids.setdefault(bar.bar, f"notebook-accel-{self._name}-{bar.bar}")
-        text = bar.text if bar.leave or not bar.finished else ""
-        publish({"text/plain": text}, transient={"display_id": display_id}, update=known)
+    def draw(self) -> None:
+        """Draw the rows where they have changed, ten times a second at most."""
+        rows = self._list_rows() if self.is_live else []
+        if rows != self._drawn and time.monotonic() - self._drawn_at >= _LIVE_SECONDS:
+            width = shutil.get_terminal_size().columns - 1  # what fits into a row can be removed
+            write_lines("stderr", [self._erase() + "\n".join(row[:width] for row in rows)])
+            self._drawn, self._drawn_at = rows, time.monotonic()
 
+    def clear(self) -> None:
+        """Remove the rows; the next `draw` brings them back."""
+        if self._drawn:
+            write_lines("stderr", [self._erase()])
+            self._drawn, self._drawn_at = [], 0.0
 
-class _TerminalBar:
-    """A bar in a terminal: one line that is overwritten; in a file only its last state."""
+    def close(self) -> None:
+        """Remove the rows."""
+        self.clear()
 
-    def __call__(self, bar: Progress) -> None:
-        if sys.stderr.isatty():
-            end = "\n" if bar.finished and bar.leave else ""
-            sys.stderr.write(f"\r\x1b[K{bar.text}{end}")
-            sys.stderr.flush()
-        elif bar.finished and bar.leave:
-            sys.stderr.write(f"{bar.text}\n")
+    def _list_rows(self) -> list[str]:
+        first = min((rank for rank, _ in self._unfinished), default=None)
+        texts = [text for key, text in self._texts.items() if key not in self._unfinished or key[0] == first]
+        return [row for text in texts for row in text.split("\n") if row][-_MAX_ROWS:]
+
+    def _erase(self) -> str:
+        return "\r\x1b[K" + "\x1b[A\x1b[K" * (len(self._drawn) - 1)
+
+    def _forget_bars(self) -> None:
+        self._texts = {key: text for key, text in self._texts.items() if key[0] != _BAR}
+
+    def _show(self, key: Key, text: str) -> None:
+        self._texts[key] = text
+        self.draw()
+
+    def _end(self, key: Key, text: str) -> None:
+        if self._texts.pop(key, ""):
+            self.clear()
+        if text:
+            self.clear()
+            write_lines("stderr", [f"{text}\n"])
 
 
 def write_lines(stream: str, lines: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Frames of events, and lines of text, on byte streams that are split anywhere."""
+"""Frames of events on byte streams that are split anywhere."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ GO = b"g"
 _COUNT = struct.Struct("!I")
 _LENGTH = struct.Struct("!Q")
 _MAX_PARTS = 1 << 20
-
-_MAX_LINE = 1 << 20
 
 
 def frame(event: Event) -> list[memoryview]:
@@ -111,56 +109,3 @@ def _decode(parts: list[bytearray]) -> Event:
         return decode(parts)
     except Exception as error:  # unpickling has no end of ways to fail
         raise FrameError(f"a frame is no event: {type(error).__name__}: {error}") from error
-
-
-class LineReader:
-    """Collects received bytes and returns whole lines as text.
-
-    A carriage return inside a line overwrites what is before it, as on a terminal. Bytes that are not UTF-8 become
-    backslash escapes. A line of more than 1 MiB is cut there.
-    """
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    @property
-    def unfinished(self) -> str:
-        """What the last line shows so far, where no newline ends it: a bar or a question perhaps."""
-        return _text(self._rest)
-
-    def feed(self, data: bytes) -> list[str]:
-        """Add bytes, and return the lines that they complete.
-
-        Args:
-            data: as received.
-        """
-        whole, newline, rest = (self._rest + data).rpartition(b"\n")
-        lines = _texts(whole) if newline else []
-        rest = _visible(rest)
-        while len(rest) > _MAX_LINE:
-            lines.append(_text(rest[:_MAX_LINE]))
-            rest = rest[_MAX_LINE:]
-        self._rest = rest
-        return lines
-
-    def close(self) -> list[str]:
-        """Return the last line if no newline ends it."""
-        rest, self._rest = self._rest, b""
-        return [_text(rest)] if rest else []
-
-
-def _visible(line: bytes) -> bytes:
-    """Return what carriage returns leave visible of an unfinished line; one at its end has overwritten nothing yet."""
-    shown = line.rstrip(b"\r")
-    return shown[shown.rfind(b"\r") + 1 :] + (b"\r" if len(shown) < len(line) else b"")
-
-
-def _texts(lines: bytes) -> list[str]:
-    if b"\r" in lines:
-        return [_text(line) for line in lines.split(b"\n")]
-    return lines.decode("utf-8", "backslashreplace").split("\n")
-
-
-def _text(line: bytes) -> str:
-    line = _visible(line).rstrip(b"\r")
-    return line.decode("utf-8", "backslashreplace")

@@ -57,6 +57,22 @@ def test_news_of_one_rank_is_progress_of_the_run(kernel: Kernel) -> None:
     assert "nothing was heard" not in cell.stderr
 
 
+def test_writes_without_newline_are_progress_and_are_shown(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        def work():
+            for step in range(6):
+                print("working", end="\\r", flush=True)
+                time.sleep(0.4)
+            return "came through"
+
+        notebook_launcher(work, num_processes=2, hang_timeout=1, on_hang="raise")
+        """
+    ).ok()
+    assert cell.value == "'came through'" and sorted(cell.lines) == ["[0] working", "[1] working"]
+    assert [data["text/plain"] for data in cell.displays] == ["", ""], "the lines stand in their place"
+
+
 @pytest.mark.skipif("sys.platform != 'linux'", reason="ctypes finds libc's sleep by the system's name")
 def test_a_rank_that_cannot_answer_shows_its_stack(kernel: Kernel) -> None:
     cell = kernel.run(

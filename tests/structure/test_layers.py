@@ -120,7 +120,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("single",),
         ("ddp", "fsdp2", "xla"),
     ),
-    "stream": (("readable", "wire"), ("emit", "inbox", "sinks"), ("*",), ("capture",)),
+    "stream": (("lines", "readable", "wire"), ("emit", "inbox", "sinks"), ("*",), ("capture",)),
     "trust": (("plain", "proof"), ("*",)),
     "tracking": (("base", "values"), ("*",), ("choose",)),
     "utils": (("*",),),

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from notebook_accel.stream.record import Point
+from notebook_accel.stream.series import Point
 
 from .ansi import make_readable
 

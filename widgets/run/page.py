@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from notebook_accel.events import Display, Line
+from notebook_accel.events import Display, Line, Unfinished
 from notebook_accel.launch.run import format_duration
 
 from . import ansi, chart
@@ -184,7 +184,7 @@ def render_chart(picture: Picture, *, log: bool = False) -> str:
 # -- lines
 
 
-def classify_lines(lines: Iterable[Line]) -> Iterator[tuple[Mark, str]]:
+def classify_lines(lines: Iterable[Line | Unfinished]) -> Iterator[tuple[Mark, str]]:
     """Yield each line as its mark and its text. A traceback is found on both streams.
 
     Args:
@@ -222,7 +222,7 @@ def render_lines(rank: int, output: Output) -> str:
         output: the lines.
     """
     parts = []
-    for mark, group in itertools.groupby(classify_lines(output.lines), key=lambda pair: pair[0]):
+    for mark, group in itertools.groupby(classify_lines(output.rows), key=lambda pair: pair[0]):
         text = ansi.to_html("\n".join(text for _, text in group))
         parts.append(f'<span style="{_MARKED[mark]}">{text}</span>' if mark else f"{text}\n")
     return f'<pre role="group" aria-label="Newest lines of rank {rank}" style="{_PRE}">{"".join(parts)}</pre>'
@@ -329,7 +329,7 @@ def render_page(picture: Picture) -> str:
     parts.append(_render_static_chart(picture))
     if picture.background:
         parts.append(render_displays(picture.displays))
-    parts += [_render_output(rank, output) for rank, output in picture.outputs.items() if output.lines]
+    parts += [_render_output(rank, output) for rank, output in picture.outputs.items() if output.rows]
     return f'<div class="accel-run accel-run-static" style="line-height:1.4;max-width:64em">{"".join(parts)}</div>'
 
 
@@ -382,7 +382,7 @@ def render_text(picture: Picture, last: int = _PLAIN_LINES) -> str:
         parts.append(chart.describe_last_values(picture.metrics))
     prefixed = len(picture.outputs) > 1
     for rank, output in picture.outputs.items():
-        shown = [text for _, text in classify_lines(output.lines)][-last:] if last else []
+        shown = [text for _, text in classify_lines(output.rows)][-last:] if last else []
         parts += [
             f"[{rank}] {ansi.strip_escapes(text)}" if prefixed else ansi.strip_escapes(text) for text in shown
         ]

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 import ipywidgets
 
-from notebook_accel.events import Display
-
 from . import page
+from .figures import Figures, close_whole
 from .picture import Output, Picture
 
 _CHART_SECONDS: Final = 1.0
@@ -43,11 +42,10 @@ class Panel:
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop_run = stop
         self._lines: dict[int, Any] = {}
-        self._totals: dict[int, int] = {}
+        self._states: dict[int, object] = {}
         self._titles: dict[int, str] = {}
         self._next_chart = self._next_hidden = 0.0
         self._chart_state: object = None
-        self._shown_displays: tuple[Display, ...] = ()
         self.status, self._head = _html(), _html()
         self._stop = ipywidgets.Button(
             description="Stop",
@@ -57,7 +55,7 @@ class Panel:
         self._stop.layout.width = "8em"
         self._stop.on_click(self._on_stop)
         self._table, self._notice, self._bars, self._chart = (_html() for _ in range(4))
-        self._failure, self._displays = _html(), _html()
+        self._failure, self._figures = _html(), Figures()
         self._log = ipywidgets.Checkbox(description="log scale", indent=False)
         self._every = ipywidgets.Checkbox(description="all ranks", indent=False)
         for box in (self._log, self._every):
@@ -87,7 +85,7 @@ class Panel:
             self._next_chart = now + _CHART_SECONDS
             self._show_chart(picture)
         for rank, output in picture.outputs.items():
-            if output.total and picture.distributed:
+            if output.rows and picture.distributed:
                 self._show_lines(rank, output, now)
         if now >= self._next_hidden:
             self._next_hidden = now + _HIDDEN_SECONDS
@@ -96,9 +94,8 @@ class Panel:
             "value",
             page.render_failure(picture.failure) if picture.failure is not None else "",
         )
-        if picture.background and picture.displays != self._shown_displays:
-            self._shown_displays = picture.displays
-            _set(self._displays, "value", page.render_displays(picture.displays))
+        if picture.background:
+            self._figures.show(picture.displays)
         self._arrange(picture)
 
     def end(self, html: str) -> None:
@@ -116,13 +113,12 @@ class Panel:
             self._bars,
             self._chart,
         ]
-        parts += [self._failure, self._displays, self._log, self._every, self._tabs, *self._lines.values()]
+        parts += [self._failure, self._log, self._every, self._tabs, *self._lines.values()]
         self.box.children = (final,)
+        self._figures.close()
         for part in dict.fromkeys(parts):
-            part.layout.close()  # `close` of a widget leaves its layout and style open, and ipywidgets keeps them
-            if part.has_trait("style"):
-                part.style.close()
-            part.close()
+            if part is not self._figures.box:
+                close_whole(part)
 
     def _arrange(self, picture: Picture) -> None:
         """Show the widgets that have content, in their order."""
@@ -132,7 +128,8 @@ class Panel:
         parts += [self._bars, *every] if self._bars.value else []
         parts += [self._chart, self._log] if self._chart.value else []
         parts += [self._tabs] if self._lines else []
-        parts += [part for part in (self._displays, self._failure) if part.value]
+        parts += [self._figures.box] if self._figures.box.children else []
+        parts += [self._failure] if self._failure.value else []
         _set(self.box, "children", tuple(parts))
         upper = (self.status, self._head, *([self._stop] if picture.distributed else []))
         _set(self._upper, "children", upper)
@@ -150,9 +147,10 @@ class Panel:
         if rank not in self._lines:
             self._add_tab(rank)
         hidden = self._tabs.selected_index != list(self._lines).index(rank)
-        if self._totals.get(rank) == output.total or (hidden and now < self._next_hidden):
+        state = (output.total, [event.text for event in output.unfinished])
+        if self._states.get(rank) == state or (hidden and now < self._next_hidden):
             return
-        self._totals[rank] = output.total
+        self._states[rank] = state
         _set(self._lines[rank], "value", page.render_lines(rank, output))
         title = f"rank {rank} ✗" if page.has_errors(output) else f"rank {rank}"
         if self._titles.get(rank) != title:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from notebook_accel.errors import RunStoppedError
-from notebook_accel.events import Display, Failure, Line, Progress, Pulse
+from notebook_accel.events import Display, Failure, Line, Progress, Pulse, Unfinished
 from notebook_accel.launch.run import Run
 from notebook_accel.launch.run import Status as RunStatus
 from notebook_accel.launch.transfer import failures
-from notebook_accel.stream.record import Point, RunRecord
+from notebook_accel.stream.record import RunRecord
+from notebook_accel.stream.series import Point
 
 RankStatus = Literal["starting", "running", "waiting", "done", "failed", "killed", "stopped"]
 
@@ -85,10 +86,17 @@ class Output:
     Attributes:
         total: how many lines it has written.
         lines: the newest of them.
+        unfinished: what it has written since, where no newline has ended it.
     """
 
     total: int = 0
     lines: tuple[Line, ...] = ()
+    unfinished: tuple[Unfinished, ...] = ()
+
+    @property
+    def rows(self) -> tuple[Line | Unfinished, ...]:
+        """The newest lines, and below them what is unfinished."""
+        return self.lines + self.unfinished
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,14 +186,21 @@ def make_picture(run: Run, usage: Mapping[int, Usage] | None = None) -> Picture:
         ranks=tuple(_make_state(run, rank, status, now, (usage or {}).get(rank)) for rank in ranks),
         bars=bars,
         slowest=min(bars, key=lambda rank: _measure_progress(record, rank), default=None),
-        outputs={
-            rank: Output(total=record.line_counts.get(rank, 0), lines=tuple(record.tails.get(rank, ())))
-            for rank in shown
-        },
+        outputs={rank: _make_output(record, rank) for rank in shown},
         metrics={name: tuple(points) for name, points in list(record.metrics.items())},
         displays=tuple(event for (rank, _), event in list(record.displays.items()) if rank in shown),
         failure=_summarize_failure(run),
         notice="" if run.is_over and not run.failure else record.notice,
+    )
+
+
+def _make_output(record: RunRecord, rank: int) -> Output:
+    return Output(
+        total=record.line_counts.get(rank, 0),
+        lines=tuple(record.tails.get(rank, ())),
+        unfinished=tuple(
+            event for event in list(record.unfinished.values()) if event.rank == rank and event.text.strip()
+        ),
     )
 
 
@@ -256,11 +271,12 @@ def _describe_failure(failure: Failure | None) -> str:
 def _make_bars(record: RunRecord, rank: int, shown: bool, over: bool) -> tuple[Bar, ...]:
     pulse = record.pulses.get(rank)
     found = [] if pulse is None or not pulse.batch or over else [_make_loader_bar(pulse)]
-    drawn: dict[str, Progress] = {}  # if several bars have one name, the newest
-    for (of, _), bar in list(record.progress.items()):
+    drawn: dict[tuple[str, int], Progress] = {}  # of bars with one name that followed each other, the newest
+    for (of, _), bar in sorted(record.progress.items()):
         if of == rank and shown and (bar.leave or not bar.finished):
-            drawn[bar.description] = bar
-    return (*found, *map(_make_tqdm_bar, list(drawn.values())[-_MAX_BARS:]))
+            drawn[bar.description, bar.position] = bar
+    newest = sorted(drawn.values(), key=lambda bar: (not bar.finished, bar.bar))[-_MAX_BARS:]
+    return (*found, *map(_make_tqdm_bar, sorted(newest, key=lambda bar: bar.bar)))
 
 
 def _make_loader_bar(pulse: Pulse) -> Bar:

@@ -85,7 +85,7 @@ def render_lines_and_status(shown: Picture) -> str:
     """
     several = len(shown.outputs) > 1
     newest = sorted(
-        (line for output in shown.outputs.values() for line in output.lines), key=lambda line: line.time
+        (row for output in shown.outputs.values() for row in output.rows), key=lambda row: row.time
     )
     lines = [f"[{line.rank}] {line.text}" if several else line.text for line in newest[-MAX_TAIL:]]
     return "\n".join([*map(ansi.strip_escapes, lines), page.render_text(shown, last=0)])

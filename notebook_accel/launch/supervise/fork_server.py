@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from ... import devices, runtime
+from ...errors import LaunchError
 from ...stream.readable import wait_readable
 from .. import signals
 from ..checks import compiler_preload, xla_runtime
@@ -22,6 +25,7 @@ _PRELOAD: Final = (
     "notebook_accel.launch.worker.main",
 )
 _LOOK_SECONDS: Final = 0.05
+_IMPORT_SECONDS: Final = 100.0
 
 
 class _Nothing:
@@ -44,19 +48,55 @@ def start(job: Job, check: Callable[[], None]) -> None:
 
     server: Any = forkserver._forkserver
     forkserver.set_forkserver_preload(_choose_modules(job, getattr(server, "_preload_modules", ())))
-    with signals.block_interrupt_in_children():
+    with explain_end(job), signals.block_interrupt_in_children():
         forkserver.ensure_running()
         if server._forkserver_pid == runtime.fork_server():
             return
         reader, writer = forkserver.connect_to_new_process([])
     try:
-        os.write(writer, pickle.dumps({}) + pickle.dumps(_Nothing()))
-        while not wait_readable(reader, _LOOK_SECONDS):
-            check()
+        with explain_end(job):
+            os.write(writer, pickle.dumps({}) + pickle.dumps(_Nothing()))
+            while not wait_readable(reader, _LOOK_SECONDS):
+                check()
+            if not os.read(reader, 1):
+                raise EOFError
         runtime.set_fork_server(server._forkserver_pid)
     finally:
         os.close(writer)
         os.close(reader)
+
+
+@contextlib.contextmanager
+def explain_end(job: Job) -> Iterator[None]:
+    """Say why the server has ended where it does not answer any more.
+
+    Args:
+        job: what the workers run.
+
+    Raises:
+        LaunchError: the server has ended.
+    """
+    try:
+        yield
+    except (EOFError, ConnectionError) as error:
+        if job.start_method != "forkserver":
+            raise
+        raise LaunchError(_explain_end()) from error
+
+
+def _explain_end() -> str:
+    """Return why the server has ended: its imports are made once more, in a process whose errors can be read."""
+    from multiprocessing import forkserver
+
+    server: Any = forkserver._forkserver
+    text = "the fork server, from which workers start, has ended"
+    command = [sys.executable, "-c", "\n".join(f"import {name}" for name in server._preload_modules)]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_IMPORT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return text
+    said = done.stderr.decode("utf-8", "backslashreplace").strip()
+    return f"{text}; its imports fail here:\n{said}" if done.returncode and said else text
 
 
 def _choose_modules(job: Job, chosen: Sequence[str]) -> list[str]:

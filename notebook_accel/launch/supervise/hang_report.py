@@ -6,19 +6,34 @@ import linecache
 import sysconfig
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Final
 
+import psutil
 import torch
 
 from ...events import Frame, RaisedError, RecordedCollective, StackReport
 from ..checks.fork_safety import describe_file, is_cell
 
+_STATES: Final = {
+    psutil.STATUS_STOPPED: "is stopped by a signal, SIGSTOP or SIGTSTP: `kill -CONT {pid}` lets it go on",
+    psutil.STATUS_TRACING_STOP: "is stopped by a debugger that is attached to it",
+    psutil.STATUS_DISK_SLEEP: "waits in the operating system, for a disk, a network file system or a driver, and no "
+    "signal reaches it",
+    psutil.STATUS_ZOMBIE: "has ended, and the process that started it has not noticed",
+}
+"""Why a process cannot go on, by its state."""
+_SILENT: Final = "does not answer, so C code holds the interpreter"
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[2])
 _STANDARD = sysconfig.get_path("stdlib")
 
 
 def describe_wait(
-    stacks: Mapping[int, StackReport], returned: Collection[int], absent: Collection[int], seconds: float
+    stacks: Mapping[int, StackReport],
+    returned: Collection[int],
+    absent: Collection[int],
+    seconds: float,
+    silent: Mapping[int, int] | None = None,
 ) -> str:
     """Return which ranks of a session's call wait for which others.
 
@@ -27,6 +42,7 @@ def describe_wait(
         returned: ranks that have ended it.
         absent: ranks that take no part in it.
         seconds: how long a wait must have lasted.
+        silent: process ids, on this machine, of ranks that were asked and did not answer; None for none.
 
     Returns:
         Lines of text; empty where nobody has waited so long, or where all ranks wait for the same.
@@ -36,7 +52,8 @@ def describe_wait(
     if longest < seconds:
         return ""
     names = {stack.collective for stack in waiting.values()}
-    missing = sorted([*returned, *absent, *(rank for rank in stacks if rank not in waiting)])
+    silent = silent or {}
+    missing = sorted([*returned, *absent, *silent, *(rank for rank in stacks if rank not in waiting)])
     if not missing and len(names) == 1:
         return ""
     rows = [f"{_name_ranks(waiting)} {_has(waiting)} waited for {longest:.0f} s"]
@@ -47,6 +64,7 @@ def describe_wait(
     else:
         rows[0] += " in different collectives:"
     rows += [f"  rank {rank}: {_describe_stack(stacks[rank])}" for rank in sorted(stacks)]
+    rows += [f"  rank {rank} {find_process_state(pid) or _SILENT}" for rank, pid in sorted(silent.items())]
     rows += [f"  rank {rank}: has ended the call" for rank in sorted(returned)]
     rows += [f"  rank {rank}: takes no part in the call" for rank in sorted(absent)]
     return "\n".join([*rows, "  interrupt the cell to stop the call on all ranks"])
@@ -58,6 +76,7 @@ def describe_hang(
     ready: Collection[int],
     returned: Collection[int],
     seconds: float,
+    states: Mapping[int, str],
 ) -> str:
     """Return the stack of each rank of a run, and what the ranks wait for.
 
@@ -67,6 +86,8 @@ def describe_hang(
         ready: ranks whose process could be asked.
         returned: ranks that have returned.
         seconds: how long nothing was heard of any rank.
+        states: why the process of a rank cannot go on, as `find_process_state` says it; ranks without such a cause are
+            left out.
 
     Returns:
         Lines of text.
@@ -84,11 +105,14 @@ def describe_hang(
         rows[0] += ": they are in different collectives"
     for rank in sorted(running):
         who = f"rank {rank} (process {running[rank]})"
+        if rank in states:
+            rows.append(f"{who} {states[rank]}")
+            continue
         if rank not in ready:
             rows.append(f"{who} is still starting")
             continue
         if rank not in stacks:
-            rows.append(f"{who} does not answer, so C code holds the interpreter; its stack follows")
+            rows.append(f"{who} {_SILENT}; its stack follows")
             continue
         rows.append(f"{who}{f', in {waiting[rank]}' if rank in waiting else ''}:")
         rows += [f"    {describe_frame(frame)}" for frame in _keep_users(stacks[rank].frames)] or [
@@ -99,6 +123,22 @@ def describe_hang(
         ]
     rows += [f"rank {rank} has returned" for rank in sorted(returned)]
     return "\n".join(rows)
+
+
+def find_process_state(pid: int) -> str:
+    """Return why a process of this machine cannot go on, as the end of a sentence about it.
+
+    Args:
+        pid: its process id.
+
+    Returns:
+        Empty where it runs or waits as any process does.
+    """
+    try:
+        state = psutil.Process(pid).status()
+    except psutil.Error:
+        return ""
+    return _STATES.get(state, "").format(pid=pid)
 
 
 def describe_frame(frame: Frame) -> str:

@@ -26,6 +26,7 @@ class HangWatch:
         tell: sends an order to a rank.
         deliver: takes the report.
         send_signal: sends a signal to the process of a rank.
+        find_state: says why the process of a rank cannot go on, as `hang_report.find_process_state` does.
     """
 
     def __init__(
@@ -34,11 +35,13 @@ class HangWatch:
         tell: Callable[[Order], None],
         deliver: Callable[[Sequence[Event]], None],
         send_signal: Callable[[int, int], object],
+        find_state: Callable[[int], str],
     ) -> None:
         self._timeout = timeout
         self._tell = tell
         self._deliver = deliver
         self._send_signal = send_signal
+        self._find_state = find_state
         self._own_news = self._news = time.monotonic()
         self._asked_at: float | None = None
         self._is_reported = False
@@ -121,9 +124,10 @@ class HangWatch:
         self._is_reported = True
         self._deaf_until = now + _DEAF_SECONDS
         stacks = {rank: stack for rank, stack in self._stacks.items() if rank in running}
-        text = hang_report.describe_hang(stacks, running, ready, returned, now - self._news)
+        mute = {rank: state for rank in running.keys() - stacks.keys() if (state := self._find_state(rank))}
+        text = hang_report.describe_hang(stacks, running, ready, returned, now - self._news, mute)
         self._deliver([Notice(rank=-1, time=time.time(), text=text)])
         if STACK_SIGNAL is not None:
-            for rank in silent:
+            for rank in silent - mute.keys():
                 self._send_signal(rank, STACK_SIGNAL)
         return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import socket
 import sys
@@ -20,14 +21,15 @@ from ...stream.inbox import Channel, End, Inbox
 from ...stream.wire import GO, PipeEnd
 from .. import descriptors, signals
 from ..transfer.parent_state import ParentState
-from ..worker import environment
+from ..worker import early, environment
 from ..worker.main import WorkerSpec, main
-from . import fork_server
+from . import fork_server, hang_report, socket_folder
 from .end_watch import EndWatch
 from .worker_group import Attempt, Member, WorkerGroup
 
 OUTPUT_BY_PIPES = sys.platform != "win32"  # there it comes as events: the ends of a pipe cannot be waited for
 _KILL_SECONDS: Final = 30.0  # the system takes a while to take down a large process
+_REDIRECTING: Final = threading.Lock()
 _GONE_SECONDS: Final = 1.0  # for what workers started, once it was killed
 
 
@@ -151,7 +153,9 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
 
         Raises:
             OSError: the system gives no further process.
+            LaunchError: there is no folder for sockets.
         """
+        socket_folder.use_short_folder()
         now = time.time()
         self._delivery.deliver([Phase(rank=rank, time=now, name="starting") for rank in self._environments])
         self.start_helpers()
@@ -232,10 +236,17 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
             random_states=self._parent_state.random_states,
             sources=self._parent_state.sources,
         )
+        work: tuple[Any, ...] = (main, spec)
+        if self._job.start_method == "forkserver":
+            work = (early.run, ends.stderr, early.Sealed(*work))
         process: WorkerProcess = self._context.Process(  # type: ignore[attr-defined]
-            target=main, args=(spec,), name=f"notebook_accel rank {rank}"
+            target=work[0], args=work[1:], name=f"notebook_accel rank {rank}"
         )
-        with _without_main_module(forked):
+        with (
+            _without_main_module(forked),
+            _hear_errors(self._job.start_method, ends.stderr),
+            fork_server.explain_end(self._job),
+        ):
             process.start()  # type: ignore[attr-defined]
         return process
 
@@ -293,6 +304,10 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         else:
             signals.send(pid, signum)
 
+    def find_state(self, rank: int) -> str:
+        """Return why the process of a worker cannot go on: it is stopped, or waits in the system, or has ended."""
+        return hang_report.find_process_state(self.pids[rank])
+
     def stop(self, grace: float, signum: int = signal.SIGINT) -> None:
         """End every worker, and all that the workers started.
 
@@ -343,6 +358,34 @@ def choose_child_start_method() -> str | None:
     """
     chosen = multiprocessing.get_start_method(allow_none=True)
     return chosen or ("fork" if sys.platform == "linux" else None)
+
+
+@contextlib.contextmanager
+def _hear_errors(start_method: str, stderr: PipeEnd | None) -> Iterator[None]:
+    """Hear what a worker writes before it can send its errors here itself.
+
+    A spawned process inherits this process's errors, which go into its pipe for the moment of its start. The workers of
+    a fork server do this themselves.
+
+    Args:
+        start_method: how the worker starts.
+        stderr: the end of its pipe for errors; None where they come as events.
+    """
+    if start_method != "spawn" or stderr is None:
+        yield
+        return
+    with _REDIRECTING:  # another thread may start workers too
+        try:
+            own = os.dup(2)
+        except OSError:  # this process has closed its errors
+            yield
+            return
+        try:
+            os.dup2(stderr.fileno(), 2)
+            yield
+        finally:
+            os.dup2(own, 2)
+            os.close(own)
 
 
 @contextlib.contextmanager

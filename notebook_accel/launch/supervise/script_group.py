@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from ...events import Event, Failure, Phase, Result
 from .. import signals
@@ -105,10 +105,6 @@ class ScriptWorkerGroup(LocalWorkerGroup):
 
     A rank's exit code says how it ended, as it does without a launcher: a script returns nothing.
     """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._inbox.shows_unfinished = True
 
     def start(self) -> None:
         """Start a process per rank; all are ended where one cannot start."""

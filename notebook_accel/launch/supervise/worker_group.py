@@ -97,7 +97,9 @@ class WorkerGroup(ABC, Generic[MemberT]):
         self._members: list[MemberT] = []
         self._agreement = StopAgreement(self.tell, attempt.record, attempt.control)
         self.stopped_ranks: set[int] = set()
-        self.hang_watch = HangWatch(attempt.job.hang_timeout, self.tell, attempt.deliver, self.send_signal)
+        self.hang_watch = HangWatch(
+            attempt.job.hang_timeout, self.tell, attempt.deliver, self.send_signal, self.find_state
+        )
         self.hang = ""
 
     # -- what a subclass says
@@ -149,6 +151,14 @@ class WorkerGroup(ABC, Generic[MemberT]):
             signum: the signal's number.
         """
         self.tell(SignalOrder(rank=rank, time=time.time(), signum=signum))
+
+    def find_state(self, rank: int) -> str:
+        """Return why the process of a worker cannot go on, as the end of a sentence; empty where nobody knows.
+
+        Args:
+            rank: the worker's.
+        """
+        return ""
 
     def on_look(self) -> None:
         """Do what else is due, at each look of `watch`."""

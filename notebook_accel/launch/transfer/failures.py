@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import inspect
 import linecache
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,6 +25,7 @@ from . import tracebacks
 from .pickling import pack, unpack
 
 _MAX_CHAIN = 8
+_MAY_GO_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def describe(error: BaseException, depth: int = 0) -> RaisedError:
@@ -156,11 +159,12 @@ def _read_notes(error: BaseException) -> tuple[str, ...]:
     return tuple(str(note) for note in notes) if isinstance(notes, (list, tuple)) else (str(notes),)
 
 
-def make_exit_error(failure: Failure) -> WorkerError:
+def make_exit_error(failure: Failure, last_words: Sequence[str] | None = None) -> WorkerError:
     """Return the error for a worker that ended without an exception of its own.
 
     Args:
         failure: says how the process ended, or that it is lost.
+        last_words: the last lines of its errors, where it ended before it called its function; None where it called it.
     """
     code, rank, pid = failure.exitcode, failure.rank, failure.pid
     who = f"rank {rank} (process {pid})"
@@ -176,7 +180,9 @@ def make_exit_error(failure: Failure) -> WorkerError:
         cause = likely_cause(-code)
         text = f"{who} was ended by {name_of(-code)}" + (f": {cause}" if cause else "")
         return WorkerKilledError(text, rank=rank, pid=pid, signum=-code)
-    text = f"{who} left with exit code {code} before its function returned"
+    text = f"{who} left with exit code {code} before its function {'returned' if last_words is None else 'began'}"
+    if last_words:
+        text += "; it wrote:\n" + "\n".join(last_words)
     return WorkerExitedError(text, rank=rank, pid=pid, exitcode=code)
 
 
@@ -322,3 +328,21 @@ def _unpickle(raised: RaisedError) -> BaseException | None:
     except Exception:
         return None
     return error if isinstance(error, BaseException) else None
+
+
+def forget_variables(error: BaseException | None) -> None:
+    """Drop the variables of the frames in the tracebacks of an error and of its causes; their lines stay.
+
+    Args:
+        error: any; None has no frames. Frames that still run, or may go on as coroutines do, keep their variables.
+    """
+    known = set[int]()
+    while error is not None and id(error) not in known:
+        known.add(id(error))
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_code.co_flags & _MAY_GO_ON:
+                continue
+            with contextlib.suppress(RuntimeError):  # it still runs
+                frame.clear()
+            _ = frame.f_locals  # before Python 3.13 a frame may have a copy, which this brings up to date
+        error = error.__cause__ or error.__context__

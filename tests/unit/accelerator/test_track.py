@@ -17,7 +17,8 @@ from notebook_accel.accelerator import Accelerator
 from notebook_accel.events import Metric, Phase
 from notebook_accel.launch.engines.inprocess import InProcessEngine
 from notebook_accel.launch.run import Run
-from notebook_accel.stream.record import Point, RunRecord
+from notebook_accel.stream.record import RunRecord
+from notebook_accel.stream.series import Point
 from notebook_accel.tracking import GeneralTracker, LoggerType, choose_trackers, register_tracker_class
 from notebook_accel.utils import LoggerType as LoggerTypeOfUtils
 from tests.unit.jobs import make_job
@@ -315,23 +316,15 @@ def metric(value: float, step: int | None = None, **more: float) -> Metric:
     return Metric(rank=0, time=10.0 + value, values={"loss": value, **more}, step=step)
 
 
-def test_the_record_keeps_the_last_values_of_each_metric() -> None:
-    record = RunRecord(max_points=3)
-    for step in range(5):
+def test_the_record_keeps_the_values_of_each_metric() -> None:
+    record = RunRecord()
+    for step in range(2):
         record.apply(metric(float(step), step))
     record.apply(Phase(rank=-1, time=0.0, name="restarting"))
     record.apply(metric(7.0, None, accuracy=0.5))
     assert list(record.metrics) == ["loss", "accuracy"]
-    assert list(record.metrics["loss"]) == [(3, 13.0, 3.0), (4, 14.0, 4.0), (None, 17.0, 7.0)]
+    assert list(record.metrics["loss"]) == [(0, 10.0, 0.0), (1, 11.0, 1.0), (None, 17.0, 7.0)]
     assert list(record.metrics["accuracy"]) == [Point(step=None, time=17.0, value=0.5)]
-    assert [event.values["loss"] for event in record.since(0) if isinstance(event, Metric)] == [
-        0,
-        1,
-        2,
-        3,
-        4,
-        7,
-    ], "the notebook can follow them"
 
 
 def test_a_function_launched_in_this_process_reports_too(capsys: pytest.CaptureFixture[str]) -> None:

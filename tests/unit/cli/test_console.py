@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from notebook_accel.cli.console import Console, Tee
-from notebook_accel.events import Event, Line, Notice, Phase, Progress, Stream, Traceback
+from notebook_accel.events import Event, Line, Notice, Phase, Stream, Traceback, Unfinished
 
 
 def line(rank: int, text: str, stream: Stream = "stdout") -> Line:
@@ -53,18 +53,8 @@ def test_who_asks_for_quiet_reads_scripts_only(capsys: pytest.CaptureFixture[str
 
 
 def test_a_file_has_lines_and_no_states_of_bars(capsys: pytest.CaptureFixture[str]) -> None:
-    bar = Progress(
-        rank=0,
-        time=0.0,
-        bar=2,
-        description="",
-        count=0.0,
-        total=None,
-        text="50%",
-        finished=False,
-        leave=False,
-    )
+    half = Unfinished(rank=0, time=0.0, stream="stderr", text="50%")
     shown = console()
-    shown.show([*started(0), bar, line(0, "100%", "stderr")])
+    shown.show([*started(0), half, line(0, "100%", "stderr")])
     shown.close()
     assert capsys.readouterr().err == "100%\n"

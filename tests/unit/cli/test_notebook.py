@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 
 from notebook_accel.cli import notebook
 from notebook_accel.cli.main import cli
+from notebook_accel.cli.notebook_file import NotebookFile
 from tests.unit import launching
 from tests.unit.launching import Launched, dry, run
 
@@ -65,6 +67,64 @@ def test_a_lost_terminal_leaves_what_was_run() -> None:
     os.kill(launched.pid, signal.SIGHUP)
     assert launched.wait()[0] == 128 + signal.SIGHUP
     assert nbformat.read("x.executed.ipynb", as_version=4).cells[0].outputs[0].text == "up\n"
+
+
+def test_a_killed_launch_leaves_the_outputs_so_far() -> None:
+    sources = [
+        "import os, time\nprint('first')",
+        "print('second', os.getpid(), flush=True)\ntime.sleep(60)",
+        "3",
+    ]
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    cells[2].outputs = [nbformat.v4.new_output("stream", text="of an earlier run")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), "x.ipynb")
+    launched = Launched(("x.ipynb",))
+    assert launched.out.readline() == "first\n"
+    kernel = psutil.Process(int(launched.out.readline().split()[1]))
+    connection = Path(next(word for word in kernel.cmdline() if word.endswith(".json")))
+    deadline = time.monotonic() + 60
+    found: list[Any] = []
+    while time.monotonic() < deadline and not (found and found[1]):
+        if Path("x.executed.ipynb").exists():  # whole, whenever it is read
+            book = nbformat.read("x.executed.ipynb", as_version=4)
+            found = [[output.text.split()[0] for output in cell.outputs] for cell in book.cells]
+        time.sleep(0.02)
+    os.kill(launched.pid, signal.SIGKILL)
+    launched.wait()
+    assert found == [["first"], ["second"], []]
+    assert sorted(path.name for path in Path().iterdir() if "ipynb" in path.name) == [
+        "x.executed.ipynb",
+        "x.ipynb",
+    ]
+    assert not psutil.wait_procs([kernel], timeout=20)[1], "it ends with the process that started it"
+    connection.unlink()  # nobody else does
+
+
+def test_what_cannot_be_written_meanwhile_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("notebook_accel.cli.notebook_file._SHARE", 1e9)
+    folder = tmp_path / "folder"
+    file = NotebookFile(nbformat.v4.new_notebook(), folder / "x.ipynb")
+    for _ in range(2):
+        file.note_change()
+        file.write_soon()
+    assert capsys.readouterr().err.count("x.ipynb cannot be written yet: [Errno 2]") == 1
+    with pytest.raises(FileNotFoundError):
+        file.close()
+    folder.mkdir()
+    file.close()
+    assert [path.name for path in folder.iterdir()] == ["x.ipynb"]
+
+
+def test_a_link_and_a_mode_stay(tmp_path: Path) -> None:
+    kept, link = tmp_path / "kept.ipynb", tmp_path / "link.ipynb"
+    kept.write_text("")
+    kept.chmod(0o640)
+    link.symlink_to(kept)
+    NotebookFile(nbformat.v4.new_notebook(), link).close()
+    assert link.is_symlink() and kept.stat().st_mode & 0o777 == 0o640
+    assert nbformat.read(kept, as_version=4).cells == []
 
 
 @pytest.mark.parametrize(

@@ -274,6 +274,19 @@ def test_a_terminal_shows_bars_and_questions_while_they_stand() -> None:
         assert text in written, (text, written)
 
 
+def test_nested_bars_of_scripts_are_no_wall_of_lines() -> None:
+    Path("s.py").write_text(
+        "import time\n"
+        "from tqdm import tqdm\n"
+        "for _ in tqdm(range(2), ascii=True):\n"
+        "    for _ in tqdm(range(3), ascii=True, leave=False, mininterval=0): time.sleep(0.01)\n"
+        "print('the end')\n"
+    )
+    out, errors = run(*TWO, "s.py")
+    assert out == "the end\n" * 2
+    assert [(line[:5], "2/2" in line) for line in errors.splitlines()] == [("100%|", True)] * 2, errors
+
+
 def test_nodes_join_and_leave_a_range() -> None:
     Path("s.py").write_text(
         "import os, sys, time\n"

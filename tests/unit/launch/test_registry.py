@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import dataclasses
+import gc
 import os
 import weakref
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ from notebook_accel.launch.supervise.delivery import Deliver
 from notebook_accel.session import service
 from notebook_accel.stream.record import RunRecord
 from notebook_accel.stream.sinks import Sink
+from notebook_accel.widgets.run.picture import make_picture
 from tests.unit.jobs import make_job
 
 
@@ -44,7 +47,7 @@ def job(num_processes: int, **environment: str) -> Job:
 
 
 def hold(job: Job, is_over: bool = False) -> Any:
-    run = SimpleNamespace(job=job, is_over=is_over)
+    run = SimpleNamespace(job=job, is_over=is_over, forget_variables=lambda: None)
     runtime.runs().append(run)
     return run
 
@@ -65,6 +68,86 @@ def test_a_value_belongs_to_the_cell_that_launched_it() -> None:
         run.execute()
         assert run.result() == run.result() == 5
         assert run.record.results[0].value == b"", "what is pickled takes as much again"
+    finally:
+        runtime.runs().clear()
+
+
+class Large:
+    """An argument that takes much memory."""
+
+
+def fail(large: Large) -> None:
+    batch = Large()
+    SEEN.append(weakref.ref(batch))
+    assert locals()  # which leaves a copy in the frame
+    raise ValueError("no memory")
+
+
+SEEN: list[weakref.ref[Large]] = []
+
+
+def test_an_ended_run_keeps_neither_function_nor_arguments() -> None:
+    class Function(Large):
+        def __call__(self, large: Large) -> int:
+            return 5
+
+    try:
+        function, large = Function(), Large()
+        kept = [weakref.ref(function), weakref.ref(large)]
+        notebook_launcher(function, (large,), num_processes=1)
+        behind = Run(dataclasses.replace(job(2), function=function, args=(large,)), Returning())
+        behind.execute()
+        del function, large
+        gc.collect()
+        assert [each() for each in kept] == [None, None]
+        (run,) = registry.runs()
+        assert "Function on 1 process: done" in repr(run) and behind.result() == 5
+        assert behind.record.results and behind.status == "done" and behind.lines() == []
+        assert make_picture(behind).status == "done"
+        with pytest.raises(LaunchError, match="has not kept its function: call notebook_launcher again"):
+            run.job.function()
+    finally:
+        runtime.runs().clear()
+
+
+def test_a_failed_run_keeps_variables_until_the_next_one() -> None:
+    """A debugger shows them; the next run needs the memory."""
+    SEEN.clear()
+    try:
+        large = Large()
+        kept = weakref.ref(large)
+        with pytest.raises(ValueError, match="no memory"):
+            notebook_launcher(fail, (large,), num_processes=1)
+        del large
+        gc.collect()
+        assert kept() is not None and SEEN[0]() is not None
+        notebook_launcher(os.getpid, num_processes=1)
+        gc.collect()
+        assert kept() is None and SEEN[0]() is None
+        failed, _ = registry.runs()
+        with pytest.raises(ValueError, match="no memory") as caught:
+            failed.result()
+        assert caught.traceback[-1].name == "fail", "the lines stay"
+    finally:
+        runtime.runs().clear()
+
+
+def test_a_coroutine_that_a_failure_went_through_goes_on() -> None:
+    async def launch_and_go_on() -> str:
+        variable = "kept"
+        with pytest.raises(ValueError, match="no memory"):
+            notebook_launcher(fail, (Large(),), num_processes=1)
+        await asyncio.sleep(0)
+        return variable
+
+    async def launch_beside() -> str:
+        first = asyncio.ensure_future(launch_and_go_on())
+        await asyncio.sleep(0)
+        notebook_launcher(os.getpid, num_processes=1)
+        return await first
+
+    try:
+        assert asyncio.run(launch_beside()) == "kept"
     finally:
         runtime.runs().clear()
 

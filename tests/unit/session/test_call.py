@@ -105,3 +105,22 @@ def test_a_stop_interrupts_ranks_that_do_not_ask() -> None:
         recorded.call.take(events.Held(rank=rank, time=NOW, questions=0))
     recorded.advance_until(events.InterruptOrder)
     assert recorded.call.was_interrupted
+
+
+def test_a_wait_for_a_rank_that_does_not_answer_is_told_once() -> None:
+    """A stopped process answers nothing, and the others wait for it."""
+    recorded = RecordingCall(hang_timeout=0.04)
+    notes: list[str] = []
+
+    class Notes(TextSink):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    for _ in range(10):
+        recorded.call.take(
+            events.StackReport(rank=0, time=NOW, call=4, collective="barrier", seconds=9.0, frames=())
+        )
+        recorded.call.advance(Notes("none"))
+        time.sleep(0.01)
+    (note,) = notes
+    assert note.startswith("rank 0 has waited for 9 s in barrier, which rank 1 has not entered:")

@@ -12,7 +12,7 @@ from multiprocessing import Pipe
 import pytest
 
 from notebook_accel import events
-from notebook_accel.events import Event, Line, Pulse
+from notebook_accel.events import Event, Line, Pulse, Unfinished
 from notebook_accel.stream.emit import Emitter
 from notebook_accel.stream.inbox import Inbox
 from notebook_accel.stream.wire import FrameReader
@@ -136,3 +136,54 @@ def test_unfinished_lines_are_drained() -> None:
         os.close(write_end)
         there.close()
         inbox.close()
+
+
+def poll_for(rank: Rank, seconds: float = 0.5) -> list[Event]:
+    """Return what comes within some time."""
+    found, deadline = list[Event](), time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found += rank.inbox.poll(0.02)
+    return found
+
+
+def describe(events: list[Event]) -> list[tuple[str, str]]:
+    return [(type(event).__name__, event.text) for event in events if isinstance(event, (Line, Unfinished))]
+
+
+def test_what_no_newline_has_ended_is_shown_once_it_stands(rank: Rank) -> None:
+    rank.write("one\nname? ")
+    assert describe(rank.inbox.poll(5)) == [("Line", "one")], "a line that is being written is not torn"
+    assert describe(poll_for(rank)) == [("Unfinished", "name? ")], "once"
+    rank.write("Ann\n")
+    assert describe(poll_for(rank, 0.3)) == [("Line", "name? Ann")]
+
+
+def test_writes_without_newline_are_news_though_they_show_the_same(rank: Rank) -> None:
+    found = list[Event]()
+    for _ in range(3):
+        rank.write("working\r")
+        found += poll_for(rank, 0.3)
+    assert describe(found) == [("Unfinished", "working")] * 3
+
+
+def test_many_writes_without_newline_are_shown_a_few_times_and_to_the_last(rank: Rank) -> None:
+    found = list[Event]()
+    for number in range(300):
+        rank.write(f"\r{number} of 300")
+        found += rank.inbox.poll(0.002)
+    found += poll_for(rank)
+    shown = describe(found)
+    assert shown[-1] == ("Unfinished", "299 of 300") and len(shown) < 50
+    rank.write("\n")
+    assert describe(poll_for(rank))[0] == ("Line", "299 of 300"), "nobody goes back to it"
+
+
+def test_a_flood_of_lines_has_no_unfinished_ones(rank: Rank) -> None:
+    found = list[Event]()
+    deadline = time.monotonic() + 0.6
+    while time.monotonic() < deadline:
+        rank.write("end of a line\nand its beg")
+        found += rank.inbox.poll(0.001)
+    assert not [event for event in found if isinstance(event, Unfinished)]
+    assert describe(rank.inbox.drain(0))[-1] == ("Line", "and its beg")
+    assert describe(poll_for(rank)) == []

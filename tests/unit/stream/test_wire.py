@@ -1,4 +1,4 @@
-"""Frames and lines survive any splitting of the byte stream."""
+"""Frames survive any splitting of the byte stream."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notebook_accel.events import CallOrder, Display, Event, Line, Metric, Result
+from notebook_accel.events import CallOrder, Display, Event, Line, Result
 from notebook_accel.stream.emit import Emitter
-from notebook_accel.stream.record import RunRecord
-from notebook_accel.stream.wire import FrameError, FrameReader, LineReader, frame
+from notebook_accel.stream.wire import FrameError, FrameReader, frame
 
 
 def _cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -32,42 +31,6 @@ def test_events_of_any_split(texts: list[str], places: list[int]) -> None:
     data = b"".join(bytes(part) for event in events for part in frame(event))
     reader = FrameReader()
     assert [event for chunk in _cut(data, places) for event in reader.feed(chunk)] == events
-
-
-@settings(max_examples=200)
-@given(
-    st.lists(
-        st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=20), max_size=6
-    ),
-    st.lists(st.integers(min_value=0), max_size=8),
-)
-def test_lines_of_any_split(texts: list[str], places: list[int]) -> None:
-    reader = LineReader()
-    lines = [line for chunk in _cut("\n".join(texts).encode(), places) for line in reader.feed(chunk)]
-    rest = reader.close()
-    assert lines + rest == (texts if texts and texts[-1] else texts[:-1])
-
-
-def test_a_carriage_return_overwrites_and_bad_bytes_are_shown() -> None:
-    reader = LineReader()
-    assert reader.feed(b"10%\r50%\r") == []
-    assert reader.feed(b"100%\r\nnext \xff\n") == ["100%", "next \\xff"]
-    assert reader.feed(b"x" * 3_000_000)[0] == "x" * (1 << 20)
-
-
-def test_a_line_can_be_seen_before_it_is_finished() -> None:
-    reader = LineReader()
-    assert reader.unfinished == ""
-    for data, shown in (
-        (b"one\ntw", "tw"),
-        (b"o\r10%", "10%"),
-        (b"\r50%\r", "50%"),
-        (b"\n", ""),
-        (b"name? ", "name? "),
-    ):
-        reader.feed(data)
-        assert reader.unfinished == shown
-    assert reader.close() == ["name? "]
 
 
 def test_buffers_travel_beside_the_pickle_and_arrive_writable() -> None:
@@ -105,42 +68,6 @@ def test_threads_do_not_tear_frames() -> None:
     ours.close()
     theirs.close()
     assert count == 200
-
-
-def test_the_record_is_bounded_and_read_from_a_position() -> None:
-    record = RunRecord(max_bytes=10 * (240 + 2))
-    for i in range(25):
-        record.apply(Line(rank=i % 2, time=0.0, stream="stdout", text=str(i)))
-    assert record.end == 25
-    assert record.lines() == [str(i) for i in range(15, 25)]
-    assert record.lines(rank=1) == ["15", "17", "19", "21", "23"]
-    assert [e.text for e in record.since(23) if isinstance(e, Line)] == ["23", "24"]
-    assert len(list(record.since(0))) == 10
-
-
-def test_the_record_keeps_little_of_a_flood() -> None:
-    record = RunRecord(max_bytes=4_000_000)
-    tracemalloc.start()
-    try:
-        for i in range(60_000):
-            record.apply(Line(rank=i % 8, time=float(i), stream="stdout", text=f"step {i}: " + "loss " * 20))
-        record.apply(Line(rank=0, time=0.0, stream="stdout", text="x" * 8_000_000))
-        record.apply(Line(rank=0, time=0.0, stream="stdout", text="the end"))
-        held, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert record.lines() == ["the end"]
-    assert held < 1_000_000 and peak < 14_000_000  # the tails of eight ranks are in it
-
-
-def test_metrics_as_rows() -> None:
-    record = RunRecord()
-    record.apply(Metric(rank=0, time=1.0, values={"loss": 2.0, "accuracy": 0.5}, step=10))
-    record.apply(Metric(rank=0, time=2.0, values={"loss": 1.0}, step=20))
-    assert record.rows() == [
-        {"step": 10, "time": 1.0, "loss": 2.0, "accuracy": 0.5},
-        {"step": 20, "time": 2.0, "loss": 1.0},
-    ]
 
 
 def test_a_call_travels_as_a_frame() -> None:

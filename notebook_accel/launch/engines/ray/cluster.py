@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import socket
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from .... import environ, runtime
 from ....errors import LaunchError
+from ...supervise import socket_folder
 
 PLACEMENTS: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _NAMESPACE: Final = "notebook_accel at "
@@ -20,6 +22,7 @@ _SLOW_SERVER: Final = "Proxy failed to Connect to backend"  # of Ray's client
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _SHOWN_NODES: Final = 6
 _MANY: Final = 1 << 20
+_SOCKET: Final = len("/ray/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store.1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +79,12 @@ def _init(address: str, tries: int = 2) -> None:
     """
     import ray
 
-    options: dict[str, Any] = {"include_dashboard": False} if address == _LOCAL else {}
+    options: dict[str, Any] = {}
+    if address == _LOCAL:
+        options["include_dashboard"] = False
+        parent = socket_folder.find_folder(_SOCKET)
+        if environ.get("RAY_TMPDIR") is None and parent != tempfile.gettempdir():
+            options["_temp_dir"] = f"{parent}/ray"
     try:
         ray.init(
             address=address,

@@ -87,6 +87,7 @@ def main(events: int, with_ipython: bool) -> None:
     """
     from torch.distributed import TCPStore
 
+    from ...supervise import socket_folder
     from ...worker import main
 
     if with_ipython:
@@ -95,6 +96,7 @@ def main(events: int, with_ipython: bool) -> None:
         handover: Handover = pickle.load(sys.stdin.buffer)
     except EOFError:
         sys.exit(0)  # the launch ended before this rank had a part in it
+    socket_folder.use_short_folder()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

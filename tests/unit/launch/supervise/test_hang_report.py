@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -37,6 +43,13 @@ def test_ranks_that_are_done_or_take_no_part_are_told() -> None:
     assert "rank 1: has ended the call" in text and "rank 2: takes no part in the call" in text
 
 
+def test_a_rank_that_does_not_answer_is_told() -> None:
+    text = hang_report.describe_wait({0: report(0, "barrier", 12.0)}, (), (), 10.0, {1: os.getpid()})
+    first, _, row, _ = text.splitlines()
+    assert first == "rank 0 has waited for 12 s in barrier, which rank 1 has not entered:"
+    assert row == "  rank 1 does not answer, so C code holds the interpreter"
+
+
 def test_ranks_in_different_collectives_are_told() -> None:
     text = hang_report.describe_wait(
         {0: report(0, "barrier", 12.0), 1: report(1, "recv", 11.0)}, (), (), 10.0
@@ -65,3 +78,48 @@ def test_where_an_error_was_raised_is_looked_for_in_its_context() -> None:
     found = hang_report.find_frame_of_error(raised)
     assert found is not None and found.filename == "/tmp/ipykernel_1/2.py"
     assert hang_report.find_frame_of_error(error(threading.__file__)) is None
+
+
+# -- processes that cannot go on
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def wait_for_state(pid: int) -> str:
+    deadline = time.monotonic() + 20
+    while not (state := hang_report.find_process_state(pid)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return state
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes cannot be stopped by a signal there")
+def test_a_stopped_and_an_ended_process_are_told(sleeper: subprocess.Popen[bytes]) -> None:
+    assert hang_report.find_process_state(os.getpid()) == ""
+    sleeper.send_signal(signal.SIGSTOP)
+    assert wait_for_state(sleeper.pid).endswith(f"`kill -CONT {sleeper.pid}` lets it go on")
+    sleeper.kill()
+    deadline = time.monotonic() + 20
+    while "has ended" not in (state := hang_report.find_process_state(sleeper.pid)):
+        assert time.monotonic() < deadline, state
+        time.sleep(0.01)
+    sleeper.wait()
+    assert hang_report.find_process_state(sleeper.pid) == ""
+
+
+@pytest.mark.parametrize("state", ["disk-sleep", "tracing-stop"])
+def test_other_states_that_nothing_ends_are_told(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.Process.status", lambda process: state)
+    assert hang_report.find_process_state(os.getpid()) != ""
+
+
+def test_a_rank_that_cannot_go_on_is_told_by_its_state() -> None:
+    text = hang_report.describe_hang(
+        {0: report(0, "barrier", 9.0)}, {0: 10, 1: 11, 2: 12}, {0, 1}, (), 9.0, {1: "is stopped", 2: "waits"}
+    )
+    assert "rank 1 (process 11) is stopped\nrank 2 (process 12) waits" in text

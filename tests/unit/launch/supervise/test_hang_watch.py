@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 
-from notebook_accel.events import Event, Line, Order, StackReport
+import pytest
+
+from notebook_accel.events import Event, Line, Order, StackReport, Unfinished
 from notebook_accel.launch.supervise.hang_watch import HangWatch
 
 
@@ -13,9 +16,19 @@ class Ranks:
 
     def __init__(self, timeout: float) -> None:
         self.shown: list[Event] = []
-        self.watch = HangWatch(timeout, self.tell, self.shown.extend, lambda rank, signum: None)
+        self.states = defaultdict[int, str](str)
+        self.signalled: list[int] = []
+        self.answers = True
+        self.watch = HangWatch(
+            timeout, self.tell, self.shown.extend, self.send_signal, self.states.__getitem__
+        )
+
+    def send_signal(self, rank: int, signum: int) -> None:
+        self.signalled.append(rank)
 
     def tell(self, order: Order) -> None:
+        if not self.answers:
+            return
         self.watch.take(
             [StackReport(rank=0, time=order.time, call=0, collective="barrier", seconds=1.0, frames=())]
         )
@@ -43,3 +56,25 @@ def test_news_of_another_node_count_but_are_not_passed_on() -> None:
     assert not ranks.look() and ranks.watch.news == own
     time.sleep(0.15)
     assert "in barrier" in ranks.look()
+
+
+@pytest.mark.parametrize("state", ["is stopped by a signal", ""])
+def test_a_rank_that_is_stopped_is_not_taken_for_one_in_c_code(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notebook_accel.launch.supervise.hang_watch._ANSWER_SECONDS", 0.0)
+    ranks = Ranks(0.01)
+    ranks.answers, ranks.states[0] = False, state
+    time.sleep(0.02)
+    text = ranks.look()
+    assert f"rank 0 (process 100) {state or 'does not answer'}" in text
+    assert ("C code" in text) == (not state)
+    assert ranks.signalled == ([] if state else [0]), "a stack would come when the process goes on"
+
+
+def test_writes_without_newline_are_news() -> None:
+    ranks = Ranks(60.0)
+    before = ranks.watch.news
+    time.sleep(0.01)
+    ranks.watch.take([Unfinished(rank=0, time=time.time(), stream="stdout", text="working")])
+    assert ranks.watch.news > before

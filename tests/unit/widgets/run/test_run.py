@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from tqdm import std
 
 from notebook_accel import notebook_launcher, print_metrics
 from notebook_accel.config.launch_options import View
@@ -29,12 +30,15 @@ from notebook_accel.events import (
     Pulse,
     RaisedError,
     Result,
+    Unfinished,
 )
 from notebook_accel.launch.engines.base import Deliver, Engine, Outcome
 from notebook_accel.launch.job import Job
 from notebook_accel.launch.run import Run
 from notebook_accel.launch.supervise.control import Control
-from notebook_accel.stream.record import MAX_TAIL, Point, RunRecord
+from notebook_accel.stream import bars
+from notebook_accel.stream.record import MAX_TAIL, RunRecord
+from notebook_accel.stream.series import Point
 from notebook_accel.widgets.run import ansi, chart, page, resolve_view
 from notebook_accel.widgets.run.picture import (
     Output,
@@ -186,12 +190,79 @@ def test_old_bars_are_forgotten_and_still_count() -> None:
     many = [replace(done, bar=number) for number in range(1, 3001)]
     behind = [replace(done, rank=1, bar=number) for number in range(10)]
     run = told(running(0), running(1), bar, *many, *behind)
-    assert len(run.record.progress) == 1000
+    assert len(run.record.progress) <= 1000
     shown = make_picture(run)
     assert [b.label for b in shown.bars[0]] == ["all"]
     assert (
         _measure_progress(run.record, 0)[3] == 1 + 2 * 3000 and _measure_progress(run.record, 1)[3] == 2 * 10
     )
+
+
+class Sent:
+    """Takes a worker's events; stands for the socket to the notebook."""
+
+    rank, usable = 0, True
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+    def now(self) -> float:
+        return time.time()
+
+
+def count_nested(
+    kind: Any, levels: int, leave: bool, steps: list[Picture], look: Callable[[], Picture]
+) -> None:
+    for _ in kind(range(2), leave=leave, mininterval=0):
+        if levels > 1:
+            count_nested(kind, levels - 1, leave, steps, look)
+        else:
+            steps.append(look())
+
+
+@pytest.mark.parametrize("leave", [True, False])
+@pytest.mark.parametrize("levels", [2, 3])
+def test_nested_bars_without_names_are_all_shown(levels: int, leave: bool) -> None:
+    class Bar(std.tqdm):  # type: ignore[type-arg]
+        """A class of its own, so that tqdm stays as it is for other tests."""
+
+    ranks = [Sent(), Sent()]
+    ranks[1].rank = 1
+    steps: list[list[Picture]] = [[], []]
+    for rank, sent in enumerate(ranks):
+        bars._BarHook(sent).install(Bar)  # type: ignore[arg-type]
+        run = told(running(0), running(1))
+
+        def look(sent: Sent = sent, run: Run = run) -> Picture:
+            for event in sent.events:
+                run.record.apply(event)
+            sent.events.clear()
+            return make_picture(run)
+
+        count_nested(Bar, levels, leave, steps[rank], look)
+        for picture in steps[rank]:
+            shown = picture.bars[rank]
+            assert len(shown) == levels and all("/2" in one.text for one in shown)
+        fractions = [[one.fraction for one in picture.bars[rank]] for picture in steps[rank]]
+        assert fractions == sorted(fractions), "the outermost bar is the first"
+        at_end = look().bars.get(rank, ())
+        assert [one.fraction for one in at_end] == ([1.0] * levels if leave else [])
+
+
+def test_what_is_unfinished_is_the_last_row() -> None:
+    waiting = Unfinished(rank=0, time=time.time(), stream="stdout", text="name? ")
+    run = told(running(0), running(1), line("before"), waiting, ranks=2)
+    output = make_picture(run).outputs[0]
+    assert output.total == 1 and [row.text for row in output.rows] == ["before", "name? "]
+    assert "before\nname? \n" in page.render_lines(0, output)
+    run.record.apply(line("name? Ann"))
+    assert [row.text for row in make_picture(run).outputs[0].rows] == ["before", "name? Ann"]
+    for text in ("x" * 100_000, "  "):
+        run.record.apply(replace(waiting, text=text))
+    assert len(run.lines()) == 2 and not make_picture(run).outputs[0].unfinished
 
 
 def test_output_says_which_ranks_have_lines() -> None:

@@ -1,0 +1,66 @@
+"""Where processes of this machine put their sockets: the system limits the length of a socket's path."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from multiprocessing import process, util
+from typing import Any, Final
+
+from ...errors import LaunchError
+
+_LONGEST: Final = 107 if sys.platform == "linux" else 103  # bytes of a path, sun_path in unix(7)
+_LISTENER: Final = len("/pymp-12345678/listener-12345678")
+_OTHERS: Final = ("/tmp", "/var/tmp", "/dev/shm")
+_KEY: Final = "tempdir"  # where multiprocessing keeps its folder, also for the processes that this one starts
+
+
+def use_short_folder() -> None:
+    """Let multiprocessing's sockets lie in another folder where the path of temporary files is too long for them.
+
+    The fork server has such a socket, and so have tensors that data loader workers send. The processes that this one
+    starts inherit the folder.
+
+    Raises:
+        LaunchError: there is no folder with a shorter path.
+    """
+    if sys.platform == "win32":
+        return
+    settings: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
+    present = settings.get(_KEY)
+    if present is not None and _has_room(os.path.dirname(present), _LISTENER):
+        return
+    parent = find_folder(_LISTENER)
+    if present is None and parent == tempfile.gettempdir():
+        return
+    folder = tempfile.mkdtemp(prefix="pymp-", dir=parent)
+    util.Finalize(  # as multiprocessing removes its own
+        None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-100
+    )
+    settings[_KEY] = folder
+
+
+def find_folder(length: int) -> str:
+    """Return the folder for temporary files, or another one where its path is too long.
+
+    Args:
+        length: of what follows in the path of a socket.
+
+    Raises:
+        LaunchError: there is no folder with a path that is short enough.
+    """
+    asked = tempfile.gettempdir()
+    for folder in (asked, *_OTHERS):
+        if _has_room(folder, length) and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    raise LaunchError(
+        f"TMPDIR is {asked}, {len(os.fsencode(asked))} bytes long, and the path of a socket in it would be longer than "
+        f"the {_LONGEST} bytes that the system allows; nothing can be written in {', '.join(_OTHERS)}: set TMPDIR to a "
+        f"folder whose path has {_LONGEST - length} bytes at most"
+    )
+
+
+def _has_room(folder: str, length: int) -> bool:
+    return len(os.fsencode(folder)) + length <= _LONGEST

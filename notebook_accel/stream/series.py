@@ -1,0 +1,164 @@
+"""The values of metrics: all of them while they are few, an even choice of them later."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+MAX_POINTS: Final = 10_000
+MAX_NAMES: Final = 1_000
+_POINT_BYTES: Final = 176  # a point, its three numbers and its place in a list
+_SERIES_BYTES: Final = 1_000  # a series with its extremes and its last value, and its places in two dicts
+
+
+class Point(NamedTuple):
+    """One value of a metric.
+
+    Attributes:
+        step: None if none was given.
+        time: in seconds since the epoch.
+        value: the value.
+    """
+
+    step: int | None
+    time: float
+    value: float
+
+
+_Numbered = tuple[int, Point]
+
+
+class Series:
+    """The values of one metric, oldest first. One thread adds values; others may read.
+
+    Up to `max_points` values are kept. When there are more, every second one is dropped, and from then on only every
+    second new one is added; then every fourth, and so on. So the kept ones are spread evenly over the whole run, and
+    metrics that are logged together keep the same steps. The smallest, the largest and the last value stay besides.
+
+    Args:
+        max_points: at least 1.
+    """
+
+    __slots__ = ("_even", "_high", "_last", "_low", "_max_points", "_seen")
+
+    def __init__(self, max_points: int) -> None:
+        self._max_points = max_points
+        self._seen = 0
+        self._even: tuple[int, list[Point]] = (
+            1,
+            [],
+        )  # every n-th value; one object, so that readers see both
+        self._low: _Numbered | None = None  # these three have their numbers, from 0
+        self._high: _Numbered | None = None
+        self._last: _Numbered | None = None
+
+    def add(self, point: Point) -> None:
+        """Add the next value."""
+        numbered = (self._seen, point)
+        every, points = self._even
+        if self._seen % every == 0:
+            points.append(point)
+        self._seen += 1
+        self._last = numbered
+        if math.isfinite(point.value):
+            if self._low is None or point.value < self._low[1].value:
+                self._low = numbered
+            if self._high is None or point.value > self._high[1].value:
+                self._high = numbered
+        if len(points) > self._max_points:
+            self.thin()
+
+    def thin(self) -> None:
+        """Drop every second one of the values that are spread evenly; the first one stays."""
+        every, points = self._even
+        self._even = (2 * every, points[::2])
+
+    @property
+    def num_even(self) -> int:
+        """How many values are kept because of their number."""
+        return len(self._even[1])
+
+    def _list(self) -> list[Point]:
+        every, points = self._even
+        points = points[:]
+        others = {numbered for numbered in (self._low, self._high, self._last) if numbered is not None}
+        for number, point in sorted(others, key=lambda numbered: -numbered[0]):
+            if number % every:
+                points.insert(number // every + 1, point)
+        return points
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(self._list())
+
+    def __len__(self) -> int:
+        return len(self._list())
+
+    def __getitem__(self, index: int) -> Point:
+        return self._list()[index]
+
+
+class Metrics:
+    """The series of a run by name, within a bound of memory.
+
+    Where all series together are too large, the longer ones are thinned. There are at most `MAX_NAMES` series: beyond
+    that, the one that has had no value for the longest time is forgotten.
+
+    Args:
+        max_bytes: memory for all of them.
+        max_points: values that are kept of each.
+    """
+
+    def __init__(self, max_bytes: int, max_points: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_points = max_points
+        self._series: dict[str, Series] = {}
+        self._by_news: OrderedDict[str, None] = OrderedDict()  # names, the one with the newest value last
+        self._fixed_bytes = 0
+        self._num_points = 0
+
+    @property
+    def series(self) -> Mapping[str, Series]:
+        """The series in the order in which they began."""
+        return self._series
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of all series, by estimate."""
+        return self._fixed_bytes + _POINT_BYTES * self._num_points
+
+    def add(self, name: str, point: Point) -> None:
+        """Add the next value of a metric."""
+        series = self._series.get(name)
+        if series is None:
+            series = self._series[name] = Series(self._max_points)
+            self._fixed_bytes += _SERIES_BYTES + sys.getsizeof(name)
+            self._by_news[name] = None
+        else:
+            self._by_news.move_to_end(name)
+        before = series.num_even
+        series.add(point)
+        self._num_points += series.num_even - before
+        while len(self._series) > MAX_NAMES:
+            self._forget_one()
+        if self.num_bytes > self._max_bytes:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Thin the series that have more than half of their share; where names alone take too much, forget some."""
+        half = self._num_points / len(self._series) / 2
+        for series in self._series.values():
+            before = series.num_even
+            if before > max(half, 1):
+                series.thin()
+                self._num_points += series.num_even - before
+        while self.num_bytes > self._max_bytes and len(self._series) > 1:
+            self._forget_one()
+
+    def _forget_one(self) -> None:
+        name, _ = self._by_news.popitem(last=False)
+        series = self._series.pop(name)
+        self._fixed_bytes -= _SERIES_BYTES + sys.getsizeof(name)
+        self._num_points -= series.num_even

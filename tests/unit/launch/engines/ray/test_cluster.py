@@ -1,0 +1,35 @@
+"""How this process connects to Ray."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from notebook_accel.launch.engines.ray import cluster
+
+
+@pytest.mark.parametrize(
+    ("address", "folder", "by_user", "expected"),
+    [
+        ("local", "/tmp/" + "long" * 25, None, "/tmp/ray"),
+        ("local", "/tmp/" + "long" * 25, "/by/user", None),
+        ("local", "/tmp", None, None),
+        ("10.0.0.1:6379", "/tmp/" + "long" * 25, None, None),
+    ],
+)
+def test_a_ray_that_starts_here_has_room_for_its_sockets(
+    address: str, folder: str, by_user: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=lambda **options: asked.append(options)))  # type: ignore[arg-type]
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    if by_user is not None:
+        monkeypatch.setenv("RAY_TMPDIR", by_user)
+    cluster._init(address)
+    (options,) = asked
+    assert options.get("_temp_dir") == expected

@@ -1,0 +1,143 @@
+"""Bars and unfinished lines in cells and terminals."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import pytest
+
+from notebook_accel.events import Event, Line, Phase, Progress, Unfinished
+from notebook_accel.stream import sinks
+from notebook_accel.stream.sinks import CellRows, TerminalRows, TextSink
+
+
+class Terminal(io.StringIO):
+    """An error stream that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "_LIVE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that displays of a cell get; those that change one have a `>`."""
+    shown: list[str] = []
+
+    def publish(data: Any, metadata: Any = None, transient: Any = None, *, update: bool = False) -> None:
+        shown.append(f"{'>' if update else ''}{data['text/plain']}")
+
+    monkeypatch.setattr(sinks, "publish", publish)
+    return shown
+
+
+def bar(number: int, text: str, rank: int = 0, **options: Any) -> Progress:
+    return Progress(
+        rank=rank, time=0.0, bar=number, description="", count=0.0, total=None, text=text, **options
+    )
+
+
+def unfinished(text: str, rank: int = 0) -> Unfinished:
+    return Unfinished(rank=rank, time=0.0, stream="stdout", text=text)
+
+
+def line(text: str, rank: int = 0) -> Line:
+    return Line(rank=rank, time=0.0, stream="stdout", text=text)
+
+
+def test_an_unfinished_line_is_a_display_that_becomes_a_line(cell: list[str]) -> None:
+    rows = CellRows()
+    rows.show_unfinished(unfinished("10%"))
+    rows.show_unfinished(unfinished("10%"))
+    rows.show_unfinished(unfinished("20%", 1), "[1] ")
+    rows.show_unfinished(unfinished("90%"))
+    assert rows.has_rows
+    rows.finish(line("done"))
+    rows.finish(line("other stream or none", 2))
+    assert cell == ["10%", "[1] 20%", ">90%", ">"]
+    rows.close()
+
+
+def test_nested_bars_are_displays_of_their_own(cell: list[str]) -> None:
+    rows = CellRows()
+    rows.show_bar(bar(0, "outer 0"))
+    for number in (1, 2):
+        rows.show_bar(bar(number, f"inner {number}"))
+        rows.show_bar(bar(number, "ended", finished=True, leave=False))
+    rows.show_bar(bar(0, "outer 1", rank=1))
+    rows.show_bar(bar(0, "outer 1", finished=True))
+    assert cell == ["outer 0", "inner 1", ">", "inner 2", ">", ">outer 1"]
+
+
+def test_the_first_rank_takes_over_the_displays_of_another(cell: list[str]) -> None:
+    rows = CellRows()
+    rows.show_bar(bar(0, "of rank 1", rank=1))
+    rows.show_bar(bar(0, "of rank 0"))
+    rows.show_bar(bar(0, "of rank 1", rank=1, finished=True))
+    rows.show_bar(bar(0, "end of rank 0", finished=True))
+    assert cell == ["of rank 1", ">of rank 0", ">end of rank 0"]
+
+
+def test_a_terminal_shows_nested_bars_below_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = Terminal()
+    monkeypatch.setattr(sys, "stderr", errors)
+    rows = TerminalRows()
+    rows.show_bar(bar(0, "outer"))
+    rows.show_bar(bar(1, "inner"))
+    rows.clear()
+    rows.draw()
+    rows.show_bar(bar(1, "inner at its end", finished=True))
+    rows.draw()
+    rows.show_bar(bar(0, "outer", finished=True))
+    rows.close()
+    both, erase = "outer\ninner", "\r\x1b[K\x1b[A\x1b[K"
+    assert errors.getvalue() == (
+        f"\r\x1b[Kouter\r\x1b[K{both}{erase}\r\x1b[K{both}{erase}inner at its end\n\r\x1b[Kouter\r\x1b[Kouter\n"
+    )
+
+
+def test_bars_of_ranks_that_ended_do_not_stay_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = Terminal()
+    monkeypatch.setattr(sys, "stderr", errors)
+    sink = TextSink("all")
+    sink.show([Phase(rank=rank, time=0.0, name="starting") for rank in range(2)])
+    sink.show([bar(7, "of rank 1", rank=1), bar(0, "of rank 0")])
+    sink.show([Phase(rank=-1, time=0.0, name="restarting", detail="again")])
+    sink.show([Phase(rank=1, time=0.0, name="starting"), bar(0, "of the second attempt", rank=1)])
+    sink.close()
+    erase = "\r\x1b[K"
+    assert errors.getvalue() == (
+        f"{erase}of rank 1{erase}of rank 0{erase}notebook_accel: again\n{erase}of the second attempt{erase}"
+    )
+
+
+def test_lines_do_not_follow_what_is_unfinished_on_its_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = Terminal()
+    monkeypatch.setattr(sys, "stderr", both)
+    monkeypatch.setattr(sys, "stdout", both)
+    sink = TextSink("all")
+    ranks: list[Event] = [Phase(rank=rank, time=0.0, name="starting") for rank in range(2)]
+    sink.show([*ranks, unfinished("name? ")])
+    sink.show([line("from the other rank", 1)])
+    sink.show([line("name? Ann")])
+    sink.close()
+    erase = "\r\x1b[K"
+    assert both.getvalue() == (
+        f"{erase}[0] name? {erase}[1] from the other rank\n{erase}[0] name? {erase}[0] name? Ann\n"
+    )
+
+
+def test_a_file_has_lines_only(capsys: pytest.CaptureFixture[str]) -> None:
+    sink = TextSink("all")
+    sink.show([Phase(rank=0, time=0.0, name="starting"), unfinished("10%"), line("100%"), bar(0, "1/2")])
+    sink.show([bar(0, "2/2", finished=True), unfinished("rest")])
+    sink.close()
+    assert capsys.readouterr() == ("100%\n", "2/2\n")
