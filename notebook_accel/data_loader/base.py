@@ -196,7 +196,8 @@ class PreparedLoader(DataLoader[Any]):
                 epoch.ended = is_last
                 if flags.latest is not iteration:
                     flags.give_turn(iteration)
-                self.epoch_state.give_turn(epoch)
+                if self.epoch_state.epochs[-1:] != [epoch]:
+                    self.epoch_state.give_turn(epoch)
                 yield batch
                 self.end_of_dataloader = False
         except BaseException:

@@ -82,6 +82,7 @@ class EpochState:
         goes_on: another process began this epoch, so that its start draws no random numbers here.
         rounds: of earlier runs of the epoch that this loader goes on with.
         newest: of the iterator that began last.
+        epochs: those that have not reached their ends; the last one handed out a batch last.
         parent: the state of the loader that was given to `skip_first_batches`; it is in the same epoch.
     """
 
@@ -95,14 +96,13 @@ class EpochState:
         self.rounds: Rounds = []
         self.newest = Epoch(rounds=[], round_size=1)
         self.parent = parent
-        # those that have not reached their ends; the last one handed out a batch last
-        self._epochs: list[Epoch] = [] if parent is None else parent._epochs
+        self.epochs: list[Epoch] = [] if parent is None else parent.epochs
 
     @property
     def current(self) -> Epoch | None:
         """The epoch that the loader is in; where all iterators were left it is that of the latest of them."""
-        live = [epoch for epoch in self._epochs if not epoch.is_left]
-        return next(reversed(live or self._epochs), None)
+        live = [epoch for epoch in self.epochs if not epoch.is_left]
+        return next(reversed(live or self.epochs), None)
 
     def begin(self, round_size: int | str) -> Epoch:
         """Return the epoch that an iterator starts, and forget those that were left.
@@ -112,7 +112,7 @@ class EpochState:
         """
         self.goes_on = self.next_order is not None
         self.newest = Epoch(rounds=self.rounds, round_size=round_size)
-        self._epochs[:] = [*(epoch for epoch in self._epochs if not epoch.is_left), self.newest]
+        self.epochs[:] = [*(epoch for epoch in self.epochs if not epoch.is_left), self.newest]
         self._forget_interrupted()
         return self.newest
 
@@ -123,10 +123,9 @@ class EpochState:
         self._forget_interrupted()
 
     def give_turn(self, epoch: Epoch) -> None:
-        """Note that the iterator of this epoch hands out a batch."""
-        if not self._epochs or self._epochs[-1] is not epoch:
-            self._drop(epoch)
-            self._epochs.append(epoch)
+        """Note that the iterator of this epoch hands out a batch, and that of the last one in `epochs` did before."""
+        self._drop(epoch)
+        self.epochs.append(epoch)
 
     def end(self, epoch: Epoch) -> None:
         """Note that an iterator reached its end."""
@@ -136,7 +135,7 @@ class EpochState:
 
     def leave_all(self) -> None:
         """Forget where the loader stands, until an iterator hands out another batch."""
-        self._epochs.clear()
+        self.epochs.clear()
 
     def after(
         self, epoch: int, num_batches: int, round_size: int | str
@@ -201,16 +200,16 @@ class EpochState:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a copy, which no iterator reads."""
-        return {**vars(self), "newest": Epoch(rounds=[], round_size=1), "_epochs": []}
+        return {**vars(self), "newest": Epoch(rounds=[], round_size=1), "epochs": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         if self.parent is not None:
-            self._epochs = self.parent._epochs
+            self.epochs = self.parent.epochs
 
     def _drop(self, epoch: Epoch) -> None:
-        if epoch in self._epochs:
-            self._epochs.remove(epoch)
+        if epoch in self.epochs:
+            self.epochs.remove(epoch)
 
     def _forget_interrupted(self) -> None:
         state: EpochState | None = self

@@ -363,7 +363,8 @@ class Run:
 
     def forget_variables(self) -> None:
         """Drop the variables in the traceback of its failure: a model or a batch may be among them."""
-        failures.forget_variables(self.failure if self.is_over else None)
+        if self.is_over and self.failure is not None:
+            failures.forget_variables(self.failure)
 
     def stop(self, grace: float = GRACE) -> None:
         """Stop the run and wait until its workers have ended.

@@ -85,6 +85,7 @@ class Strategy(ABC):
     """The device mesh of a run with several kinds of parallelism."""
 
     @classmethod
+    @abstractmethod
     def check(cls, runtime: Runtime, mode: str, plugins: Plugins) -> None:
         """Check that the plugins suit the run, before anything changes.
 
@@ -97,7 +98,6 @@ class Strategy(ABC):
             ValueError: the plugins contradict each other or the run.
             NotImplementedError: something that they want cannot be had.
         """
-        return None
 
     @classmethod
     @abstractmethod

@@ -23,6 +23,10 @@ class SingleDevice(Strategy):
         self._followers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     @classmethod
+    def check(cls, runtime: Runtime, mode: str, plugins: Plugins) -> None:
+        """Do nothing: one device takes all that chose this strategy."""
+
+    @classmethod
     def create(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
         return cls(runtime, precision)
 

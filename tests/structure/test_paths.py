@@ -91,7 +91,7 @@ def launch_from_form(folder: Path) -> Callable[[], Any]:
 
 
 ROWS = (
-    Row(name="notebook_launcher to its engine", make=launch, until=ElasticEngine.run, files=12, switches=40),
+    Row(name="notebook_launcher to its engine", make=launch, until=ElasticEngine.run, files=15, switches=40),
     Row(
         name="form.launch to preflight",
         make=launch_from_form,
@@ -99,9 +99,9 @@ ROWS = (
         files=10,
         switches=20,
     ),
-    Row(name="the first Accelerator()", make=construct_first, files=16, switches=47),
-    Row(name="another Accelerator()", make=construct_another, files=8, switches=20),
-    Row(name="save_state", make=save_state, threads=True, files=12, switches=60),
+    Row(name="the first Accelerator()", make=construct_first, files=16, switches=49),
+    Row(name="another Accelerator()", make=construct_another, files=8, switches=21),
+    Row(name="save_state", make=save_state, threads=True, files=15, switches=84),
     Row(name="a prepared loader, iterated", make=prepare_loader, files=7, switches=50),
 )
 
