@@ -50,6 +50,10 @@ class DeepSpeed(Strategy):
         self._quiet = 0
 
     @classmethod
+    def check(cls, runtime: Runtime, mode: str, plugins: Plugins) -> None:
+        """Do nothing: the plugins were checked where they were resolved."""
+
+    @classmethod
     def create(cls, runtime: Runtime, precision: Precision, plugins: Plugins) -> Strategy:
         strategy = cls(runtime, precision, plugins.deepspeed)
         if (
