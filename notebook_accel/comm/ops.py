@@ -106,7 +106,8 @@ def broadcast(comm: Comm, tensor: Any, from_process: int = 0) -> Any:
         from_process: the rank whose values are taken.
 
     Returns:
-        The tree.
+        The same structure with the same tensors. In place of an expanded tensor, which has no memory of its own for
+        every element, and of one on another device than that of the collectives, there is a new one.
 
     Raises:
         TypeError: something in it is no tensor.
@@ -124,6 +125,7 @@ def broadcast(comm: Comm, tensor: Any, from_process: int = 0) -> Any:
     with torch.no_grad():
         buffer, sizes = pack(leaves, as_bytes=True)
         comm.broadcast(buffer, from_process)
+        leaves = [leaf.contiguous() if _is_expanded(leaf) else leaf for leaf in leaves]
         if comm.rank != from_process:
             for piece, leaf in zip(buffer.split(sizes), leaves, strict=True):
                 leaf.copy_(piece.clone().view(leaf.dtype).view(leaf.shape))
@@ -263,6 +265,10 @@ def _pad(
     else:
         filler = leaf.new_full(shape, pad_index)
     return torch.cat([filler, leaf] if pad_first else [leaf, filler], dim=dim)
+
+
+def _is_expanded(leaf: torch.Tensor) -> bool:
+    return any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True))
 
 
 def _is_inexact(leaf: torch.Tensor) -> bool:
