@@ -66,7 +66,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("basic", "launch"),
     ),
     "data_loader": (
-        ("exchange", "indices"),
+        ("exchange", "indices", "rows"),
         ("samplers",),
         ("iterable", "resume"),
         ("base",),
