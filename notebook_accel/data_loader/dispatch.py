@@ -133,6 +133,7 @@ class DataLoaderDispatcher(PreparedLoader):
             batch = self._part_of(received)
             if note_state is not None:
                 note_state(epoch)
+            self.num_unique = self._count_unique(received)
             if is_last := received.is_last:
                 self._reach_end(epoch)
                 self.remainder = -1 if received.num_samples is None else received.num_samples
@@ -148,6 +149,11 @@ class DataLoaderDispatcher(PreparedLoader):
     def _samples_of_part(self, num_samples: int) -> int:
         rounded = 0 if self._drop_last else self.num_processes - 1
         return (num_samples + rounded) // self.num_processes
+
+    def _count_unique(self, received: Round) -> int | None:
+        num_samples = received.num_samples
+        is_even = num_samples is None or num_samples % self.num_processes == 0
+        return None if is_even or self._drop_last else num_samples
 
     def _part_of(self, received: Round) -> Any:
         part, num_parts = self._share, self._num_shares

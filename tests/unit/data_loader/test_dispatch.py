@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
+from notebook_accel import Accelerator
 from notebook_accel.comm.single import SingleComm
 from notebook_accel.data_loader import DataLoaderDispatcher, prepare_data_loader, skip_first_batches
+from notebook_accel.handlers import DataLoaderConfiguration
 from notebook_accel.runtime import Runtime
 from notebook_accel.topology import Topology
 from tests.unit.data_loader.test_data_loader import CPU, Mesh, Numbers, batches_of, install_gloo, load
@@ -210,3 +212,17 @@ def test_lists_with_an_item_for_each_sample_are_shared_out() -> None:
                 assert batch["texts"] == batch["text"] == [f"text {i}" for i in numbers]
                 assert batch["words"] == [tuple(f"{word}{i}" for i in numbers) for word in "abcde"]
                 assert batch["note"] == "of all" and batch["none"] == []
+
+
+def _gather_short_batches() -> list[list[int]]:
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+    batches = [
+        torch.arange(start, stop) for start, stop in ((0, 4), (4, 5), (5, 9), (9, 13), (13, 15), (15, 16))
+    ]
+    loader = accelerator.prepare(load(Given(*batches), batch_size=None))
+    return [accelerator.gather_for_metrics(batch).tolist() for batch in loader]
+
+
+def test_samples_that_complete_a_short_batch_before_the_last_are_not_counted() -> None:
+    wanted = [list(range(5)), list(range(5, 13)), list(range(13, 16))]
+    assert run_ranks(_gather_short_batches) == [wanted, wanted]
