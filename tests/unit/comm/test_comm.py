@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib
 import time
 import warnings
@@ -170,6 +171,29 @@ def ranks_others() -> str:
     assert nested.listify(ops.reduce(comm, values, "max")) == {"f": [2.0], "g": (2.0, [4])}
     assert nested.listify(ops.reduce(comm, values, "none"))["f"] == [1.0 + rank]
     assert values["f"].item() == 1.0 + rank, "the input is left alone"
+    for dtype in (torch.int16, torch.uint16, torch.uint32, torch.float8_e4m3fn, torch.float8_e5m2):
+        value = torch.full((2,), 1 + 2 * rank).to(dtype)
+        for reduction, wanted in (("sum", 4.0), ("mean", 2.0), ("max", 3.0), ("none", 1.0 + 2 * rank)):
+            result = ops.reduce(comm, [value, torch.ones(1)], reduction)[0]
+            is_averaged = reduction == "mean" and not dtype.is_floating_point
+            assert (
+                result.dtype == (torch.float32 if is_averaged else dtype)
+                and result.float().tolist() == [wanted] * 2
+            )
+    refused: list[tuple[Callable[..., Any], torch.Tensor, str]] = [
+        (operation, torch.eye(2).to_sparse(), "layout torch.sparse_coo: pass tensor.to_dense()")
+        for operation in (ops.gather, ops.broadcast, ops.reduce, ops.pad_across_processes)
+    ]
+    refused.append(
+        (functools.partial(ops.reduce, reduction="sum"), torch.ones(1).to(torch.uint64), "to int64")
+    )
+    for operation, tensor, reason in refused:
+        try:
+            operation(comm, [tensor, torch.ones(2)])
+        except TypeError as error:
+            assert reason in str(error)
+        else:
+            raise AssertionError(reason)
     ragged = [torch.ones(2 + rank, 3, dtype=torch.bool), torch.ones(2, 1 + rank), torch.tensor(5)]
     with Counting(comm) as counting:
         padded = ops.pad_across_processes(comm, ragged, dim=1, pad_index=-1, pad_first=True)
