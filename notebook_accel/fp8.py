@@ -115,9 +115,17 @@ def convert(model: torch.nn.Module, recipe: AORecipeKwargs, *, will_be_sharded: 
 
     if any(isinstance(part, Float8Linear) for part in model.modules()):
         return
+    is_chosen = recipe.module_filter_func or _inner_layers(model)
+    linear = [(part, name) for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)]
+    if not any(is_chosen(part, name) for part, name in linear):
+        warnings.warn(
+            f"mixed_precision 'fp8' found no layer to convert in {type(model).__name__}, which runs in bfloat16: by "
+            f"default linear layers with sizes of multiples of {_MULTIPLE} are converted, but the first and the last",
+            stacklevel=2,
+        )
+        return
     if any(is_sharded(parameter) for parameter in model.parameters()):
         raise refuse("fp8, sharded", type(model).__name__)
-    is_chosen = recipe.module_filter_func or _inner_layers(model)
     if isinstance(model, torch.nn.Linear) and is_chosen(model, ""):
         raise ValueError("a model that is a single linear layer cannot be converted to float8 in place")
     config = recipe.config
@@ -126,12 +134,6 @@ def convert(model: torch.nn.Module, recipe: AORecipeKwargs, *, will_be_sharded: 
     ):  # DistributedDataParallel crashes on such weights
         config = dataclasses.replace(config, enable_fsdp_float8_all_gather=False)
     convert_to_float8_training(model, module_filter_fn=is_chosen, config=config)
-    if not any(isinstance(part, Float8Linear) for part in model.modules()):
-        warnings.warn(
-            f"mixed_precision 'fp8' found no layer to convert in {type(model).__name__}, which runs in bfloat16: by "
-            f"default linear layers with sizes of multiples of {_MULTIPLE} are converted, but the first and the last",
-            stacklevel=2,
-        )
 
 
 def precompute_scales(model: torch.nn.Module) -> None:

@@ -5,13 +5,14 @@ torch's own functions take the gradients of one mesh only: those of another, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 from .comm.base import Comm
-from .dtensors import is_sharded, to_full, to_local
+from .dtensors import from_local, is_sharded, to_full, to_local
 
 Parameters = Iterable[torch.Tensor] | torch.Tensor
 
@@ -115,14 +116,26 @@ def is_of_one_mesh(parameters: Sequence[torch.Tensor]) -> bool:
 
 
 def _measure(groups: list[list[torch.Tensor]], norm_type: float, comm: Comm | None) -> torch.Tensor:
-    norms = [
-        to_full(get_total_norm([item.grad for item in group if item.grad is not None], norm_type))
-        for group in groups
-    ]
+    norms = []
+    for group in groups:
+        found = [_make_measurable(item.grad, norm_type) for item in group if item.grad is not None]
+        norms.append(to_full(get_total_norm(found, norm_type)))
     total = norms[0] if norms else torch.tensor(0.0)
     if len(norms) > 1:
         total = torch.linalg.vector_norm(torch.stack([norm.to(total.device) for norm in norms]), norm_type)
     return total if comm is None else comm.all_reduce(total.to(comm.device), "max")
+
+
+def _make_measurable(gradient: torch.Tensor, norm_type: float) -> torch.Tensor:
+    """Return a gradient with an element that does not count in place of a part without elements.
+
+    A process has such a part of a weight with fewer rows than there are processes. It has no largest value.
+    """
+    part = to_local(gradient)
+    if part.numel():
+        return gradient
+    element = part.new_full((1,), 0.0 if norm_type > 0 else math.inf)
+    return from_local(element, gradient) if is_sharded(gradient) else element
 
 
 def _mesh(tensor: torch.Tensor) -> object:

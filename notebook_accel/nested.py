@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,15 +64,27 @@ def _map(apply: Callable[[Any], Any], data: Any) -> Any:
     """Return the same containers with `apply` called on every leaf, in the order of `flatten`."""
     if isinstance(data, torch.Tensor):
         return apply(data)
+    if isinstance(data, (tuple, list, Mapping)) or _is_record(data):
+        return map_children(functools.partial(_map, apply), data)
+    return apply(data)
+
+
+def map_children(func: Callable[[Any], Any], data: Any) -> Any:
+    """Return the same container with `func(item)` in place of each of its items; a leaf as it is.
+
+    Args:
+        func: called with each item.
+        data: a container, whose items may be containers too.
+    """
     if isinstance(data, (tuple, list)):
-        return honor_type(data, [_map(apply, item) for item in data])
+        return honor_type(data, [func(item) for item in data])
     if isinstance(data, Mapping):
-        return _like_mapping(data, {key: _map(apply, data[key]) for key in data})
+        return _like_mapping(data, {key: func(data[key]) for key in data})
     if _is_record(data):
         return _like_record(
-            data, {field.name: _map(apply, getattr(data, field.name)) for field in dataclasses.fields(data)}
+            data, {field.name: func(getattr(data, field.name)) for field in dataclasses.fields(data)}
         )
-    return apply(data)
+    return data
 
 
 def recursively_apply(
@@ -330,21 +343,37 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
     Raises:
         TypeError: a leaf is no tensor, and there are several items.
     """
+    return combine(functools.partial(_concatenate, dim), data)
+
+
+def combine(func: Callable[[list[Any]], Any], data: Sequence[Any]) -> Any:
+    """Return the same containers with `func(leaves)` in place of the leaves that have the same path.
+
+    Args:
+        func: called with a leaf of each item.
+        data: items of one structure, which is that of the first one.
+    """
     first = data[0]
     if isinstance(first, torch.Tensor):
-        return torch.cat(list(data), dim=dim)
+        return func(list(data))
     if isinstance(first, (tuple, list)):
-        return honor_type(first, [concatenate([item[i] for item in data], dim) for i in range(len(first))])
+        return honor_type(first, [combine(func, [item[i] for item in data]) for i in range(len(first))])
     if isinstance(first, Mapping):
-        return _like_mapping(first, {key: concatenate([item[key] for item in data], dim) for key in first})
+        return _like_mapping(first, {key: combine(func, [item[key] for item in data]) for key in first})
     if _is_record(first):
         names = [field.name for field in dataclasses.fields(first)]
         return _like_record(
-            first, {name: concatenate([getattr(item, name) for item in data], dim) for name in names}
+            first, {name: combine(func, [getattr(item, name) for item in data]) for name in names}
         )
-    if len(data) == 1:
-        return first
-    raise TypeError(f"tensors can be concatenated, {type(first).__name__} cannot")
+    return func(list(data))
+
+
+def _concatenate(dim: int, leaves: list[Any]) -> Any:
+    if isinstance(leaves[0], torch.Tensor):
+        return torch.cat(leaves, dim=dim)
+    if len(leaves) == 1:
+        return leaves[0]
+    raise TypeError(f"tensors can be concatenated, {type(leaves[0]).__name__} cannot")
 
 
 def listify(data: Any) -> Any:

@@ -144,6 +144,14 @@ class Precision:
             model: changed in place.
         """
         self.convert(model)
+        self.wrap_forward(model)
+
+    def wrap_forward(self, model: torch.nn.Module) -> None:
+        """Do what `apply` does, for a model whose layers are converted already.
+
+        Args:
+            model: changed in place.
+        """
         if self.is_mixed and "_original_forward" not in model.__dict__:
             forward = model.forward
             # the partial does not hold this object: copies of the model would copy its scaler

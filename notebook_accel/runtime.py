@@ -35,6 +35,8 @@ class Iteration:
     Attributes:
         is_last: whether the batch that it handed out last is the loader's last one.
         remainder: see `GradientFlags.remainder`.
+        num_unique: samples of all processes in the batch handed out last that are no repeats; None where it is not
+            known to have repeats.
         is_left: whether it was closed before its end.
         turn: number of its last turn; a turn is all batches that one iterator hands out without another between them.
             0 before the first one.
@@ -42,12 +44,13 @@ class Iteration:
         is_single: whether it has handed out one batch in this turn.
     """
 
-    __slots__ = ("_loader", "is_last", "is_left", "is_single", "previous", "remainder", "turn")
+    __slots__ = ("_loader", "is_last", "is_left", "is_single", "num_unique", "previous", "remainder", "turn")
 
     def __init__(self, loader: Loader) -> None:
         self._loader = weakref.ref(loader)
         self.is_last = False
         self.remainder = -1
+        self.num_unique: int | None = None
         self.is_left = False
         self.turn = 0
         self.previous = 0

@@ -13,6 +13,7 @@ from . import detect, devices, environ, probes
 from . import runtime as process
 from .choices import Choice
 from .comm import ops, xla
+from .config.argument_checks import check_integer
 from .runtime import Runtime
 
 
@@ -40,9 +41,15 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         seed: from 0 to 2**32 - 1, which are NumPy's limits.
         device_specific: add the rank to the seed, so that processes draw different numbers.
         deterministic: make torch use deterministic algorithms only; it raises for operations that have none.
+
+    Raises:
+        TypeError: the seed is no integer.
+        ValueError: it is out of bounds, alone or with the rank.
     """
+    _check_seed(seed)
     if device_specific:
         seed += detect.ensure().topology.rank
+        _check_seed(seed)
     random.seed(seed)
     if probes.is_available("numpy"):
         importlib.import_module("numpy").random.seed(seed)
@@ -58,6 +65,11 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 def list_sources() -> list[str]:
     """Return the legal rng types: those of `RNGType`, and an accelerator of this torch that it does not name."""
     return [*RNGType.list(), *(name for name in devices.list_modules() if name not in RNGType)]
+
+
+def _check_seed(seed: int) -> None:
+    for error in check_integer(0, 2**32 - 1)("seed", seed):
+        raise error
 
 
 def synchronize_rng_states(

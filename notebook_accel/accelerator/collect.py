@@ -30,10 +30,11 @@ class CollectPart(Shared):
         return ops.gather(self._runtime.comm, tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Gather what was computed for a batch, without the samples that only complete the last batch.
+        """Gather what was computed for a batch, without the samples that only complete a batch.
 
-        Only as many samples of the last batch count as the dataset has left. In one process too: there a `collate_fn`
-        may have padded the batch. Of processes that see the same batch, by tensor or context parallel, one counts.
+        Only as many samples of the last batch count as the dataset has left, and of a short one before it as it has.
+        In one process too: there a `collate_fn` may have padded the batch. Of processes that see the same batch, by
+        tensor or context parallel, one counts.
 
         Args:
             input_data: nested tensors whose dim 0 counts samples, or a list of objects, one per sample.
@@ -56,9 +57,11 @@ class CollectPart(Shared):
     def _count_unique_samples(self) -> int | None:
         """Return how many samples of the batch are no repeats, None where all count."""
         latest = self._runtime.gradient.latest
-        if latest is None or latest.loader is None or not latest.is_last or latest.remainder <= 0:
+        if latest is None or latest.loader is None:
             return None
-        return latest.remainder
+        if latest.is_last and latest.remainder > 0:
+            return latest.remainder
+        return latest.num_unique
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Combine the tensors of all processes element by element; every process calls it.

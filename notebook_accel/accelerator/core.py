@@ -34,6 +34,7 @@ from ..seeding import RNGType, list_sources
 from ..state import AcceleratorState, GradientState
 from ..strategies.base import Plugins
 from . import strategy_table
+from .arguments import UNSET, check_arguments, check_steps
 from .collect import CollectPart
 from .prepare import PreparePart
 from .process import ProcessPart
@@ -45,7 +46,6 @@ from .train import TrainPart
 if TYPE_CHECKING:  # trackers are imported by those who track
     from ..tracking import GeneralTracker
 
-_UNSET: Final = object()
 _HANDLERS: Final = (
     AORecipeKwargs,
     AutocastKwargs,
@@ -99,7 +99,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
     def __init__(
         self,
         device_placement: bool = True,
-        split_batches: Any = _UNSET,
+        split_batches: Any = UNSET,
         mixed_precision: str | None = None,
         gradient_accumulation_steps: int = 1,
         cpu: bool = False,
@@ -120,6 +120,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         deepspeed_plugins: Any = None,
         parallelism_config: ParallelismConfig | None = None,
     ) -> None:
+        check_arguments(locals())
         installed = runtime.current()
         earlier = installed.settings if installed is not None and installed.accelerated else None
         handlers = _sort_handlers(kwargs_handlers or ())
@@ -282,13 +283,13 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
 def _resolve_loader_config(
     config: DataLoaderConfiguration | None, split_batches: Any
 ) -> DataLoaderConfiguration:
-    if split_batches is _UNSET:
+    if split_batches is UNSET:
         return config or DataLoaderConfiguration()
     if config is not None:
         raise ValueError(
             "split_batches and dataloader_config were both given: set split_batches in the latter"
         )
-    return DataLoaderConfiguration(split_batches=bool(split_batches))
+    return DataLoaderConfiguration(split_batches=split_batches)
 
 
 def _check_rng_types(rng_types: Sequence[str | RNGType] | None) -> list[str]:
@@ -305,8 +306,6 @@ def _resolve_project(
 ) -> ProjectConfiguration:
     if config is None:
         return ProjectConfiguration(project_dir=project_dir)
-    if not isinstance(config, ProjectConfiguration):
-        raise TypeError(f"project_config is a {type(config).__name__}, not a ProjectConfiguration")
     if project_dir is not None and config.project_dir is None:
         config.set_directories(project_dir)
     return config
@@ -341,13 +340,14 @@ def _resolve_accumulation(
         raise ValueError(
             "gradient_accumulation_steps and gradient_accumulation_plugin were both given: set num_steps in the latter"
         )
+    given = plugin is not None
+    name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # "auto" is a word for DeepSpeed: the argument counts
     if plugin is None:
-        name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # "auto" is a word for DeepSpeed: the argument counts
         plugin = GradientAccumulationPlugin(
             num_steps=steps if environ.get(name) == "auto" else environ.integer(name, steps)
         )
-    if plugin.num_steps is not None and plugin.num_steps < 1:
-        raise ValueError(f"gradient_accumulation_steps {plugin.num_steps} < 1")
+    if plugin.num_steps is not None:
+        check_steps("num_steps of the GradientAccumulationPlugin" if given else name, plugin.num_steps)
     return plugin
 
 

@@ -181,7 +181,12 @@ class PreparePart(Shared):
             model: prepared or not; it stays as it is.
             keep_fp32_wrapper: False gives the user's model its own forward back, without mixed precision.
             keep_torch_compile: False returns the model that was compiled, not the compiled one.
+
+        Raises:
+            TypeError: it is no model.
         """
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"unwrap_model takes a model, a torch.nn.Module, not {type(model).__name__}")
         return self._strategy.unwrap(model, keep_fp32_wrapper, keep_torch_compile)
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:

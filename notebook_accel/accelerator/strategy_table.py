@@ -12,7 +12,7 @@ from ..combinations import refuse
 from ..deepspeed import resolve
 from ..fsdp import FullyShardedDataParallelPlugin
 from ..handlers import DistributedDataParallelKwargs, GradientAccumulationPlugin
-from ..parallelism import ParallelismConfig, TorchTensorParallelPlugin
+from ..parallelism import ParallelismConfig
 from ..precision import Precision
 from ..runtime import Runtime, Settings
 from ..strategies.base import Plugins, Strategy
@@ -77,7 +77,7 @@ def resolve_plugins(
         ddp: the accelerator's handler of this class; each has its own.
 
     Raises:
-        TypeError: a plugin is of another class.
+        TypeError: a DeepSpeed plugin is of another class.
         ValueError: plugins contradict each other.
         NotImplementedError: something that is wanted cannot be had.
     """
@@ -86,9 +86,6 @@ def resolve_plugins(
             "Megatron-LM is not supported: train with FullyShardedDataParallelPlugin and "
             "ParallelismConfig(tp_size=...), or choose another distributed_type"
         )
-    _check_kind("fsdp_plugin", fsdp_plugin, FullyShardedDataParallelPlugin)
-    _check_kind("parallelism_config", parallelism_config, ParallelismConfig)
-    _check_kind("torch_tp_plugin", torch_tp_plugin, TorchTensorParallelPlugin)
     if torch_tp_plugin is not None:
         if parallelism_config is not None:
             raise refuse("tp plugin, parallelism")
@@ -110,11 +107,6 @@ def resolve_plugins(
     plugins = Plugins(fsdp=fsdp_plugin, deepspeed=deepspeed, parallelism=parallelism_config, ddp=ddp)
     _check_together(plugins)
     return plugins
-
-
-def _check_kind(name: str, value: Any, kind: type) -> None:
-    if value is not None and not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}, not {value!r}")
 
 
 def _check_together(plugins: Plugins) -> None:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.distributed.algorithms.join import Join
+from torch.distributed.algorithms.join import Join, Joinable
 
 from .. import probes
 from ..combinations import refuse
@@ -16,6 +16,7 @@ from ..data_loader.base import outer_sampler
 from ..data_loader.samplers import sampler_chain
 from ..handlers import AutocastKwargs
 from ..optimizer import AcceleratedOptimizer
+from .arguments import check_steps
 from .base import Shared
 
 
@@ -83,6 +84,7 @@ class TrainPart(Shared):
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, gradient_accumulation_steps: int) -> None:
+        check_steps("gradient_accumulation_steps", gradient_accumulation_steps)
         self._runtime.gradient.num_steps = gradient_accumulation_steps
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[None]:
@@ -160,6 +162,12 @@ class TrainPart(Shared):
             for sampler in samplers:
                 sampler.even_batches = even_batches
             joining = [self._strategy.joinable(item) for item in joinables]
+            for item in joining:
+                if not isinstance(item, Joinable):
+                    raise TypeError(
+                        f"join_uneven_inputs takes models that prepare returned, and {type(item).__name__} is none: "
+                        "call prepare first"
+                    )
             with Join(joining, enable=enable, throw_on_early_termination=False):
                 yield
         finally:
@@ -211,6 +219,7 @@ class TrainPart(Shared):
             The norm before clipping, a tensor with one element. While gradients accumulate it is the norm of what this
             process has of them, without the loss scale; under DeepSpeed that of the last step.
         """
+        _check_parameters(parameters)
         self.unscale_gradients()
         return self._strategy.clip_grad_norm(parameters, max_norm, norm_type)
 
@@ -223,6 +232,7 @@ class TrainPart(Shared):
             parameters: those whose gradients are clipped.
             clip_value: the bound.
         """
+        _check_parameters(parameters)
         self.unscale_gradients()
         self._strategy.clip_grad_value(parameters, clip_value)
 
@@ -268,3 +278,10 @@ def _together(contexts: list[AbstractContextManager[Any]]) -> Iterator[None]:
         for context in contexts:
             stack.enter_context(context)
         yield
+
+
+def _check_parameters(parameters: object) -> None:
+    if isinstance(parameters, torch.nn.Module):
+        raise TypeError(
+            f"parameters is a {type(parameters).__name__}: the parameters of the model are needed, model.parameters()"
+        )

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .. import devices
-from ..checkpointing.models import join_names
+from ..checkpointing.models import is_extra_state, join_names
 from ..hooks.tensors import as_device, named_module_tensors, non_persistent_buffers
 from . import limits, sizes, ties
 from .explanation import Explanation
@@ -99,7 +99,7 @@ def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
         ValueError: a tensor has no device, or a device is not legal.
     """
     check_devices(device_map)
-    tensors = list(model.state_dict(keep_vars=True))
+    tensors = [name for name in model.state_dict(keep_vars=True) if not is_extra_state(name)]
     known = {name for name, _ in model.named_modules()} | set(tensors)
     known |= {name for name, _ in named_module_tensors(model, recurse=True)}
     if unknown := sorted(name for name in device_map if name not in known):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..checkpointing.folder import PathLike
+from ..checkpointing.models import is_extra_state
 from ..hooks import attach_align_device_hook_on_blocks, tensors
 from ..hooks.align import align_hooks, remove_offload_hooks, with_uncallable
 from ..hooks.base import has_forward
@@ -21,6 +22,7 @@ from .device_map import DeviceMap, check_buffers, check_device_map, check_device
 from .limits import Limits, get_balanced_memory
 from .moves import guard_moves
 from .offload import Index, OffloadedWeightsLoader
+from .placing import list_slots
 
 STRATEGIES: Final = ("auto", "balanced", "balanced_low_0", "sequential")
 """Words that stand for a device map of `infer_auto_device_map`."""
@@ -65,7 +67,7 @@ def dispatch_model(
     places = set(device_map.values())
     if len(places) == 1 and "disk" not in places and not force_hooks:
         device = places.pop()
-        if not any(tensor.is_meta for tensor in model.state_dict().values()):
+        if not any(slot.tensor.is_meta for slot in list_slots(model)):
             remove_offload_hooks(model)
         model.to(tensors.as_device(device))
         _note(model, device_map)
@@ -154,7 +156,7 @@ def _collect_weights(
     offload_buffers: bool,
 ) -> Mapping[str, torch.Tensor] | None:
     """Return a mapping with the weights of all offloaded parts, from memory and from the disk."""
-    state = model.state_dict()
+    state = {name: value for name, value in model.state_dict().items() if not is_extra_state(name)}
     if not any(offloaded.values()) and not any(tensor.is_meta for tensor in state.values()):
         return None
     index: dict[str, Mapping[str, Any]] = dict(offload_index or {})

@@ -16,7 +16,7 @@ from ..checkpointing.models import Source
 from ..hooks import tensors
 from . import eight_bit, offload, ties
 from .device_map import DeviceMap, check_buffers, check_device_map, check_devices, check_devices_exist
-from .placing import Loading, Slot, list_slots
+from .placing import Loading, Slot, list_extra_states, list_slots
 
 
 def load_checkpoint_in_model(
@@ -244,7 +244,8 @@ def plan(
         groups.setdefault(id(slot.tensor), []).append(slot)
     loading.check_names(list(groups.values()), strict=strict, whole=whole)
     if not strict:
-        _warn_of_unknown(checkpoint, sources, {slot.name for group in groups.values() for slot in group})
+        names = {slot.name for group in groups.values() for slot in group}
+        _warn_of_unknown(checkpoint, sources, names | dict(list_extra_states(model)).keys())
     for group in groups.values():
         found = loading.find_source(group)
         if found is None:

@@ -55,6 +55,17 @@ def list_slots(model: nn.Module) -> Iterator[Slot]:
                 yield Slot(name=prefix + key, owner=part, key=key, tensor=buffer, is_buffer=True)
 
 
+def list_extra_states(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules that keep more than tensors in a state dict, each with the name there.
+
+    Args:
+        model: with the modules.
+    """
+    for path, part in model.named_modules(remove_duplicate=False):
+        if type(part).set_extra_state is not nn.Module.set_extra_state:
+            yield f"{path}.{models.EXTRA_STATE}" if path else models.EXTRA_STATE, part
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Value:
     """A tensor of a file that goes to these slots, on one device.
@@ -109,6 +120,7 @@ class Loading:
     _values: list[_Value] = field(default_factory=list)
     _empty: list[tuple[Slot, torch.dtype]] = field(default_factory=list)
     _index: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _extras: list[tuple[nn.Module, Source, str]] = field(default_factory=list)
     _written: list[tuple[list[Slot], Source, str, torch.dtype]] = field(default_factory=list)
     _quantized: list[tuple[list[Slot], Source, str, str | torch.device]] = field(default_factory=list)
 
@@ -130,19 +142,24 @@ class Loading:
         Raises:
             CheckpointError: names are missing or unknown that may not be.
         """
-        known = {slot.name for group in groups for slot in group}
+        extras = dict(list_extra_states(self.model))
+        known = {slot.name for group in groups for slot in group} | extras.keys()
         renamed = models.strip_prefixes({name for source in self.sources for name in source.shapes}, known)
         for source in self.sources:
-            for key in source.shapes:
-                self._places[renamed(key)] = (source, key)
+            for key in (*source.shapes, *source.others):
+                if key in source.shapes or renamed(key) in extras:
+                    self._places[renamed(key)] = (source, key)
             for name, kept in source.twins.items():
                 self._twins[renamed(name)] = renamed(kept)
         where = ", ".join(str(source.path) for source in self.sources)
+        found = {name: self._places[name] for name in extras if name in self._places}
+        self._extras = [(extras[name], source, key) for name, (source, key) in found.items()]
         empty = [
             group[0].name
             for group in groups
             if self.find_source(group) is None and not eight_bit.is_scales(group[0].owner, group[0].key)
         ]
+        empty += sorted(extras.keys() - found.keys())
         if not strict:
             metas = {slot.name for group in groups for slot in group if slot.tensor.is_meta}
             empty = [name for name in empty if whole and name in metas]
@@ -254,6 +271,7 @@ class Loading:
         for source in self.sources:
             source.verify([v.key for v in self._values if v.source is source and v.is_in_place])
         index = {**self._index, **self._write()}
+        extras = [(module, source.read_entry(key)) for module, source, key in self._extras]
         pairs = [(value, value.target()) for value in self._values]
         # new tensors of all files first: what is read into the model's own tensors cannot be undone
         for in_place in (False, True):
@@ -271,6 +289,8 @@ class Loading:
             if not slot.tensor.is_meta or slot.tensor.dtype != dtype:
                 made = like_parameter(slot.tensor, slot.tensor.detach().to("meta", dtype))
                 tensors.put(slot.owner, slot.key, empty.setdefault(id(slot.tensor), made))
+        for module, state in extras:
+            module.set_extra_state(state)
         return index
 
     def _write(self) -> dict[str, dict[str, Any]]:

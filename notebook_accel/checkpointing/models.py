@@ -19,6 +19,8 @@ from .pickled import Keep, Outline
 Apply = Callable[[], None]
 _PREFIXES: Final = ("module.", "_orig_mod.")
 _SHOWN: Final = 5
+EXTRA_STATE: Final = "_extra_state"
+"""The last part of such a name; torch chose it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +51,16 @@ class Source:
             return dict(weights.read(self.path, self.header))
         assert self.outline is not None
         return dict(self.outline.fill(lambda path, tensor: None))
+
+    def read_entry(self, name: str) -> Any:
+        """Return one entry, on the CPU; it may be no tensor."""
+        if self.header is not None:
+            entry = self.header.entries[name]
+            value = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
+            self.read_into({name: value})
+            return value
+        assert self.outline is not None
+        return self.outline.fill(lambda path, tensor: None, only={name})[name]
 
     def read_into(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Copy the tensors of these names into tensors of the same shapes, of any device and dtype."""
@@ -86,6 +98,15 @@ class Source:
             new = [name for name in names if name not in self.verified]
             weights.verify(self.path, self.header, new)
             self.verified.update(new)
+
+
+def is_extra_state(name: str) -> bool:
+    """Return True for a name of a state dict under which a module keeps what its `get_extra_state` returned.
+
+    Args:
+        name: the full name.
+    """
+    return name.rpartition(".")[2] == EXTRA_STATE
 
 
 def _copy_into(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

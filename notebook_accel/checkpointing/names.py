@@ -13,6 +13,8 @@ SCHEDULER: Final = "scheduler.bin"
 SAMPLER: Final = "sampler.bin"
 SAFE_MODEL: Final = "model.safetensors"
 MODEL: Final = "pytorch_model.bin"
+DEEPSPEED: Final = "pytorch_model*/*mp_rank_*_model_states.pt"
+"""The files of models that DeepSpeed trained."""
 
 _OURS: Final = re.compile(
     r"(model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin|(optimizer|scheduler|sampler)(_\d+)?\.bin|scaler\.pt"

@@ -141,6 +141,11 @@ def _check_counts(folder: Path, parts: Parts, count_models: bool, is_collective:
     }
     if not is_collective:
         found = {"optimizers": (names.count(folder, names.OPTIMIZER), len(parts.optimizers)), **found}
+    if not is_collective and any(folder.glob(names.DEEPSPEED)):
+        raise CheckpointError(
+            f"{folder} was written by DeepSpeed, and this accelerator has none, which alone can read it: give the "
+            "Accelerator a DeepSpeedPlugin"
+        )
     if count_models and not is_collective:
         stored = max(names.count(folder, names.SAFE_MODEL), names.count(folder, names.MODEL))
         found = {"models": (stored, len(parts.models)), **found}

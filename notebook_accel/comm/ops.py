@@ -14,6 +14,16 @@ from .check import compare_inputs
 from .packing import pack, pack_by, unpack, unpack_by
 
 REDUCTIONS: Final = ("sum", "mean", "max", "none")
+_WIDER: Final = {
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.float8_e4m3fn: torch.float32,
+    torch.float8_e5m2: torch.float32,
+    torch.float8_e4m3fnuz: torch.float32,
+    torch.float8_e5m2fnuz: torch.float32,
+}
+"""What tensors are reduced in whose own dtype no backend knows."""
 
 
 class CannotPadNestedTensorWarning(UserWarning):
@@ -68,6 +78,10 @@ def _tensors(leaves: list[Any], operation: str, device: torch.device) -> list[to
                 f"{operation} takes nested tuples, lists, dicts and dataclasses of tensors, but found "
                 f"{type(leaf).__name__}; use gather_object for other objects"
             )
+        if leaf.layout is not torch.strided and not leaf.is_nested:
+            raise TypeError(
+                f"{operation} takes dense tensors, but found one with layout {leaf.layout}: pass tensor.to_dense()"
+            )
         placed.append(leaf if leaf.device.type == kind else leaf.to(device))
     return placed
 
@@ -106,7 +120,8 @@ def broadcast(comm: Comm, tensor: Any, from_process: int = 0) -> Any:
         from_process: the rank whose values are taken.
 
     Returns:
-        The tree.
+        The same structure with the same tensors. In place of an expanded tensor, which has no memory of its own for
+        every element, and of one on another device than that of the collectives, there is a new one.
 
     Raises:
         TypeError: something in it is no tensor.
@@ -124,6 +139,7 @@ def broadcast(comm: Comm, tensor: Any, from_process: int = 0) -> Any:
     with torch.no_grad():
         buffer, sizes = pack(leaves, as_bytes=True)
         comm.broadcast(buffer, from_process)
+        leaves = [leaf.contiguous() if _is_expanded(leaf) else leaf for leaf in leaves]
         if comm.rank != from_process:
             for piece, leaf in zip(buffer.split(sizes), leaves, strict=True):
                 leaf.copy_(piece.clone().view(leaf.dtype).view(leaf.shape))
@@ -162,11 +178,12 @@ def reduce(comm: Comm, tensor: Any, reduction: str = "mean", scale: float = 1.0)
         scale: factor of each result.
 
     Returns:
-        The same structure with new tensors. The mean of integers is a float tensor.
+        The same structure with new tensors. The mean of integers is a float tensor. Integers of 16 bits, and floats of
+        8, are computed in a wider dtype.
 
     Raises:
         ValueError: the reduction is none of these.
-        TypeError: something in it is no tensor, or a tensor of bools.
+        TypeError: something in it is no tensor, or a tensor of bools or of 64 bits without sign, or a sparse one.
     """
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction {reduction!r} is unknown, choose among {', '.join(REDUCTIONS)}")
@@ -177,13 +194,23 @@ def reduce(comm: Comm, tensor: Any, reduction: str = "mean", scale: float = 1.0)
         leaves = _tensors(flat.leaves, "reduce", comm.device)
         if reduction == "mean":
             leaves = [leaf if _is_inexact(leaf) else leaf.to(torch.get_default_dtype()) for leaf in leaves]
+        narrow = [leaf.dtype for leaf in leaves]
+        leaves = [leaf.to(_WIDER.get(leaf.dtype, leaf.dtype)) for leaf in leaves]
+        wide = [leaf.dtype for leaf in leaves]
         if reduction == "none" or comm.world_size == 1:
             reduced = [leaf.clone() for leaf in leaves]
         else:
             reduced = _reduce_leaves(comm, leaves, "max" if reduction == "max" else "sum")
             if reduction == "mean":
                 scale = scale / comm.world_size
-        return flat.rebuild(reduced if scale == 1.0 else [leaf * scale for leaf in reduced])
+        if scale != 1.0:
+            reduced = [leaf * scale for leaf in reduced]
+        return flat.rebuild(
+            [
+                leaf.to(own) if leaf.dtype == other else leaf
+                for leaf, own, other in zip(reduced, narrow, wide, strict=True)
+            ]
+        )
 
 
 def _reduce_leaves(comm: Comm, leaves: list[torch.Tensor], op: Any) -> list[torch.Tensor]:
@@ -192,6 +219,8 @@ def _reduce_leaves(comm: Comm, leaves: list[torch.Tensor], op: Any) -> list[torc
         by_dtype.setdefault(leaf.dtype, []).append(index)
     if torch.bool in by_dtype:
         raise TypeError("bool tensors cannot be reduced: convert them to an integer dtype, which counts")
+    if torch.uint64 in by_dtype:
+        raise TypeError("uint64 tensors cannot be reduced: convert them to int64")
     reduced: list[torch.Tensor] = list(leaves)
     for indices in by_dtype.values():
         buffer, sizes = pack([leaves[index] for index in indices], as_bytes=False)
@@ -263,6 +292,10 @@ def _pad(
     else:
         filler = leaf.new_full(shape, pad_index)
     return torch.cat([filler, leaf] if pad_first else [leaf, filler], dim=dim)
+
+
+def _is_expanded(leaf: torch.Tensor) -> bool:
+    return any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True))
 
 
 def _is_inexact(leaf: torch.Tensor) -> bool:

@@ -93,9 +93,7 @@ def pack_by(layout: _Layout, leaves: list[torch.Tensor]) -> torch.Tensor:
         return flat
     return torch.cat(
         [
-            _flatten_dense_tensors([leaves[index] for index in section.indices])
-            .resolve_neg()
-            .view(torch.uint8)
+            view_as_bytes(_flatten_dense_tensors([leaves[index] for index in section.indices]))
             for section in layout.sections
         ]
     )
@@ -136,7 +134,7 @@ def pack(leaves: list[torch.Tensor], *, as_bytes: bool) -> tuple[torch.Tensor, l
     """
     rows = [leaf.reshape(-1) for leaf in leaves]
     if as_bytes:
-        rows = [row.resolve_conj().resolve_neg().view(torch.uint8) for row in rows]
+        rows = [view_as_bytes(row) for row in rows]
     return torch.cat(rows), [row.shape[0] for row in rows]
 
 
@@ -170,6 +168,18 @@ def gathered_shape(leaf: torch.Tensor, world_size: int) -> tuple[int, ...]:
         [world_size * n, ...] or [world_size].
     """
     return (world_size * leaf.shape[0], *leaf.shape[1:]) if leaf.ndim else (world_size,)
+
+
+def view_as_bytes(flat: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor [n], which is copied only if its memory is not that of its values in order.
+
+    torch makes bytes of such tensors only. It calls a tensor of one element contiguous, whatever its stride is.
+
+    Args:
+        flat: of any dtype, strided or expanded.
+    """
+    in_order = flat.resolve_conj().resolve_neg().contiguous()
+    return in_order.as_strided(in_order.shape, (1,)).view(torch.uint8)
 
 
 def _unpack_one(piece: torch.Tensor, leaf: torch.Tensor, *, as_bytes: bool) -> torch.Tensor:

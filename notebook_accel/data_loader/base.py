@@ -65,6 +65,7 @@ class PreparedLoader(DataLoader[Any]):
         end_of_dataloader: True from when the last batch is handed out.
         remainder: samples of the last global batch that are no repeats; 0 where it is full, -1 where unknown or
             where an incomplete one is dropped.
+        num_unique: samples of the current global batch that are no repeats, None where it is not known to have some.
         iteration: the epoch, counted from 0; `set_epoch` overwrites it.
         skip_batches: batches left out at the start of an iteration.
         batches_seen: batches handed out in this iteration.
@@ -75,6 +76,7 @@ class PreparedLoader(DataLoader[Any]):
 
     end_of_dataloader: bool = False
     remainder: int = -1
+    num_unique: int | None = None
     batches_seen: int = 0
     length: int | None = None
     dataset_shards: int = 1
@@ -193,6 +195,7 @@ class PreparedLoader(DataLoader[Any]):
                 # another iterator over this loader may have changed its attributes meanwhile
                 self.batches_seen, is_last = seen, self.end_of_dataloader
                 iteration.is_last, iteration.remainder, iteration.is_single = is_last, self.remainder, False
+                iteration.num_unique = self.num_unique
                 epoch.ended = is_last
                 if flags.latest is not iteration:
                     flags.give_turn(iteration)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -12,7 +12,6 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe
 
 from ..nested import (
     concatenate,
-    find_batch_size,
     ignorant_find_batch_size,
     recursively_apply,
     slice_tensors,
@@ -20,6 +19,7 @@ from ..nested import (
 from ..runtime import Runtime
 from .base import PreparedLoader, on_device
 from .exchange import Exchange, Round
+from .rows import count_samples, join_rows, mark_rows, slice_rows, take_rows
 from .samplers import share_of
 
 CPU: Final = torch.device("cpu")
@@ -30,7 +30,8 @@ class DataLoaderDispatcher(PreparedLoader):
     """A data loader that only rank 0 reads; the others get their part of each global batch from it.
 
     A global batch is one batch of the loader with `split_batches`, else as many as there are processes. Samples
-    of an incomplete last one are shared out evenly and completed from the first, unless `_drop_last`.
+    of an incomplete last one are shared out evenly and completed from the first, unless `_drop_last`. Shared out are
+    tensors, and lists that have an item for each sample; see `mark_rows`.
 
     Args:
         dataset: as `DataLoader` takes it.
@@ -132,6 +133,7 @@ class DataLoaderDispatcher(PreparedLoader):
             batch = self._part_of(received)
             if note_state is not None:
                 note_state(epoch)
+            self.num_unique = self._count_unique(received)
             if is_last := received.is_last:
                 self._reach_end(epoch)
                 self.remainder = -1 if received.num_samples is None else received.num_samples
@@ -148,12 +150,19 @@ class DataLoaderDispatcher(PreparedLoader):
         rounded = 0 if self._drop_last else self.num_processes - 1
         return (num_samples + rounded) // self.num_processes
 
+    def _count_unique(self, received: Round) -> int | None:
+        num_samples = received.num_samples
+        is_even = num_samples is None or num_samples % self.num_processes == 0
+        return None if is_even or self._drop_last else num_samples
+
     def _part_of(self, received: Round) -> Any:
         part, num_parts = self._share, self._num_shares
-        if num_parts == 1 or received.num_samples is None or received.is_part:
+        if num_parts == 1 or received.num_samples is None:
             return received.batch
         share = self._samples_of_part(received.num_samples)
         chosen = slice(part * share, (part + 1) * share)
+        if self._shares_rows:
+            return take_rows(received.batch, chosen, of_tensors=not received.is_part)
         return self.slice_fn(received.batch, chosen, process_index=part, num_processes=num_parts)
 
     def _read(self) -> Iterator[Round]:
@@ -173,6 +182,8 @@ class DataLoaderDispatcher(PreparedLoader):
             batch = following
 
     def _global_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
+        if self.num_processes > 1:
+            batches = map(self._mark, batches)
         if self.split_batches or self.num_processes == 1:
             yield from batches
             return
@@ -180,7 +191,7 @@ class DataLoaderDispatcher(PreparedLoader):
             if len(group) < self.num_processes and self._drop_last:
                 return
             try:
-                yield concatenate(group, dim=0)
+                yield self._join(group)
             except (RuntimeError, TypeError) as error:
                 raise RuntimeError(
                     f"the batches for {len(group)} processes cannot be joined into one to dispatch ({error}): "
@@ -191,35 +202,53 @@ class DataLoaderDispatcher(PreparedLoader):
         if self.num_processes == 1:
             num_samples = ignorant_find_batch_size(batch)
             return Round(batch=on_device(batch, CPU), num_samples=num_samples, is_last=is_last)
+        num_samples = count_samples(batch)
+        return Round(
+            batch=on_device(self._complete(batch, num_samples, filler), CPU),
+            num_samples=num_samples,
+            is_last=is_last,
+            share=self._samples_of_part(num_samples) if self._shares_rows else None,
+        )
+
+    @property
+    def _shares_rows(self) -> bool:
+        """Whether this class takes the parts out of a batch, not a function of the user."""
+        return self.slice_fn is slice_tensors
+
+    def _mark(self, batch: Any) -> Any:
         try:
-            num_samples = find_batch_size(batch)
-            completed = self._complete(batch, num_samples, filler)
+            if self._shares_rows:
+                return mark_rows(batch)
+            count_samples(batch)
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"the batch cannot be shared out to {self.num_processes} processes ({error}): let the collate_fn make "
-                "tensors whose first dimension counts the samples, or use dispatch_batches=False"
+                "tensors whose first dimension counts the samples, and lists with an item for each, give prepare a "
+                "slice_fn_for_dispatch, or use dispatch_batches=False"
             ) from error
-        return Round(
-            batch=on_device(completed, CPU),
-            num_samples=num_samples,
-            is_last=is_last,
-            share=self._samples_of_part(num_samples) if self.slice_fn is slice_tensors else None,
-        )
+        return batch
+
+    def _join(self, batches: Sequence[Any]) -> Any:
+        return join_rows(batches) if self._shares_rows else concatenate(batches, dim=0)
 
     def _filler(self, first: Any) -> Any:
         """Return a copy of the first samples, one for each process, to complete the last batch with."""
         num_parts = self.num_processes
         if num_parts == 1 or self._drop_last:
             return None
-        few = self.slice_fn(first, slice(0, num_parts), process_index=0, num_processes=num_parts)
+        chosen = slice(0, num_parts)
+        if self._shares_rows:
+            few = slice_rows(first, chosen)
+        else:
+            few = self.slice_fn(first, chosen, process_index=0, num_processes=num_parts)
         return recursively_apply(torch.clone, few)
 
     def _complete(self, batch: Any, num_samples: int, filler: Any) -> Any:
         missing = -num_samples % self.num_processes
         if missing == 0 or self._drop_last:
             return batch
-        repeats = -(-missing // find_batch_size(filler))
-        return concatenate([batch, *[filler] * repeats], dim=0)
+        repeats = -(-missing // count_samples(filler))
+        return self._join([batch, *[filler] * repeats])
 
     def _stand_by(self) -> Iterator[Round]:
         """Draw what rank 0 draws, on a rank that does not read: the generators stay alike."""

@@ -178,7 +178,7 @@ class FullySharded(SingleDevice):
                 filling.copy_first(model, self.runtime.comm)
             self._fully_shard(model, units, ignored)
         self._cast_buffers(model)
-        self.precision.apply(model)
+        self.precision.wrap_forward(model)
         self._units[model] = [] if self._shards is None else [*units, model]
         after = dict(model.named_parameters())
         self._renew([(before[name], after[name]) for name in before if before[name] is not after[name]])

@@ -39,7 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 # The modules and packages of each package, bottom to top; those of one row do not import each other. A "*" stands for
 # all that no row names: these may import each other, without a circle.
 INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
-    "accelerator": (("base", "strategy_table"), ("*",), ("core",)),
+    "accelerator": (("arguments", "base", "strategy_table"), ("*",), ("core",)),
     "big_modeling": (
         ("eight_bit", "explanation", "init", "mapped", "moves", "sizes", "state"),
         ("limits", "offload", "ties"),
@@ -69,7 +69,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("basic", "launch"),
     ),
     "data_loader": (
-        ("exchange", "indices"),
+        ("exchange", "indices", "rows"),
         ("samplers",),
         ("iterable", "resume"),
         ("base",),

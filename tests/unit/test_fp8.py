@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import warnings
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from notebook_accel import fp8, precision, probes
+from notebook_accel import FullyShardedDataParallelPlugin, ParallelismConfig, fp8, precision, probes
 from notebook_accel.accelerator import Accelerator
 from notebook_accel.fp8 import AORecipeKwargs, FP8BackendType
 from notebook_accel.launch import preflight
 from notebook_accel.launch.request import LaunchRequest
+from notebook_accel.state import AcceleratorState
+from tests.unit.multiprocess import run_ranks
 
 CPU = torch.device("cpu")
 
@@ -88,6 +91,37 @@ def test_a_recipe_says_what_is_converted(clean_runtime: None) -> None:
     assert recipe.config.pad_inner_dim is False and recipe.config.enable_fsdp_float8_all_gather is False
     with pytest.raises(ValueError, match=r"AORecipeKwargs with another mixed_precision than 'fp8' \('no'\)"):
         Accelerator(cpu=True, mixed_precision="no", kwargs_handlers=[recipe])
+
+
+class Planned(torch.nn.Sequential):
+    """Layers of which torchao converts none by default."""
+
+    tp_plan: ClassVar[dict[str, str]] = {"0": "colwise", "1": "rowwise"}
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(16, 24), torch.nn.Linear(24, 16))
+
+
+def _prepare_without_layers() -> list[Any]:
+    found = []
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    for options in ({}, {"fsdp_plugin": plugin}, {"parallelism_config": ParallelismConfig(tp_size=2)}):
+        AcceleratorState._reset_state()
+        accelerator = Accelerator(cpu=True, mixed_precision="fp8", **options)  # type: ignore[arg-type]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = accelerator.prepare(Planned())
+        texts = [str(one.message) for one in caught if "fp8" in str(one.message)]
+        found.append(
+            (len(texts), "no layer to convert in Planned" in texts[0], model(torch.ones(2, 16)).dtype)
+        )
+    return found
+
+
+def test_a_model_without_layers_to_convert_runs_in_bfloat16_however_it_is_spread() -> None:
+    pytest.importorskip("torchao")
+    for rank in run_ranks(_prepare_without_layers):
+        assert rank == [(1, True, torch.float32)] * 3
 
 
 def test_recipe_of_the_accelerator(clean_runtime: None, monkeypatch: pytest.MonkeyPatch) -> None:

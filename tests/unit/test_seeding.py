@@ -35,6 +35,20 @@ def test_set_seed_seeds_all_sources() -> None:
     assert all(a != b for a, b in zip(draw(), first, strict=True))
 
 
+def test_wrong_seeds_are_named() -> None:
+    before = random.getstate()
+    wrong: Any
+    for wrong, error, reason in (
+        ("x", TypeError, "seed='x': an integer is needed, not str"),
+        (1.5, TypeError, "seed=1.5: an integer is needed"),
+        (-1, ValueError, "seed=-1: at least 0 is needed"),
+        (2**32, ValueError, "seed=4294967296: at most 4294967295 is needed"),
+    ):
+        with pytest.raises(error, match=reason):
+            set_seed(wrong)
+    assert random.getstate() == before, "nothing was seeded"
+
+
 def test_deterministic() -> None:
     try:
         set_seed(1, deterministic=True)

@@ -114,6 +114,18 @@ def test_the_files_have_accelerates_names(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
+@pytest.mark.parametrize("name", ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"])
+def test_a_checkpoint_of_deepspeed_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "pytorch_model_1").mkdir()
+    (tmp_path / "pytorch_model_1" / name).touch()
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(Tied())
+    with pytest.raises(
+        CheckpointError, match=r"was written by DeepSpeed, .* give the Accelerator a DeepSpeedPlugin"
+    ):
+        accelerator.load_state(tmp_path)
+
+
 def test_tied_weights_stay_tied(tmp_path: Path, theirs: Any) -> None:
     accelerator = Accelerator(cpu=True)
     model = accelerator.prepare(Tied())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib
 import time
 import warnings
@@ -33,6 +34,16 @@ def connect() -> Comm:
     return detect.ensure(cpu=True).comm
 
 
+def stride(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an equal tensor of which no two items are neighbours in memory, as in a column of a matrix."""
+    return torch.stack([tensor, tensor], dim=-1)[..., 0]
+
+
+def expand(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same shape whose rows are one in memory."""
+    return tensor[:1].expand_as(tensor)
+
+
 def make_tree(seed: int, rank: int) -> Any:
     """Return a tree whose structure depends on the seed and whose values depend on the rank too."""
     structure = torch.Generator().manual_seed(seed)
@@ -44,7 +55,8 @@ def make_tree(seed: int, rank: int) -> Any:
         shape = [draw(4) for _ in range(draw(4))]
         values = torch.randint(0, 50, shape, generator=torch.Generator().manual_seed(100 * rank + index))
         tensor = values.to(DTYPES[draw(len(DTYPES))])
-        return tensor.transpose(0, -1) if tensor.ndim > 1 and draw(2) else tensor
+        in_memory = [torch.clone, stride, expand, lambda tensor: tensor.transpose(0, -1)]
+        return in_memory[draw(4) if shape else 0](tensor)
 
     leaves = [leaf(index) for index in range(draw(6))]
     return {"list": leaves[:2], "tuple": tuple(leaves[2:4]), "rest": {"x": leaves[4:]}}
@@ -150,6 +162,12 @@ def ranks_others() -> str:
     assert counting.count == 1
     assert sent["a"] is tree["a"] and tree["a"].eq(1).all()
     assert tree["b"][0].item() == 1 and tree["b"][1].all()
+    column, row = stride(torch.full((3,), float(rank))), torch.full((1,), 1j + rank)
+    column_sent, row_sent = ops.broadcast(comm, [column, row.expand(3)], from_process=1)
+    assert column_sent is column and column.tolist() == [1, 1, 1]
+    assert row_sent.tolist() == [1 + 1j] * 3 and row.tolist() == [1j + rank], (
+        "an expanded tensor cannot be written"
+    )
     mine = [rank, {"r": rank}]
     assert ops.broadcast_object_list(comm, mine, from_process=1) is mine and mine == [1, {"r": 1}]
     values: dict[str, Any] = {
@@ -163,6 +181,29 @@ def ranks_others() -> str:
     assert nested.listify(ops.reduce(comm, values, "max")) == {"f": [2.0], "g": (2.0, [4])}
     assert nested.listify(ops.reduce(comm, values, "none"))["f"] == [1.0 + rank]
     assert values["f"].item() == 1.0 + rank, "the input is left alone"
+    for dtype in (torch.int16, torch.uint16, torch.uint32, torch.float8_e4m3fn, torch.float8_e5m2):
+        value = torch.full((2,), 1 + 2 * rank).to(dtype)
+        for reduction, wanted in (("sum", 4.0), ("mean", 2.0), ("max", 3.0), ("none", 1.0 + 2 * rank)):
+            result = ops.reduce(comm, [value, torch.ones(1)], reduction)[0]
+            is_averaged = reduction == "mean" and not dtype.is_floating_point
+            assert (
+                result.dtype == (torch.float32 if is_averaged else dtype)
+                and result.float().tolist() == [wanted] * 2
+            )
+    refused: list[tuple[Callable[..., Any], torch.Tensor, str]] = [
+        (operation, torch.eye(2).to_sparse(), "layout torch.sparse_coo: pass tensor.to_dense()")
+        for operation in (ops.gather, ops.broadcast, ops.reduce, ops.pad_across_processes)
+    ]
+    refused.append(
+        (functools.partial(ops.reduce, reduction="sum"), torch.ones(1).to(torch.uint64), "to int64")
+    )
+    for operation, tensor, reason in refused:
+        try:
+            operation(comm, [tensor, torch.ones(2)])
+        except TypeError as error:
+            assert reason in str(error)
+        else:
+            raise AssertionError(reason)
     ragged = [torch.ones(2 + rank, 3, dtype=torch.bool), torch.ones(2, 1 + rank), torch.tensor(5)]
     with Counting(comm) as counting:
         padded = ops.pad_across_processes(comm, ragged, dim=1, pad_index=-1, pad_first=True)

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import default_collate
 
+from notebook_accel import Accelerator
 from notebook_accel.comm.single import SingleComm
 from notebook_accel.data_loader import DataLoaderDispatcher, prepare_data_loader, skip_first_batches
+from notebook_accel.handlers import DataLoaderConfiguration
 from notebook_accel.runtime import Runtime
 from notebook_accel.topology import Topology
 from tests.unit.data_loader.test_data_loader import CPU, Mesh, Numbers, batches_of, install_gloo, load
@@ -144,8 +147,20 @@ def test_last_batches_are_completed_by_samples_as_they_were_read() -> None:
 def _dispatch_what_cannot_be() -> list[str]:
     install_gloo()
     heard = []
-    for items, size in (((1, 2), None), ((1,), None), (("a",) * 4, 2)):
-        raw = load(Given(*items), batch_size=size, collate_fn=lambda batch: batch)
+    cases: list[tuple[Any, int | None]] = [((1, 2), None), ((1,), None), (("a",) * 4, 2)]
+    for odd in (
+        torch.ones(3),
+        torch.tensor(1),
+        torch.eye(4).to_sparse(),
+        ["a", "b", "c"],
+        [list("abcd")] * 4,
+        torch.ones(4).numpy(),
+    ):
+        cases.append(([[torch.arange(4), odd]], 1))
+    cases.append((({"x": torch.ones(2), "name": "x1"}, {"x": torch.ones(2), "name": "x0"}), None))
+    for items, size in cases:
+        collate = (lambda batch: batch[0]) if size == 1 else (lambda batch: batch)
+        raw = load(Given(*items), batch_size=size, collate_fn=collate)
         loader = prepare_data_loader(raw, CPU, put_on_device=True, split_batches=size is not None)
         try:
             list(loader)
@@ -156,6 +171,58 @@ def _dispatch_what_cannot_be() -> list[str]:
 
 def test_every_rank_hears_why_a_batch_cannot_be_shared_out() -> None:
     first, second = run_ranks(_dispatch_what_cannot_be)
-    assert "int cannot" in first[0] and "not in int" in first[1] and "not in str" in first[2]
+    assert "not in int" in first[0] and "not in int" in first[1] and "not in str" in first[2]
+    assert "shape [3] in a batch of 4" in first[3] and "shape [] in a batch of 4" in first[4]
+    assert "layout torch.sparse_coo" in first[5] and "list of 3 items in a batch of 4" in first[6]
+    assert "either may count" in first[7] and "ndarray is no tensor" in first[8]
+    assert "'x1' belongs to one batch, 'x0' to another" in first[9]
     assert all("dispatch_batches=False" in text and "processes" in text for text in first)
     assert all(told.endswith(own) for told, own in zip(second, first, strict=True))
+
+
+TEXTS = [{"x": i, "text": f"text {i}", "words": tuple(f"{word}{i}" for word in "abcde")} for i in range(7)]
+
+
+def _dispatch_texts() -> list[list[Any]]:
+    install_gloo()
+    seen = []
+    for split in (False, True):
+        raw = load(Given(*TEXTS), batch_size=4 if split else 2, collate_fn=_collate)
+        loader: Any = prepare_data_loader(raw, CPU, put_on_device=True, split_batches=split)
+        seen.append(list(loader))
+    return seen
+
+
+def _collate(samples: list[Any]) -> dict[str, Any]:
+    return {
+        "texts": [item["text"] for item in samples],
+        **default_collate(samples),
+        "note": "of all",
+        "none": [],
+    }
+
+
+def test_lists_with_an_item_for_each_sample_are_shared_out() -> None:
+    for split, loaded in enumerate(zip(*run_ranks(_dispatch_texts), strict=True)):
+        for rank, batches in enumerate(loaded):
+            wanted = [[0, 1], [4, 5]] if rank == 0 else [[2, 3], [6, 0]]
+            assert [batch["x"].tolist() for batch in batches] == wanted, split
+            for batch in batches:
+                numbers = batch["x"].tolist()
+                assert batch["texts"] == batch["text"] == [f"text {i}" for i in numbers]
+                assert batch["words"] == [tuple(f"{word}{i}" for i in numbers) for word in "abcde"]
+                assert batch["note"] == "of all" and batch["none"] == []
+
+
+def _gather_short_batches() -> list[list[int]]:
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+    batches = [
+        torch.arange(start, stop) for start, stop in ((0, 4), (4, 5), (5, 9), (9, 13), (13, 15), (15, 16))
+    ]
+    loader = accelerator.prepare(load(Given(*batches), batch_size=None))
+    return [accelerator.gather_for_metrics(batch).tolist() for batch in loader]
+
+
+def test_samples_that_complete_a_short_batch_before_the_last_are_not_counted() -> None:
+    wanted = [list(range(5)), list(range(5, 13)), list(range(13, 16))]
+    assert run_ranks(_gather_short_batches) == [wanted, wanted]
