@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions
 from .. import devices, environ
 from ..topology import Topology
 from .base import Comm, ReduceOp
+from .packing import view_as_bytes
 
 _LAST_WORK_S: Final = 0.01
 """Seconds to wait before Python ends. In these gloo's thread frees the tensors of the last collective. A thread that
@@ -79,7 +80,7 @@ class TorchComm(Comm):
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype not in _SENT:
-            as_bytes = self.all_gather(_view_bytes(tensor.resolve_conj().resolve_neg().contiguous()))
+            as_bytes = self.all_gather(view_as_bytes(tensor.reshape(-1)))
             return as_bytes.view(tensor.dtype).view(self.world_size * tensor.shape[0], *tensor.shape[1:])
         rows, *others = tensor.shape
         gathered = tensor.new_empty((self.world_size * rows, *others))
@@ -96,7 +97,7 @@ class TorchComm(Comm):
         return tensor
 
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
-        sent = tensor if tensor.dtype in _SENT else _view_bytes(tensor)
+        sent = tensor if tensor.dtype in _SENT else view_as_bytes(tensor.view(-1))
         dist.broadcast(sent, group=self.group, group_src=src)
         return tensor
 
@@ -121,11 +122,6 @@ class TorchComm(Comm):
         if self.owned and dist.is_initialized():
             dist.destroy_process_group()
         self.owned = False
-
-
-def _view_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a contiguous tensor in one dimension; they share its memory."""
-    return tensor.view(-1).view(torch.uint8)
 
 
 def group_exists() -> bool:

@@ -99,8 +99,8 @@ ROWS = (
         files=10,
         switches=20,
     ),
-    Row(name="the first Accelerator()", make=construct_first, files=16, switches=49),
-    Row(name="another Accelerator()", make=construct_another, files=8, switches=21),
+    Row(name="the first Accelerator()", make=construct_first, files=18, switches=54),
+    Row(name="another Accelerator()", make=construct_another, files=10, switches=26),
     Row(name="save_state", make=save_state, threads=True, files=15, switches=84),
     Row(name="a prepared loader, iterated", make=prepare_loader, files=7, switches=50),
 )
