@@ -21,19 +21,6 @@ from .samplers import SkipBatchSampler, is_plain, sampler_chain, start_at
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_OPTIONS: Final = (
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "generator",
-    "prefetch_factor",
-    "persistent_workers",
-    "pin_memory_device",
-    "in_order",
-)
 _EPOCH: Final = "_iteration"
 _ORDER: Final = "_order"
 _FINISHED: Final = "_iterator_finished"
@@ -41,11 +28,6 @@ _RECEIVES: Final = "_receives"
 _ALONE: Final = "_num_yielded"
 _WORKERS: Final = "_snapshot"
 _NEVER_MOVED: Final = frozenset((str, bytes, bool, int, float, type(None)))
-
-
-def options_of(dataloader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the arguments that made the loader, except those that choose samples and batches."""
-    return {name: getattr(dataloader, name) for name in _OPTIONS if hasattr(dataloader, name)}
 
 
 def name_sampler(dataloader: DataLoader[Any], sampler: Any) -> dict[str, Any]:
@@ -172,6 +154,10 @@ class PreparedLoader(DataLoader[Any]):
         if not self._drop_last:
             self.remainder = self._count_remainder()
         return epoch
+
+    def end(self) -> None:
+        """Note that the iteration ended that began last."""
+        self.epoch_state.end(self.epoch_state.newest)
 
     def _track(self, batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Iterate the batches as one epoch."""

@@ -13,11 +13,11 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from .. import runtime as process
 from ..combinations import refuse
 from ..runtime import Runtime
-from .base import options_of, outer_sampler
+from .base import outer_sampler
 from .dispatch import DataLoaderDispatcher
 from .indices import draw_seed
 from .iterable import IterableDatasetShard
-from .samplers import BatchSamplerShard, SeedableRandomSampler, check_split, share_of
+from .samplers import BatchSamplerShard, SeedableRandomSampler, check_split, options_of, share_of
 from .shard import DataLoaderShard
 
 

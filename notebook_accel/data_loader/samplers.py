@@ -8,12 +8,31 @@ from itertools import cycle, islice
 from typing import Any, Final
 
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from .indices import Indices, RandomIndices, SequentialIndices
 
 _SAME_SAMPLES: Final = ("tp", "cp")
 _OWN_SAMPLES: Final = ("dp_replicate", "dp_shard", "dp", "fsdp")
+
+_OPTIONS: Final = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+    "in_order",
+)
+
+
+def options_of(dataloader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the arguments that made the loader, except those that choose samples and batches."""
+    return {name: getattr(dataloader, name) for name in _OPTIONS if hasattr(dataloader, name)}
 
 
 class SeedableRandomSampler(RandomSampler):

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from .base import PreparedLoader, name_sampler, options_of, outer_sampler
-from .samplers import SkipBatchSampler, sampler_chain
+from .base import PreparedLoader, name_sampler, outer_sampler
+from .samplers import SkipBatchSampler, options_of, sampler_chain
 
 
 class SkipDataLoader(PreparedLoader):

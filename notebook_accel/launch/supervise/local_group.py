@@ -24,7 +24,7 @@ from ..transfer.parent_state import ParentState
 from ..worker import early, environment
 from ..worker.main import WorkerSpec, main
 from . import fork_server, hang_report, socket_folder
-from .end_watch import EndWatch
+from .end_watch import EndWatch, HasExitCode
 from .worker_group import Attempt, Member, WorkerGroup
 
 OUTPUT_BY_PIPES = sys.platform != "win32"  # there it comes as events: the ends of a pipe cannot be waited for
@@ -33,15 +33,9 @@ _REDIRECTING: Final = threading.Lock()
 _GONE_SECONDS: Final = 1.0  # for what workers started, once it was killed
 
 
-class WorkerProcess(Protocol):
+class WorkerProcess(HasExitCode, Protocol):
     """What the group asks of a worker's process; those of `multiprocessing` have it."""
 
-    @property
-    def pid(self) -> int | None: ...
-    @property
-    def exitcode(self) -> int | None: ...
-    @property
-    def sentinel(self) -> int: ...
     def join(self) -> None: ...
     def close(self) -> None: ...
 
