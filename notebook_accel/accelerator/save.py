@@ -129,7 +129,6 @@ class SavePart(Shared):
         if save_model_func_kwargs:
             raise ValueError(f"save_state does not know {', '.join(save_model_func_kwargs)}: leave it out")
         self._wait_for_writer()
-        self._warn_of_gradients()
         target, keep = self._save_target(output_dir)
         topology = self._runtime.topology
         barrier: write.ErrorBarrier = write.CollectiveErrorBarrier(self._runtime.comm)
@@ -157,6 +156,7 @@ class SavePart(Shared):
             self._write_in_background(plan, token)
         else:
             write.finish(plan, barrier)
+        self._warn_of_gradients()  # last: other ranks would wait for one on which a warning is an error
         self.project_configuration.iteration += 1
         return target
 
@@ -426,7 +426,7 @@ class SavePart(Shared):
                 shards.save_weights(state, path, max_shard_size, safe_serialization)
             except Exception as found:  # the other ranks may wait for the outcome
                 error = found
-        failed = self._exchange(error) if self._strategy.shards_weights else ""
+        failed = self._exchange(error) if self._strategy.holds_part(model) else ""
         if error is not None:
             raise error
         if failed:

@@ -168,8 +168,9 @@ class _Workspace:
     """Memory to read into, and views of it that are made once, for a thread that adds up many chunks."""
 
     def __init__(self) -> None:
-        values = torch.empty(BLOCK, dtype=torch.uint8, device="cpu")
-        sums = torch.empty(BLOCK // rawio.PAGE, dtype=torch.int64, device="cpu")
+        with torch.inference_mode(False):  # the threads that write to these tensors are in no such mode
+            values = torch.empty(BLOCK, dtype=torch.uint8, device="cpu")
+            sums = torch.empty(BLOCK // rawio.PAGE, dtype=torch.int64, device="cpu")
         self.block = rawio.memory(values)
         self._sums = rawio.memory(sums)
         words = values.view(torch.int64).view(len(sums), -1)

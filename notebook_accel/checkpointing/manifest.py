@@ -24,6 +24,7 @@ _NOTES: Final = ".checksums-"
 _ADVICE: Final = "the file is damaged or of another checkpoint, load another one"
 
 _SHOWN: Final = 3
+_SAFETENSORS: Final = ".safetensors"
 
 Names = Callable[[int, int], Sequence[str]]
 """Returns the names of what lies between two bytes of a file."""
@@ -75,7 +76,7 @@ class Manifest:
         expected = self.checksums.get(path.relative_to(self.folder).as_posix())
         if expected is None:
             return
-        if path.suffix == ".safetensors":
+        if path.suffix == _SAFETENSORS:
             if weights.read_header(path).checksum != expected:
                 raise CheckpointError(f"{path} is not the file that was saved here: {_ADVICE}")
             return
@@ -92,6 +93,11 @@ class Manifest:
                 f"{path}: some of the bytes {start:,} to {stop - 1:,} are not those that were written"
                 f"{f' (in {listed})' if listed else ''}: {_ADVICE}"
             )
+
+
+def describe(path: Path) -> str:
+    """Return what the manifest says of a file's bytes: the checksum of its header where that has those of the rest."""
+    return weights.read_header(path).checksum if path.suffix == _SAFETENSORS else checksums.describe(path)
 
 
 def note(where: Path, rank: int, found: Mapping[str, str]) -> None:
@@ -136,7 +142,11 @@ def read(folder: Path) -> Manifest:
     try:
         text = path.read_text(encoding="utf-8")
         content = dict(json.loads(text))
-        version, files = int(content.pop("version")), dict(content.pop("files"))
+        if (version := int(content.pop("version"))) != _VERSION:
+            raise CheckpointError(
+                f"{path} is of version {version}, and this notebook_accel knows version {_VERSION}"
+            )
+        files = dict(content.pop("files"))
         known = dict(content.pop("checksums", {}))
         own = str(content.pop(_OWN, None))
         # older manifests have neither; a damaged name of one leaves the other
@@ -144,10 +154,6 @@ def read(folder: Path) -> Manifest:
             raise ValueError("its text is not the one that was written")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged: {error!r}") from error
-    if version != _VERSION:
-        raise CheckpointError(
-            f"{path} is of version {version}, and this notebook_accel knows version {_VERSION}"
-        )
     return Manifest(folder=folder, facts=content, sizes=files, checksums=known)
 
 

@@ -46,6 +46,10 @@ def write(path: Path, obj: Any, *, cached: bool = True) -> str:
     return blocks.text
 
 
+_OWN_OPTIONS: Final = frozenset(("map_location", "mmap", "weights_only"))
+"""Of `torch.load`, as this package gives them."""
+
+
 def load(f: Any, **options: Any) -> Any:
     """Return the object in a file of torch.save.
 
@@ -75,8 +79,13 @@ def read(path: Path, **options: Any) -> Any:
         raise CheckpointError(
             f"{path} is cut off, or holds objects that weights_only=True refuses: {_reason(error)}"
         ) from error
+    except MemoryError:
+        raise
     except Exception as error:  # unpickling damaged bytes raises anything
-        raise CheckpointError(f"{path} is cut off or no file of torch.save: {error}") from error
+        if isinstance(error, TypeError) and options.keys() - _OWN_OPTIONS:
+            raise  # torch does not know an option of the user's
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path} is cut off or no file of torch.save: {reason}") from error
 
 
 def _reason(error: pickle.UnpicklingError) -> str:

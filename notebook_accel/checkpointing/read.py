@@ -143,8 +143,8 @@ def _check_counts(folder: Path, parts: Parts, count_models: bool, is_collective:
         found = {"optimizers": (names.count(folder, names.OPTIMIZER), len(parts.optimizers)), **found}
     if not is_collective and any(folder.glob(names.DEEPSPEED)):
         raise CheckpointError(
-            f"{folder} was written by DeepSpeed, and this accelerator has none, which alone can read it: give the "
-            "Accelerator a DeepSpeedPlugin"
+            f"{folder} was written by DeepSpeed, which alone can read it, and trains no model of this accelerator: "
+            "give the Accelerator a DeepSpeedPlugin, and prepare the models"
         )
     if count_models and not is_collective:
         stored = max(names.count(folder, names.SAFE_MODEL), names.count(folder, names.MODEL))

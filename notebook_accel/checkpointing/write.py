@@ -16,7 +16,7 @@ from ..comm.base import Comm
 from ..data_loader import resume
 from ..errors import CheckpointError
 from ..topology import Topology
-from . import checksums, folder, manifest, names, pickled, randomness, rawio, weights
+from . import folder, manifest, names, pickled, randomness, rawio, weights
 from .parts import CollectiveFolder, Parts
 
 _LANES: Final = 2
@@ -262,7 +262,7 @@ def _write_all(plan: Plan, where: Path) -> None:
     found: dict[str, str] = {}
     for part in plan.folders:
         for path in part.write(where):
-            found[path.relative_to(where).as_posix()] = checksums.describe(path)
+            found[path.relative_to(where).as_posix()] = manifest.describe(path)
 
     def put(file: File) -> None:
         found[file.name] = file.write(where)

@@ -82,9 +82,8 @@ class EngineFiles(CollectiveFolder):
                 (file,) = write.model_files([self._states[index]], safe_serialization=True)
                 (where / folder_name(index)).mkdir(exist_ok=True)
                 file.write(where / folder_name(index))
-        written = [
-            path for index in range(len(self._prepared)) for path in _files_in(where / folder_name(index))
-        ]
+        folders = [where / folder_name(index) for index in range(len(self._prepared))]
+        written = [path for folder in folders for path in _files_in(folder)]
         return [path for path in written if _is_of_rank(path, self._rank)]
 
     def snapshot(self, copies: Copies) -> CollectiveFolder:
@@ -94,7 +93,7 @@ class EngineFiles(CollectiveFolder):
 
 
 def _files_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".safetensors")
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _is_of_rank(path: Path, rank: int) -> bool:

@@ -147,7 +147,9 @@ def has_order(engine: Any, model: dict[str, Any]) -> bool:
         engine: of DeepSpeed, with ZeRO 1, 2 or 3.
         model: the content of the file with the model.
     """
-    return list(map(list, model["param_shapes"])) == list(map(list, engine._get_zero_param_shapes()))
+    return list(map(list, model.get("param_shapes") or ())) == list(
+        map(list, engine._get_zero_param_shapes())
+    )
 
 
 def reshare(where: Path, engine: Any, rank: int, world_size: int) -> Reshared:

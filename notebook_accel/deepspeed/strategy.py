@@ -258,6 +258,9 @@ class DeepSpeed(Strategy):
     def clip_grad_value(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:
         raise refuse("deepspeed, clip_grad_value_")
 
+    def holds_part(self, model: torch.nn.Module) -> bool:
+        return checkpoints.is_sharded(unwrap(model, keep_torch_compile=False))
+
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return the whole state of the user's model in the first process of each node, {} in the others."""
         inner = unwrap(model, keep_torch_compile=False)

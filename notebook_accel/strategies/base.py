@@ -270,6 +270,10 @@ class Strategy(ABC):
         """Close what the strategy opened, at the end of training."""
         return None
 
+    def holds_part(self, model: torch.nn.Module) -> bool:
+        """Return True for a prepared model of whose weights this process has only a part: `state_dict` is a collective."""
+        return False
+
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return the whole state of the user's model, under its own names, on all ranks that write it."""
         state: dict[str, Any] = unwrap(model, keep_torch_compile=False).state_dict()

@@ -287,6 +287,9 @@ class FullySharded(SingleDevice):
     def joinable(self, model: Any) -> Any:
         raise refuse("shards, join")
 
+    def holds_part(self, model: torch.nn.Module) -> bool:
+        return any(map(is_sharded, unwrap(model, keep_torch_compile=False).parameters()))
+
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return the whole state on the first process of each node, and nothing on the others."""
         inner = unwrap(model, keep_torch_compile=False)

@@ -87,10 +87,12 @@ class ScriptProcess:
         """
         if self._popen.returncode is None:
             try:
-                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:
                 return None
-        return self._popen.poll()
+            if pid:
+                self._popen.returncode = os.waitstatus_to_exitcode(status)
+        return self._popen.returncode
 
     def join(self) -> None:
         """Wait for its end."""

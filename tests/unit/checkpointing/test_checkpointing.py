@@ -506,3 +506,23 @@ def test_saving_in_the_middle_of_an_accumulation_warns(tmp_path: Path) -> None:
                 accelerator.save_state(tmp_path / "middle")
             assert Path(warned[0].filename) == Path(__file__)
     accelerator.save_state(tmp_path / "boundary")  # a warning would be an error
+
+
+def test_checkpoints_are_written_and_read_in_inference_mode(tmp_path: Path) -> None:
+    """The threads that compare checksums are not in the mode of the caller."""
+    accelerator = Accelerator(cpu=True)
+    width = 800  # several blocks of a checksum
+    model = torch.nn.Linear(width, width)
+    prepared, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), momentum=0.9))
+    with torch.inference_mode():
+        accelerator.save_state(tmp_path / "kept", safe_serialization=False)
+        accelerator.load_state(tmp_path / "kept")
+    assert prepared.weight.shape == (width, width)
+
+
+def test_an_option_that_torch_does_not_know_is_no_damage(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    trained(accelerator)
+    accelerator.save_state(tmp_path / "kept")
+    with pytest.raises(TypeError, match="bogus"):
+        accelerator.load_state(tmp_path / "kept", load_kwargs={"bogus": 1})

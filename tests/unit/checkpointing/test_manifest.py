@@ -95,7 +95,7 @@ def test_every_byte_of_the_manifest_counts(tmp_path: Path, clean_runtime: None) 
         with pytest.raises(CheckpointError, match=path.name):
             manifest.read(where)
         path.write_bytes(content)
-    assert manifest.read(where).facts == {"world_size": 1, "step": 0}
+    assert manifest.read(where).facts == {"world_size": 1, "data_shares": 1, "step": 0}
 
 
 def test_checkpoints_without_checksums_load(tmp_path: Path, clean_runtime: None) -> None:

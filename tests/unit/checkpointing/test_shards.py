@@ -222,14 +222,17 @@ def test_all_ranks_learn_that_weights_were_not_saved(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "works"]
 
 
-def save_on_the_main_process(folder: Path) -> bool:
-    accelerator = Accelerator(cpu=True)
-    copy = accelerator.prepare(model())
+def save_on_the_main_process(folder: Path, sharded: bool) -> bool:
+    """Save a model under DistributedDataParallel, or a whole copy beside a sharded one."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP") if sharded else None
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    prepared = accelerator.prepare(model())
     if accelerator.is_main_process:
-        accelerator.save_model(copy, folder)
+        accelerator.save_model(model() if sharded else prepared, folder)
     return accelerator.is_main_process
 
 
-def test_the_main_process_may_save_whole_weights_alone(tmp_path: Path) -> None:
-    assert run_ranks(save_on_the_main_process, tmp_path) == [True, False]
+@pytest.mark.parametrize("sharded", [False, True])
+def test_the_main_process_may_save_whole_weights_alone(tmp_path: Path, sharded: bool) -> None:
+    assert run_ranks(save_on_the_main_process, tmp_path, sharded) == [True, False]
     assert (tmp_path / "model.safetensors").is_file()
