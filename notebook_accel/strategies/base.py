@@ -271,7 +271,7 @@ class Strategy(ABC):
         return None
 
     def holds_part(self, model: torch.nn.Module) -> bool:
-        """Return True for a prepared model of whose weights this process has only a part: `state_dict` is a collective."""
+        """Return True for a model of whose weights this process has only a part: its `state_dict` is a collective."""
         return False
 
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
