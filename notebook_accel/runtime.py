@@ -356,12 +356,12 @@ def set_fork_server(pid: int | None) -> None:
 
 
 def owners() -> weakref.WeakSet[Any]:
-    """Return what has descriptors that no fork keeps; see `stream.descriptors`. Changes of the set count."""
+    """Return what has descriptors that no fork keeps; see `launch.descriptors`. Changes of the set count."""
     return _owners
 
 
 def stores() -> weakref.WeakSet[Any]:
-    """Return torch's stores that no fork keeps open; see `stream.descriptors`. Changes of the set count."""
+    """Return torch's stores that no fork keeps open; see `launch.descriptors`. Changes of the set count."""
     return _stores
 
 

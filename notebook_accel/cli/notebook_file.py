@@ -57,7 +57,14 @@ class NotebookFile:
         """
         if self._timer is not None:
             self._timer.cancel()
-        self._write()
+        try:
+            self._write()
+        except (
+            OSError
+        ):  # perhaps it cannot be replaced, only written: a file that is mounted, or in another's folder
+            import nbformat
+
+            nbformat.write(self._book, self._path)
 
     def _tick(self) -> None:
         self.write_soon()

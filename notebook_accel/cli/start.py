@@ -164,7 +164,7 @@ def _describe_first(failure: Failure, first_rank: int, node: str) -> str:
         cause = signals.likely_cause(signum)
         return f"{where} was ended by {signals.name_of(signum)}{cause and f': {cause}'}"
     if failure.error is None and failure.exitcode is None:
-        return f"{where} ended first, and nobody knows with which exit code: this process ignores SIGCHLD"
+        return f"{where} ended first, and nobody knows with which exit code"
     reason = f" ({_first_line(failure.error)})" if node and failure.error is not None else ""
     return f"{where} failed first, with exit code {_exit_code(failure)}{reason}"
 

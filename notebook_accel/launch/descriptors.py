@@ -56,14 +56,22 @@ def _take_away() -> None:
     """In the fork: lead the descriptors to nowhere; what belongs to this process itself begins anew."""
     owners, stores = runtime.owners(), runtime.stores()
     if owners or stores:
-        found = {fd for owner in list(owners) for fd in owner.filenos()}
+        found = {fd for owner in list(owners) for fd in _ask(owner)}
         found |= _find_connections({store.port for store in list(stores)})
         nowhere = os.open(os.devnull, os.O_RDWR)
         for fd in found:
-            os.dup2(nowhere, fd, inheritable=False)
+            with contextlib.suppress(OSError):  # another thread was closing it
+                os.dup2(nowhere, fd, inheritable=False)
         os.close(nowhere)
     owners.clear()
     stores.clear()
+
+
+def _ask(owner: Any) -> list[int]:
+    try:
+        return list(owner.filenos())
+    except (OSError, ValueError):  # another thread was closing what it has
+        return []
 
 
 def _find_connections(ports: set[int]) -> set[int]:

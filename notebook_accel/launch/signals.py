@@ -191,11 +191,12 @@ def kill(pid: int) -> None:
     send(pid, KILL)
 
 
-def kill_group(leader: int) -> bool:
+def kill_group(leader: int, signum: int = KILL) -> bool:
     """Kill all processes of a group, even if its leader has ended.
 
     Args:
         leader: process id of the leader, which is the id of the group.
+        signum: the signal.
 
     Returns:
         Whether there was such a group. Always False on Windows, which has none.
@@ -203,7 +204,7 @@ def kill_group(leader: int) -> bool:
     if sys.platform == "win32":
         return False
     try:
-        os.killpg(leader, signal.SIGKILL)
+        os.killpg(leader, signum)
     except (ProcessLookupError, PermissionError):
         return False
     return True

@@ -36,6 +36,7 @@ class _Source:
     Attributes:
         lines: read its output, by stream.
         news: streams with an unfinished line that has changed since it was shown.
+        standing: streams of which an unfinished line is shown.
         shown: when a line, or an unfinished one, of a stream was shown last, by the monotonic clock.
     """
 
@@ -45,6 +46,7 @@ class _Source:
     frames: FrameReader = field(default_factory=FrameReader)
     lines: dict[Stream, LineReader] = field(default_factory=dict)
     news: set[Stream] = field(default_factory=set)
+    standing: set[Stream] = field(default_factory=set)
     shown: dict[Stream, float] = field(default_factory=dict)
     outgoing: deque[memoryview] = field(default_factory=deque)
     is_open: bool = True
@@ -70,8 +72,14 @@ class _Source:
 
     def finish(self) -> list[Event]:
         self.news.clear()
-        rests = [(stream, reader.close()) for stream, reader in self.lines.items()]
-        return [event for stream, texts in rests for event in self._events(stream, texts)]
+        events: list[Event] = []
+        for stream, reader in self.lines.items():
+            lines = self._events(stream, reader.close())
+            if stream in self.standing and not lines:  # nothing else would remove it
+                lines = [Unfinished(rank=self.rank, time=time.time(), stream=stream, text="")]
+            events += lines
+        self.standing.clear()
+        return events
 
     def show_unfinished(self, now: float) -> list[Event]:
         """Return what no line has shown yet for some time; bars that nobody goes back to become lines.
@@ -87,6 +95,10 @@ class _Source:
             events += self._events(stream, reader.settle())
             text = reader.unfinished[:_MAX_UNFINISHED]
             events.append(Unfinished(rank=self.rank, time=time.time(), stream=stream, text=text))
+            if text.strip():
+                self.standing.add(stream)
+            else:
+                self.standing.discard(stream)
         return events
 
     def _lines(self, stream: Stream, data: bytes) -> list[Event]:
@@ -323,8 +335,8 @@ class Inbox:
             self._selector.unregister(source.end)
             if source.channel == "events":
                 self._urgent.unregister(source.end)
-            source.end.close()
             source.is_open = False
+            source.end.close()
         return source.finish()
 
 

@@ -97,7 +97,10 @@ class LineReader:
         if not newline:
             return self._cut()
         if row.is_bar or b"\r" in row.text:
-            return self._go_down() + self.feed(others)
+            part, self._part = self._part, b""  # it comes after the others
+            lines = self._go_down() + self.feed(others)
+            self._part = part
+            return lines
         whole, newline, rest = (row.text + b"\n" + others).rpartition(b"\n")
         row.text = rest
         return whole.decode("utf-8", "backslashreplace").split("\n") + self._cut()

@@ -294,7 +294,8 @@ class RunRecord:
         phase = self.phases.get(rank)
         if phase is None or phase.name != "starting":
             return None
-        errors = [line.text for line in self.tails.get(rank, ()) if line.stream == "stderr"]
+        tail = self.tails.get(rank, ())
+        errors = [line.text for line in tail if line.stream == "stderr" and line.time >= phase.time]
         return errors[-_LAST_WORDS:]
 
     def _snapshot(self) -> tuple[list[Event], int]:

@@ -104,7 +104,8 @@ class Metrics:
     """The series of a run by name, within a bound of memory.
 
     Where all series together are too large, the longer ones are thinned. There are at most `MAX_NAMES` series: beyond
-    that, the one that has had no value for the longest time is forgotten.
+    that, the shortest one is forgotten, of several the one with the oldest news; where a forgotten one comes back,
+    the one with the newest, or each name would be forgotten just before it comes again.
 
     Args:
         max_bytes: memory for all of them.
@@ -116,6 +117,7 @@ class Metrics:
         self._max_points = max_points
         self._series: dict[str, Series] = {}
         self._by_news: OrderedDict[str, None] = OrderedDict()  # names, the one with the newest value last
+        self._forgotten: OrderedDict[int, None] = OrderedDict()  # hashes of as many names, the newest last
         self._fixed_bytes = 0
         self._num_points = 0
 
@@ -142,7 +144,7 @@ class Metrics:
         series.add(point)
         self._num_points += series.num_even - before
         while len(self._series) > MAX_NAMES:
-            self._forget_one()
+            self._forget_one(but=name, newest=hash(name) in self._forgotten)
         if self.num_bytes > self._max_bytes:
             self._shrink()
 
@@ -157,8 +159,15 @@ class Metrics:
         while self.num_bytes > self._max_bytes and len(self._series) > 1:
             self._forget_one()
 
-    def _forget_one(self) -> None:
-        name, _ = self._by_news.popitem(last=False)
+    def _forget_one(self, but: str = "", *, newest: bool = False) -> None:
+        """Forget one of the shortest series; of several the one with the oldest news, or with the newest."""
+        by_news = reversed(self._by_news) if newest else iter(self._by_news)
+        name = min((one for one in by_news if one != but), key=lambda one: self._series[one].num_even)
+        del self._by_news[name]
+        self._forgotten[hash(name)] = None
+        self._forgotten.move_to_end(hash(name))
+        if len(self._forgotten) > MAX_NAMES:
+            self._forgotten.popitem(last=False)
         series = self._series.pop(name)
         self._fixed_bytes -= _SERIES_BYTES + sys.getsizeof(name)
         self._num_points -= series.num_even

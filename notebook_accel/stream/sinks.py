@@ -322,7 +322,7 @@ class TerminalRows(LiveRows):
         self.clear()
 
     def _list_rows(self) -> list[str]:
-        first = min((rank for rank, _ in self._unfinished), default=None)
+        first = min((key[0] for key in self._unfinished if self._texts.get(key)), default=None)
         texts = [text for key, text in self._texts.items() if key not in self._unfinished or key[0] == first]
         return [row for text in texts for row in text.split("\n") if row][-_MAX_ROWS:]
 

@@ -143,7 +143,7 @@ def downcast(monkeypatch: pytest.MonkeyPatch) -> None:
 def convert_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torchao")
     monkeypatch.setattr(fp8, "is_sharded", lambda tensor: True)
-    fp8.convert(torch.nn.Linear(1, 1), SimpleNamespace())  # type: ignore[arg-type]
+    fp8.convert(torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(3))), fp8.AORecipeKwargs())
 
 
 def other_fp8_device() -> None:

@@ -89,5 +89,5 @@ def test_one_process_and_wrong_arguments(clean_runtime: None) -> None:
         shards_weights = True
 
     accelerator._strategy = Sharded(accelerator._runtime, accelerator._precision)
-    with pytest.raises(NotImplementedError, match="which Sharded does not keep"):
+    with pytest.raises(NotImplementedError, match="it needs the whole model in every process"):
         LocalSGD(accelerator, torch.nn.Linear(1, 1), 2)

@@ -62,7 +62,7 @@ class EndWatch:
             return False  # there a handle keeps the exit code
         try:
             os.kill(self._pid, 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):  # another user's process may have the number by now
             return True
         return False
 

@@ -55,7 +55,7 @@ def start(job: Job, check: Callable[[], None]) -> None:
         reader, writer = forkserver.connect_to_new_process([])
     try:
         with explain_end(job):
-            os.write(writer, pickle.dumps({}) + pickle.dumps(_Nothing()))
+            os.write(writer, pickle.dumps({"sys_path": sys.path}) + pickle.dumps(_Nothing()))
             while not wait_readable(reader, _LOOK_SECONDS):
                 check()
             if not os.read(reader, 1):
@@ -90,7 +90,8 @@ def _explain_end() -> str:
 
     server: Any = forkserver._forkserver
     text = "the fork server, from which workers start, has ended"
-    command = [sys.executable, "-c", "\n".join(f"import {name}" for name in server._preload_modules)]
+    tries = (f"try:\n    import {name}\nexcept ImportError:\n    pass" for name in server._preload_modules)
+    command = [sys.executable, "-c", "\n".join(tries)]  # the server goes on without what it does not find
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_IMPORT_SECONDS)
     except (OSError, subprocess.TimeoutExpired):

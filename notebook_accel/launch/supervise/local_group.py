@@ -163,10 +163,10 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
 
     def start_helpers(self) -> None:
         """Start the processes of multiprocessing that the start method needs."""
+        if self._job.start_method != "fork" and sys.platform != "win32":
+            resource_tracker.ensure_running()  # its start would unblock the interrupt, blocked while the others start
         if self._job.start_method == "forkserver":
             fork_server.start(self._job, self._control.check)
-        if self._job.start_method != "fork" and sys.platform != "win32":
-            resource_tracker.ensure_running()  # its start would unblock the interrupt, blocked while workers start
 
     def _start_one(self, rank: int) -> None:
         starting = _Starting()
@@ -279,8 +279,10 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
                 continue
             now = time.time()
             self._leave_alone(member)
-            if member.pid:
-                signals.kill_group(member.pid)  # what it started would outlive it, and write for ever
+            if member.pid:  # what it started would outlive it, and write for ever
+                has_returned = member.rank in self._record.results
+                # a tracker of shared memory ignores SIGTERM, and ends once it has removed what the worker left there
+                signals.kill_group(member.pid, signal.SIGTERM if has_returned else signals.KILL)
             self.note_end(member, member.end.exitcode, now, self._inbox.finish(member.rank))
 
     def _leave_alone(self, member: _LocalMember) -> None:

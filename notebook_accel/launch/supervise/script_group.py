@@ -85,6 +85,8 @@ class ScriptProcess:
 
         `subprocess` says 0 in that case.
         """
+        if sys.platform == "win32":
+            return self._popen.poll()
         if self._popen.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)

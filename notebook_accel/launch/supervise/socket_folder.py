@@ -28,7 +28,7 @@ def use_short_folder() -> None:
     """
     if sys.platform == "win32":
         return
-    settings: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
+    settings: dict[str, Any] = vars(process.current_process())["_config"]
     present = settings.get(_KEY)
     if present is not None and _has_room(os.path.dirname(present), _LISTENER):
         return

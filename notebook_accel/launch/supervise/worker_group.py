@@ -24,6 +24,7 @@ GroupState = Literal["running", "done", "failed", "stopped", "hung"]
 
 _LOOK_SECONDS: Final = 0.1
 _END_LOOK_SECONDS: Final = 0.02  # between two looks at workers that are being ended
+_LEAST_KILL_SECONDS: Final = 2.0  # that killed workers have also where the user interrupts the wait for them
 _LAST_WORDS_SECONDS: Final = 0.1
 _SETTLE_SECONDS: Final = 1.0
 
@@ -303,8 +304,8 @@ class WorkerGroup(ABC, Generic[MemberT]):
     def _signal_and_wait(self, signum: int, seconds: float, *, may_be_interrupted: bool = False) -> None:
         for member in self.list_running():
             self.send_signal(member.rank, signum)
-        deadline = time.monotonic() + seconds
-        while self.is_running and time.monotonic() < deadline:
+        began = time.monotonic()
+        while self.is_running and time.monotonic() - began < seconds:
             if may_be_interrupted and signals.is_interrupted():
-                break
+                seconds = min(seconds, _LEAST_KILL_SECONDS)
             self.poll(_END_LOOK_SECONDS)

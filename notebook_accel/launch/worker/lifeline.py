@@ -42,16 +42,23 @@ def follow(fd: int) -> None:
 def end_children() -> None:
     """Kill all that this process has started and that is in its process group, as far as the system lists it.
 
-    A worker does so as its last act: where its notebook is just being killed, nobody else would do it any more.
+    A worker that fails does so as its last act: where its notebook is just being killed, nobody else would do it.
     """
     if sys.platform != "linux":
         return
-    group, killed = os.getpgrp(), set[int]()
+    group, killed = os.getpgrp(), _find_tracker()
     while new := {pid for pid in _list_below(os.getpid()) if _is_in(pid, group)} - killed:
         killed |= new
         for pid in new:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _find_tracker() -> set[int]:
+    """Return the process, if there is one, that removes what this one left in shared memory."""
+    trackers = sys.modules.get("multiprocessing.resource_tracker")
+    pid = getattr(getattr(trackers, "_resource_tracker", None), "_pid", None)
+    return {pid} if isinstance(pid, int) else set()
 
 
 def _list_below(pid: int) -> list[int]:
@@ -65,6 +72,8 @@ def _list_below(pid: int) -> list[int]:
 
 
 def _is_in(pid: int, group: int) -> bool:
+    if sys.platform == "win32":
+        return False
     try:
         return os.getpgid(pid) == group
     except OSError:

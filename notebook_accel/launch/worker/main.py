@@ -243,7 +243,8 @@ def _leave(code: int, output: capture.Capture) -> NoReturn:
         with contextlib.suppress(Exception):
             atexit._run_exitfuncs()
         output.close()
-        lifeline.end_children()
+        if code != 0:
+            lifeline.end_children()
     finally:
         os._exit(code)
 

@@ -82,7 +82,7 @@ class _Launcher:
         self._pid = os.getpid()
         self._reporter: Any = None
         self._lock = threading.Lock()
-        atexit.register(self._send_failure)  # the first, so that it is called last
+        atexit.register(self._end)  # the first, so that it is called last
         threading.Thread(target=self._listen, name="notebook_accel listener", daemon=True).start()
 
     def _listen(self) -> None:
@@ -116,7 +116,8 @@ class _Launcher:
         else:
             reporter.show_traceback(error, now)
 
-    def _send_failure(self) -> None:
+    def _end(self) -> None:
+        """Send the failure, where there is one, and end what the script has started."""
         if self._reporter is not None and os.getpid() == self._pid and self._connect() is not None:
             self._reporter.send_failure()
             _ours("launch.worker.lifeline").end_children()

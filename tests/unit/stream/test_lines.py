@@ -71,6 +71,14 @@ def test_moves_of_any_split(parts: list[bytes], places: list[int]) -> None:
     assert [line for chunk in _cut(data, places) for line in pieces.feed(chunk)] + pieces.close() == expected
 
 
+def test_a_part_of_a_move_comes_after_what_came_with_it() -> None:
+    reader = LineReader()
+    assert reader.feed(b"50%\r") + reader.feed(b"60%\nbc\x1b") + reader.feed(b"[31mbc\n") == [
+        "60%",
+        "bc\x1b[31mbc",
+    ]
+
+
 class Terminal(io.StringIO):
     """Where tqdm draws; what it wrote is read as a stream of bytes."""
 

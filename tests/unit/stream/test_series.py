@@ -72,3 +72,12 @@ def test_names_without_news_are_forgotten() -> None:
     assert len(metrics.series) == MAX_NAMES and next(iter(metrics.series)) == "loss"
     assert f"of step {3 * MAX_NAMES - 1}" in metrics.series and "of step 0" not in metrics.series
     assert len(metrics.series["loss"]) == 3 * MAX_NAMES
+
+
+def test_one_name_too_many_in_each_step_leaves_the_others_whole() -> None:
+    metrics = Metrics(50_000_000, 10_000)
+    for step in range(5):
+        for number in range(MAX_NAMES + 1):
+            metrics.add(f"norm of {number}", point(step, 1.0))
+    assert len(metrics.series) == MAX_NAMES
+    assert sum(len(series) == 5 for series in metrics.series.values()) == MAX_NAMES - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import sys
@@ -12,8 +13,9 @@ import pytest
 
 from notebook_accel import notebook_launcher, runtime
 from notebook_accel.errors import LaunchError, WorkerExitedError
-from notebook_accel.launch.supervise import local_group
+from notebook_accel.launch.supervise import fork_server, local_group
 from notebook_accel.launch.worker import early
+from tests.unit.jobs import make_job
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="output comes as events there")
 
@@ -66,9 +68,10 @@ def test_a_fork_server_that_ended_says_why(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(forkserver._forkserver, "_preload_modules", ["os", "shadowed"])
     said = pytest.raises(LaunchError, match=r"(?s)fork server.* has ended; its imports fail.*name_of_nothing")
-    with said, local_group._hear_errors("forkserver", None):
+    job = dataclasses.replace(make_job(os.getpid), start_method="forkserver")
+    with said, fork_server.explain_end(job):
         raise EOFError
-    with pytest.raises(EOFError), local_group._hear_errors("fork", None):
+    with pytest.raises(EOFError), fork_server.explain_end(dataclasses.replace(job, start_method="fork")):
         raise EOFError
 
 
