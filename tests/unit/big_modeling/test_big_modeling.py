@@ -259,7 +259,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         load_checkpoint_and_dispatch(empty(), file, {"words": "cpu", "head": "cpu"})
     with pytest.raises(ValueError, match=r"'best' is unknown: .* one of auto, balanced"):
         load_checkpoint_and_dispatch(empty(), file, "best")
-    with pytest.raises(ValueError, match="is no safetensors file to read it from: give an offload_folder"):
+    with pytest.raises(ValueError, match="is no file to read it from as it is: give an offload_folder"):
         load_checkpoint_and_dispatch(empty(), file, half())
     with pytest.raises(ValueError, match="give an offload_dir to write them to"):
         dispatch_model(words(), half())
