@@ -245,7 +245,7 @@ def plan(
     loading.check_names(list(groups.values()), strict=strict, whole=whole)
     if not strict:
         names = {slot.name for group in groups.values() for slot in group}
-        _warn_of_unknown(checkpoint, sources, names | dict(list_extra_states(model)).keys())
+        _warn_of_unknown(checkpoint, sources, names.union(*list_extra_states(model).values()))
     for group in groups.values():
         found = loading.find_source(group)
         if found is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,15 +55,18 @@ def list_slots(model: nn.Module) -> Iterator[Slot]:
                 yield Slot(name=prefix + key, owner=part, key=key, tensor=buffer, is_buffer=True)
 
 
-def list_extra_states(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that keep more than tensors in a state dict, each with the name there.
+def list_extra_states(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Return the modules that keep more than tensors in a state dict, each with its names there.
 
     Args:
         model: with the modules.
     """
+    found: dict[nn.Module, list[str]] = {}
     for path, part in model.named_modules(remove_duplicate=False):
         if type(part).set_extra_state is not nn.Module.set_extra_state:
-            yield f"{path}.{models.EXTRA_STATE}" if path else models.EXTRA_STATE, part
+            name = f"{path}.{models.EXTRA_STATE}" if path else models.EXTRA_STATE
+            found.setdefault(part, []).append(name)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,24 +145,25 @@ class Loading:
         Raises:
             CheckpointError: names are missing or unknown that may not be.
         """
-        extras = dict(list_extra_states(self.model))
-        known = {slot.name for group in groups for slot in group} | extras.keys()
+        extras = list_extra_states(self.model)
+        extra_names = {name for names in extras.values() for name in names}
+        known = {slot.name for group in groups for slot in group} | extra_names
         renamed = models.strip_prefixes({name for source in self.sources for name in source.shapes}, known)
         for source in self.sources:
             for key in (*source.shapes, *source.others):
-                if key in source.shapes or renamed(key) in extras:
+                if key in source.shapes or renamed(key) in extra_names:
                     self._places[renamed(key)] = (source, key)
             for name, kept in source.twins.items():
                 self._twins[renamed(name)] = renamed(kept)
         where = ", ".join(str(source.path) for source in self.sources)
-        found = {name: self._places[name] for name in extras if name in self._places}
-        self._extras = [(extras[name], source, key) for name, (source, key) in found.items()]
+        found = {part: self._find(names) for part, names in extras.items()}
+        self._extras = [(part, *place) for part, place in found.items() if place is not None]
         empty = [
             group[0].name
             for group in groups
             if self.find_source(group) is None and not eight_bit.is_scales(group[0].owner, group[0].key)
         ]
-        empty += sorted(extras.keys() - found.keys())
+        empty += [names[0] for part, names in extras.items() if found[part] is None]
         if not strict:
             metas = {slot.name for group in groups for slot in group if slot.tensor.is_meta}
             empty = [name for name in empty if whole and name in metas]
@@ -180,11 +184,12 @@ class Loading:
         Returns:
             The file and the name there; None if no file has the values.
         """
-        for slot in group:
-            for name in (slot.name, self._twins.get(slot.name)):
-                if name in self._places:
-                    return self._places[name]
-        return None
+        return self._find(slot.name for slot in group)
+
+    def _find(self, names: Iterable[str]) -> tuple[Source, str] | None:
+        """Return where the first of these names is that a file has, or has under the name of a twin."""
+        candidates = (known for name in names for known in (name, self._twins.get(name)))
+        return next((self._places[name] for name in candidates if name in self._places), None)
 
     def add(
         self, slots: list[Slot], source: Source, key: str, *, device: str | torch.device, dtype: torch.dtype
