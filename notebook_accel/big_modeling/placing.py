@@ -39,11 +39,12 @@ class Slot:
     is_buffer: bool
 
 
-def list_slots(model: nn.Module) -> Iterator[Slot]:
+def list_slots(model: nn.Module, *, persistent: bool = True) -> Iterator[Slot]:
     """Yield all names of the state dict. A tensor with several names comes once for each.
 
     Args:
         model: with the tensors.
+        persistent: False also yields buffers that are in no state dict.
     """
     for path, part in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
@@ -51,7 +52,8 @@ def list_slots(model: nn.Module) -> Iterator[Slot]:
             if parameter is not None:
                 yield Slot(name=prefix + key, owner=part, key=key, tensor=parameter, is_buffer=False)
         for key, buffer in part._buffers.items():
-            if buffer is not None and key not in part._non_persistent_buffers_set:
+            transient = persistent and key in part._non_persistent_buffers_set
+            if buffer is not None and not transient:
                 yield Slot(name=prefix + key, owner=part, key=key, tensor=buffer, is_buffer=True)
 
 
@@ -112,12 +114,14 @@ class Loading:
     Attributes:
         model: gets the values.
         sources: the files.
+        known: names that a file may have; set by `check_names`.
         folder: for weights that stay on the disk and are in no safetensors file.
     """
 
     model: nn.Module
     sources: Sequence[Source]
     folder: PathLike | None
+    known: set[str] = field(default_factory=set)
     _places: dict[str, tuple[Source, str]] = field(default_factory=dict)
     _twins: dict[str, str] = field(default_factory=dict)
     _values: list[_Value] = field(default_factory=list)
@@ -148,6 +152,8 @@ class Loading:
         extras = list_extra_states(self.model)
         extra_names = {name for names in extras.values() for name in names}
         known = {slot.name for group in groups for slot in group} | extra_names
+        known.update(eight_bit.list_formats(self.model))
+        self.known = known
         renamed = models.strip_prefixes({name for source in self.sources for name in source.shapes}, known)
         for source in self.sources:
             for key in (*source.shapes, *source.others):
@@ -211,9 +217,7 @@ class Loading:
             raise CheckpointError(
                 f"{source.path}: {key!r} has shape {list(shape)}, the model's {list(slots[0].tensor.shape)}"
             )
-        if self._needs_quantizing(slots[0]) and not (
-            isinstance(device, torch.device) and device.type == "meta"
-        ):
+        if self._needs_quantizing(slots) and not (isinstance(device, torch.device) and device.type == "meta"):
             self._quantized.append((slots, source, key, device))
             return
         if isinstance(device, torch.device):
@@ -234,11 +238,11 @@ class Loading:
                 "dtype": name_of_dtype,
             }
 
-    def _needs_quantizing(self, slot: Slot) -> bool:
+    def _needs_quantizing(self, slots: Sequence[Slot]) -> bool:
         """Return True for the weight of an 8-bit layer whose file has no scales: it is not in 8 bits there."""
-        if not isinstance(slot.owner, eight_bit.Linear8bit) or slot.key != "weight":
+        if not isinstance(slots[0].owner, eight_bit.Linear8bit) or slots[0].key != "weight":
             return False
-        return f"{slot.name.removesuffix(slot.key)}{eight_bit.SCALES}" not in self._places
+        return self._find(f"{slot.name.removesuffix(slot.key)}{eight_bit.SCALES}" for slot in slots) is None
 
     def check_folder(self) -> None:
         """Check that weights that have to be written to the folder can be.
@@ -276,6 +280,7 @@ class Loading:
         for source in self.sources:
             source.verify([v.key for v in self._values if v.source is source and v.is_in_place])
         index = {**self._index, **self._write()}
+        quantized = self._read_quantized()
         extras = [(module, source.read_entry(key)) for module, source, key in self._extras]
         pairs = [(value, value.target()) for value in self._values]
         # new tensors of all files first: what is read into the model's own tensors cannot be undone
@@ -288,7 +293,11 @@ class Loading:
             made = value.own if value.is_in_place else like_parameter(value.own, target)
             for slot in value.slots:
                 tensors.put(slot.owner, slot.key, made)
-        self._place_quantized()
+        for slots, values in quantized:
+            for key, tensor in values.items():
+                made = nn.Parameter(tensor, requires_grad=False)
+                for slot in slots:
+                    tensors.put(slot.owner, key, made)
         empty: dict[int, torch.Tensor] = {}
         for slot, dtype in self._empty:
             if not slot.tensor.is_meta or slot.tensor.dtype != dtype:
@@ -307,7 +316,7 @@ class Loading:
         new = not folder.exists()
         try:
             for slots, source, key, dtype in self._written:
-                value = torch.empty(source.shapes[key], dtype=dtype)
+                value = torch.empty(source.shapes[key], dtype=dtype, device="cpu")
                 source.read_into({key: value})
                 for slot in slots:
                     offload.offload_weight(value, slot.name, folder, index)
@@ -326,8 +335,8 @@ class Loading:
             raise
         return index
 
-    def _place_quantized(self) -> None:
-        """Put 8-bit weights that do not stay on the disk in their places, one after the other."""
+    def _read_quantized(self) -> list[tuple[list[Slot], dict[str, torch.Tensor]]]:
+        """Return new tensors of the 8-bit layers whose weights do not stay on the disk, by their names there."""
         here = [
             (slots, source, key, device)
             for slots, source, key, device in self._quantized
@@ -341,16 +350,15 @@ class Loading:
             }
             for slots, _, _, device in here
         ]
-        for (slots, source, key, _), own in zip(here, made, strict=True):
+        for (_, source, key, _), own in zip(here, made, strict=True):
             for name, value in zip(eight_bit.TENSORS, _quantize(source, key), strict=True):
                 own[name].copy_(value)
-                for slot in slots:
-                    tensors.put(slot.owner, name, nn.Parameter(own[name], requires_grad=False))
+        return [(slots, own) for (slots, *_), own in zip(here, made, strict=True)]
 
 
 def _quantize(source: Source, key: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a weight in int8 and its scales."""
-    value = torch.empty(source.shapes[key], dtype=torch.float16)
+    value = torch.empty(source.shapes[key], dtype=torch.float16, device="cpu")
     _read(source, {key: value})
     return eight_bit.quantize(value)
 
