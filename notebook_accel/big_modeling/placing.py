@@ -279,16 +279,14 @@ class Loading:
         """Load all values, and return the index of the weights that stay on the disk."""
         for source in self.sources:
             source.verify([v.key for v in self._values if v.source is source and v.is_in_place])
-        index = {**self._index, **self._write()}
         quantized = self._read_quantized()
         extras = [(module, source.read_entry(key)) for module, source, key in self._extras]
         pairs = [(value, value.target()) for value in self._values]
-        # new tensors of all files first: what is read into the model's own tensors cannot be undone
-        for in_place in (False, True):
-            for source in self.sources:
-                _read_all(
-                    source, [p for p in pairs if p[0].source is source and p[0].is_in_place is in_place]
-                )
+        # new tensors of all files first, then the folder, which an error empties again: what is read into the model's
+        # own tensors cannot be undone
+        _read_all([pair for pair in pairs if not pair[0].is_in_place])
+        index = {**self._index, **self._write()}
+        _read_all([pair for pair in pairs if pair[0].is_in_place])
         for value, target in pairs:
             made = value.own if value.is_in_place else like_parameter(value.own, target)
             for slot in value.slots:
@@ -364,12 +362,14 @@ def _quantize(source: Source, key: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @torch.no_grad()
-def _read_all(source: Source, pairs: list[tuple[_Value, torch.Tensor]]) -> None:
+def _read_all(pairs: list[tuple[_Value, torch.Tensor]]) -> None:
     """Read each value into the tensor beside it."""
-    while pairs:  # one name may be wanted on several devices
-        targets = {value.key: target for value, target in reversed(pairs)}
+    while pairs:
+        source = pairs[0][0].source
+        targets = {value.key: target for value, target in reversed(pairs) if value.source is source}
         _read(source, targets)
-        pairs = [pair for pair in pairs if targets[pair[0].key] is not pair[1]]
+        # one name may be wanted on several devices
+        pairs = [p for p in pairs if p[0].source is not source or targets[p[0].key] is not p[1]]
 
 
 def _read(source: Source, targets: dict[str, torch.Tensor]) -> None:

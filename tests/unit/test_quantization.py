@@ -243,6 +243,10 @@ def test_damage_in_a_weight_to_quantize_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"blocks.1.weight"):
         load_checkpoint_in_model(model, tmp_path, {"": "cpu"}, offload_8bit_bnb=True)
     assert model.norm.weight.is_meta and not model.embed.weight.any()
+    places = {"embed": "cpu", "blocks.0": "disk", "blocks.1": "cpu", "norm": "cpu", "head": "cpu"}
+    with pytest.raises(CheckpointError, match=r"blocks.1.weight"):
+        load_checkpoint_in_model(model, tmp_path, places, tmp_path / "offloaded", offload_8bit_bnb=True)
+    assert not (tmp_path / "offloaded").exists()
 
 
 class Shared(Model):
