@@ -127,16 +127,17 @@ def _load_in_place(
     model: nn.Module, checkpoint: PathLike, dtype: torch.dtype | None, keep: list[str], strict: bool
 ) -> None:
     sources = [models.open_source(path) for path in shards.find_files(checkpoint)]
-    apply = models.plan(model, sources, strict=strict)
+    formats = eight_bit.list_formats(model)
+    apply = models.plan(model, sources, strict=strict, unused=formats)
     if not strict:
-        _warn_of_unknown(checkpoint, sources, {*model.state_dict(), *eight_bit.list_formats(model)})
+        _warn_of_unknown(checkpoint, sources, {*model.state_dict(), *formats})
     if dtype is not None:
         # also buffers that are in no state dict
         for slots in _group_by_tensor(list_slots(model, persistent=False)):
             tensor, wanted = slots[0].tensor, _dtype_of(slots, dtype, keep)
             if tensor.dtype != wanted:
                 tensor.data = tensor.data.to(wanted)
-        apply = models.plan(model, sources, strict=strict)
+        apply = models.plan(model, sources, strict=strict, unused=formats)
     apply()
 
 

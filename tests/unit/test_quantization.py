@@ -185,6 +185,16 @@ def make_empty_8bit(model: Any) -> Any:
     return model.to("meta").eval()
 
 
+class Kept(nn.Module):
+    """A module with a state beside its tensors."""
+
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.ones(1)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        assert state == 1
+
+
 def test_a_saved_8_bit_model_fits_and_only_its_layers_have_a_format(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     config = BnbQuantizationConfig(**EIGHT)
@@ -197,6 +207,12 @@ def test_a_saved_8_bit_model_fits_and_only_its_layers_have_a_format(tmp_path: Pa
         load_checkpoint_in_model(model, file, {"": "cpu"}, strict=True, offload_8bit_bnb=True)
         assert torch.equal(model(TOKENS), whole(TOKENS))
         load_checkpoint_in_model(model, file, dtype="float16")  # it has values now
+        load_checkpoint_in_model(model, file, strict=True)
+        model.norm.register_module("kept", Kept())  # such a model loads by its own code
+        state = {**whole.state_dict(), "norm.kept._extra_state": torch.ones(1)}
+        safetensors.torch.save_file(state, file)
+        load_checkpoint_in_model(model, file, strict=True)
+        del model.norm.kept
     assert model.blocks[0].SCB.dtype == torch.float32 and model.norm.weight.dtype == torch.float16
     safetensors.torch.save_file({**whole.state_dict(), "norm.weight_format": torch.zeros(())}, file)
     with pytest.raises(CheckpointError, match=r"weights that the model does not know: 'norm.weight_format'$"):
