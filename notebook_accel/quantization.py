@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 from . import detect, probes
+from .big_modeling.device_map import check_devices_exist
 from .big_modeling.dispatch import dispatch_model, make_device_map
-from .big_modeling.eight_bit import Linear8bit
+from .big_modeling.eight_bit import Linear8bit, list_names, swap_layers
 from .big_modeling.load import load_checkpoint_in_model
 from .checkpointing.folder import PathLike
+from .hooks import tensors
 
 _DTYPES: Final = {
     name: dtype
@@ -113,27 +115,30 @@ def load_and_quantize_model(
     if isinstance(device_map, str) or (device_map is not None and _is_spread(device_map)):
         checkpoint = _check_spread(model, config, weights_location)
         layers = _require_layers(model, config)
-        for name, layer in layers:
-            model.set_submodule(name, _empty_8bit(layer, config))
-        dtype: Any = config.torch_dtype
-        chosen = make_device_map(model, device_map, max_memory, no_split_module_classes, dtype)
-        load_checkpoint_in_model(
-            model,
-            checkpoint,
-            chosen,
-            offload_folder=offload_folder,
-            dtype=dtype,
-            keep_in_fp32_modules=config.keep_in_fp32_modules,
-        )
-        return _mark(dispatch_model(model, chosen, offload_dir=offload_folder), config)
-    device = torch.device(device_map[""]) if device_map else detect.ensure().device
+        with swap_layers(model, {layer: _empty_8bit(layer, config) for layer in layers}):
+            dtype: Any = config.torch_dtype
+            chosen = make_device_map(model, device_map, max_memory, no_split_module_classes, dtype)
+            load_checkpoint_in_model(
+                model,
+                checkpoint,
+                chosen,
+                offload_folder=offload_folder,
+                dtype=dtype,
+                keep_in_fp32_modules=config.keep_in_fp32_modules,
+            )
+            return _mark(dispatch_model(model, chosen, offload_dir=offload_folder), config)
+    check_devices_exist(device_map or {})
+    device = tensors.as_device(device_map[""]) if device_map else detect.ensure().device
     _fill(model, weights_location)
-    quantized = {name: _quantize(layer, config) for name, layer in _require_layers(model, config)}
-    for name in quantized:
-        model.set_submodule(name, nn.Identity())
+    # without the old layers: each gives its memory back when bitsandbytes has quantized it
+    quantized = [(names, _quantize(layer, config)) for layer, names in _require_layers(model, config).items()]
+    for names, _ in quantized:
+        for name in names:
+            model.set_submodule(name, nn.Identity())
     _cast(model, config)
-    for name, layer in quantized.items():
-        model.set_submodule(name, layer)
+    for names, layer in quantized:
+        for name in names:
+            model.set_submodule(name, layer)
     return _mark(model.to(device), config)
 
 
@@ -173,7 +178,7 @@ def _check_spread(
         raise NotImplementedError(
             f"keep_in_fp32_modules with torch_dtype={config.torch_dtype} is for one device: leave one out"
         )
-    loaded = [name for name, layer in _layers(model, config) if not layer.weight.is_meta]
+    loaded = [names[0] for layer, names in _find_layers(model, config).items() if not layer.weight.is_meta]
     if weights_location is None or loaded:
         raise ValueError(
             "a device_map for several devices needs weights_location, and a model without values: build it under "
@@ -182,8 +187,8 @@ def _check_spread(
     return weights_location
 
 
-def _require_layers(model: nn.Module, config: BnbQuantizationConfig) -> list[tuple[str, nn.Linear]]:
-    layers = list(_layers(model, config))
+def _require_layers(model: nn.Module, config: BnbQuantizationConfig) -> dict[nn.Linear, list[str]]:
+    layers = _find_layers(model, config)
     if not layers:
         raise ValueError(
             f"{type(model).__name__} has no linear layer to quantize besides {_find_skipped(model, config)}"
@@ -215,11 +220,16 @@ def _fill(model: nn.Module, weights_location: PathLike | None) -> None:
     load_checkpoint_in_model(model, weights_location, strict=bool(empty))
 
 
-def _layers(model: nn.Module, config: BnbQuantizationConfig) -> Iterator[tuple[str, nn.Linear]]:
+def _find_layers(model: nn.Module, config: BnbQuantizationConfig) -> dict[nn.Linear, list[str]]:
+    """Return the layers to quantize, each with all its names."""
     skipped = [*_find_skipped(model, config), *(config.keep_in_fp32_modules or ())]
-    for name, part in model.named_modules():
-        if type(part) is nn.Linear and name and not _is_within(name, skipped):
-            yield name, part
+    return {
+        part: names
+        for part, names in list_names(model).items()
+        if type(part) is nn.Linear
+        and part is not model
+        and not any(_is_within(name, skipped) for name in names)
+    }
 
 
 def _find_skipped(model: nn.Module, config: BnbQuantizationConfig) -> list[str]:
@@ -266,8 +276,9 @@ def _quantize(layer: nn.Linear, config: BnbQuantizationConfig) -> Any:
 
 def _cast(model: nn.Module, config: BnbQuantizationConfig) -> None:
     keep = config.keep_in_fp32_modules or ()
-    for name, part in model.named_modules():
-        dtype: Any = torch.float32 if _is_within(name, keep) else config.torch_dtype
+    for part, names in list_names(model).items():
+        kept = any(_is_within(name, keep) for name in names)
+        dtype: Any = torch.float32 if kept else config.torch_dtype
         for tensor in [*part.parameters(False), *part.buffers(False)]:
             if tensor.is_floating_point():
                 tensor.data = tensor.data.to(dtype)

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from ..checkpointing.folder import PathLike
-from ..checkpointing.models import is_extra_state
 from ..hooks import attach_align_device_hook_on_blocks, tensors
 from ..hooks.align import align_hooks, remove_offload_hooks, with_uncallable
 from ..hooks.base import has_forward
@@ -23,6 +22,7 @@ from .limits import Limits, get_balanced_memory
 from .moves import guard_moves
 from .offload import Index, OffloadedWeightsLoader
 from .placing import list_slots
+from .state import collect_state
 
 STRATEGIES: Final = ("auto", "balanced", "balanced_low_0", "sequential")
 """Words that stand for a device map of `infer_auto_device_map`."""
@@ -156,7 +156,7 @@ def _collect_weights(
     offload_buffers: bool,
 ) -> Mapping[str, torch.Tensor] | None:
     """Return a mapping with the weights of all offloaded parts, from memory and from the disk."""
-    state = {name: value for name, value in model.state_dict().items() if not is_extra_state(name)}
+    state = collect_state(model)
     if not any(offloaded.values()) and not any(tensor.is_meta for tensor in state.values()):
         return None
     index: dict[str, Mapping[str, Any]] = dict(offload_index or {})

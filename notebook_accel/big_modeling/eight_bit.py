@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -14,13 +16,14 @@ SCALES: Final = "SCB"
 """The scales of a weight's rows, by the name that they have in bitsandbytes' state dicts."""
 TENSORS: Final = ("weight", SCALES)
 """What `quantize` returns, by the names in a layer."""
+_FORMAT: Final = "weight_format"
 
 
 class Linear8bit(nn.Module):
     """A linear layer for inference with weights in int8; it has no values until a checkpoint is loaded.
 
-    It computes what bitsandbytes' `Linear8bitLt` computes, and its state dict has the same names. That layer keeps
-    values beside its parameters, where neither a device map nor a hook finds them.
+    It computes what bitsandbytes' `Linear8bitLt` computes. That layer keeps values beside its parameters, where neither
+    a device map nor a hook finds them. Its state dict has the same names, and one more: see `list_formats`.
 
     Args:
         in_features: elements of an input.
@@ -87,8 +90,56 @@ def is_scales(owner: nn.Module, key: str) -> bool:
     return isinstance(owner, Linear8bit) and key == SCALES
 
 
-def replace_layers(model: nn.Module) -> None:
-    """Replace bitsandbytes' 8-bit layers that have no values yet by `Linear8bit`.
+def list_formats(model: nn.Module) -> list[str]:
+    """Return the names under which bitsandbytes saves how the weights of 8-bit layers are laid out.
+
+    No tensor of the model has such a name: the only layout is torch's, by rows.
+
+    Args:
+        model: with `Linear8bit` layers.
+    """
+    return [
+        f"{name}.{_FORMAT}" if name else _FORMAT
+        for part, names in list_names(model).items()
+        if isinstance(part, Linear8bit)
+        for name in names
+    ]
+
+
+def list_names(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Return each module of a model with all its names; a shared one has several.
+
+    Args:
+        model: with the modules.
+    """
+    found: dict[nn.Module, list[str]] = {}
+    for name, part in model.named_modules(remove_duplicate=False):
+        found.setdefault(part, []).append(name)
+    return found
+
+
+@contextlib.contextmanager
+def swap_layers(model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> Iterator[None]:
+    """Put new layers in the places of others, under all their names; a block that raises puts the old ones back.
+
+    Args:
+        model: changed in place.
+        swaps: the new layer for each old one.
+    """
+    places = [(name, part) for part, names in list_names(model).items() if part in swaps for name in names]
+    for name, old in places:
+        model.set_submodule(name, swaps[old])
+    try:
+        yield
+    except BaseException:
+        for name, old in places:
+            model.set_submodule(name, old)
+        raise
+
+
+@contextlib.contextmanager
+def replace_layers(model: nn.Module) -> Iterator[None]:
+    """Replace bitsandbytes' 8-bit layers that have no values yet by `Linear8bit`; see `swap_layers`.
 
     Args:
         model: changed in place.
@@ -99,13 +150,16 @@ def replace_layers(model: nn.Module) -> None:
     kind: Any = ()
     if probes.is_available("bitsandbytes"):
         kind = importlib.import_module("bitsandbytes.nn").Linear8bitLt
-    for name, part in list(model.named_modules()):
-        if isinstance(part, kind) and name and part.weight.is_meta:
+    swaps: dict[nn.Module, nn.Module] = {}
+    for part, names in list_names(model).items():
+        if isinstance(part, kind) and "" not in names and part.weight.is_meta:
             bias = None if part.bias is None else part.bias.dtype
             made = Linear8bit(part.in_features, part.out_features, bias, part.state.threshold)
-            model.set_submodule(name, made.train(part.training))
-    if not any(isinstance(part, Linear8bit) for part in model.modules()):
+            swaps[part] = made.train(part.training)
+    if not swaps and not any(isinstance(part, Linear8bit) for part in model.modules()):
         raise ValueError(
             f"offload_8bit_bnb=True: {type(model).__name__} has no 8-bit layer of bitsandbytes on the meta device; "
             "load_and_quantize_model makes them, and loads and offloads the weights"
         )
+    with swap_layers(model, swaps):
+        yield

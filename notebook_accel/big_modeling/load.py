@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..checkpointing.models import Source
 from ..hooks import tensors
 from . import eight_bit, offload, ties
 from .device_map import DeviceMap, check_buffers, check_device_map, check_devices, check_devices_exist
-from .placing import Loading, Slot, list_extra_states, list_slots
+from .placing import Loading, Slot, list_slots
 
 
 def load_checkpoint_in_model(
@@ -55,35 +56,34 @@ def load_checkpoint_in_model(
         CheckpointError: the weights are damaged or do not fit; it names the file, the name and both shapes.
         ValueError: the map leaves a tensor without a device, or an argument is missing or unknown.
     """
-    if offload_8bit_bnb:
-        eight_bit.replace_layers(model)
     wanted = as_floating_dtype(dtype)
     check_sharded(device_map, full_state_dict, broadcast_from_rank0)
-    if broadcast_from_rank0 or not full_state_dict:
-        _load_sharded(model, checkpoint, wanted, strict, full_state_dict, broadcast_from_rank0)
-        return
-    has_empty = any(slot.tensor.is_meta for slot in list_slots(model))
-    if device_map is None and not has_empty:
-        _load_in_place(model, checkpoint, wanted, keep_in_fp32_modules or [], strict)
-        return
-    loading = plan(
-        model,
-        checkpoint,
-        device_map,
-        offload_folder=offload_folder,
-        dtype=wanted,
-        keep_in_fp32_modules=keep_in_fp32_modules or [],
-        offload_buffers=offload_buffers,
-        strict=strict,
-    )
-    if loading.on_disk and offload_folder is None:
-        raise ValueError(
-            f"{', '.join(loading.on_disk[:3])} of the device map are on disk: give an offload_folder, which gets an "
-            "index; load_checkpoint_and_dispatch needs none for safetensors files"
+    with eight_bit.replace_layers(model) if offload_8bit_bnb else contextlib.nullcontext():
+        if broadcast_from_rank0 or not full_state_dict:
+            _load_sharded(model, checkpoint, wanted, strict, full_state_dict, broadcast_from_rank0)
+            return
+        has_empty = any(slot.tensor.is_meta for slot in list_slots(model))
+        if device_map is None and not has_empty:
+            _load_in_place(model, checkpoint, wanted, keep_in_fp32_modules or [], strict)
+            return
+        loading = plan(
+            model,
+            checkpoint,
+            device_map,
+            offload_folder=offload_folder,
+            dtype=wanted,
+            keep_in_fp32_modules=keep_in_fp32_modules or [],
+            offload_buffers=offload_buffers,
+            strict=strict,
         )
-    index = loading.run()
-    if offload_folder is not None:
-        offload.save_offload_index(index, offload_folder)
+        if loading.on_disk and offload_folder is None:
+            raise ValueError(
+                f"{', '.join(loading.on_disk[:3])} of the device map are on disk: give an offload_folder, which gets "
+                "an index; load_checkpoint_and_dispatch needs none for safetensors files"
+            )
+        index = loading.run()
+        if offload_folder is not None:
+            offload.save_offload_index(index, offload_folder)
 
 
 def as_floating_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -127,14 +127,17 @@ def _load_in_place(
     model: nn.Module, checkpoint: PathLike, dtype: torch.dtype | None, keep: list[str], strict: bool
 ) -> None:
     sources = [models.open_source(path) for path in shards.find_files(checkpoint)]
-    apply = models.plan(model, sources, strict=strict)
+    formats = eight_bit.list_formats(model)
+    apply = models.plan(model, sources, strict=strict, unused=formats)
     if not strict:
-        _warn_of_unknown(checkpoint, sources, set(model.state_dict()))
+        _warn_of_unknown(checkpoint, sources, {*model.state_dict(), *formats})
     if dtype is not None:
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if tensor.is_floating_point():
-                tensor.data = tensor.data.to(_dtype_of(name, tensor, dtype, keep))
-        apply = models.plan(model, sources, strict=strict)
+        # also buffers that are in no state dict
+        for slots in _group_by_tensor(list_slots(model, persistent=False)):
+            tensor, wanted = slots[0].tensor, _dtype_of(slots, dtype, keep)
+            if tensor.dtype != wanted:
+                tensor.data = tensor.data.to(wanted)
+        apply = models.plan(model, sources, strict=strict, unused=formats)
     apply()
 
 
@@ -145,11 +148,22 @@ def _warn_of_unknown(checkpoint: PathLike, sources: Sequence[Source], known: set
         warnings.warn(f"{checkpoint} has weights that the model does not use: {unknown}", stacklevel=4)
 
 
-def _dtype_of(name: str, tensor: torch.Tensor, dtype: torch.dtype | None, keep: list[str]) -> torch.dtype:
-    if dtype is None or not tensor.is_floating_point():
+def _group_by_tensor(slots: Iterable[Slot]) -> list[list[Slot]]:
+    groups: dict[int, list[Slot]] = {}
+    for slot in slots:
+        groups.setdefault(id(slot.tensor), []).append(slot)
+    return list(groups.values())
+
+
+def _dtype_of(slots: Sequence[Slot], dtype: torch.dtype | None, keep: Sequence[str]) -> torch.dtype:
+    """Return the dtype that the tensor with these names gets."""
+    tensor = slots[0].tensor
+    is_scales = any(eight_bit.is_scales(slot.owner, slot.key) for slot in slots)
+    if dtype is None or is_scales or not tensor.is_floating_point():
         return tensor.dtype
-    kept = dtype == torch.float16 and any(name == part or f"{part}." in name for part in keep)
-    return torch.float32 if kept else dtype
+    names = [slot.name for slot in slots]
+    kept = any(name == part or f"{part}." in name for name in names for part in keep)
+    return torch.float32 if kept and dtype == torch.float16 else dtype
 
 
 def _load_sharded(
@@ -239,14 +253,11 @@ def plan(
         check_buffers(model)
     sources = [models.open_source(path) for path in shards.find_files(checkpoint)]
     loading = Loading(model=model, sources=sources, folder=offload_folder)
-    groups: dict[int, list[Slot]] = {}
-    for slot in list_slots(model):
-        groups.setdefault(id(slot.tensor), []).append(slot)
-    loading.check_names(list(groups.values()), strict=strict, whole=whole)
+    groups = _group_by_tensor(list_slots(model))
+    loading.check_names(groups, strict=strict, whole=whole)
     if not strict:
-        names = {slot.name for group in groups.values() for slot in group}
-        _warn_of_unknown(checkpoint, sources, names | dict(list_extra_states(model)).keys())
-    for group in groups.values():
+        _warn_of_unknown(checkpoint, sources, loading.known)
+    for group in groups:
         found = loading.find_source(group)
         if found is None:
             continue
@@ -254,7 +265,7 @@ def plan(
         for slot in group:
             by_device.setdefault(_place(slot, device_map, offload_buffers), []).append(slot)
         for device, slots in by_device.items():
-            target = _dtype_of(slots[0].name, slots[0].tensor, dtype, list(keep_in_fp32_modules))
+            target = _dtype_of(slots, dtype, keep_in_fp32_modules)
             loading.add(slots, *found, device=device, dtype=target)
     loading.check_folder()
     return loading

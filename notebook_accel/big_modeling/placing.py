@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,12 @@ class Slot:
     is_buffer: bool
 
 
-def list_slots(model: nn.Module) -> Iterator[Slot]:
+def list_slots(model: nn.Module, *, persistent: bool = True) -> Iterator[Slot]:
     """Yield all names of the state dict. A tensor with several names comes once for each.
 
     Args:
         model: with the tensors.
+        persistent: False also yields buffers that are in no state dict.
     """
     for path, part in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
@@ -51,19 +52,23 @@ def list_slots(model: nn.Module) -> Iterator[Slot]:
             if parameter is not None:
                 yield Slot(name=prefix + key, owner=part, key=key, tensor=parameter, is_buffer=False)
         for key, buffer in part._buffers.items():
-            if buffer is not None and key not in part._non_persistent_buffers_set:
+            transient = persistent and key in part._non_persistent_buffers_set
+            if buffer is not None and not transient:
                 yield Slot(name=prefix + key, owner=part, key=key, tensor=buffer, is_buffer=True)
 
 
-def list_extra_states(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that keep more than tensors in a state dict, each with the name there.
+def list_extra_states(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Return the modules that keep more than tensors in a state dict, each with its names there.
 
     Args:
         model: with the modules.
     """
+    found: dict[nn.Module, list[str]] = {}
     for path, part in model.named_modules(remove_duplicate=False):
         if type(part).set_extra_state is not nn.Module.set_extra_state:
-            yield f"{path}.{models.EXTRA_STATE}" if path else models.EXTRA_STATE, part
+            name = f"{path}.{models.EXTRA_STATE}" if path else models.EXTRA_STATE
+            found.setdefault(part, []).append(name)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,12 +114,14 @@ class Loading:
     Attributes:
         model: gets the values.
         sources: the files.
+        known: names that a file may have; set by `check_names`.
         folder: for weights that stay on the disk and are in no safetensors file.
     """
 
     model: nn.Module
     sources: Sequence[Source]
     folder: PathLike | None
+    known: set[str] = field(default_factory=set)
     _places: dict[str, tuple[Source, str]] = field(default_factory=dict)
     _twins: dict[str, str] = field(default_factory=dict)
     _values: list[_Value] = field(default_factory=list)
@@ -142,24 +149,27 @@ class Loading:
         Raises:
             CheckpointError: names are missing or unknown that may not be.
         """
-        extras = dict(list_extra_states(self.model))
-        known = {slot.name for group in groups for slot in group} | extras.keys()
+        extras = list_extra_states(self.model)
+        extra_names = {name for names in extras.values() for name in names}
+        known = {slot.name for group in groups for slot in group} | extra_names
+        known.update(eight_bit.list_formats(self.model))
+        self.known = known
         renamed = models.strip_prefixes({name for source in self.sources for name in source.shapes}, known)
         for source in self.sources:
             for key in (*source.shapes, *source.others):
-                if key in source.shapes or renamed(key) in extras:
+                if key in source.shapes or renamed(key) in extra_names:
                     self._places[renamed(key)] = (source, key)
             for name, kept in source.twins.items():
                 self._twins[renamed(name)] = renamed(kept)
         where = ", ".join(str(source.path) for source in self.sources)
-        found = {name: self._places[name] for name in extras if name in self._places}
-        self._extras = [(extras[name], source, key) for name, (source, key) in found.items()]
+        found = {part: self._find(names) for part, names in extras.items()}
+        self._extras = [(part, *place) for part, place in found.items() if place is not None]
         empty = [
             group[0].name
             for group in groups
             if self.find_source(group) is None and not eight_bit.is_scales(group[0].owner, group[0].key)
         ]
-        empty += sorted(extras.keys() - found.keys())
+        empty += [names[0] for part, names in extras.items() if found[part] is None]
         if not strict:
             metas = {slot.name for group in groups for slot in group if slot.tensor.is_meta}
             empty = [name for name in empty if whole and name in metas]
@@ -180,11 +190,12 @@ class Loading:
         Returns:
             The file and the name there; None if no file has the values.
         """
-        for slot in group:
-            for name in (slot.name, self._twins.get(slot.name)):
-                if name in self._places:
-                    return self._places[name]
-        return None
+        return self._find(slot.name for slot in group)
+
+    def _find(self, names: Iterable[str]) -> tuple[Source, str] | None:
+        """Return where the first of these names is that a file has, or has under the name of a twin."""
+        candidates = (known for name in names for known in (name, self._twins.get(name)))
+        return next((self._places[name] for name in candidates if name in self._places), None)
 
     def add(
         self, slots: list[Slot], source: Source, key: str, *, device: str | torch.device, dtype: torch.dtype
@@ -206,9 +217,7 @@ class Loading:
             raise CheckpointError(
                 f"{source.path}: {key!r} has shape {list(shape)}, the model's {list(slots[0].tensor.shape)}"
             )
-        if self._needs_quantizing(slots[0]) and not (
-            isinstance(device, torch.device) and device.type == "meta"
-        ):
+        if self._needs_quantizing(slots) and not (isinstance(device, torch.device) and device.type == "meta"):
             self._quantized.append((slots, source, key, device))
             return
         if isinstance(device, torch.device):
@@ -229,11 +238,11 @@ class Loading:
                 "dtype": name_of_dtype,
             }
 
-    def _needs_quantizing(self, slot: Slot) -> bool:
+    def _needs_quantizing(self, slots: Sequence[Slot]) -> bool:
         """Return True for the weight of an 8-bit layer whose file has no scales: it is not in 8 bits there."""
-        if not isinstance(slot.owner, eight_bit.Linear8bit) or slot.key != "weight":
+        if not isinstance(slots[0].owner, eight_bit.Linear8bit) or slots[0].key != "weight":
             return False
-        return f"{slot.name.removesuffix(slot.key)}{eight_bit.SCALES}" not in self._places
+        return self._find(f"{slot.name.removesuffix(slot.key)}{eight_bit.SCALES}" for slot in slots) is None
 
     def check_folder(self) -> None:
         """Check that weights that have to be written to the folder can be.
@@ -270,20 +279,23 @@ class Loading:
         """Load all values, and return the index of the weights that stay on the disk."""
         for source in self.sources:
             source.verify([v.key for v in self._values if v.source is source and v.is_in_place])
-        index = {**self._index, **self._write()}
+        quantized = self._read_quantized()
         extras = [(module, source.read_entry(key)) for module, source, key in self._extras]
         pairs = [(value, value.target()) for value in self._values]
-        # new tensors of all files first: what is read into the model's own tensors cannot be undone
-        for in_place in (False, True):
-            for source in self.sources:
-                _read_all(
-                    source, [p for p in pairs if p[0].source is source and p[0].is_in_place is in_place]
-                )
+        # new tensors of all files first, then the folder, which an error empties again: what is read into the model's
+        # own tensors cannot be undone
+        _read_all([pair for pair in pairs if not pair[0].is_in_place])
+        index = {**self._index, **self._write()}
+        _read_all([pair for pair in pairs if pair[0].is_in_place])
         for value, target in pairs:
             made = value.own if value.is_in_place else like_parameter(value.own, target)
             for slot in value.slots:
                 tensors.put(slot.owner, slot.key, made)
-        self._place_quantized()
+        for slots, values in quantized:
+            for key, tensor in values.items():
+                made = nn.Parameter(tensor, requires_grad=False)
+                for slot in slots:
+                    tensors.put(slot.owner, key, made)
         empty: dict[int, torch.Tensor] = {}
         for slot, dtype in self._empty:
             if not slot.tensor.is_meta or slot.tensor.dtype != dtype:
@@ -302,7 +314,7 @@ class Loading:
         new = not folder.exists()
         try:
             for slots, source, key, dtype in self._written:
-                value = torch.empty(source.shapes[key], dtype=dtype)
+                value = torch.empty(source.shapes[key], dtype=dtype, device="cpu")
                 source.read_into({key: value})
                 for slot in slots:
                     offload.offload_weight(value, slot.name, folder, index)
@@ -321,8 +333,8 @@ class Loading:
             raise
         return index
 
-    def _place_quantized(self) -> None:
-        """Put 8-bit weights that do not stay on the disk in their places, one after the other."""
+    def _read_quantized(self) -> list[tuple[list[Slot], dict[str, torch.Tensor]]]:
+        """Return new tensors of the 8-bit layers whose weights do not stay on the disk, by their names there."""
         here = [
             (slots, source, key, device)
             for slots, source, key, device in self._quantized
@@ -336,27 +348,28 @@ class Loading:
             }
             for slots, _, _, device in here
         ]
-        for (slots, source, key, _), own in zip(here, made, strict=True):
+        for (_, source, key, _), own in zip(here, made, strict=True):
             for name, value in zip(eight_bit.TENSORS, _quantize(source, key), strict=True):
                 own[name].copy_(value)
-                for slot in slots:
-                    tensors.put(slot.owner, name, nn.Parameter(own[name], requires_grad=False))
+        return [(slots, own) for (slots, *_), own in zip(here, made, strict=True)]
 
 
 def _quantize(source: Source, key: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a weight in int8 and its scales."""
-    value = torch.empty(source.shapes[key], dtype=torch.float16)
+    value = torch.empty(source.shapes[key], dtype=torch.float16, device="cpu")
     _read(source, {key: value})
     return eight_bit.quantize(value)
 
 
 @torch.no_grad()
-def _read_all(source: Source, pairs: list[tuple[_Value, torch.Tensor]]) -> None:
+def _read_all(pairs: list[tuple[_Value, torch.Tensor]]) -> None:
     """Read each value into the tensor beside it."""
-    while pairs:  # one name may be wanted on several devices
-        targets = {value.key: target for value, target in reversed(pairs)}
+    while pairs:
+        source = pairs[0][0].source
+        targets = {value.key: target for value, target in reversed(pairs) if value.source is source}
         _read(source, targets)
-        pairs = [pair for pair in pairs if targets[pair[0].key] is not pair[1]]
+        # one name may be wanted on several devices
+        pairs = [p for p in pairs if p[0].source is not source or targets[p[0].key] is not p[1]]
 
 
 def _read(source: Source, targets: dict[str, torch.Tensor]) -> None:

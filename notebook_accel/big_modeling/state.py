@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..checkpointing.models import is_extra_state
 from ..hooks.align import AlignDevicesHook, align_hook, align_module_device
 from ..hooks.tensors import Device, as_device
 
 
-def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
+def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, Any]:
     """Return all weights of a model on the CPU, also those that its hooks bring only for the forward.
 
     Weights that are on the disk take memory in the result.
@@ -21,12 +22,17 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
         model: with hooks or without.
 
     Returns:
-        The tensors by name.
+        The tensors by name, and what modules return from `get_extra_state`.
 
     Raises:
         ValueError: a weight has no values anywhere.
     """
-    found: dict[str, torch.Tensor] = {}
+    state = model.state_dict()
+    found: dict[str, Any] = {
+        name: value.detach().to("cpu") if isinstance(value, torch.Tensor) else value
+        for name, value in state.items()
+        if is_extra_state(name) and not getattr(value, "is_meta", False)
+    }
     known: dict[int, torch.Tensor] = {}
     for path, part in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
@@ -39,9 +45,9 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
                 if before[key] not in known:  # copy what the hook takes away again; it may be pages of a file
                     known[before[key]] = tensor.detach().to("cpu", copy=hook is not None)
                 found.setdefault(prefix + key, known[before[key]])
-    if lost := [name for name in model.state_dict() if name not in found]:
+    if lost := [name for name in state if name not in found]:
         raise ValueError(f"{', '.join(map(repr, lost))} have no values: they are on the meta device")
-    return {name: found[name] for name in model.state_dict()}
+    return {name: found[name] for name in state}
 
 
 def _state_with(module: nn.Module, hook: AlignDevicesHook | None) -> dict[str, torch.Tensor]:
@@ -52,6 +58,17 @@ def _state_with(module: nn.Module, hook: AlignDevicesHook | None) -> dict[str, t
         for path, part in parts
         for key, tensor in collect_own_state(part).items()
     }
+
+
+def collect_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model's state dict, without what modules return from `get_extra_state`.
+
+    Hooks offload none of the latter, which may be no tensors.
+
+    Args:
+        model: with the tensors.
+    """
+    return {name: value for name, value in model.state_dict().items() if not is_extra_state(name)}
 
 
 def collect_own_state(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -24,6 +24,7 @@ from ..hooks.tensors import Device
 from . import offload
 from .device_map import check_buffers
 from .offload import Index, OffloadedWeightsLoader
+from .state import collect_state
 
 
 def cpu_offload(
@@ -53,7 +54,7 @@ def cpu_offload(
     check_buffers(model)
     _check_has_values(model, state_dict, offload_buffers)
     if state_dict is None:
-        state_dict = {name: tensor.to("cpu") for name, tensor in model.state_dict().items()}
+        state_dict = {name: tensor.to("cpu") for name, tensor in collect_state(model).items()}
     return _offload(model, device, state_dict, offload_buffers, preload_module_classes)
 
 
@@ -82,7 +83,7 @@ def disk_offload(
     """
     device = _device_of(model) if execution_device is None else tensors.as_device(execution_device)
     check_buffers(model)
-    state = model.state_dict()
+    state = collect_state(model)
     if any(tensor.is_meta for tensor in state.values()):  # the values are in the folder, or nowhere
         _check_indexed(state, offload.read_index(offload_dir), offload_dir)
     if present := {name: tensor for name, tensor in state.items() if not tensor.is_meta}:
@@ -108,11 +109,12 @@ def _device_of(model: nn.Module) -> torch.device:
 def _check_has_values(
     model: nn.Module, given: Mapping[str, torch.Tensor] | None, offload_buffers: bool
 ) -> None:
+    state = collect_state(model)
     if given is None:
-        lost = [name for name, tensor in model.state_dict().items() if tensor.is_meta]
+        lost = [name for name, tensor in state.items() if tensor.is_meta]
     else:
         buffers = set() if offload_buffers else {name for name, _ in model.named_buffers()}
-        lost = sorted(set(model.state_dict()) - buffers - set(given))
+        lost = sorted(set(state) - buffers - set(given))
     if lost:
         where = "they are on the meta device" if given is None else "the state_dict has none"
         raise ValueError(

@@ -144,6 +144,7 @@ def plan(
     sources: Sequence[Source],
     *,
     strict: bool = True,
+    unused: Collection[str] = (),
     **options: Any,
 ) -> Apply:
     """Check that the weights are whole and fit the model, and return what loads them.
@@ -155,6 +156,7 @@ def plan(
         model: the user's model, unwrapped.
         sources: files that hold its weights together.
         strict: refuse names that are missing or unknown.
+        unused: names that the files may have and the model does not.
         options: more arguments of the model's `load_state_dict`.
 
     Raises:
@@ -163,7 +165,7 @@ def plan(
     if options or not _loads_plainly(model) or any(source.others for source in sources):
         for source in sources:
             source.verify(source.shapes)
-        return _plan_by_model(model, sources, strict=strict, **options)
+        return _plan_by_model(model, sources, unused, strict=strict, **options)
     state: dict[str, torch.Tensor] = model.state_dict()
     renamed = strip_prefixes({name for source in sources for name in source.shapes}, state.keys())
     places = {renamed(name): source for source in sources for name in source.shapes}
@@ -180,7 +182,7 @@ def plan(
     where = ", ".join(str(source.path) for source in sources)
     if strict and missing:
         raise CheckpointError(f"{where} has no weights for {join_names(missing)}")
-    if strict and (unknown := sorted(places.keys() - used)):
+    if strict and (unknown := sorted(places.keys() - used - set(unused))):
         raise CheckpointError(f"{where} has weights that the model does not know: {join_names(unknown)}")
     for name, kept in wanted.items():
         if kept in places:
@@ -211,13 +213,15 @@ def plan(
     return apply
 
 
-def _plan_by_model(model: torch.nn.Module, sources: Sequence[Source], **options: Any) -> Apply:
+def _plan_by_model(
+    model: torch.nn.Module, sources: Sequence[Source], unused: Collection[str], **options: Any
+) -> Apply:
     """Return what loads the weights by the model's own code, and restores the old ones where that fails."""
 
     def apply() -> None:
         content = {name: value for source in sources for name, value in source.read().items()}
         renamed = strip_prefixes(set(content), model.state_dict().keys())
-        content = {renamed(name): value for name, value in content.items()}
+        content = {renamed(name): value for name, value in content.items() if renamed(name) not in unused}
         for source in sources:
             for name, kept in source.twins.items():
                 if renamed(kept) in content:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from notebook_accel import dispatch_model, load_checkpoint_in_model, probes
 from notebook_accel.accelerator import Accelerator
 from notebook_accel.big_modeling import eight_bit
 from notebook_accel.errors import CheckpointError
-from notebook_accel.utils import BnbQuantizationConfig, load_and_quantize_model
+from notebook_accel.utils import BnbQuantizationConfig, load_and_quantize_model, modeling
 
 pytestmark = pytest.mark.usefixtures("clean_runtime")
 
@@ -147,22 +148,171 @@ def test_weights_stay_on_the_disk_in_8_bits(
     assert list(model.blocks.state_dict()) == ["0.weight", "0.SCB", "0.bias", "1.weight", "1.SCB"]
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "torch.save", "quantized"])
-def test_files_of_every_kind_are_offloaded_in_8_bits(tmp_path: Path, kind: str) -> None:
-    """One that holds 8-bit weights already is read as it is."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("device_map", [{"": "disk"}, SPREAD])
+@pytest.mark.parametrize("kind", ["safetensors", "torch.save", "quantized", "quantized, torch.save"])
+def test_files_of_every_kind_are_offloaded_in_8_bits(
+    tmp_path: Path, kind: str, device_map: Any, dtype: torch.dtype, recwarn: pytest.WarningsRecorder
+) -> None:
+    """One that holds 8-bit weights already is read as it is, and its scales stay in float32."""
     pytest.importorskip("bitsandbytes")
-    config = BnbQuantizationConfig(**EIGHT)
+    config = BnbQuantizationConfig(load_in_8bit=True, torch_dtype=dtype)
     whole = load_and_quantize_model(Model(), config)
     wanted = whole(TOKENS)
     state = Model().state_dict()
-    if kind == "quantized":
-        state = {name: value for name, value in whole.state_dict().items() if "weight_format" not in name}
-    file = tmp_path / ("pytorch_model.bin" if kind == "torch.save" else "model.safetensors")
-    torch.save(state, file) if kind == "torch.save" else safetensors.torch.save_file(state, file)
+    if "quantized" in kind:
+        state = whole.state_dict()
+        assert "blocks.0.weight_format" in state
+    file = tmp_path / ("pytorch_model.bin" if "torch.save" in kind else "model.safetensors")
+    torch.save(state, file) if "torch.save" in kind else safetensors.torch.save_file(state, file)
     model: Any = load_and_quantize_model(
-        Model().to("meta"), config, file, {"": "disk"}, offload_folder=tmp_path / "offloaded"
+        Model().to("meta"), config, file, device_map, offload_folder=tmp_path / "offloaded"
     )
     assert torch.equal(model(TOKENS), wanted)
+    kept = modeling.get_state_dict_offloaded_model(model)
+    assert {kept[f"blocks.{number}.SCB"].dtype for number in range(2)} == {torch.float32}
+    assert model.blocks[0].SCB.dtype == torch.float32
+    assert not [found for found in recwarn if "does not use" in str(found.message)]
+
+
+def make_empty_8bit(model: Any) -> Any:
+    """Return the model with 8-bit layers of bitsandbytes without values."""
+    layers = pytest.importorskip("bitsandbytes").nn
+    for number, old in enumerate(model.blocks):
+        has_bias = old.bias is not None
+        made = layers.Linear8bitLt(64, 64, has_bias, has_fp16_weights=False, threshold=6.0, device="meta")
+        model.blocks[number] = made
+    return model.to("meta").eval()
+
+
+class Kept(nn.Module):
+    """A module with a state beside its tensors."""
+
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.ones(1)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        assert state == 1
+
+
+def test_a_saved_8_bit_model_fits_and_only_its_layers_have_a_format(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    config = BnbQuantizationConfig(**EIGHT)
+    whole = load_and_quantize_model(Model(), config).eval()
+    file = tmp_path / "model.safetensors"
+    safetensors.torch.save_file(whole.state_dict(), file)
+    model = make_empty_8bit(Model())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        load_checkpoint_in_model(model, file, {"": "cpu"}, strict=True, offload_8bit_bnb=True)
+        assert torch.equal(model(TOKENS), whole(TOKENS))
+        load_checkpoint_in_model(model, file, dtype="float16")  # it has values now
+        load_checkpoint_in_model(model, file, strict=True)
+        model.norm.register_module("kept", Kept())  # such a model loads by its own code
+        state = {**whole.state_dict(), "norm.kept._extra_state": torch.ones(1)}
+        safetensors.torch.save_file(state, file)
+        load_checkpoint_in_model(model, file, strict=True)
+        del model.norm.kept
+    assert model.blocks[0].SCB.dtype == torch.float32 and model.norm.weight.dtype == torch.float16
+    safetensors.torch.save_file({**whole.state_dict(), "norm.weight_format": torch.zeros(())}, file)
+    with pytest.raises(CheckpointError, match=r"weights that the model does not know: 'norm.weight_format'$"):
+        load_checkpoint_in_model(
+            make_empty_8bit(Model()), file, {"": "cpu"}, strict=True, offload_8bit_bnb=True
+        )
+
+
+def test_a_call_that_failed_can_be_repeated(tmp_path: Path) -> None:
+    """The layers are the old ones again, and nothing has values."""
+    pytest.importorskip("bitsandbytes")
+    config = BnbQuantizationConfig(**EIGHT)
+    Accelerator(cpu=True).save_model(Model(), tmp_path / "weights")
+    model: Any = Model().to("meta")
+    before = list(model.modules())
+    with pytest.raises(ValueError, match=r"stays on the disk, .* give an offload_folder"):
+        load_and_quantize_model(model, config, tmp_path / "weights", SPREAD)
+    assert list(model.modules()) == before and all(value.is_meta for value in model.state_dict().values())
+    folder = tmp_path / "offloaded"
+    load_and_quantize_model(model, config, tmp_path / "weights", SPREAD, offload_folder=folder)
+    assert torch.equal(model(TOKENS), load_and_quantize_model(Model(), config)(TOKENS))
+    model = make_empty_8bit(Model())
+    before = list(model.modules())
+    with pytest.raises(ValueError, match=r"stays on the disk, .* give an offload_folder"):
+        load_checkpoint_in_model(model, tmp_path / "weights", SPREAD, offload_8bit_bnb=True)
+    assert list(model.modules()) == before
+    model = Model()
+    with pytest.raises(ValueError, match="puts '' on 'cuda:99', and torch finds"):
+        load_and_quantize_model(model, config, device_map={"": "cuda:99"})
+    assert kinds(model) == ["Linear", "Linear", "Linear"]
+
+
+def test_damage_in_a_weight_to_quantize_changes_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    Accelerator(cpu=True).save_model(Model(), tmp_path)
+    file = tmp_path / "model.safetensors"
+    content = file.read_bytes()
+    place = content.index(Model().blocks[1].weight.detach().numpy().tobytes()) + 1000
+    file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    model = make_empty_8bit(Model())
+    model.embed = Model().embed  # with values to read into
+    with torch.no_grad():
+        model.embed.weight.zero_()
+    with pytest.raises(CheckpointError, match=r"blocks.1.weight"):
+        load_checkpoint_in_model(model, tmp_path, {"": "cpu"}, offload_8bit_bnb=True)
+    assert model.norm.weight.is_meta and not model.embed.weight.any()
+    places = {"embed": "cpu", "blocks.0": "disk", "blocks.1": "cpu", "norm": "cpu", "head": "cpu"}
+    with pytest.raises(CheckpointError, match=r"blocks.1.weight"):
+        load_checkpoint_in_model(model, tmp_path, places, tmp_path / "offloaded", offload_8bit_bnb=True)
+    assert not (tmp_path / "offloaded").exists()
+
+
+class Shared(Model):
+    """A layer has two names, of which the second may be one to leave out; so has the output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again, self.out = self.blocks[1], self.head
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = super().forward(tokens) + self.again(torch.ones(1, 64)).sum()
+        return made
+
+
+@pytest.mark.parametrize("device_map", [{"": "cpu"}, {"": "disk"}])
+def test_a_shared_layer_is_replaced_under_all_its_names(tmp_path: Path, device_map: Any) -> None:
+    pytest.importorskip("bitsandbytes")
+    config = BnbQuantizationConfig(**EIGHT)
+    Accelerator(cpu=True).save_model(Shared(), tmp_path / "weights")
+    model: Any = load_and_quantize_model(
+        Shared().to("meta").eval(), config, tmp_path / "weights", device_map, offload_folder=tmp_path / "off"
+    )
+    assert model.again is model.blocks[1] and "8bit" in type(model.again).__name__
+    assert model.out is model.head and type(model.head) is nn.Linear
+    assert torch.equal(model(TOKENS), load_and_quantize_model(Shared().eval(), config)(TOKENS))
+    left = BnbQuantizationConfig(**EIGHT, skip_modules=["again", "out"])
+    assert kinds(load_and_quantize_model(Shared(), left)) == ["Linear8bitLt", "Linear", "Linear"]
+    kept = BnbQuantizationConfig(load_in_8bit=True, keep_in_fp32_modules=["again"])
+    quantized: Any = load_and_quantize_model(Shared(), kept)
+    assert quantized.blocks[1].weight.dtype == torch.float32 and quantized.norm.weight.dtype == torch.float16
+
+
+def test_shared_layers_of_bitsandbytes_are_replaced_under_all_their_names(tmp_path: Path) -> None:
+    model = make_empty_8bit(Model())
+    model.again, model.out = model.blocks[1], model.head
+    Accelerator(cpu=True).save_model(Shared(), tmp_path)
+    load_checkpoint_in_model(model, tmp_path, {"": "cpu"}, strict=True, offload_8bit_bnb=True)
+    assert model.again is model.blocks[1] and isinstance(model.again, eight_bit.Linear8bit)
+    assert model.again.weight.device.type == "cpu"
+
+
+@pytest.mark.parametrize("is_safe", [True, False])
+def test_a_default_device_does_not_matter(tmp_path: Path, is_safe: bool) -> None:
+    pytest.importorskip("bitsandbytes")
+    config = BnbQuantizationConfig(**EIGHT)
+    Accelerator(cpu=True).save_model(Model(), tmp_path / "weights", safe_serialization=is_safe)
+    model: Any = Model().to("meta")
+    with torch.device("meta"):
+        load_and_quantize_model(model, config, tmp_path / "weights", SPREAD, offload_folder=tmp_path / "off")
+    assert torch.equal(model(TOKENS), load_and_quantize_model(Model(), config)(TOKENS))
 
 
 def test_one_weight_at_a_time_is_not_in_8_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
