@@ -119,6 +119,9 @@ def test_arrays_arrive() -> None:
         assert found.dtype == array.dtype and found.shape == array.shape and (found == array).all()
     assert send(np.float32(1.5)) == np.float32(1.5) and type(send(np.float32(1.5))) is np.float32
     assert send(np.bool_(True)) is np.True_
+    for text in (np.str_(""), np.str_("a\0"), np.bytes_(b""), np.bytes_(b"ab\0")):
+        found = send(text)
+        assert type(found) is type(text) and found == text and len(found) == len(text)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +142,12 @@ def test_what_is_no_data_is_named(value: Any, path: str, kind: str) -> None:
     text = str(caught.value)
     assert text.startswith(f"{path} cannot be sent to the other nodes: it is a ") and kind in text
     assert "NOTEBOOK_ACCEL_SECRET_FILE" in text
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_named() -> None:
+    with pytest.raises(ShipError, match=r"it is a torch\.Tensor"):
+        pack_plain(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), LIMIT)
 
 
 def test_what_has_no_end_and_what_is_too_large_is_refused() -> None:
@@ -170,6 +179,8 @@ def test_what_has_no_end_and_what_is_too_large_is_refused() -> None:
         (["int", "zz"], []),
         (["device", "a file"], []),
         (["size", ["x"]], []),
+        (["numpy text", 1], []),
+        (["numpy bytes", 0], []),
     ],
 )
 def test_made_up_values_are_refused(tree: Any, buffers: list[bytes]) -> None:
