@@ -108,8 +108,8 @@ class Coordinator:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no node is connected any more."""
-        return not self._peers
+        """Whether no node of the run is connected any more; before all are there, whether nobody is."""
+        return not any(peer in self._peers for peer in self._members or self._peers)
 
     def close(self) -> None:
         """End all connections."""
@@ -160,7 +160,12 @@ class Coordinator:
     async def _welcome(self, connection: socket.socket, address: str) -> None:
         task = asyncio.current_task()
         assert task is not None and self._closing is not None
-        reader, writer = await asyncio.open_connection(sock=connection)
+        try:
+            reader, writer = await asyncio.open_connection(sock=connection)
+        except OSError:  # it had gone before it was greeted
+            connection.close()
+            del self._connections[task]
+            return
         self._connections[task] = writer
         peer = _Peer(writer=writer, address=address)
         self._make_room(task, peer)
@@ -173,7 +178,7 @@ class Coordinator:
             self._take(peer, first)
             while True:
                 self._take(peer, await messages.read(reader, peer.session, lambda: self._find_limit(peer)))
-        except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError, MalformedError):
+        except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError, MalformedError, RecursionError):
             pass  # it has gone, or is no node
         finally:
             self._guests.pop(task, None)
@@ -240,7 +245,13 @@ class Coordinator:
 
     def _check_complete(self) -> None:
         """Start the attempt where all nodes are there; refuse nodes that do not fit together."""
-        there = [peer for peer in self._peers if peer.node is not None and peer.attempt > self._attempt]
+        there = [
+            peer
+            for peer in self._peers
+            if peer.node is not None
+            and peer.attempt > self._attempt
+            and (not self._members or peer in self._members)  # refused ones may stay connected
+        ]
         nodes = [peer.node for peer in there if peer.node is not None]
         if not nodes or self._is_over:
             return
