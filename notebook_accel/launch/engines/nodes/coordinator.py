@@ -18,6 +18,7 @@ from typing import Final
 from ....trust import proof
 from ....trust.plain import MalformedError
 from ....trust.proof import Challenge, Session
+from ... import descriptors
 from . import messages, node_info
 from .messages import Limit, Message
 from .node_info import NodeInfo, Roster
@@ -103,6 +104,7 @@ class Coordinator:
         self._closing: asyncio.Event | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._work, name="notebook_accel coordinator", daemon=True)
+        descriptors.keep_from_forks(self)
         self._thread.start()
         self._ready.wait()
 
@@ -118,6 +120,13 @@ class Coordinator:
                 self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
         self._listening.close()
+        descriptors.forget(self)
+
+    def filenos(self) -> list[int]:
+        """Return the descriptors that no forked process may keep."""
+        writers = filter(None, list(self._connections.values()))
+        sockets = [self._listening, *(writer.get_extra_info("socket") for writer in writers)]
+        return [fd for each in sockets if (fd := each.fileno()) >= 0]
 
     def _work(self) -> None:
         try:
