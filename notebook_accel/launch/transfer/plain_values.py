@@ -24,6 +24,7 @@ from ...trust.plain import MalformedError
 from ...trust.secret import HOW
 
 _MAX_DEPTH: Final = 100
+_MAX_PATH: Final = 60
 _MAX_INTEGER: Final = 1 << 63
 _DTYPES: Final[Mapping[str, torch.dtype]] = {
     name: kind
@@ -32,6 +33,7 @@ _DTYPES: Final[Mapping[str, torch.dtype]] = {
     and re.fullmatch(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex\d+|float8_\w+", name)
 }
 Buffers: TypeAlias = list[memoryview | None]
+_NESTED: Final = (list, tuple, set, frozenset, torch.Size, dict, OrderedDict)
 _ARRAY_DTYPE: Final = re.compile(r"[<>|=][biufcSUMm]\d{1,9}(\[\d{0,9}[a-zA-Z]{1,2}\])?", re.ASCII)
 
 
@@ -85,7 +87,13 @@ def _write(value: Any, path: str, buffers: list[Buffer], depth: int) -> Any:
     kind = type(value)
     if value is None or kind in (bool, str, float) or (kind is int and abs(value) < _MAX_INTEGER):
         return value
-    if depth < _MAX_DEPTH:
+    if kind in _NESTED:
+        if depth == _MAX_DEPTH:
+            where = path if len(path) <= _MAX_PATH else f"{path[:_MAX_PATH]}..."
+            raise ShipError(
+                f"{where} cannot be sent to the other nodes: it is nested too deeply, {_MAX_DEPTH} values in each "
+                "other are the most"
+            )
         if kind in (list, tuple, set, frozenset, torch.Size):
             parts = [_write(each, f"{path} -> [{i}]", buffers, depth + 1) for i, each in enumerate(value)]
             return [_NAMES[kind], parts]
