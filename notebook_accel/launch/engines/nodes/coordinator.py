@@ -320,7 +320,7 @@ class Coordinator:
         if peer in self._members:
             peer.outcome = outcome
             self._outcomes.append(outcome)
-        elif peer.is_host:
+        elif peer.is_host and not self._members:
             others = [other for other in self._peers if other is not peer]
             self._refuse(others, f"{outcome.text or outcome.node.name}, which holds the run together")
         self._consider()

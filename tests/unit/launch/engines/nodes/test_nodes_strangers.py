@@ -351,6 +351,20 @@ def test_a_stranger_that_stays_keeps_no_host(meeting: Meeting) -> None:
         time.sleep(0.01)
 
 
+def test_a_refused_host_ends_no_run(meeting: Meeting) -> None:
+    nodes = [meeting.come(rank) for rank in range(2)]
+    for each in nodes:
+        hear(each, "roster")
+    refused = meeting.come(0)
+    hear(refused, "refused")
+    refused.say(Message("outcome", NodeOutcome(node=node(0), kind="stopped")))
+    refused.say(Message("node", (node(0), 0, True)))
+    hear(refused, "refused")
+    for rank, each in enumerate(nodes):
+        each.say(Message("outcome", NodeOutcome(node=node(rank), kind="done")))
+    assert [hear(each, "verdict") for each in nodes] == [None, None]
+
+
 def test_a_refused_node_is_none_of_a_restart(meeting: Meeting) -> None:
     nodes = [meeting.come(rank) for rank in range(2)]
     for each in nodes:
