@@ -14,7 +14,7 @@ from ..trust.proof import Challenge
 _PURPOSE: Final = "ranks"
 _PROOF_SECONDS: Final = 10.0
 _MAX_PENDING: Final = 256
-"""Connections without a proof; beyond it the oldest one makes room, which tries again if it is a rank."""
+"""Connections without a proof, besides one of each rank. Beyond it the oldest one makes room; a rank tries again."""
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
@@ -81,6 +81,7 @@ class Listener:
         self._listening = listening
         self._listening.setblocking(False)
         self._missing = set(range(ranks))
+        self._max_pending = _MAX_PENDING + ranks
         self._pending: list[_Pending] = []  # oldest first
 
     @property
@@ -96,7 +97,7 @@ class Listener:
     def admit(self) -> list[tuple[int, socket.socket]]:
         """Return the ranks that have connected since the last call, with their connections. It never waits."""
         admitted = self._read_answers()  # before newcomers push anyone out
-        for _ in range(_MAX_PENDING):
+        for _ in range(self._max_pending):
             try:
                 connection, _ = self._listening.accept()
             except BlockingIOError:
@@ -118,7 +119,7 @@ class Listener:
             self._drop(pending)
 
     def _greet(self, connection: socket.socket) -> None:
-        if len(self._pending) >= _MAX_PENDING:
+        if len(self._pending) >= self._max_pending:
             self._drop(self._pending[0])
         pending = _Pending(connection, Challenge(self.token, _PURPOSE))
         connection.setblocking(False)
@@ -132,12 +133,14 @@ class Listener:
         for pending in list(self._pending):
             try:
                 rank = self._read_answer(pending)
+                if rank is not None:
+                    keep_alive(pending.connection)
+                    self._missing.discard(rank)
             except OSError:  # a wrong answer, a reset, or the other machine is down
                 self._drop(pending)
                 continue
             if rank is not None:
                 self._pending.remove(pending)
-                keep_alive(pending.connection)
                 admitted.append((rank, pending.connection))
         return admitted
 
@@ -158,7 +161,6 @@ class Listener:
         if acceptance.claim not in self._missing:
             raise proof.ProofError(f"rank {acceptance.claim} is not missing")
         pending.connection.send(acceptance.reply)
-        self._missing.discard(acceptance.claim)
         return acceptance.claim
 
     def _drop(self, pending: _Pending) -> None:

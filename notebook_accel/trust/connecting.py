@@ -39,7 +39,12 @@ def connect(
             session = answer.check(_read(connection, proof.REPLY_BYTES, deadline))
             connection.settimeout(None)
             return connection, session
-        except (EOFError, BrokenPipeError, ConnectionResetError):  # refused, or dropped for others that came
+        except (
+            EOFError,
+            BrokenPipeError,
+            ConnectionResetError,
+            ConnectionAbortedError,  # so Windows says it
+        ):  # refused, or dropped for others that came
             connection.close()
             if time.monotonic() + _PAUSE_SECONDS > deadline:
                 raise proof.ProofError(

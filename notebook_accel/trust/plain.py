@@ -19,7 +19,8 @@ from ..events import Pickle
 _MAX_INTEGER: Final = 1 << 63
 _UNIONS: Final = (Union, types.UnionType)
 _MAX_TEXT: Final = 1 << 18
-"""Longer texts of a peer without a proof are cut, so that all that it says stays below the limit for such peers."""
+"""Longer texts of a peer without a proof are cut; who has many texts to send has to look at their sum as well."""
+_MAX_DEPTH: Final = 60
 
 
 class MalformedError(ValueError):
@@ -74,7 +75,7 @@ def load(kind: Any, data: Any, *, proven: bool) -> Any:
         MalformedError: it says no such value.
     """
     try:
-        return _load(kind, data, proven)
+        return _load(kind, data, proven, 0)
     except MalformedError:
         raise
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -103,13 +104,15 @@ def _dump(kind: Any, value: Any, proven: bool) -> Any:
     return {str(name): _dump(parts[1], each, proven) for name, each in value.items()}
 
 
-def _load(kind: Any, data: Any, proven: bool) -> Any:
+def _load(kind: Any, data: Any, proven: bool, depth: int) -> Any:
+    if depth > _MAX_DEPTH:
+        raise MalformedError(f"{_name(kind)} is nested too deeply")
     if (inner := _without_none(kind)) is not kind:
-        return None if data is None or (inner is Pickle and not proven) else _load(inner, data, proven)
+        return None if data is None or (inner is Pickle and not proven) else _load(inner, data, proven, depth)
     origin, parts = get_origin(kind), get_args(kind)
     if origin in _UNIONS:
         _check(kind, data, type(data) in parts)
-        return _load(type(data), data, proven)
+        return _load(type(data), data, proven, depth)
     if origin is Literal:
         return _check(kind, data, isinstance(data, str) and data in parts)
     if kind in (bytes, Pickle):
@@ -121,18 +124,19 @@ def _load(kind: Any, data: Any, proven: bool) -> Any:
     if kind in (bool, int, str):
         in_range = type(data) is not int or -_MAX_INTEGER <= data < _MAX_INTEGER
         return _check(kind, data, type(data) is kind and in_range)
+    depth += 1
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         fields = _fields(kind)
         _check(kind, data, isinstance(data, dict) and data.keys() == fields.keys())
-        return kind(**{name: _load(each, data[name], proven) for name, each in fields.items()})
+        return kind(**{name: _load(each, data[name], proven, depth) for name, each in fields.items()})
     if origin is Mapping:
         _check(kind, data, isinstance(data, dict))
-        return {name: _load(parts[1], each, proven) for name, each in data.items()}
+        return {name: _load(parts[1], each, proven, depth) for name, each in data.items()}
     _check(kind, data, isinstance(data, list))
     if origin is tuple and parts[-1] is not Ellipsis:
-        return tuple(_load(part, each, proven) for part, each in zip(parts, data, strict=True))
+        return tuple(_load(part, each, proven, depth) for part, each in zip(parts, data, strict=True))
     assert origin in (tuple, list, Sequence), f"{_name(kind)} does not travel"
-    made = [_load(parts[0], each, proven) for each in data]
+    made = [_load(parts[0], each, proven, depth) for each in data]
     return tuple(made) if origin is tuple else made
 
 

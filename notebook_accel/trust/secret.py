@@ -130,7 +130,7 @@ def _read_file(path: Path, name: str) -> str:
     except OSError as error:
         raise ValueError(f"{name}={str(path)!r}: the file cannot be read ({error.strerror})") from None
     if sys.platform != "win32":
-        if status.st_mode & _OTHERS:
+        if _find_open_modes(status):
             raise ValueError(
                 f"{name}={str(path)!r}: other users may read or write the file (mode "
                 f"{stat.S_IMODE(status.st_mode):03o}): chmod 600 {path}"
@@ -141,6 +141,16 @@ def _read_file(path: Path, name: str) -> str:
         return content.decode().strip()
     except UnicodeDecodeError:
         raise ValueError(f"{name}={str(path)!r}: the file is no text") from None
+
+
+def _find_open_modes(status: os.stat_result) -> int:
+    """Return the modes by which others than this user reach a file.
+
+    A file of root that a group of this process may read is not open: so Kubernetes hands a secret to a container with
+    an `fsGroup`.
+    """
+    is_handed_over = status.st_uid == 0 and status.st_gid in (os.getegid(), *os.getgroups())
+    return status.st_mode & (_OTHERS & ~stat.S_IRGRP if is_handed_over else _OTHERS)
 
 
 def _check(secret: str, source: str) -> str:

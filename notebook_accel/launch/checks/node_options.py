@@ -95,6 +95,8 @@ def _check_range(problems: list[Exception], place: Rendezvous) -> None:
             f"{number} with rdzv_backend='static': nodes join and leave under 'c10d', leave rdzv_backend out"
         )
         problems.append(ValueError(text))
+    if not place.run_id:
+        problems.append(ValueError(f"rdzv_id='' with {number}: give the run a name, or leave rdzv_id out"))
     unknown_keys = sorted(set(place.settings or {}) - set(SETTINGS))
     if unknown_keys:
         text = (

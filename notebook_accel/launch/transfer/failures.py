@@ -82,12 +82,18 @@ def revive(raised: RaisedError, rank: int, pid: int) -> BaseException:
         The exception with its own type, or a WorkerError where it cannot be made again. Without its pickle, as it
         comes from a node that proves no secret, only Python's own exceptions have their type.
     """
+    error = _make(raised, rank, pid)
+    _complete(error, raised, rank, pid)
+    return error
+
+
+def _make(raised: RaisedError, rank: int, pid: int) -> BaseException:
+    """Return an exception with its parts and notes, still without tracebacks and causes."""
     error = _unpickle(raised)
     if error is None:
         error = _make_builtin(raised, rank, pid)
     if error is None:
         error = WorkerError(f"{raised.type_name}: {raised.message}", rank=rank, pid=pid)
-    _complete(error, raised, rank, pid)
     if raised.notes and not getattr(error, "__notes__", None):
         for note in raised.notes:
             add_note(error, note)
@@ -128,7 +134,10 @@ def _list_parts(error: BaseException) -> Sequence[BaseException]:
 
 
 def _read_arguments(error: BaseException) -> tuple[str | int | float | bool | None, ...] | None:
-    """Return what one of Python's own exceptions was made with, as far as its text tells it; None of others."""
+    """Return what one of Python's own exceptions was made with, or its text where one of these is not plain.
+
+    It is None for other exceptions.
+    """
     if type(error) is not getattr(builtins, type(error).__qualname__, None):
         return None
     if _list_parts(error):
@@ -148,7 +157,7 @@ def _make_builtin(raised: RaisedError, rank: int, pid: int) -> BaseException | N
         return None
     try:
         if group and issubclass(kind, group):
-            return kind(*raised.arguments, [revive(part, rank, pid) for part in raised.parts])
+            return kind(*raised.arguments, [_make(part, rank, pid) for part in raised.parts])
         return kind(*raised.arguments)
     except (TypeError, ValueError):
         return None

@@ -24,6 +24,7 @@ from ...trust.plain import MalformedError
 from ...trust.secret import HOW
 
 _MAX_DEPTH: Final = 100
+_MAX_PATH: Final = 60
 _MAX_INTEGER: Final = 1 << 63
 _DTYPES: Final[Mapping[str, torch.dtype]] = {
     name: kind
@@ -32,6 +33,7 @@ _DTYPES: Final[Mapping[str, torch.dtype]] = {
     and re.fullmatch(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex\d+|float8_\w+", name)
 }
 Buffers: TypeAlias = list[memoryview | None]
+_NESTED: Final = (list, tuple, set, frozenset, torch.Size, dict, OrderedDict)
 _ARRAY_DTYPE: Final = re.compile(r"[<>|=][biufcSUMm]\d{1,9}(\[\d{0,9}[a-zA-Z]{1,2}\])?", re.ASCII)
 
 
@@ -85,7 +87,13 @@ def _write(value: Any, path: str, buffers: list[Buffer], depth: int) -> Any:
     kind = type(value)
     if value is None or kind in (bool, str, float) or (kind is int and abs(value) < _MAX_INTEGER):
         return value
-    if depth < _MAX_DEPTH:
+    if kind in _NESTED:
+        if depth == _MAX_DEPTH:
+            where = path if len(path) <= _MAX_PATH else f"{path[:_MAX_PATH]}..."
+            raise ShipError(
+                f"{where} cannot be sent to the other nodes: it is nested too deeply, {_MAX_DEPTH} values in each "
+                "other are the most"
+            )
         if kind in (list, tuple, set, frozenset, torch.Size):
             parts = [_write(each, f"{path} -> [{i}]", buffers, depth + 1) for i, each in enumerate(value)]
             return [_NAMES[kind], parts]
@@ -130,6 +138,11 @@ def _write_leaf(value: Any, buffers: list[Buffer]) -> list[Any] | None:
         return ["device", str(value)]
     if kind in (torch.Tensor, torch.nn.Parameter):
         return _write_tensor(value, buffers)
+    if isinstance(value, np.str_):
+        return ["numpy text", str.__str__(value)]  # numpy's own leaves out zeros at the end
+    if isinstance(value, np.bytes_):
+        buffers.append(bytes(value))
+        return ["numpy bytes", len(buffers) - 1]
     if isinstance(value, np.generic) and _ARRAY_DTYPE.fullmatch(value.dtype.str):
         return ["numpy number", value.dtype.str, base64.b64encode(value.tobytes()).decode()]
     if kind is np.ndarray and _ARRAY_DTYPE.fullmatch(value.dtype.str):
@@ -142,7 +155,11 @@ def _write_tensor(tensor: torch.Tensor, buffers: list[Buffer]) -> list[Any] | No
     name = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout is not torch.strided or name not in _DTYPES or tensor.is_quantized or tensor.__dict__:
         return None
-    if tensor.device.type == "meta" or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if (
+        tensor.device.type == "meta"
+        or tensor.is_nested
+        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    ):
         return None
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     buffers.append(flat.view(torch.uint8).numpy().data)
@@ -205,6 +222,12 @@ def _read_array(buffers: Buffers, name: str, shape: list[int], number: int) -> n
 def _read_number(buffers: Buffers, name: str, text: str) -> np.generic:
     data = base64.b64decode(text, validate=True)
     return _make_array(name, [1], bytearray(data), memoryview(data))[0]  # type: ignore[no-any-return]
+
+
+def _read_text(buffers: Buffers, text: str) -> np.str_:
+    if not isinstance(text, str):
+        raise TypeError("a text is needed")
+    return np.str_(text)
 
 
 def _make_array(name: str, shape: list[int], memory: bytearray | memoryview, data: memoryview) -> np.ndarray:
@@ -273,4 +296,6 @@ _READERS: Final[Mapping[str, Callable[..., Any]]] = {
     "tensor": _read_tensor,
     "array": _read_array,
     "numpy number": _read_number,
+    "numpy text": _read_text,
+    "numpy bytes": lambda buffers, number: np.bytes_(bytes(_take(buffers, number))),
 }

@@ -96,6 +96,11 @@ def _error(**changes: Any) -> Exception:
             ValueError,
             "store_type is none of join_timeout",
         ),
+        (
+            {"num_nodes": "1:2", "rdzv_backend": "c10d", "use_port": 29400, "rdzv_id": ""},
+            ValueError,
+            "rdzv_id='' with num_nodes='1:2': give the run a name, or leave rdzv_id out",
+        ),
         ({"rdzv_conf": {"keep_alive_max_attempt": 2.5}}, ValueError, "keep_alive_max_attempt is an integer"),
         (
             {"rdzv_conf": {"keep_alive_interval": 0.1}},

@@ -150,7 +150,7 @@ def test_silent_connections_keep_nobody_out(pool: ThreadPoolExecutor) -> None:
             stack.enter_context(socket.create_connection(where))
             listener.admit()
         with come(pool, listener, where, (0, 1)):
-            assert len(listener._pending) <= module._MAX_PENDING and not listener.missing
+            assert len(listener._pending) <= listener._max_pending and not listener.missing
 
 
 def test_a_rank_that_a_flood_pushed_out_tries_again(
@@ -163,12 +163,21 @@ def test_a_rank_that_a_flood_pushed_out_tries_again(
         listener.admit()
         real = stack.enter_context(socket.create_connection(where))
         listener.admit()
-        for _ in range(2):
+        for _ in range(3):
             stack.enter_context(socket.create_connection(where))
         listener.admit()
         assert is_dropped(real)
         with come(pool, listener, where, (0,)):
             assert not listener.missing
+
+
+def test_there_is_room_for_all_ranks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_PENDING", 0)
+    with open_listener(3) as (listener, where), contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(socket.create_connection(where))
+        listener.admit()
+        assert len(listener._pending) == 3
 
 
 def test_a_silent_connection_is_dropped_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,20 @@ def test_a_chain_without_end_is_refused() -> None:
         plain.load(RaisedError, deep, proven=False)
 
 
+def test_what_is_read_can_be_passed_on() -> None:
+    start = json.loads(plain.encode(RaisedError, outcome(b"").failure.error.cause, proven=False))  # type: ignore[union-attr]
+    deep = dict(start)
+    for depth in range(400):
+        deep = {**start, "cause": deep}
+        try:
+            found = plain.load(RaisedError, deep, proven=False)
+        except MalformedError as error:
+            assert depth > 40 and "is nested too deeply" in str(error)
+            return
+        assert json.loads(plain.encode(RaisedError, found, proven=False)) == deep
+    raise AssertionError("a chain of 400 errors was read")
+
+
 def test_long_texts_of_unproven_peers_are_cut() -> None:
     assert len(plain.encode(str, "x" * 10_000_000, proven=False)) < 1_000_000
     assert len(plain.encode(str, "x" * 10_000_000, proven=True)) > 10_000_000
@@ -127,4 +141,5 @@ def test_any_bytes_are_a_value_or_refused(kind: Any, data: bytes) -> None:
         found = plain.decode(kind, data, proven=False)
     except MalformedError:
         return
-    assert json.loads(plain.encode(kind, found, proven=False)) is not Ellipsis
+    again = plain.decode(kind, plain.encode(kind, found, proven=False), proven=False)
+    assert again == found or "nan" in repr(found)

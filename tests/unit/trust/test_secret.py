@@ -40,11 +40,33 @@ def test_an_argument_a_file_and_variables(file: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
-def test_a_file_that_others_may_read_is_refused(file: Path, mode: int) -> None:
+def test_a_file_that_others_may_read_is_refused(
+    file: Path, mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getegid", lambda: 12345)
+    monkeypatch.setattr(os, "getgroups", lambda: [12345])
     file.chmod(mode)
     with pytest.raises(ValueError, match=rf"mode {mode:03o}\): chmod 600 ") as caught:
         find_secret(file)
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "chown") or os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_of_root_for_a_group_of_this_process(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So Kubernetes hands a secret to a container with an fsGroup."""
+    os.chown(file, 0, 12345)
+    file.chmod(0o440)
+    with pytest.raises(ValueError, match="mode 440"):
+        find_secret(file)
+    monkeypatch.setattr(os, "getgroups", lambda: [12345])
+    assert find_secret(file) == SECRET
+    file.chmod(0o460)
+    with pytest.raises(ValueError, match="mode 460"):
+        find_secret(file)
+    os.chown(file, 54321, -1)
+    file.chmod(0o440)
+    with pytest.raises(ValueError, match="mode 440"):
+        find_secret(file)
 
 
 @pytest.mark.skipif(not hasattr(os, "chown") or os.geteuid() != 0, reason="only root gives files away")

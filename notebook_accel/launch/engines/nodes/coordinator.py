@@ -18,6 +18,7 @@ from typing import Final
 from ....trust import proof
 from ....trust.plain import MalformedError
 from ....trust.proof import Challenge, Session
+from ... import descriptors
 from . import messages, node_info
 from .messages import Limit, Message
 from .node_info import NodeInfo, Roster
@@ -103,13 +104,14 @@ class Coordinator:
         self._closing: asyncio.Event | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._work, name="notebook_accel coordinator", daemon=True)
+        descriptors.keep_from_forks(self)
         self._thread.start()
         self._ready.wait()
 
     @property
     def is_empty(self) -> bool:
-        """Whether no node is connected any more."""
-        return not self._peers
+        """Whether no node of the run is connected any more; before all are there, whether nobody is."""
+        return not any(peer in self._peers for peer in self._members or self._peers)
 
     def close(self) -> None:
         """End all connections."""
@@ -118,6 +120,13 @@ class Coordinator:
                 self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
         self._listening.close()
+        descriptors.forget(self)
+
+    def filenos(self) -> list[int]:
+        """Return the descriptors that no forked process may keep."""
+        writers = filter(None, list(self._connections.values()))
+        sockets = [self._listening, *(writer.get_extra_info("socket") for writer in writers)]
+        return [fd for each in sockets if (fd := each.fileno()) >= 0]
 
     def _work(self) -> None:
         try:
@@ -160,7 +169,12 @@ class Coordinator:
     async def _welcome(self, connection: socket.socket, address: str) -> None:
         task = asyncio.current_task()
         assert task is not None and self._closing is not None
-        reader, writer = await asyncio.open_connection(sock=connection)
+        try:
+            reader, writer = await asyncio.open_connection(sock=connection)
+        except OSError:  # it had gone before it was greeted
+            connection.close()
+            del self._connections[task]
+            return
         self._connections[task] = writer
         peer = _Peer(writer=writer, address=address)
         self._make_room(task, peer)
@@ -173,7 +187,7 @@ class Coordinator:
             self._take(peer, first)
             while True:
                 self._take(peer, await messages.read(reader, peer.session, lambda: self._find_limit(peer)))
-        except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError, MalformedError):
+        except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError, MalformedError, RecursionError):
             pass  # it has gone, or is no node
         finally:
             self._guests.pop(task, None)
@@ -240,7 +254,13 @@ class Coordinator:
 
     def _check_complete(self) -> None:
         """Start the attempt where all nodes are there; refuse nodes that do not fit together."""
-        there = [peer for peer in self._peers if peer.node is not None and peer.attempt > self._attempt]
+        there = [
+            peer
+            for peer in self._peers
+            if peer.node is not None
+            and peer.attempt > self._attempt
+            and (not self._members or peer in self._members)  # refused ones may stay connected
+        ]
         nodes = [peer.node for peer in there if peer.node is not None]
         if not nodes or self._is_over:
             return
@@ -300,7 +320,7 @@ class Coordinator:
         if peer in self._members:
             peer.outcome = outcome
             self._outcomes.append(outcome)
-        elif peer.is_host:
+        elif peer.is_host and not self._members:
             others = [other for other in self._peers if other is not peer]
             self._refuse(others, f"{outcome.text or outcome.node.name}, which holds the run together")
         self._consider()

@@ -116,7 +116,7 @@ class ElasticNodes(NodeRendezvous):
             raise LaunchError(self._describe_too_few()) from None
         except (RendezvousConnectionError, DistError) as error:
             raise self._make_host_error(error) from None
-        except ValueError as error:  # a MalformedError, or a rank that no node has
+        except MalformedError as error:
             raise LaunchError(
                 f"a stranger wrote into the store at {self._host}:{self._port}: {error}"
             ) from None
@@ -242,7 +242,10 @@ class ElasticNodes(NodeRendezvous):
         if not self._wait_for([f"node {rank}" for rank in range(count)]):
             return None
         order = sorted(self._read(store, f"node {rank}", _Place) for rank in range(count))
-        rank = [place for _, _, place, _ in order].index(found.rank)
+        places = [place for _, _, place, _ in order]
+        if found.rank not in places:
+            raise MalformedError(f"no node of the round has place {found.rank}")
+        rank = places.index(found.rank)
         self._node = replace(self._node, node_rank=rank)
         others = [address for _, _, place, address in order if place != found.rank and address]
         if not self._is_host or others:

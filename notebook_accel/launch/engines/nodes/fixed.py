@@ -199,7 +199,10 @@ class FixedNodes(NodeRendezvous):
                 )
             store = stores.open_for_nodes(self._host, self._port)
         except (DistError, OSError) as error:
-            if self._elects and addresses.find_listen_problem("", self._port):
+            # a system may let the port be taken at all addresses while another one listens at this one
+            if self._elects and any(
+                addresses.find_listen_problem(each, self._port) for each in (self._host, "")
+            ):
                 return None
             reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
             raise LaunchError(f"node 0 cannot open a store at {where}: {reason}") from None
@@ -341,12 +344,16 @@ class FixedNodes(NodeRendezvous):
             return Message("value", (result.time, ""), pack_plain(values[0], MEMBER_LIMIT.parts))
         except ShipError as error:
             return Message("value", (result.time, str(error)))
+        except Exception as error:  # the other nodes wait for an answer
+            return Message("value", (result.time, failures.describe_error(error)))
 
     def _find_own_node(self) -> NodeInfo:
         return self._roster.nodes[self._roster.node_rank] if self._roster is not None else self._node
 
     def _send_outcome(self, outcome: NodeOutcome) -> None:
         if self._connection is not None:
+            if not self._trust.is_proven:
+                outcome = outcomes.shorten(outcome, MEMBER_LIMIT.value)
             self._connection.say(Message("outcome", outcome))
 
     def _send_stopped(self) -> None:
@@ -410,7 +417,10 @@ class FixedNodes(NodeRendezvous):
         if problem:
             raise ShipError(f"rank 0 is on another node: {problem}")
         if not self._trust.is_proven:
-            return unpack_plain(message.parts)
+            try:
+                return unpack_plain(message.parts)
+            except MalformedError as error:
+                raise ShipError(f"rank 0 is on another node: {error}") from None
         value, *buffers = message.parts
         return unpack_value(Result(rank=0, time=time, value=bytes(value), buffers=buffers))
 

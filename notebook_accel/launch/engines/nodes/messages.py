@@ -20,6 +20,7 @@ from ....events import Buffer
 from ....trust import connecting, plain
 from ....trust.plain import MalformedError
 from ....trust.proof import REPLY_BYTES, Session
+from ... import descriptors
 from .node_info import NodeInfo, Roster
 from .outcomes import NodeOutcome
 
@@ -209,6 +210,7 @@ class CoordinatorConnection:
         self._messages: queue.Queue[Message] = queue.Queue()
         self.is_lost = False
         self._listening = threading.Thread(target=self._listen, name="notebook_accel node", daemon=True)
+        descriptors.keep_from_forks(self)
         self._listening.start()
 
     def say(self, message: Message) -> bool:
@@ -233,6 +235,12 @@ class CoordinatorConnection:
             self._connection.shutdown(socket.SHUT_RDWR)
         self._listening.join()
         self._connection.close()
+        descriptors.forget(self)
+
+    def filenos(self) -> list[int]:
+        """Return the descriptors that no forked process may keep."""
+        fd = self._connection.fileno()
+        return [fd] if fd >= 0 else []
 
     def _listen(self) -> None:
         try:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 from ....errors import RunStoppedError, WorkerError
 from ....events import Failure
+from ....trust import plain
 from ...transfer import failures
 from ..base import Outcome
 from .node_info import NodeInfo
 
 OutcomeKind = Literal["done", "failed", "lost", "stopped", "called off"]
+_KIND_BYTES: Final = 64  # of a message, besides its value
+_MAX_TEXT: Final = 1 << 16
+_MAX_FRAMES: Final = 100
+_MAX_ARGUMENTS: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +60,38 @@ def summarize(outcome: Outcome, node: NodeInfo, *, is_complete: bool) -> NodeOut
     if not is_complete:
         return NodeOutcome(node=node, kind="called off", text=f"{node.name} was called off")
     return NodeOutcome(node=node, kind="done")
+
+
+def shorten(outcome: NodeOutcome, limit: float) -> NodeOutcome:
+    """Return an outcome that nodes without a secret take from each other.
+
+    Args:
+        outcome: how a node's part ended. Where it is too long, its exception keeps its type, the beginning of its
+            text, and its last frames.
+        limit: bytes of a message.
+    """
+    failure = outcome.failure
+    if failure is None or failure.error is None:
+        return outcome
+    if len(plain.encode(NodeOutcome, outcome, proven=False)) + _KIND_BYTES <= limit:
+        return outcome
+    error = failure.error
+    arguments = error.arguments
+    if arguments is not None:
+        arguments = [
+            each[:_MAX_TEXT] if isinstance(each, str) else each for each in arguments[:_MAX_ARGUMENTS]
+        ]
+    error = replace(
+        error,
+        message=error.message[:_MAX_TEXT],
+        arguments=arguments,
+        frames=error.frames[-_MAX_FRAMES:],
+        notes=(f"It was too long for the other nodes: the notebook of {outcome.node.name} has all of it.",),
+        parts=(),
+        cause=None,
+        context=None,
+    )
+    return replace(outcome, failure=replace(failure, error=error))
 
 
 def find_cause(node_outcomes: Sequence[NodeOutcome]) -> NodeOutcome | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import sys
 import threading
@@ -21,6 +23,9 @@ PROBE_SECONDS: Final = 1.0
 CONNECT_SECONDS: Final = 5.0
 _ANSWER_SECONDS: Final = 6.0
 _LOOK_SECONDS: Final = 0.01
+_OF_SYSTEM: Final[dict[str, Any]] = (
+    {"use_libuv": False} if sys.platform == "win32" else {}
+)  # torch's builds for Windows lack it
 
 
 def open_store(place: Rendezvous) -> TCPStore:
@@ -40,15 +45,24 @@ def open_store(place: Rendezvous) -> TCPStore:
     options: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
     try:
         if sys.platform == "win32":
-            return TCPStore(
-                place.address, int(place.port or 0), use_libuv=False, **options
-            )  # it forks nothing
+            return TCPStore(place.address, int(place.port or 0), **_OF_SYSTEM, **options)  # it forks nothing
         where = choose_listen_address(place.address) if place.num_nodes > 1 else place.address
-        listening = listen(where, int(place.port or 0))
-        port = listening.getsockname()[1]
-        store = TCPStore(place.address, port, master_listen_fd=listening.detach(), **options)
+        return _make_store(place.address, listen(where, int(place.port or 0)), **options)
     except (RuntimeError, OSError) as error:
         raise LaunchError(f"cannot open a store at {place.address}:{place.port}: {error}") from None
+
+
+def _make_store(host: str, listening: socket.socket, **options: Any) -> TCPStore:
+    """Return a store that takes over a socket; where it cannot be made, nothing listens any more."""
+    port, taken = listening.getsockname()[1], os.fstat(listening.fileno())
+    fd = listening.detach()
+    try:
+        store = TCPStore(host, port, master_listen_fd=fd, **options)
+    except BaseException:
+        with contextlib.suppress(OSError):  # torch has closed it
+            if os.path.samestat(os.fstat(fd), taken):
+                os.close(fd)
+        raise
     descriptors.keep_store_from_forks(store)
     return store
 
@@ -63,21 +77,14 @@ def open_for_nodes(host: str, port: int) -> TCPStore:
     Raises:
         OSError, DistError: nothing can listen there.
     """
-    timeout = timedelta(seconds=CONNECT_SECONDS)
+    options: dict[str, Any] = {
+        "is_master": True,
+        "timeout": timedelta(seconds=CONNECT_SECONDS),
+        "wait_for_workers": False,
+    }
     if sys.platform == "win32":
-        return TCPStore(host, port, is_master=True, timeout=timeout, wait_for_workers=False)
-    listening = listen_for_nodes(host, port)
-    port = listening.getsockname()[1]
-    store = TCPStore(
-        host,
-        port,
-        is_master=True,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=listening.detach(),
-    )
-    descriptors.keep_store_from_forks(store)
-    return store
+        return TCPStore(host, port, **_OF_SYSTEM, **options)
+    return _make_store(host, listen_for_nodes(host, port), **options)
 
 
 def connect_store(host: str, port: int, check: Callable[[], None]) -> TCPStore:
@@ -99,7 +106,9 @@ def connect_store(host: str, port: int, check: Callable[[], None]) -> TCPStore:
 
     def make() -> None:
         try:
-            results.append(TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False))
+            results.append(
+                TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False, **_OF_SYSTEM)
+            )
         except BaseException as error:
             results.append(error)
 

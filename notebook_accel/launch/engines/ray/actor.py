@@ -31,6 +31,7 @@ from ....stream.inbox import Inbox
 from ....stream.listener import connect
 from ....stream.readable import wait_readable
 from ....stream.wire import GO, FrameReader
+from ....trust import secret
 from ... import signals
 from ...checks import addresses
 from ...transfer.pickled import Pickled
@@ -237,7 +238,7 @@ def _start_process(start: ProcessStart, descriptors: Descriptors) -> subprocess.
     )
     return subprocess.Popen(
         [sys.executable, "-c", code],
-        env={**environ.snapshot(), **start.variables},
+        env={**_read_own(), **start.variables},
         cwd=_choose_directory(start),
         stdin=subprocess.PIPE,
         stdout=descriptors.stdout,
@@ -254,7 +255,12 @@ def _choose_directory(start: ProcessStart) -> str:
 def _make_environment(start: ProcessStart, assignment: Assignment, address: str) -> dict[str, str]:
     interface = addresses.find_loopback_interface() if assignment.is_alone else _find_interface(address)
     fallbacks = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
-    return {**fallbacks, **environ.snapshot(), **start.variables, **assignment.variables}
+    return {**fallbacks, **_read_own(), **start.variables, **assignment.variables}
+
+
+def _read_own() -> dict[str, str]:
+    """Return this process's variables for a worker, which needs no proof."""
+    return {name: text for name, text in environ.snapshot().items() if name != secret.VARIABLE}
 
 
 def _find_interface(address: str) -> str | None:

@@ -82,9 +82,10 @@ def _init(address: str, tries: int = 2) -> None:
     options: dict[str, Any] = {}
     if address == _LOCAL:
         options["include_dashboard"] = False
-        parent = socket_folder.find_folder(_SOCKET)
-        if environ.get("RAY_TMPDIR") is None and parent != tempfile.gettempdir():
-            options["_temp_dir"] = f"{parent}/ray"
+        if environ.get("RAY_TMPDIR") is None:
+            parent = socket_folder.find_folder(_SOCKET)
+            if parent != tempfile.gettempdir():
+                options["_temp_dir"] = f"{parent}/ray"
     try:
         ray.init(
             address=address,

@@ -194,6 +194,27 @@ def test_without_a_pickle_a_group_has_its_parts() -> None:
     ]  # type: ignore[attr-defined]
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups")
+def test_each_part_of_a_group_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised = RaisedError(type_name="ValueError", message="x", pickled=None, frames=[], arguments=["x"])
+    for _ in range(12):
+        raised = RaisedError(
+            type_name="ExceptionGroup",
+            message="g",
+            pickled=None,
+            frames=[],
+            arguments=["g"],
+            parts=[replace(raised, notes=["a note"], cause=replace(raised, parts=(), cause=None))],
+        )
+    made: list[object] = []
+    build = failures.tracebacks.build
+    monkeypatch.setattr(failures.tracebacks, "build", lambda frames: (made.append(frames), build(frames))[1])
+    back = failures.revive(raised, rank=1, pid=2)
+    assert len(made) == 25, "13 of the chain of groups, and 12 causes"
+    (part,) = back.exceptions  # type: ignore[attr-defined]
+    assert part.__notes__ == ["a note"] and part.__cause__ is not None
+
+
 def test_frames_that_a_stranger_made_up_do_no_harm() -> None:
     frames = [
         Frame(filename=name, lineno=line, first_lineno=first, name="f", qualname="f", columns=columns)

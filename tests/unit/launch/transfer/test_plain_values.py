@@ -119,6 +119,9 @@ def test_arrays_arrive() -> None:
         assert found.dtype == array.dtype and found.shape == array.shape and (found == array).all()
     assert send(np.float32(1.5)) == np.float32(1.5) and type(send(np.float32(1.5))) is np.float32
     assert send(np.bool_(True)) is np.True_
+    for text in (np.str_(""), np.str_("a\0"), np.bytes_(b""), np.bytes_(b"ab\0")):
+        found = send(text)
+        assert type(found) is type(text) and found == text and len(found) == len(text)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +144,18 @@ def test_what_is_no_data_is_named(value: Any, path: str, kind: str) -> None:
     assert "NOTEBOOK_ACCEL_SECRET_FILE" in text
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_named() -> None:
+    with pytest.raises(ShipError, match=r"it is a torch\.Tensor"):
+        pack_plain(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), LIMIT)
+
+
 def test_what_has_no_end_and_what_is_too_large_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
-    with pytest.raises(ShipError):
+    with pytest.raises(ShipError, match="it is nested too deeply, 100 values in each other are") as caught:
         pack_plain(endless, LIMIT)
+    assert len(str(caught.value)) < 250
     with pytest.raises(ShipError, match=r"take 0.000976562 GiB at most .* give all nodes the same secret"):
         pack_plain(torch.zeros(1 << 20), 1 << 20)
 
@@ -170,6 +180,8 @@ def test_what_has_no_end_and_what_is_too_large_is_refused() -> None:
         (["int", "zz"], []),
         (["device", "a file"], []),
         (["size", ["x"]], []),
+        (["numpy text", 1], []),
+        (["numpy bytes", 0], []),
     ],
 )
 def test_made_up_values_are_refused(tree: Any, buffers: list[bytes]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from notebook_accel import runtime
 from notebook_accel.launch.engines.nodes.coordinator import Coordinator
 from notebook_accel.launch.engines.nodes.messages import CoordinatorConnection, Message, MessageKind
 from notebook_accel.launch.engines.nodes.node_info import NodeInfo, find_disagreements
@@ -140,6 +142,22 @@ def _come_and_wait(where: tuple[str, int], waits: list[bool]) -> None:
                 waits.append(True)
             except OSError:
                 waits.append(False)
+
+
+def test_no_fork_keeps_what_joins_nodes(meeting: Meeting) -> None:
+    host = meeting.come(0)
+    hear(host, "present")
+    assert {meeting.coordinator, host} <= set(runtime.owners())
+    listening, connected = meeting.coordinator.filenos()
+    assert listening == meeting.listening.fileno()
+    with (
+        socket.socket(fileno=os.dup(connected)) as ours,
+        socket.socket(fileno=os.dup(*host.filenos())) as its,
+    ):
+        assert ours.getpeername() == its.getsockname()
+    meeting.close()
+    assert not {meeting.coordinator, host} & set(runtime.owners())
+    assert meeting.coordinator.filenos() == host.filenos() == []
 
 
 def test_nodes_of_one_name_may_disagree() -> None:

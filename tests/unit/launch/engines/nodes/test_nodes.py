@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import socket
 from datetime import datetime, timedelta, timezone
 
+import pytest
 from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
+from notebook_accel.launch.engines.nodes import stores
 from notebook_accel.launch.engines.nodes.dynamic import Backend
 from notebook_accel.launch.engines.nodes.elastic import ElasticNodes
 from notebook_accel.launch.engines.nodes.fixed import FixedNodes
@@ -92,3 +95,14 @@ def test_a_node_that_is_enough_begins_however_short_it_waits_for_others() -> Non
 def test_of_many_missing_nodes_some_are_named() -> None:
     nodes = FixedNodes(job(place(num_nodes=10**12)))
     assert nodes._describe_missing([]).endswith(f"node 7 (rank 7), {10**12 - 8} more nodes")
+
+
+def test_a_store_that_cannot_be_made_keeps_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError("too many files")
+
+    monkeypatch.setattr(stores, "TCPStore", fail)
+    port = free_port()
+    with pytest.raises(RuntimeError):
+        stores.open_for_nodes("127.0.0.1", port)
+    socket.create_server(("127.0.0.1", port)).close()

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pickle
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from torch.distributed import HashStore, PrefixStore, TCPStore
+from torch.distributed import HashStore, TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from notebook_accel import LaunchError
-from notebook_accel.events import Failure, Pickle, RaisedError
+from notebook_accel import LaunchError, ShipError
+from notebook_accel.events import Failure, Pickle, RaisedError, Result
 from notebook_accel.launch.checks import addresses
 from notebook_accel.launch.engines.base import Outcome
 from notebook_accel.launch.engines.nodes import coordinator as coordinator_module
-from notebook_accel.launch.engines.nodes import elastic, messages, outcomes
+from notebook_accel.launch.engines.nodes import elastic, fixed, messages, outcomes
 from notebook_accel.launch.engines.nodes.coordinator import Coordinator
 from notebook_accel.launch.engines.nodes.dynamic import Backend
 from notebook_accel.launch.engines.nodes.elastic import ElasticNodes
+from notebook_accel.launch.engines.nodes.fixed import FixedNodes
 from notebook_accel.launch.engines.nodes.messages import CoordinatorConnection, Message, MessageKind
 from notebook_accel.launch.engines.nodes.node_info import NodeInfo
 from notebook_accel.launch.engines.nodes.outcomes import NodeOutcome
 from notebook_accel.launch.job import Job, Rendezvous
-from notebook_accel.trust import connecting, proof
+from notebook_accel.trust import connecting, plain, proof
 from notebook_accel.trust.proof import Answer, Challenge, ProofError
 from notebook_accel.trust.secret import Trust
 from tests.unit.jobs import make_job
@@ -274,7 +279,6 @@ def test_nothing_of_the_store_is_loaded(secret: str | None, hostile: bytes) -> N
         stranger.set(elastic._NODE, hostile)
         with pytest.raises(LaunchError, match="this node does not fit to the run at"):
             make_elastic(port, secret, node_rank=1).next_rendezvous()
-        stranger.set(f"torch.rendezvous.none.{nodes._meeting.round}/node 0", hostile)
         assert found.world_size == 1
     finally:
         nodes.shutdown()
@@ -331,11 +335,159 @@ def test_a_state_that_a_stranger_wrote_is_written_over(secret: str | None, hosti
     assert pickle.loads((other.get_state() or (b"", b""))[0]).participants == state.participants
 
 
-def test_a_place_in_a_round_that_a_stranger_wrote(hostile: bytes) -> None:
-    """The launch says so, and nothing is loaded."""
+def test_a_stranger_that_stays_keeps_no_host(meeting: Meeting) -> None:
+    """Only nodes of the run are waited for."""
+    nodes = [meeting.come(rank) for rank in range(2)]
+    for each in nodes:
+        hear(each, "roster")
+    hear(meeting.come(1), "refused")
+    for each in nodes:
+        assert not meeting.coordinator.is_empty
+        each.say(Message("bye"))
+        each.close()
+    deadline = time.monotonic() + 20
+    while not meeting.coordinator.is_empty:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_refused_host_ends_no_run(meeting: Meeting) -> None:
+    nodes = [meeting.come(rank) for rank in range(2)]
+    for each in nodes:
+        hear(each, "roster")
+    refused = meeting.come(0)
+    hear(refused, "refused")
+    refused.say(Message("outcome", NodeOutcome(node=node(0), kind="stopped")))
+    refused.say(Message("node", (node(0), 0, True)))
+    hear(refused, "refused")
+    for rank, each in enumerate(nodes):
+        each.say(Message("outcome", NodeOutcome(node=node(rank), kind="done")))
+    assert [hear(each, "verdict") for each in nodes] == [None, None]
+
+
+def test_a_refused_node_is_none_of_a_restart(meeting: Meeting) -> None:
+    nodes = [meeting.come(rank) for rank in range(2)]
+    for each in nodes:
+        hear(each, "roster")
+    refused = meeting.come(1)
+    hear(refused, "refused")
+    other = NodeInfo(node_rank=1, host="one", processes=1, same={"torch": "another"})
+    refused.say(Message("node", (other, 5, False)))
+    hear(refused, "refused")
+    nodes[0].say(Message("node", (node(0), 1, True)))
+    assert hear(nodes[1], "again") == 1
+    assert hear(nodes[0], "present") == [node(0)]
+    nodes[1].say(Message("node", (node(1), 1, False)))
+    for each in nodes:
+        assert hear(each, "roster").nodes == [node(0), node(1)]
+
+
+@pytest.mark.parametrize(("depth", "kind"), [(40, "failed"), (329, "lost")])
+def test_causes_without_end_leave_no_node_waiting(depth: int, kind: str) -> None:
+    meeting = Meeting(None)
+    said = json.loads(plain.encode(NodeOutcome, make_failure(b""), proven=False))
+    error = said["failure"]["error"]
+    for _ in range(depth):
+        error = {**error, "cause": error}
+    said["failure"]["error"] = error
+    with meeting.stack:
+        nodes = [meeting.come(rank) for rank in range(2)]
+        for each in nodes:
+            hear(each, "roster")
+        nodes[0].say(Message("outcome", NodeOutcome(node=node(0), kind="called off")))
+        nodes[1]._connection.sendall(frame(json.dumps(["outcome", said]).encode()))
+        assert hear(nodes[0], "verdict").kind == kind
+
+
+def test_long_errors_arrive_as_errors(meeting: Meeting) -> None:
+    """Each text is within its limit, and all of them together are not; a wide character takes six bytes."""
+    text = "\u4e00" * 300_000
+    parts = [RaisedError(type_name="A", message=text, pickled=None, frames=[]) for _ in range(12)]
+    outcome = make_failure(b"", "ValueError", arguments=[text], parts=parts)
+    if not meeting.trust.is_proven:
+        outcome = outcomes.shorten(outcome, messages.MEMBER_LIMIT.value)
+    for verdict in meeting.run_to_its_end(outcome):
+        error = verdict.failure.error
+        assert verdict.kind == "failed" and text.startswith(error.arguments[0])
+        assert len(error.parts) == (12 if meeting.trust.is_proven else 0)
+    short = make_failure(b"", "ValueError", arguments=["text"])
+    assert outcomes.shorten(short, messages.MEMBER_LIMIT.value) is short
+
+
+def make_fixed(**more: Any) -> FixedNodes:
+    place: dict[str, Any] = {"address": "127.0.0.1", "port": free_port(), "num_nodes": 2, **more}
+    return FixedNodes(make_job(len, distributed=True, rendezvous=Rendezvous(**place)))
+
+
+def test_a_node_without_a_secret_shortens_its_outcome() -> None:
+    nodes, said = make_fixed(), list[Message]()
+    nodes._connection = cast(CoordinatorConnection, SimpleNamespace(say=said.append))
+    parts = [RaisedError(type_name="A", message="a" * 250_000, pickled=None, frames=[])] * 80
+    nodes._send_outcome(make_failure(b"", parts=parts))
+    assert sum(len(piece) for piece in messages.encode(said[0], None)) < messages.MEMBER_LIMIT.value
+
+
+def test_a_value_that_cannot_be_written_or_read_is_a_problem_of_the_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes, result = make_fixed(), Result(rank=0, time=1.0, value=b"", buffers=[])
+
+    def fail(value: Any, limit: float) -> Any:
+        raise RuntimeError("it has no bytes")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fixed, "pack_plain", fail)
+        message = nodes._make_value_message(result, {0: 1})
+    with pytest.raises(ShipError, match=r"^rank 0 is on another node: RuntimeError: it has no bytes$"):
+        nodes._read_value(message)
+    with pytest.raises(ShipError, match=r"^rank 0 is on another node: a returned value cannot be read"):
+        nodes._read_value(Message("value", (1.0, ""), [b"no value"]))
+
+
+def test_a_second_node_of_a_machine_connects_where_ports_may_be_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On macOS a port may be taken at all addresses while it is in use at one of them."""
+    nodes = make_fixed(backend="c10d")
+    with socket.create_server(("127.0.0.1", nodes._port)):
+        find = addresses.find_listen_problem
+        monkeypatch.setattr(
+            addresses, "find_listen_problem", lambda host, port: find(host, port) if host else ""
+        )
+        assert nodes._host_run() is None
+
+
+def test_the_users_own_argument_is_not_blamed_on_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = make_elastic(free_port(), None)
-    store = PrefixStore("a round", HashStore())
-    for entry in (hostile, b"[1, 2]", b'[false, 0, 0, "", 1]'):
-        store.set("node 0", entry)
-        with pytest.raises(ValueError):
-            nodes._read(store, "node 0", elastic._Place)
+
+    def refuse() -> None:
+        raise ValueError("an argument is wrong")
+
+    monkeypatch.setattr(nodes, "_try_to_meet", refuse)
+    with pytest.raises(ValueError, match=r"^an argument is wrong$"):
+        nodes.next_rendezvous()
+
+
+def meet_in(nodes: ElasticNodes, monkeypatch: pytest.MonkeyPatch, entry: bytes) -> str:
+    """Let a node meet in a round in which a stranger wrote the node's entry; return what the launch says."""
+
+    class Written(HashStore):
+        """A store in which the stranger is always last."""
+
+        def set(self, key: str, value: Any) -> None:
+            super().set(key, entry if key == "node 0" else value)
+
+    store = Written()
+    nodes._meeting = cast(Any, SimpleNamespace(round=0, look=lambda: ({0}, 0, False)))
+    found = RendezvousInfo(store, 0, 1, RendezvousStoreInfo("127.0.0.1", 1))
+    monkeypatch.setattr(nodes, "_try_to_meet", lambda: found)
+    with pytest.raises(LaunchError) as caught:
+        nodes.next_rendezvous()
+    return str(caught.value)
+
+
+def test_a_place_in_a_round_that_a_stranger_wrote(hostile: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launch says so, and nothing is loaded."""
+    for entry in (hostile, b"[1, 2]", b'[false, 0, 0, "", 1]', b'[false, 0, 7, ""]'):
+        said = meet_in(make_elastic(free_port(), None), monkeypatch, entry)
+        assert said.startswith("a stranger wrote into the store at 127.0.0.1:")
