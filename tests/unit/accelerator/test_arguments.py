@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -36,6 +37,14 @@ def test_each_wrong_argument_is_named(clean_runtime: None) -> None:
             with pytest.raises(ValueError if value == 0 else TypeError, match=f"^{name}"):
                 Accelerator(**({"cpu": True} | {name: value}))
     assert runtime.current() is None, "nothing has changed"
+
+
+@pytest.mark.parametrize("value", [None, 0, 1, np.bool_(True), np.bool_(False)])
+def test_values_that_are_as_good_as_true_and_false(value: Any, clean_runtime: None) -> None:
+    for name in ("device_placement", "split_batches", "step_scheduler_with_optimizer"):
+        found = getattr(Accelerator(**({"cpu": True} | {name: value})), name)
+        assert found is bool(value), name
+    assert Accelerator(cpu=value).device.type == "cpu"
 
 
 def test_all_wrong_arguments_are_in_one_error(clean_runtime: None) -> None:
