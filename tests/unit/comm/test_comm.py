@@ -197,6 +197,11 @@ def ranks_others() -> str:
                 result.dtype == (torch.float32 if is_averaged else dtype)
                 and result.float().tolist() == [wanted] * 2
             )
+    if hasattr(torch, "float8_e8m0fnu"):  # powers of two
+        power = ops.reduce(comm, torch.ones(2).to(torch.float8_e8m0fnu), "sum")
+        assert power.dtype == torch.float8_e8m0fnu and power.float().tolist() == [2, 2]
+    conjugated = torch.full((2,), 1j + rank).conj()
+    assert comm.broadcast(conjugated, 1) is conjugated and conjugated.tolist() == [1 - 1j] * 2
     refused: list[tuple[Callable[..., Any], torch.Tensor, str]] = [
         (operation, torch.eye(2).to_sparse(), "layout torch.sparse_coo: pass tensor.to_dense()")
         for operation in (ops.gather, ops.broadcast, ops.reduce, ops.pad_across_processes)
@@ -400,13 +405,17 @@ def test_collectives_of_all_backends_of_a_group_are_counted(monkeypatch: pytest.
         def _get_sequence_number_for_group(self) -> int:
             return self.number
 
+    class Mute(Backend):
+        def _get_sequence_number_for_group(self) -> int:
+            raise RuntimeError("it does not count")
+
     class Group(Backend):
-        _device_types = [torch.device("cpu"), torch.device("cuda"), torch.device("xpu")]  # noqa: RUF012
+        _device_types = [torch.device("cpu"), torch.device("cuda"), torch.device("xpu"), torch.device("mps")]  # noqa: RUF012
         group_name = "0"
-        backends = {"cpu": Backend(3), "cuda": Backend(4)}  # noqa: RUF012
+        backends = {"cpu": Backend(3), "cuda": Backend(4), "mps": Mute(5)}  # noqa: RUF012
 
         def _get_backend(self, device: torch.device) -> Any:
-            return self.backends["cpu" if device.type == "cpu" else "cuda"]
+            return self.backends["cuda" if device.type == "xpu" else device.type]
 
     monkeypatch.setattr(torch_dist, "group_exists", lambda: True)
     world = type(dist.distributed_c10d._world)
