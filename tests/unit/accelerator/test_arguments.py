@@ -78,5 +78,8 @@ def _join_unprepared() -> str:
 
 
 def test_joining_a_model_that_was_not_prepared() -> None:
-    wanted = "join_uneven_inputs takes models that prepare returned, and Linear is none: call prepare first"
+    wanted = (
+        "join_uneven_inputs takes models that prepare wrapped for several processes, which it does where something is "
+        "trained, and Linear is none"
+    )
     assert run_ranks(_join_unprepared) == [wanted] * 2

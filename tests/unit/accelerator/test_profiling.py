@@ -79,9 +79,11 @@ def test_a_schedule_that_recorded_nothing_is_explained(clean_runtime: None, tmp_
 
 def test_wrong_options() -> None:
     with pytest.raises(
-        ValueError, match=r"activities \['gpu'\] are unknown, choose among cpu, cuda, xpu, mtia"
+        ValueError, match=r"activities \['gpu'\] are unknown, choose 'cpu' or kinds of devices"
     ):
         ProfileKwargs(activities=["cpu", "gpu"])
+    with pytest.raises(ValueError, match="are unknown, choose 'cpu'"):
+        ProfileKwargs(activities=[torch.profiler.ProfilerActivity.CPU])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="needs wait, warmup and active"):
         ProfileKwargs(schedule_option={"wait": 1})
     with pytest.raises(ValueError, match="needs wait, warmup and active"):
