@@ -1,6 +1,7 @@
 """What cannot be combined: one table, of which the errors are made.
 
-Each row is checked before anything changes. `python -m notebook_accel.combinations README.md` writes README's table.
+Each row is checked before a weight is moved, or when what it names is asked for.
+`python -m notebook_accel.combinations README.md` writes README's table.
 """
 
 from __future__ import annotations
@@ -71,20 +72,20 @@ TABLE: Final[Mapping[str, Combination]] = {
     "deepspeed, fp8": Combination(
         what="DeepSpeed",
         beside="mixed_precision='fp8'",
-        reason="DeepSpeed knows no, fp16 and bf16",
-        instead="Choose bf16, or FSDP",
+        reason="DeepSpeed knows 'no', 'fp16' and 'bf16' only",
+        instead="Choose 'bf16', or FSDP",
     ),
     "deepspeed, fp16 of the device": Combination(
         what="DeepSpeed",
         beside="mixed_precision='fp16' on this device",
         reason="DeepSpeed cannot train in it there",
-        instead="Choose bf16 or no",
+        instead="Choose 'bf16' or 'no'",
     ),
     "deepspeed, losses": Combination(
         what="DeepSpeed with several models",
         beside="losses that are scaled (fp16), or zero_stage=0",
         reason="DeepSpeed cannot tell which model a loss belongs to",
-        instead="Choose bf16 or no, and zero_stage 1, 2 or 3",
+        instead="Choose 'bf16' or 'no', and zero_stage 1, 2 or 3",
     ),
     "deepspeed, join": Combination(
         what="DeepSpeed",
@@ -142,8 +143,8 @@ TABLE: Final[Mapping[str, Combination]] = {
     ),
     "local state": Combination(
         what="state_dict_type LOCAL_STATE_DICT",
-        beside="another number of processes",
-        reason="they could not load such a checkpoint",
+        beside="any checkpoint",
+        reason="another number of processes could not load it",
         instead="Choose SHARDED_STATE_DICT or FULL_STATE_DICT",
     ),
     "precision, policy": Combination(

@@ -131,10 +131,11 @@ def _make_measurable(gradient: torch.Tensor, norm_type: float) -> torch.Tensor:
 
     A process has such a part of a weight with fewer rows than there are processes. It has no largest value.
     """
-    part = to_local(gradient)
+    with torch.no_grad():  # quicker than a detached DTensor
+        part: torch.Tensor = gradient.to_local() if is_sharded(gradient) else gradient  # type: ignore[attr-defined]
     if part.numel():
         return gradient
-    element = part.new_full((1,), 0.0 if norm_type > 0 else math.inf)
+    element = part.new_full((1,), 0.0 if norm_type >= 0 else math.inf)
     return from_local(element, gradient) if is_sharded(gradient) else element
 
 

@@ -215,7 +215,7 @@ def _is_device_type(name: str) -> bool:
 
     try:
         return torch.device(name).index is None
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         return False
 
 

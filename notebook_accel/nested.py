@@ -352,10 +352,14 @@ def combine(func: Callable[[list[Any]], Any], data: Sequence[Any]) -> Any:
     Args:
         func: called with a leaf of each item.
         data: items of one structure, which is that of the first one.
+
+    Raises:
+        TypeError: their structures differ.
     """
     first = data[0]
-    if isinstance(first, torch.Tensor):
-        return func(list(data))
+    other = next((item for item in data if _structure_of(item) != _structure_of(first)), None)
+    if other is not None:
+        raise TypeError(f"data of one structure is needed, not {_describe(first)} beside {_describe(other)}")
     if isinstance(first, (tuple, list)):
         return honor_type(first, [combine(func, [item[i] for item in data]) for i in range(len(first))])
     if isinstance(first, Mapping):
@@ -366,6 +370,24 @@ def combine(func: Callable[[list[Any]], Any], data: Sequence[Any]) -> Any:
             first, {name: combine(func, [getattr(item, name) for item in data]) for name in names}
         )
     return func(list(data))
+
+
+def _structure_of(data: Any) -> Any:
+    """Return what the containers at one place of data of one structure have in common."""
+    if isinstance(data, torch.Tensor):
+        return "leaf"
+    if isinstance(data, (tuple, list)):
+        return "sequence", len(data)
+    if isinstance(data, Mapping):
+        return "mapping", set(data)
+    return type(data) if _is_record(data) else "leaf"
+
+
+def _describe(data: Any) -> str:
+    if isinstance(data, Mapping):
+        return f"a {type(data).__name__} of {list(data)}"
+    is_sized = isinstance(data, (tuple, list))
+    return f"a {type(data).__name__}{f' of {len(data)} items' if is_sized else ''}"
 
 
 def _concatenate(dim: int, leaves: list[Any]) -> Any:

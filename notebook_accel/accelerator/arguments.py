@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -27,16 +28,24 @@ def _check_kind(kind: type) -> Check:
     return check
 
 
+def _check_flag(name: str, value: Any) -> Iterator[Exception]:
+    """Check a truth value; None, 0, 1 and numpy's truth values count too, as argparse and YAML give them."""
+    numpy = sys.modules.get("numpy")
+    of_numpy = numpy is not None and isinstance(value, numpy.bool_)
+    if not (value is None or of_numpy or (type(value) is int and value in (0, 1))):
+        yield from check_truth(name, value)
+
+
 def _check_several(name: str, value: Any) -> Iterator[Exception]:
     if isinstance(value, (str, KwargsHandler)) or not isinstance(value, Iterable):
         yield TypeError(f"{name}={value!r}: a list is needed, perhaps [{value!r}]")
 
 
 CHECKS: Final[Mapping[str, ArgumentCheck]] = {
-    "device_placement": ArgumentCheck(default=True, check=check_truth),
-    "split_batches": ArgumentCheck(default=UNSET, check=check_truth),
+    "device_placement": ArgumentCheck(default=True, check=_check_flag),
+    "split_batches": ArgumentCheck(default=UNSET, check=_check_flag),
     "gradient_accumulation_steps": ArgumentCheck(default=1, check=check_integer(1)),
-    "cpu": ArgumentCheck(default=False, check=check_truth),
+    "cpu": ArgumentCheck(default=False, check=_check_flag),
     "dataloader_config": ArgumentCheck(default=None, check=_check_kind(DataLoaderConfiguration)),
     "fsdp_plugin": ArgumentCheck(default=None, check=_check_kind(FullyShardedDataParallelPlugin)),
     "torch_tp_plugin": ArgumentCheck(default=None, check=_check_kind(TorchTensorParallelPlugin)),
@@ -45,7 +54,7 @@ CHECKS: Final[Mapping[str, ArgumentCheck]] = {
     "gradient_accumulation_plugin": ArgumentCheck(
         default=None, check=_check_kind(GradientAccumulationPlugin)
     ),
-    "step_scheduler_with_optimizer": ArgumentCheck(default=True, check=check_truth),
+    "step_scheduler_with_optimizer": ArgumentCheck(default=True, check=_check_flag),
     "kwargs_handlers": ArgumentCheck(default=None, check=_check_several),
     "parallelism_config": ArgumentCheck(default=None, check=_check_kind(ParallelismConfig)),
 }

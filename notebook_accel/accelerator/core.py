@@ -154,8 +154,8 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         self._dynamo = dynamo or settings.dynamo_plugin or compilation.choose(None, None)
         self.state = AcceleratorState(_from_accelerator=True)
         self.gradient_state = GradientState(accumulation)
-        self.device_placement = device_placement
-        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        self.device_placement = bool(device_placement)
+        self.step_scheduler_with_optimizer = bool(step_scheduler_with_optimizer)
         self.profile_handler = handlers.get(ProfileKwargs)
         self._precision = _make_precision(self._runtime, handlers, plugins)
         self._strategy, kind = strategy_table.choose(self._runtime, self._precision, plugins)
@@ -289,7 +289,7 @@ def _resolve_loader_config(
         raise ValueError(
             "split_batches and dataloader_config were both given: set split_batches in the latter"
         )
-    return DataLoaderConfiguration(split_batches=split_batches)
+    return DataLoaderConfiguration(split_batches=bool(split_batches))
 
 
 def _check_rng_types(rng_types: Sequence[str | RNGType] | None) -> list[str]:

@@ -165,8 +165,8 @@ class TrainPart(Shared):
             for item in joining:
                 if not isinstance(item, Joinable):
                     raise TypeError(
-                        f"join_uneven_inputs takes models that prepare returned, and {type(item).__name__} is none: "
-                        "call prepare first"
+                        "join_uneven_inputs takes models that prepare wrapped for several processes, which it does "
+                        f"where something is trained, and {type(item).__name__} is none"
                     )
             with Join(joining, enable=enable, throw_on_early_termination=False):
                 yield

@@ -22,6 +22,7 @@ _WIDER: Final = {
     torch.float8_e5m2: torch.float32,
     torch.float8_e4m3fnuz: torch.float32,
     torch.float8_e5m2fnuz: torch.float32,
+    **({torch.float8_e8m0fnu: torch.float32} if hasattr(torch, "float8_e8m0fnu") else {}),
 }
 """What tensors are reduced in whose own dtype no backend knows."""
 

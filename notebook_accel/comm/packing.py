@@ -12,6 +12,8 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 _MAX_INDEXED: Final = 16_384
 """Elements of a gathered buffer up to which one indexing by a kept permutation is faster than a copy for each leaf."""
 _MAX_LAYOUTS: Final = 128
+_UNINDEXED: Final = frozenset((torch.uint16, torch.uint32, torch.uint64))
+"""Dtypes that torch cannot index."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,7 +199,11 @@ def _fits(leaves: list[Any], world_size: int, device: torch.device) -> bool:
     single = len({leaf.dtype for leaf in leaves}) == 1
     size = sum(leaf.numel() * (1 if single else leaf.element_size()) for leaf in leaves)
     plain = all(
-        leaf.numel() > 0 and not leaf.is_complex() and leaf.layout == torch.strided for leaf in leaves
+        leaf.numel() > 0
+        and not leaf.is_complex()
+        and leaf.layout == torch.strided
+        and not (single and leaf.dtype in _UNINDEXED)
+        for leaf in leaves
     )
     return plain and size * world_size <= _MAX_INDEXED
 

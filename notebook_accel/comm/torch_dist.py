@@ -97,8 +97,10 @@ class TorchComm(Comm):
         return tensor
 
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
-        sent = tensor if tensor.dtype in _SENT else view_as_bytes(tensor.view(-1))
+        sent = tensor if tensor.dtype in _SENT else view_as_bytes(tensor.reshape(-1))
         dist.broadcast(sent, group=self.group, group_src=src)
+        if sent.data_ptr() != tensor.data_ptr():  # the bytes of a conjugated tensor are a copy
+            tensor.copy_(sent.view(tensor.dtype).view(tensor.shape))
         return tensor
 
     def scatter(self, tensor: torch.Tensor, parts: list[torch.Tensor] | None, src: int = 0) -> torch.Tensor:
@@ -237,10 +239,13 @@ def count_collectives() -> dict[str, int] | None:
     ]
     counts = {}
     for group in groups:
-        with contextlib.suppress(RuntimeError, AttributeError):  # not every backend and version counts
-            backends = [group._get_backend(device) for device in group._device_types]
-            unique = {id(backend): backend for backend in backends}.values()
-            counts[group.group_name] = sum(backend._get_sequence_number_for_group() for backend in unique)
+        numbers = {}
+        for device in getattr(group, "_device_types", ()):
+            with contextlib.suppress(RuntimeError, AttributeError):  # not every backend and version counts
+                backend = group._get_backend(device)
+                numbers[id(backend)] = backend._get_sequence_number_for_group()
+        if numbers:
+            counts[group.group_name] = sum(numbers.values())
     return counts
 
 

@@ -401,6 +401,9 @@ class StatefulLoader(PreparedLoader):
         super().set_epoch(epoch)
         if self._state is not None and self._state[_FINISHED]:
             self._state = {**self._state, _EPOCH: epoch}
+        current = self.epoch_state.current
+        if current is not None and current.saved is not None and current.saved[_FINISHED]:
+            current.saved = {**current.saved, _EPOCH: epoch}
 
     def state_dict(self) -> dict[str, Any]:
         current = self.epoch_state.current

@@ -19,7 +19,7 @@ from ..nested import (
 from ..runtime import Runtime
 from .base import PreparedLoader, on_device
 from .exchange import Exchange, Round
-from .rows import count_samples, join_rows, mark_rows, slice_rows, take_rows
+from .rows import complete_rows, count_samples, join_rows, mark_rows, slice_rows, take_rows
 from .samplers import share_of
 
 CPU: Final = torch.device("cpu")
@@ -248,12 +248,24 @@ class DataLoaderDispatcher(PreparedLoader):
         if missing == 0 or self._drop_last:
             return batch
         repeats = -(-missing // count_samples(filler))
-        return self._join([batch, *[filler] * repeats])
+        try:
+            if self._shares_rows:
+                return complete_rows(batch, filler, repeats)
+            return concatenate([batch, *[filler] * repeats], dim=0)
+        except (RuntimeError, TypeError) as error:
+            raise RuntimeError(
+                f"the {num_samples} samples of a batch for {self.num_processes} processes cannot be completed with "
+                f"samples of the first one ({error}): let the collate_fn make batches alike, or use "
+                "dispatch_batches=False"
+            ) from error
 
     def _stand_by(self) -> Iterator[Round]:
         """Draw what rank 0 draws, on a rank that does not read: the generators stay alike."""
         if self.num_workers == 0 or isinstance(self.dataset, IterDataPipe):
             self._read_all()  # also for a datapipe with worker processes: torch agrees on its seed by a collective
+            self.epoch_state.newest.reader = None  # worker processes end with their iterator
+            if not self.persistent_workers:
+                self._iterator = None
         elif not self.epoch_state.goes_on:  # as torch does for the seeds of worker processes
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         return iter(())

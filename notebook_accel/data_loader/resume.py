@@ -71,7 +71,11 @@ class EpochState:
     """What decides the order of a loader's epochs, and where the loader stands.
 
     Several iterators may go over one loader, for example one that only looks at the first batch. The loader stands
-    where the one does that handed out a batch last and was not left.
+    where the one does that handed out a batch last, was not left and has not reached its end.
+
+    An iterator that is kept after a look at a batch, beside a whole epoch of another one, cannot be told from a loop
+    that measures its own loader inside. So the loader stands where the kept one does: samples may come again, but the
+    rest of no loop is lost. The whole epoch counts where the kept iterator was closed before it.
 
     Attributes:
         next_order: of the next epoch; None leaves it to the samplers.

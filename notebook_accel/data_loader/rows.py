@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Number
 from typing import Any
 
 import torch
@@ -43,14 +44,16 @@ def count_samples(batch: Any) -> int:
 def mark_rows(batch: Any) -> Any:
     """Return a batch with `Rows` in place of every list and tuple that has an item for each sample.
 
-    Such a list is one without tensors. A value that is in no list, like a text or None, belongs to the whole batch.
+    Such a list has as many items as the first tensor has rows, and it has neither tensors nor bare numbers as items.
+    A list of tuples of that many texts, as `default_collate` makes it, has a column of items in each tuple. All other
+    values belong to the whole batch: other lists, a text or None.
 
     Args:
         batch: nested data.
 
     Raises:
-        TypeError: there is no tensor, or an array or a sparse tensor, or lists that count samples in two ways.
-        ValueError: a tensor or list has another length than the first tensor.
+        TypeError: there is no tensor, or an array or a sparse tensor.
+        ValueError: a tensor has another length than the first one.
     """
     return _mark(batch, count_samples(batch))
 
@@ -89,9 +92,31 @@ def join_rows(batches: Sequence[Any]) -> Any:
         batches: as `mark_rows` returns them, of one structure.
 
     Raises:
-        TypeError: what belongs to the whole batch differs.
+        TypeError: what belongs to the whole batch differs, or the structures do.
     """
     return nested.combine(_join, batches)
+
+
+def complete_rows(batch: Any, lent: Any, repeats: int) -> Any:
+    """Return a batch with the samples of another one behind its own; all other values are its own.
+
+    Args:
+        batch: as `mark_rows` returns it.
+        lent: the batch that lends its samples.
+        repeats: how often they are lent.
+
+    Raises:
+        TypeError: a part of the batch has an item for each sample, and this part of the other one has not.
+    """
+    flat = nested.flatten(lent)
+    others = dict(zip(flat.paths(), flat.leaves, strict=True))
+    own = nested.flatten(batch)
+    return own.rebuild(
+        [
+            _join([leaf, *[others.get(path)] * repeats]) if _has_rows(leaf) else leaf
+            for path, leaf in zip(own.paths(), own.leaves, strict=True)
+        ]
+    )
 
 
 def _mark(data: Any, length: int) -> Any:
@@ -100,25 +125,44 @@ def _mark(data: Any, length: int) -> Any:
     if isinstance(data, torch.Tensor):
         _check_tensor(data, length)
         return data
-    if getattr(data, "shape", ()):
-        raise TypeError(f"{type(data).__name__} is no tensor")
+    _refuse_array(data)
     return nested.map_children(lambda item: _mark(item, length), data)
 
 
 def _mark_list(data: Any, length: int) -> Any:
     if not data or any(isinstance(leaf, torch.Tensor) for leaf in nested.leaves_of(data)):
         return nested.map_children(lambda item: _mark(item, length), data)
-    holds_columns = all(isinstance(item, (list, tuple)) and len(item) == length for item in data)
-    if len(data) == length and not holds_columns:
+    if _holds_columns(data, length):
+        return _mark_columns(data)
+    if len(data) == length and not all(isinstance(item, Number) for item in data):
         return Rows(data)
-    if len(data) == length:
-        raise TypeError(
-            f"a {type(data).__name__} of {length} lists with {length} items each in a batch of {length} samples: "
-            "either may count the samples"
-        )
-    if holds_columns:
-        return nested.map_children(Rows, data)
-    raise ValueError(f"a {type(data).__name__} of {len(data)} items in a batch of {length} samples")
+    for leaf in nested.leaves_of(data):
+        _refuse_array(leaf)
+    return data
+
+
+def _holds_columns(data: Any, length: int) -> bool:
+    """Return whether a list is one of tuples of `length` texts, or of lists of such."""
+    return (
+        isinstance(data, list)
+        and len(data) > 0
+        and all(_is_column(item, length) or _holds_columns(item, length) for item in data)
+    )
+
+
+def _is_column(data: Any, length: int) -> bool:
+    return (
+        type(data) is tuple and len(data) == length and all(isinstance(item, (str, bytes)) for item in data)
+    )
+
+
+def _mark_columns(data: Any) -> Any:
+    return Rows(data) if type(data) is tuple else nested.map_children(_mark_columns, data)
+
+
+def _refuse_array(data: Any) -> None:
+    if getattr(data, "shape", ()):
+        raise TypeError(f"{type(data).__name__} is no tensor")
 
 
 def _check_tensor(tensor: torch.Tensor, length: int) -> None:
@@ -134,10 +178,14 @@ def _has_rows(leaf: Any) -> bool:
 
 def _join(leaves: Sequence[Any]) -> Any:
     first = leaves[0]
+    for kind in (torch.Tensor, Rows):
+        if 0 < sum(isinstance(leaf, kind) for leaf in leaves) < len(leaves):
+            raise TypeError("a tensor or list has an item for each sample in one batch, and not in another")
     if isinstance(first, torch.Tensor):
         return torch.cat(list(leaves))
     if isinstance(first, Rows):
         return Rows(type(first.items)(item for leaf in leaves for item in leaf.items))
-    if any(leaf is not first and leaf != first for leaf in leaves):
-        raise TypeError(f"{first!r} belongs to one batch, {leaves[1]!r} to another")
+    for leaf in leaves:
+        if leaf is not first and leaf != first and (leaf == leaf or first == first):  # NaN is as NaN
+            raise TypeError(f"{first!r} belongs to one batch, {leaf!r} to another")
     return first

@@ -49,7 +49,9 @@ class DataParallel(SingleDevice):
         if self.options is not None:
             self.options.register_comm_hook(wrapped)
         _let_group_end_last(wrapped)
-        _refuse_unfrozen(wrapped)
+        named = wrapped.module.named_parameters()
+        if frozen := {name: weight for name, weight in named if not weight.requires_grad}:
+            wrapped.register_forward_pre_hook(_FrozenWeights(frozen))
         return wrapped
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
@@ -73,25 +75,26 @@ def _let_group_end_last(wrapped: DistributedDataParallel) -> None:
     vars(wrapped)["process_group"] = vars(wrapped).pop("process_group")
 
 
-def _refuse_unfrozen(wrapped: DistributedDataParallel) -> None:
-    """Let a forward raise once weights are trained that were frozen until now: no gradient of them would be averaged.
+class _FrozenWeights:
+    """Raises before a forward whose gradients are averaged, once weights are trained that were frozen until now.
 
     DistributedDataParallel looks once for the weights that it averages, and the processes would drift apart in silence.
-    """
-    frozen = {name: weight for name, weight in wrapped.module.named_parameters() if not weight.requires_grad}
-    if not frozen:
-        return
 
-    def check(*_: Any) -> None:
-        trained = [name for name, weight in frozen.items() if weight.requires_grad]
-        if trained and torch.is_grad_enabled():
+    Args:
+        frozen: these weights by name.
+    """
+
+    def __init__(self, frozen: dict[str, torch.nn.Parameter]) -> None:
+        self.frozen = frozen
+
+    def __call__(self, wrapped: DistributedDataParallel, *_: Any) -> None:
+        trained = [name for name, weight in self.frozen.items() if weight.requires_grad]
+        if trained and torch.is_grad_enabled() and wrapped.require_backward_grad_sync:
             raise RuntimeError(
                 f"weights were frozen when prepare wrapped the model and are trained now ({len(trained)}, the first is "
                 f"{trained[0]!r}): their gradients would not be averaged over the processes. Unfreeze before prepare, "
                 "or go on with model = accelerator.prepare(accelerator.unwrap_model(model))"
             )
-
-    wrapped.register_forward_pre_hook(check)
 
 
 def _wrapper(model: Any) -> DistributedDataParallel | None:
@@ -104,8 +107,11 @@ def _wrapper(model: Any) -> DistributedDataParallel | None:
 def _force_sync(model: DistributedDataParallel) -> Iterator[None]:
     before = model.require_backward_grad_sync, model.require_forward_param_sync
     model.require_backward_grad_sync = model.require_forward_param_sync = True
-    model.reducer.prepare_for_backward([])  # as the forward would have done without no_sync
     try:
+        for hook in model._forward_pre_hooks.values():  # as the forward would have done without no_sync
+            if isinstance(hook, _FrozenWeights):
+                hook(model)
+        model.reducer.prepare_for_backward([])
         yield
     finally:
         model.require_backward_grad_sync, model.require_forward_param_sync = before

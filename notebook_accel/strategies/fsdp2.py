@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 
@@ -27,6 +27,8 @@ from ..runtime import Runtime
 from . import blocks, context_parallel, filling, meshes, tensor_parallel
 from .base import Bundle, Plugins, Strategy, unwrap
 from .single import SingleDevice
+
+_UNFILLED: Final = "ignored modules, or weights of other classes"
 
 
 class FullySharded(SingleDevice):
@@ -144,6 +146,10 @@ class FullySharded(SingleDevice):
             model.to(self.runtime.device)
             self.precision.apply(model)
             return
+        if self._splits is not None:
+            self._require_values(model, "layers that are split by tensor parallel")
+        elif self._find_ignored(model) or not filling.is_plain(model):
+            self._require_values(model, _UNFILLED)
         before = dict(model.named_parameters())
         if self.parallelism is not None and self.parallelism.cp_enabled:
             context_parallel.use_causal_attention(model)
@@ -172,7 +178,7 @@ class FullySharded(SingleDevice):
                     self.plugin.param_init_fn(module)
         else:
             if self._splits is None:
-                self._require_values(model, "ignored modules, or weights of other classes")
+                self._require_values(model, _UNFILLED)  # weights for float8 may be of another class
             model.to(self.runtime.device)
             if from_first and self._splits is None:
                 filling.copy_first(model, self.runtime.comm)
@@ -210,7 +216,6 @@ class FullySharded(SingleDevice):
     def _split(self, model: torch.nn.Module) -> None:
         """Split layers over the processes of `tp`, with rank 0's weights in all copies."""
         assert self.parallelism is not None and self.parallelism.tp_handler is not None
-        self._require_values(model, "layers that are split by tensor parallel")
         model.to(self.runtime.device)
         filling.copy_first(model, self.runtime.comm)
         tensor_parallel.split(model, self._splits, self.parallelism.tp_handler.plan)

@@ -37,7 +37,7 @@ def gather_and_reduce(folder: Path) -> None:
     accelerator = make()
     rank, size, device = accelerator.process_index, accelerator.num_processes, accelerator.device
     dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32)
-    others = (torch.int16, torch.uint8, torch.bool, torch.complex64)
+    others = (torch.int16, torch.uint16, torch.uint8, torch.bool, torch.complex64)
     for dtype in (*dtypes, *others):
         mine = torch.full((2, 3), rank + 1, device=device).to(dtype)
         expected = torch.cat([torch.full((2, 3), other + 1).to(dtype) for other in range(size)])

@@ -5,15 +5,20 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from tests.unit import fake_device, fake_group
 from tests.unit.multiprocess import free_port, run_ranks
+
+if sys.platform == "win32":
+    pytest.skip("fake devices are compiled for Linux and macOS", allow_module_level=True)
 
 Case = Callable[[Path], None]
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -57,7 +62,7 @@ def run_cases(cases: Sequence[Case], folder: Path, *, world_size: int = 1, **opt
     for case in cases:
         (folder / case.__name__).mkdir(parents=True)
     ports = [free_port() for _ in cases]
-    environment = {"ACCELERATE_USE_CPU": "false"}
+    environment = {"ACCELERATE_USE_CPU": "false", "CUDA_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": ""}
     arguments = (list(cases), ports, folder, options)
     return Outcomes(run_ranks(_run, *arguments, world_size=world_size, environment=environment, timeout=90))
 

@@ -40,6 +40,8 @@ def run_script(folder: Path, text: str, *arguments: str, **variables: str) -> An
         **os.environ,
         "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
         "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "ZE_AFFINITY_MASK": "",
         **variables,
     }
     done = subprocess.run(

@@ -144,7 +144,7 @@ def test_trees_travel_as_on_the_cpu(one: Worker) -> None:
 def test_refusals(one: Worker) -> None:
     fp16, no_downcast, mode, world = one.call("refusals")
     assert "XLA devices with mixed_precision='fp16'" in fp16
-    assert "downcast_bf16 is for mixed_precision 'bf16', not 'no'" in no_downcast
+    assert "downcast_bf16 with another mixed_precision than 'bf16' ('no')" in no_downcast
     assert "NOTEBOOK_ACCEL_TPU_MODE='other': choose process or spmd" in mode
     assert "WORLD_SIZE is 2, but torch_xla joins 1 device(s)" in world
 

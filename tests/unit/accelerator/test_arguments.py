@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,6 +39,14 @@ def test_each_wrong_argument_is_named(clean_runtime: None) -> None:
     assert runtime.current() is None, "nothing has changed"
 
 
+@pytest.mark.parametrize("value", [None, 0, 1, np.bool_(True), np.bool_(False)])
+def test_values_that_are_as_good_as_true_and_false(value: Any, clean_runtime: None) -> None:
+    for name in ("device_placement", "split_batches", "step_scheduler_with_optimizer"):
+        found = getattr(Accelerator(**({"cpu": True} | {name: value})), name)
+        assert found is bool(value), name
+    assert Accelerator(cpu=value).device.type == "cpu"
+
+
 def test_all_wrong_arguments_are_in_one_error(clean_runtime: None) -> None:
     with pytest.raises(TypeError) as caught:
         Accelerator(cpu="no", rng_types="generator", dataloader_config={})  # type: ignore[arg-type]
@@ -69,5 +78,8 @@ def _join_unprepared() -> str:
 
 
 def test_joining_a_model_that_was_not_prepared() -> None:
-    wanted = "join_uneven_inputs takes models that prepare returned, and Linear is none: call prepare first"
+    wanted = (
+        "join_uneven_inputs takes models that prepare wrapped for several processes, which it does where something is "
+        "trained, and Linear is none"
+    )
     assert run_ranks(_join_unprepared) == [wanted] * 2

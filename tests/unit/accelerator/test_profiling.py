@@ -82,6 +82,8 @@ def test_wrong_options() -> None:
         ValueError, match=r"activities \['gpu'\] are unknown, choose 'cpu' or kinds of devices"
     ):
         ProfileKwargs(activities=["cpu", "gpu"])
+    with pytest.raises(ValueError, match="are unknown, choose 'cpu'"):
+        ProfileKwargs(activities=[torch.profiler.ProfilerActivity.CPU])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="needs wait, warmup and active"):
         ProfileKwargs(schedule_option={"wait": 1})
     with pytest.raises(ValueError, match="needs wait, warmup and active"):

@@ -120,7 +120,13 @@ def ranks_gather_details() -> str:
     result[0].add_(1)
     assert result[1].tolist() == [1, 1]
     assert ops.gather(comm, []) == [] and ops.gather(comm, {}) == {}
-    for dtype in (torch.int16, torch.uint16, torch.float8_e4m3fn):  # no backend has these
+    for dtype in (
+        torch.int16,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.float8_e4m3fn,
+    ):  # of no backend
         scalar = torch.tensor(float(rank)).to(dtype)
         assert comm.broadcast(scalar, 1) is scalar and scalar.float() == 1
         for shape in ((2, 3), (2, 0), (0, 3)):
@@ -128,8 +134,9 @@ def ranks_gather_details() -> str:
             expected = torch.cat([torch.full(shape, float(other)).to(dtype) for other in range(WORLD)])
             gathered = ops.gather(comm, tensor)
             assert gathered.dtype == dtype and gathered.float().tolist() == expected.float().tolist()
-            pair = ops.gather(comm, [tensor, tensor])
-            assert pair[1].float().tolist() == expected.float().tolist()
+            for _ in range(3):  # the second time a layout is made
+                pair = ops.gather(comm, [tensor, tensor])
+                assert pair[1].float().tolist() == expected.float().tolist()
     assert ops.gather_object(comm, [rank, "x"]) == [0, "x", 1, "x"]
     for bad in (rank, "text"):
         try:
@@ -190,6 +197,11 @@ def ranks_others() -> str:
                 result.dtype == (torch.float32 if is_averaged else dtype)
                 and result.float().tolist() == [wanted] * 2
             )
+    if hasattr(torch, "float8_e8m0fnu"):  # powers of two
+        power = ops.reduce(comm, torch.ones(2).to(torch.float8_e8m0fnu), "sum")
+        assert power.dtype == torch.float8_e8m0fnu and power.float().tolist() == [2, 2]
+    conjugated = torch.full((2,), 1j + rank).conj()
+    assert comm.broadcast(conjugated, 1) is conjugated and conjugated.tolist() == [1 - 1j] * 2
     refused: list[tuple[Callable[..., Any], torch.Tensor, str]] = [
         (operation, torch.eye(2).to_sparse(), "layout torch.sparse_coo: pass tensor.to_dense()")
         for operation in (ops.gather, ops.broadcast, ops.reduce, ops.pad_across_processes)
@@ -393,13 +405,17 @@ def test_collectives_of_all_backends_of_a_group_are_counted(monkeypatch: pytest.
         def _get_sequence_number_for_group(self) -> int:
             return self.number
 
+    class Mute(Backend):
+        def _get_sequence_number_for_group(self) -> int:
+            raise RuntimeError("it does not count")
+
     class Group(Backend):
-        _device_types = [torch.device("cpu"), torch.device("cuda"), torch.device("xpu")]  # noqa: RUF012
+        _device_types = [torch.device("cpu"), torch.device("cuda"), torch.device("xpu"), torch.device("mps")]  # noqa: RUF012
         group_name = "0"
-        backends = {"cpu": Backend(3), "cuda": Backend(4)}  # noqa: RUF012
+        backends = {"cpu": Backend(3), "cuda": Backend(4), "mps": Mute(5)}  # noqa: RUF012
 
         def _get_backend(self, device: torch.device) -> Any:
-            return self.backends["cpu" if device.type == "cpu" else "cuda"]
+            return self.backends["cuda" if device.type == "xpu" else device.type]
 
     monkeypatch.setattr(torch_dist, "group_exists", lambda: True)
     world = type(dist.distributed_c10d._world)

@@ -238,6 +238,16 @@ def test_the_end_of_an_epoch_starts_the_next_one() -> None:
     assert as_lists(fresh) == first
 
 
+def test_an_epoch_is_chosen_after_a_break_at_the_last_batch() -> None:
+    loader = prepared("seedable")
+    for _ in loader:
+        if loader.end_of_dataloader:
+            break
+    assert loader.state_dict()["_iteration"] == 1
+    loader.set_epoch(5)
+    assert loader.state_dict()["_iteration"] == 5
+
+
 def test_flags_hold_after_going_on() -> None:
     loader = prepared("plain", 2, 0)
     iterator = iter(loader)

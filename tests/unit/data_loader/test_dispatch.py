@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
+from torch.utils.data.datapipes.datapipe import IterDataPipe
 
 from notebook_accel import Accelerator
 from notebook_accel.comm.single import SingleComm
@@ -152,12 +154,15 @@ def _dispatch_what_cannot_be() -> list[str]:
         torch.ones(3),
         torch.tensor(1),
         torch.eye(4).to_sparse(),
-        ["a", "b", "c"],
-        [list("abcd")] * 4,
         torch.ones(4).numpy(),
+        [torch.ones(3).numpy()],
     ):
         cases.append(([[torch.arange(4), odd]], 1))
-    cases.append((({"x": torch.ones(2), "name": "x1"}, {"x": torch.ones(2), "name": "x0"}), None))
+    for one, other in (("x1", "x0"), ([], ["a", "b"]), (["a", "b"], []), (["a", "b"], "a"), ({"a": 1}, {})):
+        cases.append(([{"x": torch.ones(2), "name": name} for name in (one, other)], None))
+    whole = {"x": torch.ones(4), "name": list("abcd")}
+    cases.append(([[whole | {"name": "abcd"}], [{"x": torch.ones(3), "name": list("abc")}]], 1))
+    cases.append(([[whole], [{"x": torch.ones(3, 2), "name": list("abc")}]], 1))
     for items, size in cases:
         collate = (lambda batch: batch[0]) if size == 1 else (lambda batch: batch)
         raw = load(Given(*items), batch_size=size, collate_fn=collate)
@@ -173,9 +178,14 @@ def test_every_rank_hears_why_a_batch_cannot_be_shared_out() -> None:
     first, second = run_ranks(_dispatch_what_cannot_be)
     assert "not in int" in first[0] and "not in int" in first[1] and "not in str" in first[2]
     assert "shape [3] in a batch of 4" in first[3] and "shape [] in a batch of 4" in first[4]
-    assert "layout torch.sparse_coo" in first[5] and "list of 3 items in a batch of 4" in first[6]
-    assert "either may count" in first[7] and "ndarray is no tensor" in first[8]
-    assert "'x1' belongs to one batch, 'x0' to another" in first[9]
+    assert "layout torch.sparse_coo" in first[5]
+    assert "ndarray is no tensor" in first[6] and "ndarray is no tensor" in first[7]
+    assert "'x1' belongs to one batch, 'x0' to another" in first[8]
+    assert "a list of 0 items beside a Rows" in first[9] and "a Rows beside a list of 0 items" in first[10]
+    assert (
+        "in one batch, and not in another" in first[11] and "a dict of ['a'] beside a dict of []" in first[12]
+    )
+    assert len(first) == 15 and all("samples of the first one" in text for text in first[13:])
     assert all("dispatch_batches=False" in text and "processes" in text for text in first)
     assert all(told.endswith(own) for told, own in zip(second, first, strict=True))
 
@@ -212,6 +222,89 @@ def test_lists_with_an_item_for_each_sample_are_shared_out() -> None:
                 assert batch["texts"] == batch["text"] == [f"text {i}" for i in numbers]
                 assert batch["words"] == [tuple(f"{word}{i}" for i in numbers) for word in "abcde"]
                 assert batch["note"] == "of all" and batch["none"] == []
+
+
+WHOLE: list[dict[str, Any]] = [
+    {
+        "x": torch.arange(4),
+        "size": (224, 200),
+        "cols": ["a", "b"],
+        "id": "b0",
+        "refs": [["a"], *[["b", "c"]] * 3],
+    },
+    {
+        "x": torch.arange(2),
+        "size": (224, 200),
+        "cols": ["a", "b", "c"],
+        "id": "b1",
+        "refs": [["a", "d"], ["b", "c"]],
+    },
+    {
+        "x": torch.arange(3),
+        "size": [5, 6, 7],
+        "cols": ["d"],
+        "id": None,
+        "refs": list("abc"),
+        "more": float("nan"),
+    },
+]
+
+
+def _dispatch_whole_values() -> list[Any]:
+    install_gloo()
+    options: dict[str, Any] = {"put_on_device": True, "dispatch_batches": True}
+
+    def split(*batches: Any) -> Any:
+        raw = load(Given(*batches), batch_size=1, collate_fn=lambda batch: batch[0])
+        return prepare_data_loader(raw, CPU, split_batches=True, **options)
+
+    seen = list(split(*WHOLE))
+    alike = [{"x": torch.arange(2), "nan": [float("nan")], "sizes": [(2, 3), (4, 5)]} for _ in range(2)]
+    (joined,) = prepare_data_loader(load(Given(*alike), batch_size=None), CPU, **options)
+    nested_texts = {
+        "x": torch.arange(2),
+        "words": [[("a0", "a1"), ("b0", "b1")], [("c0", "c1"), ("d0", "d1")]],
+    }
+    return [seen, str(joined["nan"]), joined["sizes"], next(iter(split(nested_texts)))["words"]]
+
+
+def test_what_has_no_item_for_each_sample_belongs_to_the_whole_batch() -> None:
+    for rank, (seen, nan, sizes, words) in enumerate(run_ranks(_dispatch_whole_values)):
+        for batch, whole in zip(seen, WHOLE, strict=True):
+            count = -(-len(whole["x"]) // 2)
+            assert len(batch["x"]) == count and {"x", "refs"} | batch.keys() == whole.keys()
+            for key in batch.keys() - {"x", "refs", "more"}:
+                assert batch[key] == whole[key], key
+            completed = [*whole["refs"], ["a"]]
+            assert batch["refs"] == completed[rank * count : (rank + 1) * count]
+        assert nan == "[nan]" and sizes == [[2, 3], [4, 5]]
+        assert words == [[(f"{word}{rank}",) for word in pair] for pair in ("ab", "cd")]
+
+
+class Streamed(IterDataPipe[int]):
+    """Numbers of a datapipe."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+def _count_processes() -> list[int]:
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    rank = install_gloo()
+    found = []
+    for stateful in (False, True):
+        raw = DataLoader(Streamed(), batch_size=2, num_workers=1, multiprocessing_context="fork")
+        loader: Any = prepare_data_loader(raw, CPU, put_on_device=True, use_stateful_dataloader=stateful)
+        batches = iter(loader)
+        next(batches)
+        found.append(len(multiprocessing.active_children()))
+        list(batches)
+        del batches, loader
+    return [rank, *found]
+
+
+def test_ranks_that_only_receive_keep_no_processes_of_loaders() -> None:
+    assert run_ranks(_count_processes) == [[0, 1, 1], [1, 0, 0]]
 
 
 def _gather_short_batches() -> list[list[int]]:

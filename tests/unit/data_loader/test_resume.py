@@ -335,6 +335,18 @@ def test_a_second_iterator_leaves_the_first_where_it_stands(
     assert run.finish(run.epoch(rest)) == wanted
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_kept_iterator_counts_until_it_is_closed(clean_runtime: None, is_closed: bool) -> None:
+    loader = Run(use_stateful_dataloader=True).loader
+    kept = iter(loader)
+    next(kept)
+    if is_closed:
+        kept.close()
+    list(loader)
+    assert loader.state_dict()["_iterator_finished"] == is_closed
+    assert loader.state_dict()["_iteration"] == int(is_closed)
+
+
 def test_a_second_iterator_over_the_rest_of_an_epoch(tmp_path: Path, clean_runtime: None) -> None:
     first = Run()
     epoch = first.epoch()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -128,11 +130,21 @@ def unfreeze_layer() -> tuple[str, float]:
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     batch = torch.ones(2, 4) * (accelerator.process_index + 1)
     model(batch)  # frozen still
+    copied, sent = copy.deepcopy(model), pickle.dumps(model)
     accelerator.unwrap_model(model)[0].requires_grad_(True)
     with torch.no_grad():
         model(batch)
+    with accelerator.no_sync(model):
+        model(batch)
+        with pytest.raises(RuntimeError, match="frozen"), accelerator.trigger_sync_in_backward(model):
+            raise AssertionError("gradients are not averaged")
     with pytest.raises(RuntimeError) as refused:
         model(batch)
+    for other in (copied, pickle.loads(sent)):
+        other(batch)
+        other.module[0].requires_grad_(True)
+        with pytest.raises(RuntimeError, match="frozen"):
+            other(batch)
     model = accelerator.prepare(accelerator.unwrap_model(model))
     accelerator.backward(model(batch).square().mean())
     optimizer.step()
