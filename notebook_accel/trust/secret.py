@@ -149,6 +149,8 @@ def _find_open_modes(status: os.stat_result) -> int:
     A file of root that a group of this process may read is not open: so Kubernetes hands a secret to a container with
     an `fsGroup`.
     """
+    if sys.platform == "win32":
+        return 0  # modes say nothing there
     is_handed_over = status.st_uid == 0 and status.st_gid in (os.getegid(), *os.getgroups())
     return status.st_mode & (_OTHERS & ~stat.S_IRGRP if is_handed_over else _OTHERS)
 
