@@ -313,12 +313,15 @@ def test_nodes_join_and_leave_a_range() -> None:
 @pytest.mark.skipif(not probes.is_available("ray"), reason="ray is not installed")
 def test_ranks_on_a_ray_cluster() -> None:
     Path("s.py").write_text(
-        "import os, sys\n"
-        "print(os.environ['RANK'], os.environ['WORLD_SIZE'], __name__, sys.argv[1:])\n"
+        "import os, sys, time\n"
+        "print(os.environ['RANK'], os.environ['WORLD_SIZE'], __name__, sys.argv[2:], flush=True)\n"
+        "if os.environ['RANK'] == '0': open(sys.argv[1], 'w')\n"
+        "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
         "if os.environ['RANK'] == '1': raise ValueError('bad batch')\n"
-        "import time; time.sleep(60)\n"
+        "time.sleep(60)\n"
     )
-    command = [sys.executable, "-m", "notebook_accel", "launch", *TWO, "--engine=ray", "s.py", "--lr"]
+    printed = str(Path("printed").resolve())
+    command = [sys.executable, "-m", "notebook_accel", "launch", *TWO, "--engine=ray", "s.py", printed, "--lr"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 1, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"{rank} 2 __main__ ['--lr']" for rank in range(2)]
