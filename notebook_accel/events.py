@@ -457,5 +457,6 @@ def decode(parts: Sequence[Buffer]) -> Event:
         parts: what `encode` returned.
     """
     event = pickle.loads(parts[0], buffers=parts[1:])
-    assert isinstance(event, Event)
+    if not isinstance(event, Event):
+        raise TypeError(f"a {type(event).__name__} is no event")
     return event

@@ -104,7 +104,8 @@ def _files(pattern: str) -> int:
 def _product(name: str) -> int:
     """Return the product of bounds such as `2,2,1`; 0 if the variable has none."""
     words = (environ.get(name) or "").split(",")
-    return math.prod(map(int, words)) if all(word.strip().isdecimal() for word in words) else 0
+    are_numbers = all(word.strip().isdecimal() and len(word) < 10 for word in words)
+    return math.prod(map(int, words)) if are_numbers else 0
 
 
 def _device_type(text: str) -> str:

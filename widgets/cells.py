@@ -15,6 +15,7 @@ from notebook_accel.config.argument_checks import OUTPUTS
 from notebook_accel.config.arguments import legal_words
 from notebook_accel.session import Session, current_session
 
+_MAX_DIGITS: Final = 5  # of a rank
 _WORDS: Final = ("close", "restart")
 
 
@@ -121,12 +122,17 @@ def _parse_ranks(line: str) -> list[int]:
     ranks: list[int] = []
     for part in line.replace(",", " ").split():
         first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        if not _is_rank(first) or (dash and not _is_rank(last)):
             raise UsageError(f"%%rank {line.strip()}: ranks are numbers, as in `%%rank 0` or `%%rank 0,2`")
         ranks += range(int(first), int(last if dash else first) + 1)
     if not ranks:
         raise UsageError("%%rank needs a rank, as in `%%rank 0` or `%%rank 0,2`")
     return ranks
+
+
+def _is_rank(text: str) -> bool:
+    """Return whether a text is a number that a rank may have."""
+    return text.isdecimal() and len(text) <= _MAX_DIGITS
 
 
 class _Parser(argparse.ArgumentParser):
@@ -164,7 +170,7 @@ def _parse(line: str) -> Any:
     if options.arguments.get("hang_timeout") == 0:
         options.arguments["hang_timeout"] = None
     if options.what is not None and options.what not in _WORDS:
-        if not options.what.isdecimal():
+        if not _is_rank(options.what):
             raise UsageError(f"%session {options.what}: a number of processes, `restart` or `close`")
         options.what = int(options.what)
     return options

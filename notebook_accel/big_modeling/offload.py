@@ -145,7 +145,7 @@ def read_index(folder: PathLike) -> dict[str, dict[str, Any]]:
         return {str(name): dict(info) for name, info in content.items()}
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: {folder} holds no offloaded weights") from None
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} is no index of offloaded weights: {error}") from error
 
 

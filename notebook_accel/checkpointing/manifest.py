@@ -8,10 +8,11 @@ is compared there.
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from ..errors import CheckpointError
@@ -50,7 +51,7 @@ class Manifest:
         """Raise CheckpointError where a file is missing or has another size."""
         for name, size in self.sizes.items():
             path = self.folder / name
-            if not path.is_file():
+            if not os.path.isfile(path):
                 raise CheckpointError(f"{path} is missing, though {names.MANIFEST} lists it")
             if (found := path.stat().st_size) != size:
                 raise CheckpointError(f"{path} has {found} bytes, it was written with {size}")
@@ -146,15 +147,24 @@ def read(folder: Path) -> Manifest:
             raise CheckpointError(
                 f"{path} is of version {version}, and this notebook_accel knows version {_VERSION}"
             )
-        files = dict(content.pop("files"))
-        known = dict(content.pop("checksums", {}))
+        files = _check_types(content.pop("files"), int)
+        known = _check_types(content.pop("checksums", {}), str)
         own = str(content.pop(_OWN, None))
         # older manifests have neither; a damaged name of one leaves the other
         if (known or own != str(None)) and _checksum(_sign(text, own, _UNSIGNED)) != own:
             raise ValueError("its text is not the one that was written")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error!r}") from error
     return Manifest(folder=folder, facts=content, sizes=files, checksums=known)
+
+
+def _check_types(values: Any, kind: type) -> dict[str, Any]:
+    """Return what is said of files; ValueError where it is of another type, or of a file outside of the folder."""
+    for name, value in values.items():
+        place = PurePosixPath(name)
+        if type(value) is not kind or place.is_absolute() or ".." in place.parts:
+            raise ValueError(f"{value!r} of the file {name!r}")
+    return dict(values)
 
 
 def _sign(text: str, old: str, new: str) -> str:

@@ -72,9 +72,12 @@ def read(path: Path, **options: Any) -> Any:
         CheckpointError: the file is missing, cut off, or not of torch.save.
     """
     try:
+        _check_growth(path)
         return load(path, **{"map_location": "cpu"} | options)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
+    except CheckpointError:
+        raise
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} is cut off, or holds objects that weights_only=True refuses: {_reason(error)}"
@@ -107,7 +110,8 @@ class Outline:
         if self._lazy:
             try:
                 self.content = read(path, map_location="meta")
-                self._lazy = all(map(_is_placed, tensors_in(self.content)))
+                size = path.stat().st_size
+                self._lazy = all(_is_placed(tensor, size) for tensor in tensors_in(self.content))
             except (
                 CheckpointError
             ):  # the meta device has no quantized tensors, for example; or the file is damaged, see below
@@ -216,13 +220,15 @@ def names_in(path: Path, start: int, stop: int) -> list[str]:
     return found
 
 
-def _is_placed(tensor: torch.Tensor) -> bool:
-    """Return True for a plain tensor whose place in the file is known."""
+def _is_placed(tensor: torch.Tensor, size: int) -> bool:
+    """Return True for a plain tensor whose place in the file, of so many bytes, is known."""
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_quantized:
         return False
     if tensor.is_conj() or tensor.is_neg():  # the values in the file are not the final ones
         return False
-    return getattr(tensor.untyped_storage(), "_checkpoint_offset", None) is not None
+    storage: Any = tensor.untyped_storage()
+    offset = getattr(storage, "_checkpoint_offset", None)
+    return offset is not None and offset + storage.nbytes() <= size
 
 
 def _keep(chosen: torch.Tensor | Keep | None, tensor: torch.Tensor) -> torch.Tensor:
@@ -242,11 +248,27 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 def _is_whole_zip(path: Path) -> bool:
     """Return True for a zip file all whose entries lie within it."""
+    entries = _list_entries(path)
+    return bool(entries) and all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+
+
+def _check_growth(path: Path) -> None:
+    """Raise CheckpointError where a zip file says that it holds more than it has: its entries are compressed."""
+    held, size = sum(entry.file_size for entry in _list_entries(path)), path.stat().st_size
+    if held > size:
+        raise CheckpointError(
+            f"{path} has {size:,} bytes and says that it holds {held:,}: it is compressed or made up, and torch.save "
+            "compresses nothing"
+        )
+
+
+def _list_entries(path: Path) -> list[zipfile.ZipInfo]:
+    """Return the entries of a zip file, none of another file."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
-    except (OSError, zipfile.BadZipFile):
-        return False
+            return archive.infolist()
+    except Exception:  # reading damaged bytes raises anything
+        return []
 
 
 def _numpy_names() -> list[Any]:

@@ -218,11 +218,11 @@ def find_files(checkpoint: PathLike) -> list[Path]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         files = sorted(map(os.fspath, set(content.get("weight_map", content).values())))
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} is no index of weights: {error}") from error
     if not files:
         raise CheckpointError(f"{path} is no index of weights: it lists none")
     for name in files:
-        if not (path.parent / name).is_file():
+        if not os.path.isfile(path.parent / name):
             raise CheckpointError(f"{path.parent / name} is missing, though {path.name} lists it")
     return [path.parent / name for name in files]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ _CODES: Final = {
 }
 _DTYPES: Final = {code: dtype for dtype, code in _CODES.items()}
 _MAX_HEADER: Final = 100_000_000
+_MAX_COUNT: Final = 1 << 56  # of values: torch counts bytes with 64 bits
 _CHECKSUMS: Final = "notebook_accel.checksums"
 # Other libraries may copy our checksums to a file of other values, but they write no space here.
 _OURS: Final = b'{ "__metadata__"'
@@ -54,7 +56,7 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """Bytes of the values."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,6 +205,8 @@ def read_header(path: Path) -> Header:
             end = max(end, stop)
         if max(end, 8 + length) != size:
             raise ValueError(f"its tensors end at byte {max(end, 8 + length)}, the file at {size}")
+        if sum(entry.nbytes for entry in entries.values()) != size - 8 - length:
+            raise ValueError("its tensors overlap, or leave bytes between them")
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -213,12 +217,16 @@ def read_header(path: Path) -> Header:
 
 def _entry(name: str, item: dict[str, Any], base: int, checksum: int | None) -> tuple[Entry, int]:
     start, stop = item["data_offsets"]
+    numbers = [start, stop, *item["shape"]]
+    largest = math.prod(number for number in item["shape"] if number)
+    if not all(type(number) is int and number >= 0 for number in numbers) or largest > _MAX_COUNT:
+        raise ValueError(f"{name!r} has no legal shape and place")
     if item["dtype"] not in _DTYPES:
         raise ValueError(f"{name!r} is of unknown dtype {item['dtype']!r}")
     entry = Entry(
         offset=base + start, shape=tuple(item["shape"]), dtype=_DTYPES[item["dtype"]], checksum=checksum
     )
-    if not 0 <= start <= stop or entry.nbytes != stop - start:
+    if start > stop or entry.nbytes != stop - start:
         raise ValueError(f"{name!r} of shape {list(entry.shape)} does not fill bytes {start} to {stop}")
     return entry, base + stop
 

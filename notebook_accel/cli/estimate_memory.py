@@ -105,7 +105,7 @@ def _arguments(text: str | None) -> Any:
         return ()
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"--args {text!r} is no JSON: {error}") from None
     if not isinstance(found, (dict, list)):
         raise ValueError(f'--args {text!r} is neither an object, {{"name": value}}, nor a list, [value]')

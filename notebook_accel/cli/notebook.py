@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from .. import environ
 from ..errors import ConfigError, Problem
@@ -99,7 +98,7 @@ def parse_scalar(text: str) -> Any:
     """Return the truth value, number or null that a text is in YAML; other texts as they are."""
     try:
         value = YAML(typ="safe", pure=True).load(text) if text else ""
-    except (YAMLError, ValueError):
+    except Exception:  # ruamel raises anything of what a tag does not fit to
         return text
     return value if value is None or isinstance(value, (bool, int, float, str)) else text
 
@@ -156,13 +155,27 @@ def _read(path: Path) -> Any:
     import nbformat
 
     try:
-        return nbformat.read(path, as_version=4)
+        book = nbformat.read(path, as_version=4)
+        _check_cells(book)
+        return book
     except (nbformat.reader.NotJSONError, nbformat.ValidationError, UnicodeDecodeError, KeyError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError([Problem(name="", text=f"{path} is no notebook: {reason}")]) from None
-    except (AttributeError, TypeError):  # what nbformat says of other JSON
+    except (AttributeError, TypeError, ValueError, RecursionError):  # what nbformat says of other JSON
         reason = "it is JSON of something else"
         raise ConfigError([Problem(name="", text=f"{path} is no notebook: {reason}")]) from None
+
+
+def _check_cells(book: Any) -> None:
+    """Raise TypeError or AttributeError where cells lack what a run needs of them; nbformat has only warned of it."""
+    for cell in book.cells:
+        tags = cell.metadata.get("tags", [])
+        if (
+            not isinstance(cell.cell_type, str)
+            or not isinstance(cell.source, str)
+            or not isinstance(tags, list)
+        ):
+            raise TypeError("a cell is none")
 
 
 def _prepare(output: Path) -> None:

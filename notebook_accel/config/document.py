@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, TaggedScalar
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.reader import ReaderError
 from ruamel.yaml.scalarstring import SingleQuotedScalarString
 
@@ -23,6 +23,8 @@ from ..errors import ConfigError, Problem
 from . import comments
 
 _LARGEST: Final = 1 << 20
+_LARGEST_NUMBER: Final = 10**18
+_MOST_VALUES: Final = 100_000
 _JSON: Final = ".json"
 _TRUTH_WORDS: Final = frozenset({"y", "yes", "n", "no", "true", "false", "on", "off"})
 _TWICE: Final = re.compile(r'found duplicate key "(.*?)"')
@@ -85,7 +87,10 @@ class Document:
 
 def expand(path: str | os.PathLike[str]) -> Path:
     """Return the path with `~` replaced; `~` of a user who does not exist stays, and then no such file is found."""
-    return Path(os.path.expanduser(path))
+    try:
+        return Path(os.path.expanduser(path))
+    except ValueError:  # no name of a user
+        return Path(path)
 
 
 def read(path: str | os.PathLike[str], sections: Collection[str]) -> Document:
@@ -99,7 +104,7 @@ def read(path: str | os.PathLike[str], sections: Collection[str]) -> Document:
         ConfigError: it cannot be read, with file and line.
     """
     path = expand(path)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         _check_ending(path)
     text = _read_text(path)
     tree = _parse(path, text)
@@ -108,7 +113,7 @@ def read(path: str | os.PathLike[str], sections: Collection[str]) -> Document:
             [Problem(name="", text=f"{path} is empty: expected lines such as 'num_processes: 2'")]
         )
     # JSON is YAML but for how it escapes some characters
-    found = json.loads(text) if path.suffix == _JSON else tree
+    found = json.loads(text) or {} if path.suffix == _JSON else tree
     values, moved, ignored = _translate(found, sections)
     return Document(path=path, values=values, ignored=tuple(ignored), tree=tree, moved=moved)
 
@@ -130,12 +135,14 @@ def write(values: Mapping[str, Any], path: str | os.PathLike[str], *, replace: b
     path = expand(path)
     _check_ending(path)
     before, tree = "", CommentedMap()
-    if path.exists():
+    if not _is_name(path):
+        raise ConfigError([Problem(name="", text=f"{str(path)!r} is no name of a file")])
+    if os.path.exists(path):
         try:
             before = _read_text(path)
             tree = _parse(path, before)
         except ConfigError:
-            if not replace or not path.is_file():
+            if not replace or not os.path.isfile(path):
                 raise
             before = ""
     if path.suffix == _JSON:
@@ -146,6 +153,13 @@ def write(values: Mapping[str, Any], path: str | os.PathLike[str], *, replace: b
         text = _restore_comments(before, text) if "#" in before else text
     _replace(Path(os.path.realpath(path)), text)
     return path
+
+
+def _is_name(path: Path) -> bool:
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 def _replace(path: Path, text: str) -> None:
@@ -215,6 +229,7 @@ def _parse(path: Path, text: str) -> Any:
         yaml = YAML()
         yaml.preserve_quotes = True
         tree = yaml.load(text.replace("\t", " ") if path.suffix == _JSON else text)
+        _check_values(tree, {})
     except json.JSONDecodeError as error:
         raise ConfigError([Problem(name="", text=error.msg, where=f"{path}:{error.lineno}")]) from None
     except MarkedYAMLError as error:
@@ -225,7 +240,7 @@ def _parse(path: Path, text: str) -> Any:
         line = text.count("\n", 0, error.position) + 1
         reason = f"a character that YAML has not: {text[error.position]!r}"
         raise ConfigError([Problem(name="", text=reason, where=f"{path}:{line}")]) from None
-    except (YAMLError, ValueError, RecursionError) as error:
+    except Exception as error:  # ruamel raises anything of what a tag does not fit to
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError([Problem(name="", text=f"{path} is no YAML: {reason}")]) from None
     if tree is None:
@@ -235,6 +250,30 @@ def _parse(path: Path, text: str) -> Any:
             [Problem(name="", text=f"{path} holds no options: expected lines such as 'num_processes: 2'")]
         )
     return tree
+
+
+def _check_values(tree: Any, known: dict[int, int | None]) -> int:
+    """Return how many values there are, those of an alias once more at each place.
+
+    Args:
+        tree: as it was read.
+        known: the numbers of lists and mappings so far, by their identities; None while one is being counted.
+
+    Raises:
+        ValueError: they are more than a config has, one holds itself, or a number is longer than any option's.
+    """
+    if isinstance(tree, int) and not -_LARGEST_NUMBER <= tree <= _LARGEST_NUMBER:
+        raise ValueError("a number has more than 18 digits")
+    if not isinstance(tree, (Mapping, list, tuple, set)):
+        return 1
+    if id(tree) not in known:
+        known[id(tree)] = None
+        parts = [*tree.keys(), *tree.values()] if isinstance(tree, Mapping) else tree
+        known[id(tree)] = 1 + sum(_check_values(part, known) for part in parts)
+    count = known[id(tree)]
+    if count is None or count > _MOST_VALUES:
+        raise ValueError(f"aliases make more than {_MOST_VALUES:,} values of it")
+    return count
 
 
 def _explain(error: MarkedYAMLError) -> str:

@@ -156,7 +156,7 @@ def _read(source: Any) -> dict[str, Any]:
 def _parse(text: str, what: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{what} holds a {type(found).__name__}, not an object in braces")

@@ -108,7 +108,7 @@ def _weights_in(path: Path) -> list[Path]:
 def _of_config(path: Path, trust_remote_code: bool) -> Inventory:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict) or not ("model_type" in content or "auto_map" in content):
         raise ValueError(f"{path} is no config of transformers: it has no model_type")

@@ -10,14 +10,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ..events import Chunk, Event, Line, Order, Stream, Unfinished
 from .lines import LineReader
 from .readable import count_unread_bytes
-from .wire import FrameReader, PipeEnd, frame
+from .wire import FrameError, FrameReader, PipeEnd, describe_loss, frame
 
 Channel = Literal["events", "stdout", "stderr"]
 CHANNELS: tuple[Channel, ...] = ("events", "stdout", "stderr")
@@ -65,8 +65,16 @@ class _Source:
     def take(self, data: bytes) -> list[Event]:
         if self.channel != "events":
             return self._lines(self.channel, data)
+        try:
+            return self._join_chunks(self.frames.feed(data))
+        except FrameError as error:
+            raise FrameError(str(error), self._join_chunks(error.events)) from error.__cause__
+
+    def _join_chunks(self, received: Sequence[Event]) -> list[Event]:
         events: list[Event] = []
-        for event in self.frames.feed(data):
+        for event in received:
+            if event.rank != self.rank:
+                raise FrameError(f"an event of rank {event.rank} from rank {self.rank}", events)
             events += self._lines(event.stream, event.data) if isinstance(event, Chunk) else [event]
         return events
 
@@ -161,7 +169,10 @@ class Inbox:
             word: bytes that the workers wait for.
         """
         for sources in self._sources.values():
-            events = next(source.end for source in sources if source.channel == "events")
+            source = next(source for source in sources if source.channel == "events")
+            if not source.is_open:
+                continue
+            events = source.end
             assert isinstance(events, socket.socket)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 events.sendall(word)
@@ -319,13 +330,15 @@ class Inbox:
     def _read(self, source: _Source) -> list[Event]:
         try:
             data = source.receive()
+            if not data:
+                return self._close(source)
+            events = source.take(data)
         except BlockingIOError:
             return _NOTHING
+        except FrameError as error:
+            return [*error.events, *self._close(source), describe_loss(source.rank, error, "it")]
         except OSError:  # the connection was reset, or the worker's machine is down
-            data = b""
-        if not data:
             return self._close(source)
-        events = source.take(data)
         if source.news:
             self._with_news.add(source)
         return events

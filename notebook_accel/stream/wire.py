@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import struct
+import time
+from collections.abc import Sequence
 from typing import Protocol
 
-from ..events import Buffer, Event, decode, encode
+from ..events import Buffer, Event, Failure, decode, encode
 
 
 class PipeEnd(Protocol):
@@ -45,8 +47,32 @@ def _raw(part: Buffer) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
-class FrameError(ValueError):
-    """Received bytes are no frames of events."""
+class FrameError(ConnectionError):
+    """Received bytes are no frames of events: whoever reads them treats the connection as one that has ended.
+
+    Nothing after them can be read either. The notebook counts the rank as lost, and says why; a worker hears no more
+    orders, and leaves where it has nothing else to do.
+
+    Args:
+        reason: what is wrong with them.
+        events: those that came before.
+    """
+
+    def __init__(self, reason: str, events: Sequence[Event] = ()) -> None:
+        super().__init__(reason)
+        self.events = events
+
+
+def describe_loss(rank: int, error: FrameError, sender: str) -> Failure:
+    """Return the failure of a rank whose connection ended because of what came on it.
+
+    Args:
+        rank: of the worker at one end.
+        error: what is wrong.
+        sender: whose bytes they are, such as `it`.
+    """
+    why = f"what {sender} sends cannot be read ({error}); other code may have written to its connection"
+    return Failure(rank=rank, time=time.time(), pid=0, lost=why)
 
 
 class FrameReader:
@@ -67,9 +93,16 @@ class FrameReader:
             data: as received.
 
         Raises:
-            FrameError: they are no frames.
+            FrameError: they are no frames; it has the events before them.
         """
-        events = []
+        events: list[Event] = []
+        try:
+            self._feed(data, events)
+        except FrameError as error:
+            raise FrameError(str(error), events) from error.__cause__
+        return events
+
+    def _feed(self, data: bytes, events: list[Event]) -> None:
         self._received += data
         start = 0
         while len(self._received) - start >= self._needed:
@@ -86,7 +119,6 @@ class FrameReader:
             self._needed = _COUNT.size
             events.append(_decode(parts))
         del self._received[:start]
-        return events
 
     def _lengths(self, start: int) -> list[int] | None:
         """Return the lengths of the parts and set `_needed` to the frame's size; None while the frame is incomplete."""

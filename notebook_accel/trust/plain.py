@@ -10,6 +10,7 @@ import binascii
 import dataclasses
 import functools
 import json
+import re
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
@@ -21,6 +22,8 @@ _UNIONS: Final = (Union, types.UnionType)
 _MAX_TEXT: Final = 1 << 18
 """Longer texts of a peer without a proof are cut; who has many texts to send has to look at their sum as well."""
 _MAX_DEPTH: Final = 60
+_MAX_BYTES: Final = 1 << 24
+_CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class MalformedError(ValueError):
@@ -56,6 +59,8 @@ def decode(kind: Any, text: str | bytes | bytearray, *, proven: bool) -> Any:
     Raises:
         MalformedError: it is no text of such a value.
     """
+    if not proven and len(text) > _MAX_BYTES:
+        raise MalformedError(f"{_name(kind)} cannot be read: {len(text):,} bytes are too long")
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -123,7 +128,8 @@ def _load(kind: Any, data: Any, proven: bool, depth: int) -> Any:
         return _check(kind, data, data is None)
     if kind in (bool, int, str):
         in_range = type(data) is not int or -_MAX_INTEGER <= data < _MAX_INTEGER
-        return _check(kind, data, type(data) is kind and in_range)
+        _check(kind, data, type(data) is kind and in_range)
+        return data if proven or kind is not str else _escape(data)
     depth += 1
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         fields = _fields(kind)
@@ -131,13 +137,21 @@ def _load(kind: Any, data: Any, proven: bool, depth: int) -> Any:
         return kind(**{name: _load(each, data[name], proven, depth) for name, each in fields.items()})
     if origin is Mapping:
         _check(kind, data, isinstance(data, dict))
-        return {name: _load(parts[1], each, proven, depth) for name, each in data.items()}
+        return {
+            _load(str, name, proven, depth): _load(parts[1], each, proven, depth)
+            for name, each in data.items()
+        }
     _check(kind, data, isinstance(data, list))
     if origin is tuple and parts[-1] is not Ellipsis:
         return tuple(_load(part, each, proven, depth) for part, each in zip(parts, data, strict=True))
     assert origin in (tuple, list, Sequence), f"{_name(kind)} does not travel"
     made = [_load(parts[0], each, proven, depth) for each in data]
     return tuple(made) if origin is tuple else made
+
+
+def _escape(text: str) -> str:
+    """Return a text of a stranger as every terminal and page can show it: what moves the cursor comes as an escape."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _load_bytes(kind: Any, data: Any, proven: bool) -> bytes:

@@ -37,7 +37,9 @@ class Trust:
 
     def __init__(self, secret: str | None = None) -> None:
         self._key = (
-            None if secret is None else hmac.digest(secret.encode(), b"notebook_accel secret", "sha256")
+            None
+            if secret is None
+            else hmac.digest(secret.encode("utf-8", "surrogatepass"), b"notebook_accel secret", "sha256")
         )
 
     @property

@@ -18,6 +18,7 @@ _BASIC: Final = (
     (17, 168, 205),
     (128, 128, 128),
 )
+_LARGEST: Final = 255  # of the codes, and of the parts of a colour
 _STEPS: Final = (0, 95, 135, 175, 215, 255)
 _LIGHT: Final = 0.19  # relative luminance with a contrast above 4 to white and to #111 (WCAG 2.1, 1.4.3)
 
@@ -63,7 +64,7 @@ def _add(parts: list[str], text: str, style: dict[str, str]) -> None:
 
 def _change(style: dict[str, str], codes: str) -> None:
     """Apply the codes of one escape sequence (ECMA-48, 8.3.117)."""
-    numbers = [int(code) if code.isdecimal() else 0 for code in re.split("[;:]", codes)]
+    numbers = [_read_code(code) for code in re.split("[;:]", codes)]
     while numbers:
         number = numbers.pop(0)
         if number == 0:
@@ -88,6 +89,13 @@ def _change(style: dict[str, str], codes: str) -> None:
             _set_colour(style, _BASIC[number % 10], is_background=False)
         elif 40 <= number <= 47 or 100 <= number <= 107:
             _set_colour(style, _BASIC[number % 10], is_background=True)
+
+
+def _read_code(text: str) -> int:
+    """Return a code; 0 where none is written, and the largest one for numbers that no terminal knows."""
+    if not text.isdecimal():
+        return 0
+    return min(int(text), _LARGEST) if len(text) < 10 else _LARGEST
 
 
 def _take_colour(numbers: list[int]) -> tuple[int, int, int] | None:

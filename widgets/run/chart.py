@@ -28,6 +28,8 @@ _HUES: Final = (
 )
 COLOURS: Final = tuple(make_readable(hue) for hue in _HUES)
 _LARGEST: Final = 1e300  # values beyond it are not drawn: their differences may be infinite
+_SMALLEST: Final = 1e-300  # between two ticks
+_SMALLEST_POWER: Final = -323  # of 10 that is not 0
 _DASHES: Final = ("", "6 3")
 _FONT: Final = "font-family:system-ui,sans-serif;font-size:11px"
 
@@ -179,7 +181,7 @@ class _Scale:
         if log:
             low, high = math.log10(low), math.log10(high)
         if high - low < 1e-12 * max(abs(low), abs(high), 1e-300):
-            room = abs(low) * 0.1 or 1.0
+            room = 1.0 if log else abs(low) * 0.1 or 1.0
             low, high = low - room, high + room
         self._low, self._high = low, high
 
@@ -190,11 +192,13 @@ class _Scale:
     def ticks(self) -> list[tuple[float, str]]:
         """Return positions and labels of four to nine round numbers."""
         if self._log and self._high - self._low >= 1:
-            first, last = math.ceil(self._low), math.floor(self._high)
+            first, last = max(math.ceil(self._low), _SMALLEST_POWER), math.floor(self._high)
             every = max(1, (last - first) // 6)
             return [(self(10.0**power), f"{10.0**power:.4g}") for power in range(first, last + 1, every)]
         low, high = (10**self._low, 10**self._high) if self._log else (self._low, self._high)
         rough = (high - low) / 5
+        if rough < _SMALLEST:
+            return []  # no round numbers lie between
         unit = 10 ** math.floor(math.log10(rough))
         step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * 0.999)
         first = math.ceil(low / step - 1e-9)

@@ -289,8 +289,8 @@ def render_displays(displays: Sequence[Display]) -> str:
 def _render_display(event: Display) -> str:
     data: Mapping[str, Any] = event.data
     for kind in ("image/png", "image/jpeg"):
-        if kind in data:
-            source = data[kind] if isinstance(data[kind], str) else base64.b64encode(data[kind]).decode()
+        if isinstance(image := data.get(kind), (str, bytes)):
+            source = html.escape(image if isinstance(image, str) else base64.b64encode(image).decode())
             text = html.escape(str(data.get("text/plain", "figure")))
             return f'<div><img alt="{text}" src="data:{kind};base64,{source.strip()}" style="max-width:100%"></div>'
     if "image/svg+xml" in data:

@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import linecache
 import os
+import stat
 import sys
 import traceback
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from . import tracebacks
 from .pickling import pack, unpack
 
 _MAX_CHAIN = 8
+_LARGEST_SOURCE = 1 << 24  # bytes
+_MOST_FRAMES = 5_000  # of an exception of another node
 _MAY_GO_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -100,21 +103,49 @@ def _make(raised: RaisedError, rank: int, pid: int) -> BaseException:
     return error
 
 
-def rename_cells(failure: Failure) -> Failure:
-    """Return a failure of another node's rank with this notebook's file names for the cells that both have run.
+def rename_files(failure: Failure) -> Failure:
+    """Return a failure of another node's rank with names of files that may be read here to show their lines.
 
-    IPython names a cell's file by a hash of its text. The folder differs between kernels.
+    A cell that this notebook has run as well has its own name: IPython names a cell's file by a hash of its text, and
+    the folder differs between kernels. What is no file of source here gets a name that no file has: nobody knows who
+    wrote it, and to read a device or a pipe may never end.
     """
     if failure.error is None:
         return failure
     own = {os.path.basename(name): name for name in linecache.cache if "ipykernel_" in name}
-    frames = [
-        replace(frame, filename=own.get(os.path.basename(frame.filename), frame.filename))
-        if "ipykernel_" in frame.filename
-        else frame
-        for frame in failure.error.frames
-    ]
-    return replace(failure, error=replace(failure.error, frames=frames))
+
+    def choose(name: str) -> str:
+        if "ipykernel_" in name and os.path.basename(name) in own:
+            return own[os.path.basename(name)]
+        return name if _is_source(name) else f"<{name.encode('utf-8', 'backslashreplace').decode()}>"
+
+    def rename(raised: RaisedError) -> RaisedError:
+        return replace(
+            raised,
+            frames=[
+                replace(frame, filename=choose(frame.filename)) for frame in raised.frames[-_MOST_FRAMES:]
+            ],
+            parts=[rename(part) for part in raised.parts],
+            cause=None if raised.cause is None else rename(raised.cause),
+            context=None if raised.context is None else rename(raised.context),
+        )
+
+    return replace(failure, error=rename(failure.error))
+
+
+def _is_source(name: str) -> bool:
+    """Return whether a name is that of a file of source: a regular one that is not huge.
+
+    Files of `/proc` say that they are empty. To look for a name of Windows that begins with two strokes asks another
+    machine.
+    """
+    if name.startswith(("//", "\\\\")):
+        return False
+    try:
+        found = os.stat(name)
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(found.st_mode) and 0 < found.st_size <= _LARGEST_SOURCE
 
 
 def _complete(error: BaseException, raised: RaisedError, rank: int, pid: int) -> None:

@@ -60,7 +60,7 @@ def build(parts: Sequence[Frame]) -> types.TracebackType | None:
     return result
 
 
-_MAX_LINES = 1 << 18  # of a function
+_MAX_LINES = 1 << 14  # of a function; a peer may make up any
 
 
 class _Stub(Exception):
@@ -77,7 +77,8 @@ def _raise_in(code: types.CodeType) -> types.TracebackType | None:
 
 def _make_stub(frame: Frame) -> types.CodeType:
     down = min(max(frame.lineno - frame.first_lineno, 0), _MAX_LINES)
-    code = compile("\n" * down + "raise stub", frame.filename, "exec")
+    before = "\n" * down if sys.version_info < (3, 11) else ""  # later ones have a table of locations
+    code = compile(before + "raise stub", frame.filename, "exec")
     code = code.replace(co_name=frame.name, co_firstlineno=max(frame.first_lineno, 1))
     if sys.version_info >= (3, 11):
         code = code.replace(co_qualname=frame.qualname)

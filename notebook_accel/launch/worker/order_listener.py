@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Final
 
 from ... import runtime
-from ...events import Held, HoldOrder, Order, Pulse, StackOrder, StackReport, StopOrder
+from ...events import Event, Held, HoldOrder, LeaveOrder, Order, Pulse, StackOrder, StackReport, StopOrder
 from ...stopping import StopPoint
 from ...stream.emit import Emitter
 from ...stream.readable import wait_readable
-from ...stream.wire import FrameReader
+from ...stream.wire import FrameError, FrameReader, describe_loss
 from . import flight_recorder
 from .stacks import BACKWARD, StackWatch
 
@@ -53,18 +53,28 @@ class OrderListener:
         threading.Thread(target=self._run, name="notebook_accel listener", daemon=True).start()
 
     def _run(self) -> None:
-        while True:
-            try:
-                is_ready = wait_readable(self._events, _INTERVAL)
-                data = self._events.recv(_BYTES) if is_ready else b""
-            except (OSError, ValueError):
-                return  # the connection was reset, or a script has closed all descriptors
-            if is_ready and not data:
-                return  # the notebook is gone; the lifeline ends this worker
-            if not is_ready:
-                self._try(self.send_pulse)
-            for order in self._frames.feed(data):
+        """Obey until the notebook is gone, and the lifeline ends this worker; or until nothing can be heard of it."""
+        try:
+            while (orders := self._hear()) is not None:
+                for order in orders:
+                    self._try(self._obey, order)
+        except FrameError as error:
+            for order in error.events:
                 self._try(self._obey, order)
+            loss = describe_loss(self._emitter.rank, error, "the notebook")
+            print(f"rank {loss.rank} hears no more orders: {loss.lost}", file=sys.stderr, flush=True)
+        except (OSError, ValueError):
+            pass  # the connection was reset, or a script has closed all descriptors
+        if self._obey_other is not None:  # nobody will tell it any more
+            self._try(self._obey_other, LeaveOrder(rank=self._emitter.rank, time=self._emitter.now()))
+
+    def _hear(self) -> list[Event] | None:
+        """Wait for orders for a moment, and return them; None where the notebook is gone."""
+        if not wait_readable(self._events, _INTERVAL):
+            self._try(self.send_pulse)
+            return []
+        data = self._events.recv(_BYTES)
+        return self._frames.feed(data) if data else None
 
     def _try(self, step: Callable[..., None], *args: object) -> None:
         """Take a step; whatever it raises is shown, and the next order is obeyed all the same."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -13,9 +14,10 @@ import pytest
 
 from notebook_accel import events
 from notebook_accel.events import Event, Line, Pulse, Unfinished
+from notebook_accel.launch.transfer import failures
 from notebook_accel.stream.emit import Emitter
 from notebook_accel.stream.inbox import Inbox
-from notebook_accel.stream.wire import FrameReader
+from notebook_accel.stream.wire import FrameReader, frame
 
 NOW = 1.0
 
@@ -119,6 +121,36 @@ def test_orders_that_do_not_fit_wait_for_the_polls() -> None:
     inbox.tell(events.LeaveOrder(rank=5, time=NOW))  # there is no such rank
     there.close()
     inbox.tell(last)  # it has ended
+    inbox.close()
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (bytes(4), "a frame has 0 parts"),
+        (b"\xff" * 9, "a frame has 4294967295 parts"),
+        (struct.pack("!IQ", 1, 0), "EOFError"),
+        (struct.pack("!IQ", 1, 5) + b"N.   ", "a NoneType is no event"),
+        (b"".join(frame(events.Held(rank=1, time=NOW, questions=1))), "an event of rank 1 from rank 0"),
+    ],
+)
+def test_a_rank_that_sends_no_frames_is_lost(more: bytes, why: str) -> None:
+    here, there = socket.socketpair()
+    inbox = Inbox()
+    inbox.add(0, {"events": here})
+    said = events.Held(rank=0, time=NOW, questions=2)
+    chunk = events.Chunk(rank=0, time=NOW, stream="stdout", data=b"a line\nmore")
+    there.sendall(b"".join([*frame(said), *frame(chunk), more]))
+    held, *lines, failure = inbox.poll(5)
+    assert held == said, "what came before it counts"
+    assert [line.text for line in lines if isinstance(line, Line)] == ["a line", "more"]
+    assert isinstance(failure, events.Failure) and why in failure.lost
+    assert "rank 0 is lost: what it sends cannot be read" in str(failures.make_exit_error(failure))
+    assert not inbox.is_open(0)
+    inbox.tell_all(b"g")
+    inbox.tell(events.LeaveOrder(rank=0, time=NOW))
+    assert inbox.poll(0) == [] and inbox.finish(0) == []
+    there.close()
     inbox.close()
 
 

@@ -27,6 +27,8 @@ from .outcomes import NodeOutcome, find_cause
 _PROOF_SECONDS: Final = 10.0  # from the connection until a node has proven itself and said what it is
 _MAX_GUESTS: Final = 256
 """Connections besides those of the run's nodes; beyond it the oldest one makes room, which may try again."""
+_MAX_UNREAD: Final = 1 << 22
+"""Bytes that wait for a node; a value may be longer, and nothing follows it."""
 _PART_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.05
 _SETTLE_SECONDS: Final = 3.0  # in which other nodes say what they know after the first has failed
@@ -57,7 +59,10 @@ class _Peer:
     has_left: bool = False
 
     def tell(self, message: Message) -> None:
-        """Send a message to the node."""
+        """Send a message to the node; one that does not read what it was sent is dropped."""
+        if message.kind != "value" and self.writer.transport.get_write_buffer_size() > _MAX_UNREAD:
+            self.writer.transport.abort()
+            return
         for piece in messages.encode(message, self.session):
             self.writer.write(piece)
 
@@ -223,6 +228,9 @@ class Coordinator:
 
     def _take(self, peer: _Peer, message: Message) -> None:
         if message.kind == "node":
+            may_take_part = not self._members or peer in self._members
+            if may_take_part and not 0 <= message.value[1] <= self._attempt + 1:
+                raise MalformedError(f"attempt {self._attempt + 1} is the next one, not {message.value[1]}")
             peer.node, peer.attempt, peer.is_host = message.value
             self._meet(peer)
         elif message.kind == "outcome":
@@ -274,7 +282,7 @@ class Coordinator:
             return
         if not complete:
             for peer in there:
-                peer.tell(Message("present", nodes))
+                peer.tell(Message("present", [replace(node, same={}) for node in nodes]))
             return
         if not self._members:
             self._members = self._sort(there)

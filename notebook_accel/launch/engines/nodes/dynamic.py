@@ -29,6 +29,7 @@ _DEADLINE = "the deadline"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
 _NO_STATE = b"no state"
+_LAST_ROUND = 1 << 31
 _Node = tuple[str, int, int]
 
 
@@ -56,6 +57,11 @@ class _StoredState:
     wait_list: Sequence[_Node]
     redundancy_list: Sequence[_Node]
     beats: Sequence[tuple[_Node, int]]
+
+    def __post_init__(self) -> None:
+        ranks = sorted(rank for _, rank in self.participants)
+        if not 0 <= self.round <= _LAST_ROUND or (self.complete and ranks != list(range(len(ranks)))):
+            raise ValueError(f"round {self.round} of nodes with the ranks {ranks[:9]}")
 
 
 class Backend(C10dRendezvousBackend):

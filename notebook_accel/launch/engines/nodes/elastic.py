@@ -30,6 +30,7 @@ from ...job import Job
 from ..base import Outcome
 from . import outcomes, stores
 from .dynamic import Backend, DynamicRendezvous
+from .messages import MEMBER_LIMIT
 from .node_info import NodeInfo, describe_node, find_disagreements
 from .outcomes import NodeOutcome
 from .rendezvous import OTHERS_START_AGAIN, NodeRendezvous, PeerWait, read_join_seconds
@@ -42,6 +43,7 @@ _STORE_SECONDS = 30.0
 _NODE = "notebook_accel elastic/node"
 _TURNED_AWAY = "notebook_accel elastic/turned away"
 _OUTCOME = "notebook_accel elastic/outcome"
+_MOST_TURNED_AWAY = 32  # that the cell is told of
 _LAST_SECONDS = 5.0
 _LAST_CALL_SECONDS = 2.0  # torch looks for news once a second: nodes of the last round must be able to come
 _ROUND_SECONDS = 3.0  # torch needs them after the last call, to see that nodes are enough
@@ -153,7 +155,9 @@ class ElasticNodes(NodeRendezvous):
 
     def _report_turned_away(self) -> None:
         if self._is_host and self._store is not None:
-            while self._store.check([key := f"{_TURNED_AWAY}/{self._num_turned_away}"]):
+            while self._num_turned_away < _MOST_TURNED_AWAY and self._store.check(
+                [key := f"{_TURNED_AWAY}/{self._num_turned_away}"]
+            ):
                 self._num_turned_away += 1
                 with contextlib.suppress(MalformedError):  # a stranger wrote it
                     self.tell(self._read(self._store, key, str))
@@ -256,13 +260,16 @@ class ElasticNodes(NodeRendezvous):
         if not self._wait_for(["workers"]):
             return None
         port = self._read(store, "workers", int)
+        if not 0 < port < 1 << 16:
+            raise MalformedError(f"{port} is no port")
         where = RendezvousStoreInfo(master_addr=self._host, master_port=port)
         return RendezvousInfo(store, rank, count, where)
 
     def _wait_for(self, keys: list[str]) -> bool:
         assert self._round is not None
+        wait = PeerWait(self._seconds, "this node", self.tell, self.check)
         while not self._round.check(keys):
-            self.check()
+            wait.look("the other nodes of this round")
             if self.num_nodes_waiting():
                 return False
             time.sleep(_LOOK_SECONDS)
@@ -374,6 +381,8 @@ class ElasticNodes(NodeRendezvous):
     def _write_outcome(self, outcome: NodeOutcome) -> None:
         if self._store is not None:
             with contextlib.suppress(DistError):  # the node that held the store was first
+                if not self._trust.is_proven:
+                    outcome = outcomes.shorten(outcome, MEMBER_LIMIT.value)
                 self._write(self._store, _OUTCOME, NodeOutcome, outcome)
 
     def _read_outcome(self) -> NodeOutcome | None:

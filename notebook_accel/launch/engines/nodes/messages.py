@@ -9,10 +9,10 @@ import asyncio
 import contextlib
 import json
 import math
-import queue
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
@@ -29,6 +29,8 @@ _HEAD: Final = struct.Struct("<I")
 _SIZE: Final = struct.Struct("<Q")
 _MAX_PARTS: Final = 1 << 20
 _RECEIVE: Final = 1 << 20
+_MAX_UNHEARD: Final = 1 << 26  # bytes
+_LEAST_BYTES: Final = 1_000  # of the objects of a message
 _SILENT_SECONDS: Final = 35
 """After which a peer that answers no packet is lost; a link that is away for ten seconds is none."""
 
@@ -151,6 +153,8 @@ def _decode(parts: Sequence[Buffer], *, proven: bool) -> Message:
         expected = _TYPES[kind]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise MalformedError(f"a message cannot be read: {error}") from None
+    if len(parts) > 1 and kind != "value":
+        raise MalformedError(f"a message {kind!r} has no parts besides")
     return Message(kind, plain.load(expected, value, proven=proven), parts[1:])
 
 
@@ -207,7 +211,10 @@ class CoordinatorConnection:
         self._session = session if proven else None
         keep_alive(self._connection)
         self.peer = str(self._connection.getpeername()[0])
-        self._messages: queue.Queue[Message] = queue.Queue()
+        self._messages: deque[tuple[Message, int]] = deque()  # not heard yet, each with its bytes
+        self._num_bytes = 0
+        self._changed = threading.Condition()
+        self._is_closed = False
         self.is_lost = False
         self._listening = threading.Thread(target=self._listen, name="notebook_accel node", daemon=True)
         descriptors.keep_from_forks(self)
@@ -224,13 +231,19 @@ class CoordinatorConnection:
 
     def hear(self, timeout: float) -> Message | None:
         """Return the next message, None where none comes within `timeout` seconds."""
-        try:
-            return self._messages.get(timeout=timeout) if timeout > 0 else self._messages.get_nowait()
-        except queue.Empty:
-            return None
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._messages, timeout):
+                return None
+            message, size = self._messages.popleft()
+            self._num_bytes -= size
+            self._changed.notify_all()
+        return message
 
     def close(self) -> None:
         """End the connection."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._listening.join()
@@ -244,21 +257,34 @@ class CoordinatorConnection:
 
     def _listen(self) -> None:
         try:
-            for message in self._read_messages():
-                self._messages.put(message)
+            for message, size in self._read_messages():
+                self._keep(message, size)
         except (OSError, EOFError, MalformedError):
             self.is_lost = True
 
-    def _read_messages(self) -> Iterator[Message]:
+    def _keep(self, message: Message, size: int) -> None:
+        """Keep a message until it is heard; wait while those before it are too large together."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_closed or not self._messages or self._num_bytes + size <= _MAX_UNHEARD
+            )
+            self._messages.append((message, size))
+            self._num_bytes += size
+            self._changed.notify_all()
+
+    def _read_messages(self) -> Iterator[tuple[Message, int]]:
+        """Yield the messages, each with its bytes."""
         while True:
             parsing = parse(self._session, lambda: MEMBER_LIMIT if self._session is None else NO_LIMIT)
             size = next(parsing)
+            total = _LEAST_BYTES
             while True:
                 data = self._read(size)
+                total += size
                 try:
                     size = parsing.send(data)
                 except StopIteration as end:
-                    yield end.value
+                    yield end.value, total
                     break
 
     def _read(self, size: int) -> bytearray:

@@ -19,6 +19,8 @@ from ...checks.node_options import format_count
 from ...job import Job
 
 _DIGITS: Final = 12
+_MOST: Final = 1 << 20  # of nodes, and of a node's processes
+_LONGEST_HOST: Final = 255  # characters of a host's name
 _UNTIL_SAME: Final = ("num_nodes", "rdzv_id")  # nodes that differ in it may wait for each other for ever
 
 
@@ -37,6 +39,12 @@ class NodeInfo:
     host: str
     processes: int
     same: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not (
+            -1 <= self.node_rank < _MOST and 1 <= self.processes < _MOST and len(self.host) <= _LONGEST_HOST
+        ):
+            raise ValueError(f"node {self.node_rank} with {self.processes} processes")
 
     @property
     def name(self) -> str:

@@ -133,7 +133,7 @@ def blame(cause: NodeOutcome, outcome: Outcome) -> Outcome:
     return Outcome(
         failures=outcome.failures,
         stopped=outcome.stopped,
-        cause=None if cause.failure is None else failures.rename_cells(cause.failure),
+        cause=None if cause.failure is None else failures.rename_files(cause.failure),
         where=cause.node.name,
         error=error,
     )

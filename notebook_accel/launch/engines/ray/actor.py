@@ -30,7 +30,7 @@ from ....stream.emit import Emitter
 from ....stream.inbox import Inbox
 from ....stream.listener import connect
 from ....stream.readable import wait_readable
-from ....stream.wire import GO, FrameReader
+from ....stream.wire import GO, FrameError, FrameReader, describe_loss
 from ....trust import secret
 from ... import signals
 from ...checks import addresses
@@ -332,11 +332,15 @@ class _Relay:
             return
         try:
             data = self._connection.recv(_BYTES)
+            orders = self._orders.feed(data)
+        except FrameError as error:
+            self._forward([describe_loss(self._rank, error, "the notebook")])
+            data, orders = b"", []
         except OSError:
-            data = b""
+            data, orders = b"", []
         if not data:
             self._lose_notebook()
-        for order in self._orders.feed(data):
+        for order in orders:
             self._obey(order)
 
     def _lose_notebook(self) -> None:
