@@ -15,10 +15,14 @@ from typing import Any
 
 import jupyter_core.utils
 import psutil
+import pytest
 from jupyter_client import BlockingKernelClient, KernelManager
 
 ROOT = Path(__file__).resolve().parents[2]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+METHODS = ("fork", "forkserver", "spawn")
+METHODS_ONCE = ("fork", *(pytest.param(name, marks=pytest.mark.once) for name in METHODS[1:]))
+"""For tests in which the notebook packages have to do with one method as with any other."""
 
 
 @dataclass

@@ -128,6 +128,7 @@ def test_stop_ends_workers_that_do_not_ask(kernel: Kernel) -> None:
     assert not workers_of(kernel)
 
 
+@pytest.mark.once
 def test_ranks_that_ask_stop_at_the_same_step_and_return(kernel: Kernel) -> None:
     kernel.run(STOPPABLE).ok()
     for _ in range(3):
@@ -171,6 +172,7 @@ def test_an_interrupt_of_a_cell_that_waits_stops_the_run(kernel: Kernel, how: st
     assert kernel.run("run.wait(5), run.status").value == "(True, 'stopped')"
 
 
+@pytest.mark.once
 def test_all_output_goes_to_files_too(kernel: Kernel, tmp_path: Path) -> None:
     cell = kernel.run(f"""
         def speak(word):
@@ -191,6 +193,7 @@ def test_all_output_goes_to_files_too(kernel: Kernel, tmp_path: Path) -> None:
         assert "to stderr" in lines[heads[1] :] and "second 2999" in lines[heads[1] :]
 
 
+@pytest.mark.once
 def test_a_folder_that_cannot_be_one_is_told_at_once(kernel: Kernel, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cell = kernel.run(
@@ -199,6 +202,7 @@ def test_a_folder_that_cannot_be_one_is_told_at_once(kernel: Kernel, tmp_path: P
     assert cell.error is not None and cell.error[0] == "ValueError" and "is a file" in cell.error[1]
 
 
+@pytest.mark.once
 def test_a_log_that_cannot_be_written_does_not_end_the_run(kernel: Kernel, tmp_path: Path) -> None:
     (tmp_path / "logs" / "rank_0.log").mkdir(parents=True)
     cell = kernel.run(f"""
@@ -211,6 +215,7 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(kernel: Kernel, tmp_p
     assert cell.stderr.count("is not complete") == 1 and "rank_0.log" in cell.stderr
 
 
+@pytest.mark.once
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_does_not_end_the_run(kernel: Kernel, tmp_path: Path) -> None:
     (tmp_path / "rank_0.log").symlink_to("/dev/full")
@@ -225,6 +230,7 @@ def test_a_folder_that_cannot_be_made_leaves_no_view(kernel: Kernel) -> None:
     assert cell.displays == []
 
 
+@pytest.mark.once
 def test_wrong_numbers_of_seconds_are_told_and_change_nothing(kernel: Kernel) -> None:
     kernel.run(LONG).ok()
     kernel.run("run = notebook_launcher(long, num_processes=2, block=False)").ok()
@@ -330,6 +336,7 @@ def held():
 """
 
 
+@pytest.mark.once
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_hundred_runs_leave_nothing(tmp_path: Path) -> None:

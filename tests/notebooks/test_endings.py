@@ -156,7 +156,10 @@ def test_an_interrupt(kernel: Kernel, tmp_path: Path, name: str) -> None:
     assert not kernel.children()
 
 
-ENDS = [(name, end) for end in ("kill", "restart") for name in FORMS]
+ENDS = [
+    *(pytest.param(name, "kill", marks=pytest.mark.once) for name in FORMS),
+    *((name, "restart") for name in FORMS),
+]
 
 
 @pytest.mark.may_leak("children", reason="the kernel that was restarted, which the rows share")

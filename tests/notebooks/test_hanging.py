@@ -8,7 +8,7 @@ import pytest
 
 from tests.notebooks.kernel import Kernel
 
-pytestmark = pytest.mark.notebook
+pytestmark = [pytest.mark.notebook, pytest.mark.once]
 
 
 def test_a_collective_that_some_ranks_never_enter_is_told(kernel: Kernel) -> None:
