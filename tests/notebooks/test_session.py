@@ -323,13 +323,17 @@ def test_a_wait_for_absent_ranks_is_told(kernel: Kernel) -> None:
             if dist.get_rank() == 0:
                 Accelerator().gather(torch.ones(1))
             else:
-                time.sleep(2.5)
+                while not os.path.exists("told"): time.sleep(0.1)
                 Accelerator().gather(torch.ones(1))
         w.run(late)
-        """
+        """,
+        during=(kernel.folder / "told").touch,
+        at="has waited for",
     ).ok()
     assert "rank 0 has waited for" in cell.stderr and "which rank 1 has not entered" in cell.stderr
-    assert re.search(r"rank 1: (cell In\[\d+\]|a cell), line \d+: time.sleep\(2.5\)", cell.stderr)
+    assert re.search(
+        r"rank 1: (cell In\[\d+\]|a cell), line \d+: while not .*: time.sleep\(0.1\)", cell.stderr
+    )
     assert cell.stderr.count("has waited for") == 1
     kernel.run("w.close()").ok()
 

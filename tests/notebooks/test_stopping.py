@@ -134,7 +134,7 @@ def test_workers_die_with_the_kernel(fresh_kernel: Kernel, name: str, method: st
     own_sessions = [child for child in kernel.children() if _escaped(child)]
     names = {child: f"{child.name()} of {child.ppid()}" for child in everything if child not in own_sessions}
     kernel.kill()
-    gone = wait_until(lambda: not any(map(_alive, names)), 5)
+    gone = wait_until(lambda: not any(map(_alive, names)), 60)
     assert gone, [f"{child}: {names[child]}" for child in names if _alive(child)]
     for worker in own_sessions:  # a process that made itself a session escapes a kill of the kernel
         os.kill(worker.pid, signal.SIGKILL)
