@@ -20,6 +20,7 @@ from notebook_accel.config.option import as_text
 from notebook_accel.config.schema import LaunchConfig
 from notebook_accel.events import RaisedError
 from tests.unit import launching
+from tests.unit.clock import wait_until
 from tests.unit.launching import TWO, Launched, run
 
 alone = launching.alone
@@ -232,7 +233,7 @@ def test_no_process_outlives_its_launcher(how: str) -> None:
         os.kill(launched.pid, signal.SIGKILL)
     else:
         os.kill(launched.pid, signal.SIGINT)
-        time.sleep(0.5)
+        wait_until(lambda: "a second Ctrl-C kills them" in launched.errors.read_text())
         os.kill(launched.pid, signal.SIGINT)
     before = time.monotonic()
     _, _, errors = launched.wait()

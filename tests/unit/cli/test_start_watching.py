@@ -17,6 +17,7 @@ import pytest
 
 from notebook_accel import probes
 from tests.unit import launching
+from tests.unit.clock import wait_until
 from tests.unit.launching import TWO, Launched, run
 
 alone = launching.alone
@@ -44,9 +45,14 @@ def test_a_hang_is_reported_with_each_ranks_line_and_ends_the_run() -> None:
 
 
 def test_a_hang_is_only_told_unless_more_is_asked_for() -> None:
-    Path("s.py").write_text("import time\ntime.sleep(4)\nprint('went on')\n")
-    out, errors = run(*TWO, "--hang_timeout=1", "s.py")
-    assert out == "went on\nwent on\n"
+    Path("s.py").write_text(
+        "import os, time\nwhile not os.path.exists('told'): time.sleep(0.1)\nprint('went on')\n"
+    )
+    launched = Launched((*TWO, "--hang_timeout=1", "s.py"))
+    wait_until(lambda: "nothing was heard of" in launched.errors.read_text())
+    Path("told").touch()
+    code, out, errors = launched.wait()
+    assert (code, out) == (0, "went on\nwent on\n")
     assert errors.count("nothing was heard of ranks 0, 1") == 1
 
 

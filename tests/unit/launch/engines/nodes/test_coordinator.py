@@ -52,7 +52,7 @@ def node(rank: int, **same: str) -> NodeInfo:
 
 def hear(connection: CoordinatorConnection, kind: MessageKind) -> object:
     """Return the value of the next message of a kind."""
-    while (message := connection.hear(5.0)) is not None:
+    while (message := connection.hear(60.0)) is not None:
         if message.kind == kind:
             return message.value
     raise AssertionError(f"no {kind} was heard")
