@@ -14,6 +14,9 @@ import pytest
 
 from tests import guards
 
+# OpenMP reads it when torch is imported. Threads without work would else spin, on processors that other tests need.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _interrupts_count() -> None:

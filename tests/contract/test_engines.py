@@ -30,7 +30,7 @@ def pids_of(text: str) -> list[int]:
     return [int(word) for line in text.splitlines() if "pid" in line for word in line.split()[-1:]]
 
 
-def wait_gone(pids: list[int], seconds: float = 10) -> None:
+def wait_gone(pids: list[int], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while any(psutil.pid_exists(pid) for pid in pids):
         assert time.monotonic() < end, f"{pids} still run"
@@ -107,12 +107,12 @@ class Spilled(ValueError):
 def f():
     if int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 1)) - 1:
         raise Spilled("the milk")
-    time.sleep(30)
+    time.sleep(200)
 """
     )
     assert cell.error == ("Spilled", "the milk")
     assert 'raise Spilled("the milk")' in cell.traceback
-    assert cell.seconds < 25, "the other ranks were ended"
+    assert cell.seconds < 150, "the other ranks were ended"
     assert case.launch("def f():\n    return 'next'").ok().value == "'next'"
 
 
@@ -125,7 +125,7 @@ def f():
     print("last words", flush=True)
     if int(os.environ["RANK"]) == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(30)
+    time.sleep(200)
 """
     )
     assert cell.error is not None and cell.error[0] == "WorkerKilledError"
@@ -143,13 +143,13 @@ def f():
     time.sleep(0.5)
     if os.environ.get("RANK", "0") == "0":
         print("go", flush=True)
-    time.sleep(60)
+    time.sleep(200)
 """,
         output=[0],
         during=case.kernel.interrupt,
     )
     assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
-    assert cell.seconds < 30
+    assert cell.seconds < 150
     pids = [pid for pid in pids_of(cell.stdout) if pid != case.kernel.pid]
     assert len(pids) == (1 if case.engine.has_workers else 0)
     wait_gone(pids)
@@ -182,8 +182,7 @@ def test_a_hang_is_told_and_ends(case: Case) -> None:
         """
 def f():
     print("pid", os.getpid(), flush=True)
-    deadline = time.time() + 60
-    time.sleep(60)  # asleep
+    time.sleep(200)  # asleep
 """,
         hang_timeout=1.0,
         on_hang="raise",
@@ -191,8 +190,8 @@ def f():
     assert cell.error is not None and cell.error[0] == "HangError"
     for rank in case.ranks:
         assert f"rank {rank} (process " in cell.error[1]
-    assert "time.sleep(60)  # asleep" in cell.error[1]
-    assert cell.seconds < 40
+    assert "time.sleep(200)  # asleep" in cell.error[1]
+    assert cell.seconds < 150
     wait_gone(pids_of(cell.stdout))
 
 

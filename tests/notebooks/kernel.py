@@ -15,10 +15,14 @@ from typing import Any
 
 import jupyter_core.utils
 import psutil
+import pytest
 from jupyter_client import BlockingKernelClient, KernelManager
 
 ROOT = Path(__file__).resolve().parents[2]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+METHODS = ("fork", "forkserver", "spawn")
+METHODS_ONCE = ("fork", *(pytest.param(name, marks=pytest.mark.once) for name in METHODS[1:]))
+"""For tests in which the notebook packages have to do with one method as with any other."""
 
 
 @dataclass
@@ -114,6 +118,7 @@ class Kernel:
         self, folder: Path, prefix: Sequence[str] = (), transport: str = "tcp", **environment: str
     ) -> None:
         unset = ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "ACCELERATE_DEBUG_MODE")
+        self.folder = folder
         env = {name: value for name, value in os.environ.items() if name not in unset}
         path = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
         env |= {"PYTHONPATH": path, "IPYTHONDIR": str(folder / "ipython")}
@@ -137,8 +142,10 @@ class Kernel:
             self.close()  # its threads would go on asking
             raise
 
-    def run(self, code: str, timeout: float = 60, during: Callable[[], None] | None = None) -> Cell:
-        """Run a cell to its end; `during` is called once as soon as the cell prints `go`."""
+    def run(
+        self, code: str, timeout: float = 60, during: Callable[[], None] | None = None, at: str = "go"
+    ) -> Cell:
+        """Run a cell to its end; `during` is called once as soon as the cell prints a word, or tells it on stderr."""
         started = time.monotonic()
         request = self.client.execute(textwrap.dedent(code), stop_on_error=False)
         cell = Cell()
@@ -156,7 +163,7 @@ class Kernel:
             if message["msg_type"] == "execute_input":
                 continue
             cell.outputs.append({"type": message["msg_type"], "content": message["content"]})
-            if during is not None and "go" in cell.stdout.split():
+            if during is not None and (at in cell.stdout.split() or at in cell.stderr):
                 during()
                 during = None
         cell.seconds = time.monotonic() - started

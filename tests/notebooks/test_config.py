@@ -8,7 +8,7 @@ import pytest
 
 from tests.notebooks.kernel import Kernel
 
-pytestmark = pytest.mark.notebook
+pytestmark = [pytest.mark.notebook, pytest.mark.once]
 
 
 def test_a_launch_after_write_basic_config_forks(kernel: Kernel, tmp_path: Path) -> None:

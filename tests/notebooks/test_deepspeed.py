@@ -10,7 +10,7 @@ import pytest
 from tests.notebooks.kernel import Cell, Kernel
 
 pytest.importorskip("deepspeed", reason="the extra deepspeed is not installed")
-pytestmark = [pytest.mark.notebook, pytest.mark.slow]
+pytestmark = [pytest.mark.notebook, pytest.mark.slow, pytest.mark.once]
 
 SETUP = """
 import sys, torch

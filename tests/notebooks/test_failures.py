@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.notebooks.kernel import Kernel
+from tests.notebooks.kernel import METHODS_ONCE, Kernel
 
 pytestmark = pytest.mark.notebook
-METHODS = ["fork", "forkserver", "spawn"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_ONCE)
 def test_an_error_keeps_its_type_and_shows_the_cell_line(kernel: Kernel, method: str) -> None:
     kernel.run(
         """
@@ -75,6 +74,7 @@ def test_every_rank_that_failed_takes_one_line(kernel: Kernel) -> None:
     assert cell.error[1].startswith("rank 0\nmore\nlines")
 
 
+@pytest.mark.once
 def test_errors_that_cannot_be_made_again_still_speak(kernel: Kernel) -> None:
     cell = kernel.run(
         """
@@ -112,17 +112,17 @@ def test_the_first_failure_by_time_is_the_cause(kernel: Kernel) -> None:
         """
     ).ok()
     failed, raised = (float(line.split()[-1]) for line in cell.lines if " at " in line)
-    assert raised - failed < 2.0
+    assert raised - failed < 30, "gloo itself waits for half an hour"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_ONCE)
 def test_a_hang_in_a_collective_does_not_delay_the_error(kernel: Kernel, method: str) -> None:
     cell = kernel.run(
         f"""
         def hang():
             dist.init_process_group("gloo")
             if dist.get_rank() == 0:
-                time.sleep(0.5)
+                time.sleep(0.5)  # the others wait by then
                 print("failing at", time.time())
                 raise ZeroDivisionError("the cause")
             dist.recv(torch.zeros(1), src=3 - dist.get_rank())  # neither ever sends
@@ -134,9 +134,10 @@ def test_a_hang_in_a_collective_does_not_delay_the_error(kernel: Kernel, method:
         """
     ).ok()
     times = [float(line.split()[-1]) for line in cell.lines if " at " in line]
-    assert times[1] - times[0] < 2.0
+    assert times[1] - times[0] < 30, "gloo itself waits for half an hour"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("code", "name", "texts"),
     [
@@ -164,11 +165,12 @@ def test_exit_codes_and_signals_are_named(kernel: Kernel, code: str, name: str, 
     assert "rank 1 (process" in cell.error[1]
     assert all(text in cell.error[1] for text in texts), cell.error[1]
     assert "[1] last words" in cell.lines
-    assert cell.seconds < 40
+    assert cell.seconds < 50
     if "ctypes" in code:
         assert "Segmentation fault" in cell.stderr and "in die" in cell.stderr
 
 
+@pytest.mark.once
 def test_a_killed_rank_is_the_cause_not_its_peers_lost_connection(kernel: Kernel) -> None:
     cell = kernel.run(
         """
@@ -190,6 +192,7 @@ def test_a_plain_exit_is_a_return(kernel: Kernel) -> None:
     assert cell.value == "[None, None]"
 
 
+@pytest.mark.once
 def test_restarts_are_told(kernel: Kernel) -> None:
     kernel.run("import pathlib; tries = pathlib.Path('tries'); tries.write_text('')").ok()
     cell = kernel.run(
@@ -213,6 +216,7 @@ def test_restarts_are_told(kernel: Kernel) -> None:
     assert "restart 1 of 3" in cell.stderr and "restart 2 of 3" in cell.stderr
 
 
+@pytest.mark.once
 def test_restarts_end(kernel: Kernel) -> None:
     cell = kernel.run(
         """
@@ -224,6 +228,7 @@ def test_restarts_end(kernel: Kernel) -> None:
     assert cell.error[0] == "OSError" and cell.error[1].startswith("never 1")
 
 
+@pytest.mark.once
 def test_wrong_arguments_come_all_at_once_before_anything_starts(kernel: Kernel) -> None:
     cell = kernel.run(
         """
@@ -255,6 +260,7 @@ def test_wrong_arguments_come_all_at_once_before_anything_starts(kernel: Kernel)
     assert "Launching" not in cell.stdout
 
 
+@pytest.mark.once
 def test_a_taken_port_is_said_before_anything_starts(kernel: Kernel) -> None:
     cell = kernel.run(
         """
@@ -269,6 +275,7 @@ def test_a_taken_port_is_said_before_anything_starts(kernel: Kernel) -> None:
     kernel.run("notebook_launcher(print, num_processes=2, use_port=str(port))").ok()
 
 
+@pytest.mark.once
 def test_a_launch_inside_a_worker_is_refused(kernel: Kernel) -> None:
     cell = kernel.run("notebook_launcher(lambda: notebook_launcher(print, num_processes=2), num_processes=2)")
     assert cell.error is not None

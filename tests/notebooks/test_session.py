@@ -159,6 +159,7 @@ UNEVEN = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", UNEVEN)
 def test_ranks_that_wait_for_a_failed_one_come_back(open_session: Kernel, name: str) -> None:
     kernel = open_session
@@ -172,6 +173,7 @@ def test_ranks_that_wait_for_a_failed_one_come_back(open_session: Kernel, name: 
     assert again.value == "[0, 1]"
 
 
+@pytest.mark.once
 def test_accelerators_go_on_with_the_new_group(open_session: Kernel) -> None:
     kernel = open_session
     kernel.run("def make():\n    global acc\n    acc = Accelerator()\ns.run(make)").ok()
@@ -180,6 +182,7 @@ def test_accelerators_go_on_with_the_new_group(open_session: Kernel) -> None:
     assert kernel.run("s.run(lambda: acc.gather(torch.ones(1)).tolist())").ok().value == "[1.0, 1.0]"
 
 
+@pytest.mark.once
 def test_a_call_that_destroys_the_group_leaves_a_new_one(open_session: Kernel) -> None:
     kernel = open_session
     kernel.run("s.run(dist.destroy_process_group)").ok()
@@ -224,6 +227,7 @@ def test_an_interrupt_stops_the_call_not_the_session(open_session: Kernel, name:
     assert kernel.run("s.pids").ok().value == pids
 
 
+@pytest.mark.once
 def test_a_worker_that_does_not_come_back_is_killed_and_restart_replaces_it(kernel: Kernel) -> None:
     kernel.run(f"{IMPORTS}\nh = Session(2)\nh.push(x=1)").ok()
     kernel.run(
@@ -250,6 +254,7 @@ def test_a_worker_that_does_not_come_back_is_killed_and_restart_replaces_it(kern
     kernel.run("h.close()").ok()
 
 
+@pytest.mark.once
 def test_a_killed_worker_is_told_by_the_call_and_the_next(kernel: Kernel) -> None:
     kernel.run(f"{IMPORTS}\nk = Session(2)").ok()
     cell = kernel.run(
@@ -308,6 +313,7 @@ def test_stop_from_another_thread_lets_ranks_agree(open_session: Kernel) -> None
     assert open_session.run("s.run(lambda: Accelerator().should_stop)").ok().value == "False"
 
 
+@pytest.mark.once
 def test_a_wait_for_absent_ranks_is_told(kernel: Kernel) -> None:
     cell = kernel.run(
         f"""
@@ -317,13 +323,17 @@ def test_a_wait_for_absent_ranks_is_told(kernel: Kernel) -> None:
             if dist.get_rank() == 0:
                 Accelerator().gather(torch.ones(1))
             else:
-                time.sleep(2.5)
+                while not os.path.exists("told"): time.sleep(0.1)
                 Accelerator().gather(torch.ones(1))
         w.run(late)
-        """
+        """,
+        during=(kernel.folder / "told").touch,
+        at="has waited for",
     ).ok()
     assert "rank 0 has waited for" in cell.stderr and "which rank 1 has not entered" in cell.stderr
-    assert re.search(r"rank 1: (cell In\[\d+\]|a cell), line \d+: time.sleep\(2.5\)", cell.stderr)
+    assert re.search(
+        r"rank 1: (cell In\[\d+\]|a cell), line \d+: while not .*: time.sleep\(0.1\)", cell.stderr
+    )
     assert cell.stderr.count("has waited for") == 1
     kernel.run("w.close()").ok()
 
@@ -403,6 +413,7 @@ def work(t):
 """
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_many_calls_leak_nothing(fresh_kernel: Kernel) -> None:
     kernel = fresh_kernel
@@ -414,6 +425,7 @@ def test_many_calls_leak_nothing(fresh_kernel: Kernel) -> None:
     assert after == before
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_many_sessions_leak_nothing(fresh_kernel: Kernel) -> None:
     kernel = fresh_kernel

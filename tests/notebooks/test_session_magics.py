@@ -16,7 +16,9 @@ pytestmark = pytest.mark.notebook
 def magics(kernel: Kernel) -> Kernel:
     """The kernel with the magics and a session of two."""
     kernel.run("%load_ext notebook_accel\n%session 2 --hang-timeout 1").ok()
-    kernel.run("%%distributed\nimport time, torch, torch.distributed as dist\nrank = dist.get_rank()").ok()
+    kernel.run(
+        "%%distributed\nimport os, time, torch, torch.distributed as dist\nrank = dist.get_rank()"
+    ).ok()
     return kernel
 
 
@@ -154,11 +156,17 @@ def test_wrong_lines_are_one_sentence(magics: Kernel) -> None:
 
 
 def test_a_wait_for_absent_ranks_names_the_cell_lines(magics: Kernel) -> None:
-    cell = magics.run(
-        "%%distributed\nif rank == 0:\n    dist.barrier()\nelse:\n    time.sleep(2.5)\n    dist.barrier()"
-    ).ok()
+    code = """\
+        %%distributed
+        if rank == 0:
+            dist.barrier()
+        else:
+            while not os.path.exists('told'): time.sleep(0.1)
+            dist.barrier()
+    """
+    cell = magics.run(code, during=(magics.folder / "told").touch, at="has waited for").ok()
     assert re.search(r"rank 0: in barrier, (cell In\[\d+\]|a cell), line 3: dist.barrier\(\)", cell.stderr)
-    assert "line 5: time.sleep(2.5)" in cell.stderr
+    assert "time.sleep(0.1)" in cell.stderr
 
 
 def test_an_interrupt_stops_the_cell_not_the_session(magics: Kernel) -> None:
@@ -187,7 +195,9 @@ def test_restart_loses_the_variables_and_says_so(magics: Kernel) -> None:
     assert "without variables" in magics.run("%session restart").ok().stdout
     cell = magics.run("%%distributed\nkept")
     assert cell.error is not None and cell.error[0] == "NameError"
-    magics.run("%%distributed\nimport time, torch, torch.distributed as dist\nrank = dist.get_rank()").ok()
+    magics.run(
+        "%%distributed\nimport os, time, torch, torch.distributed as dist\nrank = dist.get_rank()"
+    ).ok()
 
 
 def test_completion_in_cells_of_workers_is_not_broken(magics: Kernel) -> None:

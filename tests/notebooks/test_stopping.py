@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.notebooks.kernel import Kernel, wait_until
+from tests.notebooks.kernel import METHODS_ONCE, Kernel, wait_until
 
 pytestmark = pytest.mark.notebook
 
@@ -58,7 +58,7 @@ def _hang(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", HANGS)
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", METHODS_ONCE[:2])
 def test_interrupt_ends_every_worker(kernel: Kernel, name: str, method: str) -> None:
     times = []
     kernel.run(_hang(name)).ok()
@@ -119,6 +119,7 @@ def test_a_second_interrupt_does_not_leave_workers(kernel: Kernel) -> None:
 FATAL = [(name, method) for name in ("ignores", "c_code", "children") for method in ("fork", "forkserver")]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("name", "method"), [*FATAL, ("children", "spawn")])
 def test_workers_die_with_the_kernel(fresh_kernel: Kernel, name: str, method: str) -> None:
     kernel = fresh_kernel
@@ -133,7 +134,7 @@ def test_workers_die_with_the_kernel(fresh_kernel: Kernel, name: str, method: st
     own_sessions = [child for child in kernel.children() if _escaped(child)]
     names = {child: f"{child.name()} of {child.ppid()}" for child in everything if child not in own_sessions}
     kernel.kill()
-    gone = wait_until(lambda: not any(map(_alive, names)), 5)
+    gone = wait_until(lambda: not any(map(_alive, names)), 60)
     assert gone, [f"{child}: {names[child]}" for child in names if _alive(child)]
     for worker in own_sessions:  # a process that made itself a session escapes a kill of the kernel
         os.kill(worker.pid, signal.SIGKILL)
@@ -189,7 +190,14 @@ def cycle(**options):
 """
 
 
-@pytest.mark.parametrize(("method", "processes"), [("auto", 1), ("fork", 2), ("forkserver", 2), ("spawn", 2)])
+@pytest.mark.parametrize(
+    ("method", "processes"),
+    [
+        ("auto", 1),
+        ("fork", 2),
+        *(pytest.param(name, 2, marks=pytest.mark.once) for name in ("forkserver", "spawn")),
+    ],
+)
 def test_the_kernel_is_left_as_it_was(kernel: Kernel, method: str, processes: int) -> None:
     function = "job" if processes == 2 else "lambda fail: None"
     kernel.run(STATE + f"\njob = {function}").ok()

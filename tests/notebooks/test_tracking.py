@@ -15,7 +15,7 @@ import pytest
 from tests.notebooks.conftest import IMPORTS
 from tests.notebooks.kernel import Kernel, wait_until
 
-pytestmark = pytest.mark.notebook
+pytestmark = [pytest.mark.notebook, pytest.mark.once]
 
 IMPORT = """
 from notebook_accel import Accelerator, runs

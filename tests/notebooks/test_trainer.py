@@ -13,7 +13,7 @@ from tests.notebooks.kernel import ROOT, Cell, Kernel
 
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
-pytestmark = [pytest.mark.notebook, pytest.mark.slow]
+pytestmark = [pytest.mark.notebook, pytest.mark.slow, pytest.mark.once]
 
 SCRIPT = (ROOT / "tests" / "differential" / "trainer_script.txt").read_text()
 # Trainer's Accelerator imports DeepSpeed to look at the model, for seconds: here in fresh processes only

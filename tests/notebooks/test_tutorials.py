@@ -27,6 +27,8 @@ SAYS = {
     "06_elastic": ["killed rank 1 in step", "restarted 1 time: going on in epoch", "undisturbed: "],
     "10_big_inference": ["not on cpu: ", "stays whole", "the same output, bit for bit"],
 }
+# those whose subject is what the notebook packages do: cells, views, forms, magics
+SHOWN = {"01_first_launch", "02_config", "04_watch_a_run", "05_cell_by_cell"}
 pytestmark = [pytest.mark.notebook, pytest.mark.slow]
 
 
@@ -43,7 +45,12 @@ def execute(notebook: Path, output: Path, *more: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.parametrize(
-    "notebook", [path for path in TUTORIALS if path.stem not in ELSEWHERE], ids=lambda path: path.stem
+    "notebook",
+    [
+        pytest.param(path, id=path.stem, marks=[] if path.stem in SHOWN else [pytest.mark.once])
+        for path in TUTORIALS
+        if path.stem not in ELSEWHERE
+    ],
 )
 def test_a_tutorial_runs(notebook: Path, tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="needs the extra `tutorial`")
@@ -69,6 +76,7 @@ def test_the_runner_reports_a_failing_cell(tmp_path: Path) -> None:
     assert executed.cells[1].outputs[0].ename == "ZeroDivisionError"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_is_stored_without_outputs(notebook: Path) -> None:
     stored = nbformat.read(notebook, as_version=4)

@@ -52,6 +52,7 @@ def test_fork_in_a_used_kernel_is_refused_with_the_reason(threaded_kernel: Kerne
     assert "OpenMP" in cell.error[1] and "choose 'auto'" in cell.error[1]
 
 
+@pytest.mark.once
 def test_after_an_accelerator_in_the_kernel(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.run(
         """
@@ -70,6 +71,7 @@ def test_after_an_accelerator_in_the_kernel(fresh_kernel: Kernel) -> None:
     assert cell.value == "((1, 'no'), 'bf16')"
 
 
+@pytest.mark.once
 def test_after_bitsandbytes_was_imported(fresh_kernel: Kernel) -> None:
     if importlib.util.find_spec("bitsandbytes") is None:
         pytest.skip("bitsandbytes is not installed")
@@ -85,6 +87,7 @@ def test_after_bitsandbytes_was_imported(fresh_kernel: Kernel) -> None:
     assert cell.value == "[0, 1]"
 
 
+@pytest.mark.once
 def test_after_a_process_group_in_the_kernel(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.run(
         """
@@ -118,6 +121,7 @@ def test_while_another_thread_of_the_kernel_prints(fresh_kernel: Kernel) -> None
     assert "(forked)" in cell.stdout
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("word", ["1", "true", "YES", "On"])
 def test_the_debug_mode_makes_a_dry_launch_first(kernel: Kernel, word: str) -> None:
     cell = kernel.run(
@@ -134,6 +138,7 @@ def test_the_debug_mode_makes_a_dry_launch_first(kernel: Kernel, word: str) -> N
     assert cell.lines.index(dry[1]) < cell.lines.index("[0] the real one")
 
 
+@pytest.mark.once
 def test_the_debug_mode_is_off_by_a_false_word_and_names_nonsense(kernel: Kernel) -> None:
     run = "os.environ['ACCELERATE_DEBUG_MODE'] = '{}'\nnotebook_launcher(print, num_processes=2)"
     cell = kernel.run(run.format("off")).ok()
@@ -143,6 +148,7 @@ def test_the_debug_mode_is_off_by_a_false_word_and_names_nonsense(kernel: Kernel
     assert cell.error is not None and "ACCELERATE_DEBUG_MODE" in cell.error[1] and "'maybe'" in cell.error[1]
 
 
+@pytest.mark.once
 def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
     import subprocess
     import sys
@@ -166,6 +172,7 @@ def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
     ], done.stderr
 
 
+@pytest.mark.once
 def test_the_fork_server_imports_what_the_user_told_it_to(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.run(
         """
@@ -187,6 +194,7 @@ def optimize():
 """
 
 
+@pytest.mark.once
 def test_the_compiler_is_imported_once_for_all_forks(fresh_kernel: Kernel) -> None:
     run = "notebook_launcher({}, num_processes=2, returns='all'), has_compiler()"
     fresh_kernel.run(OPTIMIZE).ok()
@@ -203,6 +211,7 @@ def test_the_compiler_is_imported_once_for_all_forks(fresh_kernel: Kernel) -> No
     assert "(forked)" in fresh_kernel.run("notebook_launcher(optimize, num_processes=2)").ok().stdout
 
 
+@pytest.mark.once
 def test_the_fork_server_imports_the_compiler_for_a_function_that_trains(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.run(
         OPTIMIZE
@@ -212,6 +221,7 @@ def test_the_fork_server_imports_the_compiler_for_a_function_that_trains(fresh_k
     assert cell.value == "([True, True], False)", "the kernel itself has no use for it"
 
 
+@pytest.mark.once
 def test_the_fork_server_of_other_functions_does_not_import_it(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.run(
         OPTIMIZE + "notebook_launcher(has_compiler, num_processes=2, start_method='forkserver')"

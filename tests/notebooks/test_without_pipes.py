@@ -8,7 +8,7 @@ import pytest
 
 from tests.notebooks.kernel import Kernel
 
-pytestmark = pytest.mark.notebook
+pytestmark = [pytest.mark.notebook, pytest.mark.once]
 METHODS = ["fork", "spawn"]
 
 

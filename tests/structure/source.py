@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,16 +36,16 @@ class Module:
     def tree(self) -> ast.Module:
         return ast.parse(self.text, self.where)
 
-    def imports(self) -> Iterator[tuple[int, str]]:
-        """Yield the line and absolute name of every import of ours, function-level ones included."""
+    def imports(self, packages: Collection[str] = ("notebook_accel",)) -> Iterator[tuple[int, str]]:
+        """Yield the line and absolute name of every import from some packages, function-level ones included."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    if _is_ours(alias.name):
+                    if alias.name.partition(".")[0] in packages:
                         yield node.lineno, alias.name
             elif isinstance(node, ast.ImportFrom):
                 base = self._absolute(node)
-                if _is_ours(base):
+                if base.partition(".")[0] in packages:
                     for alias in node.names:
                         yield node.lineno, f"{base}.{alias.name}"
 
@@ -56,22 +57,45 @@ class Module:
         return ".".join([*parts, *([node.module] if node.module else [])])
 
 
-def _is_ours(name: str) -> bool:
-    return name == "notebook_accel" or name.startswith("notebook_accel.")
+def _is_of(package: str, name: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
 
 
-def modules() -> list[Module]:
-    """Return every module of the package, widgets included, by name."""
-    found = []
-    for package, folder in FOLDERS.items():
-        for path in folder.rglob("*.py"):
-            parts = path.relative_to(folder).with_suffix("").parts
-            parts = parts[:-1] if parts[-1] == "__init__" else parts
-            found.append(Module(".".join([package, *parts]), path))
+def modules(folders: Mapping[str, Path] = FOLDERS) -> list[Module]:
+    """Return every module of the package, widgets included, or of other folders, by name."""
+    found = [module for package, folder in folders.items() for module in _read_folder(package, folder)]
     return sorted(found, key=lambda module: module.name)
 
 
-def resolve(name: str, known: set[str]) -> str:
+@functools.cache
+def _read_folder(package: str, folder: Path) -> list[Module]:
+    """Return the modules of a folder; always the same ones, since each is parsed once."""
+    found = []
+    for path in folder.rglob("*.py"):
+        parts = path.relative_to(folder).with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        found.append(Module(".".join([package, *parts]), path))
+    return found
+
+
+def find_mirrored(path: Path, names: Collection[str]) -> set[str]:
+    """Return what a file of `tests/unit` tests by its name: `test_NAME.py`, or `test_NAME_more.py`.
+
+    In a folder, NAME may also be the folder's own: such a file tests what the modules of the package do together.
+
+    Args:
+        path: of the file below `tests/unit`.
+        names: of all modules and packages, without `notebook_accel.`.
+    """
+    words = path.stem.removeprefix("test_").split("_")
+    firsts = {"_".join(words[: end + 1]) for end in range(len(words))}
+    package = ".".join(path.parent.parts)
+    if package and path.parent.name in firsts:
+        return {name for name in names if _is_of(package, name)}
+    return {".".join([*path.parent.parts, first]) for first in firsts} & set(names)
+
+
+def resolve(name: str, known: Collection[str]) -> str:
     """Return the module that an imported name lives in: `pkg.module.thing` is `pkg.module`."""
     while name not in known and "." in name:
         name = name.rpartition(".")[0]

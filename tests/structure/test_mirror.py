@@ -6,25 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.structure.source import ROOT, modules
+from tests.structure.source import ROOT, find_mirrored, modules
 
 UNIT = ROOT / "tests" / "unit"
 # files that test no module by its name, and why
 EXCEPTIONS = {
     "test_multiprocess.py": "tests `multiprocess.py` beside it, which runs the ranks of the other tests",
 }
-
-
-def is_mirrored(path: Path, names: set[str]) -> bool:
-    """Tell whether a test's file is named after a module or package: `test_NAME.py`, or `test_NAME_more.py`.
-
-    In a folder, NAME may also be the folder's own: such a file tests what the modules of the package do together.
-    """
-    words = path.stem.removeprefix("test_").split("_")
-    firsts = {"_".join(words[: end + 1]) for end in range(len(words))}
-    if path.parent.parts and path.parent.name in firsts:
-        return True
-    return any(".".join([*path.parent.parts, first]) in names for first in firsts)
 
 
 def known_names() -> set[str]:
@@ -35,7 +23,7 @@ def known_names() -> set[str]:
 def test_each_file_is_named_after_what_it_tests() -> None:
     names = known_names()
     files = [path.relative_to(UNIT) for path in UNIT.rglob("test_*.py")]
-    strangers = [str(path) for path in files if not is_mirrored(path, names)]
+    strangers = [str(path) for path in files if not find_mirrored(path, names)]
     extra = sorted(set(strangers) - set(EXCEPTIONS))
     assert not extra, f"no module has the name of these files, say why in EXCEPTIONS or rename them: {extra}"
     assert set(EXCEPTIONS) <= set(strangers), "EXCEPTIONS lists a file that is gone or mirrors a module"
@@ -61,4 +49,4 @@ def test_each_folder_is_a_package() -> None:
     ],
 )
 def test_what_mirrors(path: str, mirrored: bool) -> None:
-    assert is_mirrored(Path(path), known_names()) is mirrored
+    assert bool(find_mirrored(Path(path), known_names())) is mirrored

@@ -84,7 +84,7 @@ def prepare_loader(folder: Path) -> Callable[[], Any]:
 
 def launch(folder: Path) -> Callable[[], Any]:
     runtime.runs().clear()  # an earlier one may have failed, and its variables would be dropped on the way
-    return lambda: notebook_launcher(os.getpid, num_processes=2, start_method="spawn", view="none")
+    return lambda: notebook_launcher(os.getpid, num_processes=2, start_method="forkserver", view="none")
 
 
 def launch_from_form(folder: Path) -> Callable[[], Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -50,11 +51,12 @@ def run_ranks(
     timeout: float = 60.0,
     environment: dict[str, str] | None = None,
     start_method: str = "forkserver",
+    starts_others: bool = False,
 ) -> list[Any]:
     """Call `function(*args)` in processes with torchrun's variables set; return the results in rank order.
 
     They come from a warm fork server that has torch and its compiler loaded and has never used them. RankFailed if a
-    rank raises, dies or does not answer within `timeout` seconds.
+    rank raises, dies or does not answer within `timeout` seconds. Only ranks that say `starts_others` may do so.
     """
     context = multiprocessing.get_context(start_method)
     if start_method == "forkserver":
@@ -66,7 +68,9 @@ def run_ranks(
         receiver, sender = context.Pipe()
         variables = _variables(rank, world_size, port) | (environment or {})
         process = context.Process(
-            target=_child, args=(sender, function, args, variables, stacks.name), daemon=True
+            target=_child,
+            args=(sender, function, args, variables, stacks.name),
+            daemon=not starts_others,
         )  # type: ignore[attr-defined]
         process.start()
         sender.close()
@@ -93,6 +97,34 @@ def run_ranks(
             process.close()
         for pipe in pipes:
             pipe.close()
+
+
+World = tuple[int, tuple[Any, ...]]
+"""How many ranks there are, and the arguments that they get."""
+
+
+def run_worlds(
+    modules: Sequence[str], function: Callable[..., Any], worlds: Sequence[World], timeout: float
+) -> list[list[Any]]:
+    """Call a function in several worlds, one after the other; return the results of each, by rank.
+
+    The ranks are forks of one process that has imported these modules for all of them. RankFailed as for `run_ranks`.
+    """
+    arguments = (modules, function, worlds, timeout)
+    total = timeout * len(worlds)
+    (results,) = run_ranks(_run_worlds, *arguments, world_size=1, timeout=total, starts_others=True)
+    return results  # type: ignore[no-any-return]
+
+
+def _run_worlds(
+    modules: Sequence[str], function: Callable[..., Any], worlds: Sequence[World], timeout: float
+) -> list[list[Any]]:
+    for module in modules:
+        importlib.import_module(module)
+    return [
+        run_ranks(function, *args, world_size=size, timeout=timeout, start_method="fork")
+        for size, args in worlds
+    ]
 
 
 def do_without_deepspeed() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 
 from notebook_accel.stopping import StopPoint
+from tests.unit.clock import wait_in
 
 
 def test_nobody_stops_unasked() -> None:
@@ -33,10 +33,10 @@ def test_a_question_waits_while_the_ranks_agree() -> None:
     answers: list[bool] = []
     asking = threading.Thread(target=lambda: answers.append(point.reached()))
     asking.start()
-    time.sleep(0.1)
+    wait_in(asking, "wait")
     assert not answers
     point.set(2)
-    asking.join(5)
+    asking.join(60)
     assert answers == [False]
     assert point.reached()
     assert point.reached(), "the answer stays"

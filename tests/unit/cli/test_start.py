@@ -20,6 +20,7 @@ from notebook_accel.config.option import as_text
 from notebook_accel.config.schema import LaunchConfig
 from notebook_accel.events import RaisedError
 from tests.unit import launching
+from tests.unit.clock import wait_until
 from tests.unit.launching import TWO, Launched, run
 
 alone = launching.alone
@@ -202,8 +203,8 @@ def test_a_signal_ends_all_processes(signum: signal.Signals) -> None:
         assert launcher.stdout is not None
         ranks = [psutil.Process(int(launcher.stdout.readline())) for _ in range(2)]
         launcher.send_signal(signum)
-        _, text = launcher.communicate(timeout=20)
-    assert not psutil.wait_procs(ranks, timeout=5)[1]
+        _, text = launcher.communicate(timeout=60)
+    assert not psutil.wait_procs(ranks, timeout=60)[1]
     assert launcher.returncode == 128 + signum
     assert text.splitlines()[-1] == f"notebook-accel: ended by {signum.name}, with all processes"
     assert text.count("Traceback") == (signum == signal.SIGINT)
@@ -232,13 +233,13 @@ def test_no_process_outlives_its_launcher(how: str) -> None:
         os.kill(launched.pid, signal.SIGKILL)
     else:
         os.kill(launched.pid, signal.SIGINT)
-        time.sleep(0.5)
+        wait_until(lambda: "a second Ctrl-C kills them" in launched.errors.read_text())
         os.kill(launched.pid, signal.SIGINT)
     before = time.monotonic()
     _, _, errors = launched.wait()
     assert time.monotonic() - before < 15, "it did not wait for those that ignore it"
     assert ("a second Ctrl-C kills them" in errors) == (how != "killed")
-    assert not psutil.wait_procs(ranks, timeout=5)[1]
+    assert not psutil.wait_procs(ranks, timeout=60)[1]
 
 
 ARRIVED = """

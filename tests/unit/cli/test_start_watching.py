@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 
 from notebook_accel import probes
 from tests.unit import launching
+from tests.unit.clock import wait_until
 from tests.unit.launching import TWO, Launched, run
 
 alone = launching.alone
@@ -45,9 +45,14 @@ def test_a_hang_is_reported_with_each_ranks_line_and_ends_the_run() -> None:
 
 
 def test_a_hang_is_only_told_unless_more_is_asked_for() -> None:
-    Path("s.py").write_text("import time\ntime.sleep(4)\nprint('went on')\n")
-    out, errors = run(*TWO, "--hang_timeout=1", "s.py")
-    assert out == "went on\nwent on\n"
+    Path("s.py").write_text(
+        "import os, time\nwhile not os.path.exists('told'): time.sleep(0.1)\nprint('went on')\n"
+    )
+    launched = Launched((*TWO, "--hang_timeout=1", "s.py"))
+    wait_until(lambda: "nothing was heard of" in launched.errors.read_text())
+    Path("told").touch()
+    code, out, errors = launched.wait()
+    assert (code, out) == (0, "went on\nwent on\n")
     assert errors.count("nothing was heard of ranks 0, 1") == 1
 
 
@@ -231,7 +236,7 @@ def test_a_program_is_ended_with_the_launcher() -> None:
     ranks = [psutil.Process(int(launched.out.readline())) for _ in range(2)]
     os.kill(launched.pid, signal.SIGKILL)
     launched.wait()
-    assert not psutil.wait_procs(ranks, timeout=5)[1]
+    assert not psutil.wait_procs(ranks, timeout=60)[1]
 
 
 def test_a_launch_inside_a_clusters_own_run() -> None:
@@ -339,9 +344,6 @@ def test_ranks_on_a_ray_cluster() -> None:
     assert "rank 1 " in done.stderr.splitlines()[-1]
 
 
-def test_waiting_is_short() -> None:
-    """The end of a script is noticed at once."""
-    Path("s.py").write_text("import time\nprint(time.time(), flush=True)\n")
-    launched = Launched((*TWO, "--monitor_interval=5", "s.py"))
-    code, out, _ = launched.wait()
-    assert code == 0 and time.time() - max(map(float, out.split())) < 4
+def test_the_end_of_a_script_is_noticed_whatever_the_interval() -> None:
+    Path("s.py").write_text("print('ran')\n")
+    assert run(*TWO, "--monitor_interval=3600", "s.py")[0] == "ran\n" * 2

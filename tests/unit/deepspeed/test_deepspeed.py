@@ -13,7 +13,7 @@ from notebook_accel import load_checkpoint_in_model
 from tests.unit.deepspeed import ranks
 from tests.unit.deepspeed.ranks import BATCH, STEPS
 from tests.unit.deepspeed.small_gpt import SmallGPT
-from tests.unit.multiprocess import run_ranks
+from tests.unit.multiprocess import run_worlds
 
 pytest.importorskip("deepspeed", reason="the extra deepspeed is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -29,7 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(folder: Path) -> list[dict[str, Any]]:
     """Everything that two processes did, by rank."""
-    return run_ranks(ranks.everything, str(folder), timeout=220)
+    modules = ["deepspeed", "transformers.models.gpt2.modeling_gpt2"]
+    (results,) = run_worlds(modules, ranks.everything, [(2, (str(folder),))], timeout=220)
+    return results
 
 
 def of(found: list[dict[str, Any]], name: str) -> list[Any]:

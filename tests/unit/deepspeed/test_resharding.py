@@ -10,7 +10,7 @@ import torch
 
 from tests.unit.deepspeed import resuming
 from tests.unit.deepspeed.resuming import BATCH, CASES, STEPS, WORLDS, Net, Points
-from tests.unit.multiprocess import run_ranks
+from tests.unit.multiprocess import run_worlds
 
 pytest.importorskip("deepspeed", reason="the extra deepspeed is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -26,10 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(folder: Path) -> list[list[dict[str, Any]]]:
     """What all runs did, one after the other, by rank."""
-    return [
-        run_ranks(resuming.do, str(folder), number, world_size=size, timeout=200)
-        for number, size in enumerate(WORLDS)
-    ]
+    worlds = [(size, (str(folder), number)) for number, size in enumerate(WORLDS)]
+    return run_worlds(["deepspeed"], resuming.do, worlds, timeout=200)
 
 
 def of(found: list[list[dict[str, Any]]], name: str) -> list[list[Any]]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 
 import pytest
 
 from notebook_accel.events import Event, Line, Order, StackReport, Unfinished
 from notebook_accel.launch.supervise.hang_watch import HangWatch
+from tests.unit.clock import Clock
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("notebook_accel.launch.supervise.hang_watch.time", made)
+    return made
 
 
 class Ranks:
@@ -37,44 +44,43 @@ class Ranks:
         return self.watch.look({0: 100}, {0}, ()) or self.watch.look({0: 100}, {0}, ())
 
 
-def test_what_another_node_asks_is_told_once() -> None:
+def test_what_another_node_asks_is_told_once(clock: Clock) -> None:
     ranks = Ranks(60.0)
     assert not ranks.look() and not ranks.watch.is_asking
     ranks.watch.hear_others(0.0, ask=True)
     assert ranks.watch.is_asking and "in barrier" in ranks.look() and not ranks.watch.is_asking
     ranks.watch.hear_others(0.0, ask=False)
-    time.sleep(1.1)  # what comes sooner may be the stacks themselves
-    ranks.watch.take([Line(rank=0, time=time.time(), stream="stdout", text="goes on")])
+    clock.now += 1.1  # what comes sooner may be the stacks themselves
+    ranks.watch.take([Line(rank=0, time=clock.time(), stream="stdout", text="goes on")])
     assert not ranks.look() and len(ranks.shown) == 1
 
 
-def test_news_of_another_node_count_but_are_not_passed_on() -> None:
-    ranks = Ranks(0.2)
+def test_news_of_another_node_count_but_are_not_passed_on(clock: Clock) -> None:
+    ranks = Ranks(20.0)
     own = ranks.watch.news
-    time.sleep(0.25)
-    ranks.watch.hear_others(time.monotonic() - 0.1, ask=False)
+    clock.now += 25
+    ranks.watch.hear_others(clock.now - 10, ask=False)
     assert not ranks.look() and ranks.watch.news == own
-    time.sleep(0.15)
+    clock.now += 15
     assert "in barrier" in ranks.look()
 
 
 @pytest.mark.parametrize("state", ["is stopped by a signal", ""])
-def test_a_rank_that_is_stopped_is_not_taken_for_one_in_c_code(
-    state: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("notebook_accel.launch.supervise.hang_watch._ANSWER_SECONDS", 0.0)
-    ranks = Ranks(0.01)
+def test_a_rank_that_is_stopped_is_not_taken_for_one_in_c_code(state: str, clock: Clock) -> None:
+    ranks = Ranks(20.0)
     ranks.answers, ranks.states[0] = False, state
-    time.sleep(0.02)
+    clock.now += 25
+    assert not ranks.look(), "it has some time to answer"
+    clock.now += 25
     text = ranks.look()
     assert f"rank 0 (process 100) {state or 'does not answer'}" in text
     assert ("C code" in text) == (not state)
     assert ranks.signalled == ([] if state else [0]), "a stack would come when the process goes on"
 
 
-def test_writes_without_newline_are_news() -> None:
+def test_writes_without_newline_are_news(clock: Clock) -> None:
     ranks = Ranks(60.0)
     before = ranks.watch.news
-    time.sleep(0.01)
-    ranks.watch.take([Unfinished(rank=0, time=time.time(), stream="stdout", text="working")])
+    clock.now += 1
+    ranks.watch.take([Unfinished(rank=0, time=clock.time(), stream="stdout", text="working")])
     assert ranks.watch.news > before

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import threading
-import time
 import types
 from typing import Any
 
+import pytest
+
 import notebook_accel.comm.base  # noqa: F401 - which a process that is in a collective has imported
 from notebook_accel.launch.worker.stacks import BACKWARD, StackWatch, find_collective
+from tests.unit.clock import Clock, wait_in
 
 
-def test_a_thread_that_stands_still_is_seen_to() -> None:
+def test_a_thread_that_stands_still_is_seen_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("notebook_accel.launch.worker.stacks.time", clock)
     go = threading.Event()
 
     def stand() -> None:
-        go.wait(10)
+        go.wait(60)
 
     thread = threading.Thread(target=stand)
     thread.start()
     assert thread.ident is not None
     looker = StackWatch(thread.ident)
-    time.sleep(0.05)
-    looker.look()
-    time.sleep(0.1)
+    wait_in(thread, "wait")
+    while looker.look().seconds == 0:  # it may still be on its way to the lock
+        clock.now += 1
+    clock.now += 10
     seen = looker.look()
     go.set()
     thread.join()
-    assert 0.09 < seen.seconds < 5
+    assert seen.seconds > 10
     assert "stand" in [frame.name for frame in seen.frames] and seen.collective == ""
 
 

@@ -55,7 +55,7 @@ def test_clocks_of_nodes_may_differ() -> None:
     beat = now() - hour
     told(late, {LATE: beat}, beat + LAST_CALL)
     first = state_of(right)
-    assert now() - first.last_heartbeats[LATE] < timedelta(seconds=5)
+    assert now() - first.last_heartbeats[LATE] < timedelta(minutes=5)
     assert first.deadline is not None and timedelta() < first.deadline - now() <= LAST_CALL
     assert state_of(right).last_heartbeats == first.last_heartbeats, "nothing new was said"
 
