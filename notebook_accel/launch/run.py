@@ -17,6 +17,7 @@ from ..errors import HangError, LaunchError, RunStoppedError
 from ..events import Event, Failure
 from ..stream.record import RunRecord
 from ..stream.sinks import Sink
+from . import signals
 from .checks.problems import check_seconds
 from .engines.base import Engine, Outcome
 from .job import Job
@@ -77,6 +78,8 @@ class Run:
     def call(self) -> Any:
         """Run the job in this thread and return its value. The run does not keep the value.
 
+        The caller delays interrupts (`signals.delay_interrupt`); `start` likewise. The waits here obey them.
+
         Returns:
             What `result` returns.
 
@@ -88,11 +91,9 @@ class Run:
         try:
             self.execute()
         except KeyboardInterrupt:
-            if not self.job.distributed:
-                raise
-            raise KeyboardInterrupt(
-                f"{self.job.name}: all workers have ended"
-            ) from None  # without our own frames
+            if self.job.distributed:  # without our own frames
+                raise KeyboardInterrupt(f"{self.job.name}: all workers have ended") from None
+            raise
         return self.pop_result()
 
     def execute(self) -> None:
@@ -133,16 +134,13 @@ class Run:
             self._error = error
             self._close()  # a run that has not ended would keep its devices
             raise
-        thread = threading.Thread(
-            target=self._execute_quietly, name=f"notebook_accel {self.job.name}", daemon=True
-        )
-        thread.start()
+        name = f"notebook_accel {self.job.name}"
+        threading.Thread(target=self._execute_quietly, name=name, daemon=True).start()
         try:
             while not (self._begun.wait(_LOOK_SECONDS) or self._ended.is_set()):
-                pass
+                signals.obey_interrupt()
         except KeyboardInterrupt:
             self.stop(_INTERRUPT_GRACE)
-            self._ended.wait()
             raise
         if not self._begun.is_set() and self._error is not None:
             raise self._error

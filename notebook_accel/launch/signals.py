@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Final
 
 import psutil
@@ -71,42 +72,90 @@ Programs that use real-time signals take the lowest numbers first.
 
 
 class _DelayedInterrupt:
-    """A signal handler that only remembers that it was called."""
+    """A signal handler that remembers that it was called.
 
-    def __init__(self) -> None:
+    Args:
+        before: the handler that it stands for.
+    """
+
+    def __init__(self, before: Callable[[int, FrameType | None], object]) -> None:
+        self.before = before
         self.was_called = False
 
     def __call__(self, signum: int, frame: object) -> None:
         self.was_called = True
+
+    def obey(self) -> None:
+        """Call the handler that it stands for, if the user has interrupted."""
+        if self.was_called:
+            self.was_called = False
+            self.before(signal.SIGINT, sys._getframe())
 
 
 @contextlib.contextmanager
 def delay_interrupt() -> Iterator[None]:
     """Delay an interrupt to the end of the block, and of the outermost block if they are nested.
 
-    In a thread that is not the main thread this does nothing: Python interrupts the main thread only.
+    A long wait in the block calls `obey_interrupt` again and again. In a thread that is not the main thread this does
+    nothing: Python interrupts the main thread only. An interrupt that this process ignores stays ignored.
 
     Raises:
-        KeyboardInterrupt: at the end of the block, if the user interrupted it.
+        KeyboardInterrupt: at the end of the block, if the user interrupted it. A handler of the user's own is called
+            instead, if there is one.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or isinstance(signal.getsignal(signal.SIGINT), _DelayedInterrupt):
+    before = signal.getsignal(signal.SIGINT)
+    if not is_main or isinstance(before, _DelayedInterrupt) or not callable(before):
         yield
         return
-    handler = _DelayedInterrupt()
-    before = signal.signal(signal.SIGINT, handler)
+    handler = _DelayedInterrupt(before)
+    signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if handler.was_called:
-        raise KeyboardInterrupt
+        signal.signal(signal.SIGINT, handler.before)
+    handler.obey()
+
+
+@contextlib.contextmanager
+def allow_interrupt() -> Iterator[None]:
+    """Let an interrupt come at once in this part of a block of `delay_interrupt`: for code of the user's."""
+    handler = _find_delayed()
+    if handler is None:
+        yield
+        return
+    signal.signal(signal.SIGINT, handler.before)
+    try:
+        handler.obey()
+        yield
+    finally:
+        before = signal.signal(signal.SIGINT, handler)
+        if callable(before):  # the code may have set its own
+            handler.before = before
+
+
+def obey_interrupt() -> None:
+    """Obey the user's interrupt of a block of `delay_interrupt`, if there was one; for waits in the block.
+
+    Raises:
+        KeyboardInterrupt: the user has interrupted it.
+    """
+    if (handler := _find_delayed()) is not None:
+        handler.obey()
 
 
 def is_interrupted() -> bool:
     """Return whether the user has interrupted a block of `delay_interrupt` that has not ended yet."""
     handler = signal.getsignal(signal.SIGINT)
     return isinstance(handler, _DelayedInterrupt) and handler.was_called
+
+
+def _find_delayed() -> _DelayedInterrupt | None:
+    """Return what delays interrupts of this thread; None where they come at once, or never."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    handler = signal.getsignal(signal.SIGINT)
+    return handler if isinstance(handler, _DelayedInterrupt) else None
 
 
 @contextlib.contextmanager

@@ -109,19 +109,23 @@ class Session:
         self.started = time.time()
         self._held: list[Workers] = []
         weakref.finalize(self, _close_all, self._held)
-        self._start()
-        registry.add_session(self)
+        try:
+            self._start()
+            registry.add_session(self)
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self) -> None:
         __tracebackhide__ = True
-        workers = Workers(self.job)
-        self._held[:] = [workers]
-        workers.start()
-        try:
-            self._call(service.join, (), name="the start of the session", returns="none")
-        except BaseException:
-            workers.close()
-            raise
+        with signals.delay_interrupt():
+            self._held[:] = [workers := Workers(self.job)]
+            try:
+                workers.start()
+                self._call(service.join, (), name="the start of the session", returns="none")
+            except BaseException:
+                workers.close()
+                raise
 
     @property
     def _workers(self) -> Workers:
@@ -246,16 +250,17 @@ class Session:
         sink = TextSink(self.job.output, self.job.prefix)
         sink.show(make_start_phases(range(self.num_processes)))
         _note_late_lines(workers, sink)
-        try:
-            call = workers.begin(pickled, name, chosen, sending, self.grace, self.hang_timeout)
-            while call.unfinished or call.waiting:
-                workers.show(call, sink)
-            with signals.delay_interrupt():
+        with signals.delay_interrupt():  # obeyed between two looks: elsewhere it could leave the session busy
+            try:
+                call = workers.begin(pickled, name, chosen, sending, self.grace, self.hang_timeout)
+                while call.unfinished or call.waiting:
+                    workers.show(call, sink)
+                    signals.obey_interrupt()
                 notes = self._finish_call(call, sink)
                 sink.close()
-        except BaseException as error:
-            self._stop_call(sink, error, name)
-            raise
+            except BaseException as error:
+                self._stop_call(sink, error, name)
+                raise
         if call.failures or call.was_interrupted:
             raise self._build_error(call, notes, sink)
         return {rank: unpack_value(call.results[rank]) for rank in sending}
@@ -268,13 +273,12 @@ class Session:
             return
         if not isinstance(error, KeyboardInterrupt):
             sink = TextSink("none")  # the sink of the call failed
-        with signals.delay_interrupt():
-            call.bring_back(0.0)
-            while call.unfinished:
-                workers.show(call, sink)
-            for note in self._finish_call(call, sink):
-                sink.note(note)
-            sink.close()
+        call.bring_back(0.0)
+        while call.unfinished:
+            workers.show(call, sink)
+        for note in self._finish_call(call, sink):
+            sink.note(note)
+        sink.close()
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(f"{name}: stopped on all ranks, the session goes on") from None
 
