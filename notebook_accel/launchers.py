@@ -210,16 +210,15 @@ def _run(request: LaunchRequest, caller: str) -> Any:
     job, engine = preflight.check(request, caller)
     is_debug = environ.flag_in(job.environment, "ACCELERATE_DEBUG_MODE")
     if environ.flag("ACCELERATE_DEBUG_MODE") if is_debug is None else is_debug:
-        with signals.delay_interrupt():
+        with signals.delay_interrupt(signals.PATIENCE):
             dry_run.launch(job, engine)
     sinks: list[MakeSink] = [make_sink]
     folder = job.log_dir
     if folder is not None and job.distributed:
         # before the view: if the folder cannot be made, no view was opened
         sinks.insert(0, lambda run: LogFiles(folder, run.job.name))
-    with (
-        signals.delay_interrupt()
-    ):  # waits obey it: elsewhere it could leave a run that never begins, or never ends
+    # the waits in it obey: anywhere else an interrupt could leave a run that never ends
+    with signals.delay_interrupt(signals.PATIENCE):
         run = registry.open_run(job, engine, sinks)
         if not job.background:
             return run.call()

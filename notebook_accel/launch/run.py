@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from ..errors import HangError, LaunchError, RunStoppedError
 from ..events import Event, Failure
 from ..stream.record import RunRecord
-from ..stream.sinks import Sink
+from ..stream.sinks import Sink, close_sink
 from . import signals
 from .checks.problems import check_seconds
 from .engines.base import Engine, Outcome
@@ -78,7 +78,7 @@ class Run:
     def call(self) -> Any:
         """Run the job in this thread and return its value. The run does not keep the value.
 
-        The caller delays interrupts (`signals.delay_interrupt`); `start` likewise. The waits here obey them.
+        The caller delays interrupts (`signals.delay_interrupt`), for `start` too. The waits here obey them.
 
         Returns:
             What `result` returns.
@@ -153,14 +153,13 @@ class Run:
         self._finished = time.time()
         self.job = self.job.without_work()
         self._traceback = None if self._error is None else self._error.__traceback__
-        for sink in self._sinks:
-            try:
-                sink.close()
-            except Exception as error:  # a broken view does not make the run fail
-                print(f"notebook_accel: the run's output could not be shown: {error!r}", file=sys.stderr)
-        with self._lock:
-            self._ended.set()
-            callbacks, self._callbacks = self._callbacks, []
+        try:
+            for sink in self._sinks:
+                close_sink(sink)
+        finally:
+            with self._lock:
+                self._ended.set()
+                callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             try:
                 callback()

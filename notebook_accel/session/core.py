@@ -118,7 +118,7 @@ class Session:
 
     def _start(self) -> None:
         __tracebackhide__ = True
-        with signals.delay_interrupt():
+        with signals.delay_interrupt(signals.PATIENCE):
             self._held[:] = [workers := Workers(self.job)]
             try:
                 workers.start()
@@ -250,14 +250,16 @@ class Session:
         sink = TextSink(self.job.output, self.job.prefix)
         sink.show(make_start_phases(range(self.num_processes)))
         _note_late_lines(workers, sink)
-        with signals.delay_interrupt():  # obeyed between two looks: elsewhere it could leave the session busy
+        with signals.delay_interrupt(signals.PATIENCE):  # obeyed between two looks: else it could stay busy
             try:
-                call = workers.begin(pickled, name, chosen, sending, self.grace, self.hang_timeout)
+                with signals.delay_interrupt():
+                    call = workers.begin(pickled, name, chosen, sending, self.grace, self.hang_timeout)
                 while call.unfinished or call.waiting:
                     workers.show(call, sink)
                     signals.obey_interrupt()
-                notes = self._finish_call(call, sink)
-                sink.close()
+                with signals.delay_interrupt():
+                    notes = self._finish_call(call, sink)
+                    sink.close()
             except BaseException as error:
                 self._stop_call(sink, error, name)
                 raise
@@ -273,12 +275,13 @@ class Session:
             return
         if not isinstance(error, KeyboardInterrupt):
             sink = TextSink("none")  # the sink of the call failed
-        call.bring_back(0.0)
-        while call.unfinished:
-            workers.show(call, sink)
-        for note in self._finish_call(call, sink):
-            sink.note(note)
-        sink.close()
+        with signals.delay_interrupt():
+            call.bring_back(0.0)
+            while call.unfinished:
+                workers.show(call, sink)
+            for note in self._finish_call(call, sink):
+                sink.note(note)
+            sink.close()
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(f"{name}: stopped on all ranks, the session goes on") from None
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -101,3 +103,42 @@ def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def interrupt_soon() -> None:
+    """Interrupt this thread in the midst of what it waits for next."""
+    threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+
+
+@pytest.mark.parametrize("patience", [0.0, 0.3])
+def test_a_wait_that_obeys_nothing_is_left_all_the_same(patience: float) -> None:
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt), signals.delay_interrupt(patience):
+        time.sleep(600)  # to its end it would take longer than a test may
+    assert not signals.is_interrupted()
+
+
+def test_a_block_that_must_not_be_torn_is_not() -> None:
+    done = []
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt), signals.delay_interrupt(0.0):
+        with signals.delay_interrupt():
+            while not signals.is_interrupted():
+                time.sleep(0.01)
+            done.append("goes on")
+        time.sleep(600)
+    assert done == ["goes on"]
+
+
+def test_what_was_obeyed_does_not_come_again() -> None:
+    before = threading.active_count()
+    interrupt_soon()
+    with signals.delay_interrupt(0.0):
+        with signals.delay_interrupt():
+            while not signals.is_interrupted():
+                time.sleep(0.01)
+            with pytest.raises(KeyboardInterrupt):
+                signals.obey_interrupt()
+        handler: Any = signal.getsignal(signal.SIGINT)
+        while handler.is_insisting or threading.active_count() > before:
+            time.sleep(0.01)
