@@ -48,10 +48,6 @@ class EndWatch:
 
     def has_ended(self) -> bool:
         """Return whether the process has ended; `exitcode` then says how, or is None where nobody knows."""
-        if self._pidfd >= 0 and not wait_readable(self._pidfd, 0):
-            return (
-                False  # with its fork server gone, multiprocessing gives a code to a process that still runs
-            )
         self.exitcode = self._process.exitcode
         if self.exitcode is not None:
             return True
