@@ -34,7 +34,8 @@ class EndWatch:
         process: of this node, just started.
 
     Attributes:
-        fd: a descriptor that becomes readable when the process has ended; -1 where there is none.
+        fd: a descriptor that becomes readable as soon as `has_ended` has news; -1 where there is none. `has_ended` may
+            change it: where a fork server has not passed on the code of a process that is gone, it is the code's.
         exitcode: negative for a signal; None while the process runs, and where nobody knows it.
     """
 
@@ -48,16 +49,23 @@ class EndWatch:
 
     def has_ended(self) -> bool:
         """Return whether the process has ended; `exitcode` then says how, or is None where nobody knows."""
+        has_news = self.fd >= 0 and wait_readable(self.fd, 0)
+        if self._gone is None and self._pidfd >= 0:
+            if not has_news:
+                return False  # whatever multiprocessing says: its fork server is gone, and the process still runs
+            self._gone = time.monotonic()
         self.exitcode = self._process.exitcode
         if self.exitcode is not None:
             return True
         if self._gone is None and self._is_gone():
             self._gone = time.monotonic()
-        return self._gone is not None and time.monotonic() - self._gone > _CODE_SECONDS
+        if self._gone is None:
+            return False
+        if has_news:  # which stays: it would wake up whoever waits, again and again
+            self.fd = self._process.sentinel if self.fd == self._pidfd else -1
+        return time.monotonic() - self._gone > _CODE_SECONDS
 
     def _is_gone(self) -> bool:
-        if self._pidfd >= 0:
-            return wait_readable(self._pidfd, 0)
         if sys.platform == "win32":
             return False  # there a handle keeps the exit code
         try:

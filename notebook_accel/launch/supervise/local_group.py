@@ -65,11 +65,13 @@ class _LocalMember(Member):
         process: the process.
         lifeline: our end of a pipe; the worker is killed when it closes.
         end: says whether the process has ended.
+        watched: the descriptor of `end` that the inbox watches; -1 for none.
     """
 
     process: WorkerProcess
     lifeline: PipeEnd
     end: EndWatch
+    watched: int = -1
 
 
 class _Starting:
@@ -196,11 +198,11 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         finally:
             starting.close_theirs()
         self._inbox.add(rank, ours)
-        end = EndWatch(process)
-        if end.fd >= 0:  # on Windows the end of its socket tells
-            self._inbox.watch(end.fd)
-        pid = process.pid or 0
-        self._members.append(_LocalMember(rank=rank, pid=pid, process=process, lifeline=lifeline, end=end))
+        member = _LocalMember(
+            rank=rank, pid=process.pid or 0, process=process, lifeline=lifeline, end=EndWatch(process)
+        )
+        self._watch(member, member.end.fd)  # on Windows there is none, and the end of its socket tells
+        self._members.append(member)
         descriptors.forget(starting)
 
     def start_process(self, rank: int, ends: WorkerEnds) -> WorkerProcess:
@@ -277,7 +279,9 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
     def note_ends(self) -> None:
         """Note which processes have ended, and read what they left."""
         for member in self.list_running():
-            if not member.end.has_ended():
+            has_ended = member.end.has_ended()
+            self._watch(member, member.end.fd)
+            if not has_ended:
                 continue
             now = time.time()
             self._leave_alone(member)
@@ -289,8 +293,17 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
 
     def _leave_alone(self, member: _LocalMember) -> None:
         member.has_ended = True  # first: whatever happens below, nobody waits for it any more
-        if member.end.fd >= 0:
-            self._inbox.unwatch(member.end.fd)
+        self._watch(member, -1)
+
+    def _watch(self, member: _LocalMember, fd: int) -> None:
+        """Let the inbox watch this descriptor for the end of a member; -1 for none."""
+        if fd == member.watched:
+            return
+        if member.watched >= 0:
+            self._inbox.unwatch(member.watched)
+        member.watched = fd
+        if fd >= 0:
+            self._inbox.watch(fd)
 
     # -- ending
 
