@@ -3,6 +3,7 @@
 #   make check      lint and the tests that matter for your change, in three minutes
 #   make test       format, lint, types, every test that needs no GPU, the notebooks on Colab's old stack, XLA
 #   make bench      our times side by side with Accelerate's and plain torch's
+#   make soak       launches, interrupts and kills at random for SOAK_MINUTES (60), until something leaks or hangs
 #   make test-gpu   tests/gpu; skips with a reason where there is no CUDA
 # PYTHON chooses the interpreter that .venv is made with, and the one that runs test-gpu.
 
@@ -20,7 +21,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint con
 SPEC := pyproject.toml constraints.txt
 
 .PHONY: help demo check check-tests test test-unit test-notebooks test-nodes test-contract test-colab test-xla test-gpu bench
-.PHONY: lint format clean
+.PHONY: soak lint format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -165,6 +166,10 @@ test-xla: $(if $(HAS_XLA),$(XLA)/stamp)
 # A GPU machine brings its own torch, so PYTHON is used as it is and nothing is installed into it.
 test-gpu: $(if $(PYTHON),,$(VENV)/dev.stamp)
 	$(or $(PYTHON),$(PY)) -m pytest tests/gpu --durations=10
+
+SOAK_MINUTES := 60
+soak: $(VENV)/dev.stamp
+	$(PY) -m tests.soak --minutes $(SOAK_MINUTES) $(SOAK)
 
 bench: $(VENV)/bench.stamp
 	$(PY) -m tests.benchmarks

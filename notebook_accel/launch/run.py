@@ -16,7 +16,8 @@ from typing import Any, Final, Literal
 from ..errors import HangError, LaunchError, RunStoppedError
 from ..events import Event, Failure
 from ..stream.record import RunRecord
-from ..stream.sinks import Sink
+from ..stream.sinks import Sink, close_sink
+from . import signals
 from .checks.problems import check_seconds
 from .engines.base import Engine, Outcome
 from .job import Job
@@ -77,6 +78,8 @@ class Run:
     def call(self) -> Any:
         """Run the job in this thread and return its value. The run does not keep the value.
 
+        The caller delays interrupts (`signals.delay_interrupt`), for `start` too. The waits here obey them.
+
         Returns:
             What `result` returns.
 
@@ -88,11 +91,9 @@ class Run:
         try:
             self.execute()
         except KeyboardInterrupt:
-            if not self.job.distributed:
-                raise
-            raise KeyboardInterrupt(
-                f"{self.job.name}: all workers have ended"
-            ) from None  # without our own frames
+            if self.job.distributed:  # without our own frames
+                raise KeyboardInterrupt(f"{self.job.name}: all workers have ended") from None
+            raise
         return self.pop_result()
 
     def execute(self) -> None:
@@ -133,16 +134,13 @@ class Run:
             self._error = error
             self._close()  # a run that has not ended would keep its devices
             raise
-        thread = threading.Thread(
-            target=self._execute_quietly, name=f"notebook_accel {self.job.name}", daemon=True
-        )
-        thread.start()
+        name = f"notebook_accel {self.job.name}"
+        threading.Thread(target=self._execute_quietly, name=name, daemon=True).start()
         try:
             while not (self._begun.wait(_LOOK_SECONDS) or self._ended.is_set()):
-                pass
+                signals.obey_interrupt()
         except KeyboardInterrupt:
             self.stop(_INTERRUPT_GRACE)
-            self._ended.wait()
             raise
         if not self._begun.is_set() and self._error is not None:
             raise self._error
@@ -155,14 +153,13 @@ class Run:
         self._finished = time.time()
         self.job = self.job.without_work()
         self._traceback = None if self._error is None else self._error.__traceback__
-        for sink in self._sinks:
-            try:
-                sink.close()
-            except Exception as error:  # a broken view does not make the run fail
-                print(f"notebook_accel: the run's output could not be shown: {error!r}", file=sys.stderr)
-        with self._lock:
-            self._ended.set()
-            callbacks, self._callbacks = self._callbacks, []
+        try:
+            for sink in self._sinks:
+                close_sink(sink)
+        finally:
+            with self._lock:
+                self._ended.set()
+                callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             try:
                 callback()

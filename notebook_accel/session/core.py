@@ -109,19 +109,23 @@ class Session:
         self.started = time.time()
         self._held: list[Workers] = []
         weakref.finalize(self, _close_all, self._held)
-        self._start()
-        registry.add_session(self)
+        try:
+            self._start()
+            registry.add_session(self)
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self) -> None:
         __tracebackhide__ = True
-        workers = Workers(self.job)
-        self._held[:] = [workers]
-        workers.start()
-        try:
-            self._call(service.join, (), name="the start of the session", returns="none")
-        except BaseException:
-            workers.close()
-            raise
+        with signals.delay_interrupt(signals.PATIENCE):
+            self._held[:] = [workers := Workers(self.job)]
+            try:
+                workers.start()
+                self._call(service.join, (), name="the start of the session", returns="none")
+            except BaseException:
+                workers.close()
+                raise
 
     @property
     def _workers(self) -> Workers:
@@ -246,16 +250,19 @@ class Session:
         sink = TextSink(self.job.output, self.job.prefix)
         sink.show(make_start_phases(range(self.num_processes)))
         _note_late_lines(workers, sink)
-        try:
-            call = workers.begin(pickled, name, chosen, sending, self.grace, self.hang_timeout)
-            while call.unfinished or call.waiting:
-                workers.show(call, sink)
-            with signals.delay_interrupt():
-                notes = self._finish_call(call, sink)
-                sink.close()
-        except BaseException as error:
-            self._stop_call(sink, error, name)
-            raise
+        with signals.delay_interrupt(signals.PATIENCE):  # obeyed between two looks: else it could stay busy
+            try:
+                with signals.delay_interrupt():
+                    call = workers.begin(pickled, name, chosen, sending, self.grace, self.hang_timeout)
+                while call.unfinished or call.waiting:
+                    workers.show(call, sink)
+                    signals.obey_interrupt()
+                with signals.delay_interrupt():
+                    notes = self._finish_call(call, sink)
+                    sink.close()
+            except BaseException as error:
+                self._stop_call(sink, error, name)
+                raise
         if call.failures or call.was_interrupted:
             raise self._build_error(call, notes, sink)
         return {rank: unpack_value(call.results[rank]) for rank in sending}

@@ -217,7 +217,8 @@ class Workers:
     ) -> Call:
         """Send a call to workers.
 
-        The caller then calls `show` until no rank of the call is unfinished, and at last `end`.
+        The caller then calls `show` until no rank of the call is unfinished, and at last `end`. It delays interrupts
+        meanwhile: one between two of these steps would leave the session busy for ever.
 
         Args:
             pickled: function and arguments.
@@ -251,24 +252,23 @@ class Workers:
             hang_timeout=hang_timeout,
         )
         new = cell_sources.collect(self._known_sources)
-        with signals.delay_interrupt():  # so that after an interrupt `current` is this call
-            with self._changed:
-                self._call = call
-                for rank in self.dead.keys() & call.ranks:
-                    call.take(self.dead[rank])
-            for rank in call.ranks:
-                order = CallOrder(
-                    rank=rank,
-                    time=time.time(),
-                    call=call.number,
-                    work=pickle.PickleBuffer(pickled.data),
-                    buffers=pickled.buffers,
-                    sends_value=rank in sending,
-                    sources=new,
-                )
-                self._group.tell(order)
-            if call.ranks == self.pids.keys():
-                self._known_sources.update(new)
+        with self._changed:
+            self._call = call
+            for rank in self.dead.keys() & call.ranks:
+                call.take(self.dead[rank])
+        for rank in call.ranks:
+            order = CallOrder(
+                rank=rank,
+                time=time.time(),
+                call=call.number,
+                work=pickle.PickleBuffer(pickled.data),
+                buffers=pickled.buffers,
+                sends_value=rank in sending,
+                sources=new,
+            )
+            self._group.tell(order)
+        if call.ranks == self.pids.keys():
+            self._known_sources.update(new)
         return call
 
     def _tell(self, order: Order) -> None:

@@ -55,6 +55,18 @@ class Sink(ABC):
         return False
 
 
+def close_sink(sink: Sink) -> None:
+    """Close a sink. If that fails, it is told on stderr: a broken view does not make a run fail.
+
+    Args:
+        sink: of a run that has ended.
+    """
+    try:
+        sink.close()
+    except Exception as error:
+        print(f"notebook_accel: the run's output could not be shown: {error!r}", file=sys.stderr)
+
+
 class TextSink(Sink):
     """Writes lines to the cell or terminal that runs, marked by rank; shows displays and one rank's bars.
 

@@ -250,3 +250,49 @@ def test_a_worker_that_does_not_end_is_left_behind(tmp_path: Path) -> None:
     )
     lines = out.splitlines()
     assert "stopped" in lines and "was killed and has not ended" in out, out
+
+
+def test_sockets_of_killed_workers_are_removed(tmp_path: Path) -> None:
+    """A loader's processes have sockets of multiprocessing, which those that are killed cannot remove."""
+    out = run(
+        """
+        import multiprocessing.util, tempfile
+        def leave():
+            from multiprocessing import connection
+            globals()["listener"] = connection.Listener(family="AF_UNIX")
+            assert os.path.exists(listener.address)
+            os.kill(os.getpid(), signal.SIGKILL)
+        def list_all():
+            return {os.path.join(at, name) for at, *names in os.walk(tempfile.gettempdir()) for name in sum(names, [])}
+        multiprocessing.util.get_temp_dir()
+        for method in ("fork", "forkserver"):
+            notebook_launcher(os.getpid, num_processes=2, start_method=method, view="none")
+            before = list_all()
+            try:
+                notebook_launcher(leave, num_processes=2, start_method=method, view="none")
+            except na.WorkerKilledError:
+                print(method, list_all() - before)
+        """,
+        tmp_path,
+    )
+    assert out.splitlines() == ["fork set()", "forkserver set()"], out
+
+
+def test_the_socket_of_a_killed_fork_server_is_removed(tmp_path: Path) -> None:
+    out = run(
+        """
+        import multiprocessing.forkserver, multiprocessing.util
+        server = multiprocessing.forkserver._forkserver
+        def launch():
+            notebook_launcher(os.getpid, num_processes=2, start_method="forkserver", view="none")
+            return os.listdir(multiprocessing.util.get_temp_dir())
+        before = launch()
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+        os.waitid(os.P_PID, server._forkserver_pid, os.WEXITED | os.WNOWAIT)
+        assert before != (after := launch())
+        print(len(before), len(after))
+        """,
+        tmp_path,
+    )
+    before, after = out.split()[-2:]
+    assert before == after, out

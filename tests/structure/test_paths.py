@@ -92,7 +92,7 @@ def launch_from_form(folder: Path) -> Callable[[], Any]:
 
 
 ROWS = (
-    Row(name="notebook_launcher to its engine", make=launch, until=ElasticEngine.run, files=15, switches=40),
+    Row(name="notebook_launcher to its engine", make=launch, until=ElasticEngine.run, files=16, switches=40),
     Row(
         name="form.launch to preflight",
         make=launch_from_form,

@@ -10,6 +10,7 @@ from typing import ClassVar
 from ... import environ, runtime
 from ...events import Metric
 from ...stream.record import RunRecord
+from .. import signals
 from ..checks import xla_runtime
 from ..job import Job
 from ..supervise.control import Control
@@ -44,7 +45,7 @@ class InProcessEngine(Engine):
         runtime.reset()
         runtime.set_reporter(CellReporter(deliver, control))
         try:
-            with environ.patch_environment(**job.environment):
+            with environ.patch_environment(**job.environment), signals.allow_interrupt():
                 if job.tpu_mode == "spmd":
                     xla_runtime.shard()
                 value = job.function(*job.args)

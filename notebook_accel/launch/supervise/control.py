@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+from .. import signals
+
 
 class StopAsked(Exception):
     """The run was asked to stop."""
@@ -47,6 +49,7 @@ class Control:
         return self._stop.is_set()
 
     def check(self) -> None:
-        """Raise StopAsked if `stop` was called: for waits during which no worker runs."""
+        """Raise StopAsked if `stop` was called, and obey an interrupt: for waits during which no worker runs."""
+        signals.obey_interrupt()
         if self.stop_is_asked:
             raise StopAsked

@@ -48,8 +48,12 @@ def start(job: Job, check: Callable[[], None]) -> None:
 
     server: Any = forkserver._forkserver
     forkserver.set_forkserver_preload(_choose_modules(job, getattr(server, "_preload_modules", ())))
+    before = getattr(server, "_forkserver_address", None)
     with explain_end(job), signals.block_interrupt_in_children():
         forkserver.ensure_running()
+        if isinstance(before, str) and before != server._forkserver_address:
+            with contextlib.suppress(OSError):  # one that was killed has left its socket
+                os.unlink(before)
         if server._forkserver_pid == runtime.fork_server():
             return
         reader, writer = forkserver.connect_to_new_process([])

@@ -136,6 +136,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         self._setup = setup
         self._threads = environment.count_threads(self._job)
         self._inbox = Inbox()
+        self._sockets = socket_folder.WorkersFolder()
         self._context = multiprocessing.get_context(self._job.start_method)
         descriptors.keep_from_forks(self)
 
@@ -238,6 +239,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         process: WorkerProcess = self._context.Process(  # type: ignore[attr-defined]
             target=work[0], args=work[1:], name=f"notebook_accel rank {rank}"
         )
+        self._sockets.assign(process)
         with (
             _without_main_module(forked),
             _hear_errors(self._job.start_method, ends.stderr),
@@ -354,6 +356,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
             else:  # nobody waits for it at exit either
                 multiprocessing.process._children.discard(member.process)  # type: ignore[attr-defined]
         self._members.clear()
+        self._sockets.remove()
 
 
 def choose_child_start_method() -> str | None:

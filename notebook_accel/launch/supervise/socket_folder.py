@@ -42,6 +42,34 @@ def use_short_folder() -> None:
     settings[_KEY] = folder
 
 
+class WorkersFolder:
+    """Where workers and their processes have multiprocessing's sockets: those that are killed remove none."""
+
+    def __init__(self) -> None:
+        self._path: str | None = None
+
+    def assign(self, worker: Any) -> None:
+        """Let a worker use the folder, with all processes that it starts.
+
+        Args:
+            worker: a process of multiprocessing, not started yet.
+
+        Raises:
+            LaunchError: there is no folder with a path that is short enough.
+        """
+        if sys.platform == "win32":
+            return
+        if self._path is None:
+            self._path = tempfile.mkdtemp(prefix="pymp-", dir=find_folder(_LISTENER))
+        vars(worker)["_config"][_KEY] = self._path
+
+    def remove(self) -> None:
+        """Remove the folder, once the workers have ended."""
+        if self._path is not None:
+            shutil.rmtree(self._path, ignore_errors=True)
+            self._path = None
+
+
 def find_folder(length: int) -> str:
     """Return the folder for temporary files, or another one where its path is too long.
 

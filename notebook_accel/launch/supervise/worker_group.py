@@ -194,6 +194,7 @@ class WorkerGroup(ABC, Generic[MemberT]):
         deadline = time.monotonic() + timeout
         while True:
             self.poll(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+            signals.obey_interrupt()
             if self._record.failures:
                 return "failed"
             if not self.is_running:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import ShipError
 from ...events import Result
+from .. import signals
 from .pickled import Pickled
 from .pickling import pack, unpack
 
@@ -55,7 +56,8 @@ def pack_job(function: Any, args: tuple[Any, ...], name: str) -> Pickled:
         ShipError: the message names the object that cannot be pickled and the path that leads to it.
     """
     try:
-        return pack((function, args))
+        with signals.allow_interrupt():  # it may take long, and nothing has started
+            return pack((function, args))
     except Exception as error:
         path, part, reason = _find_part(name, function, error, 0, set())
         if part is function:

@@ -2,17 +2,143 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from notebook_accel.launch import signals
 
 
 def test_interrupts_are_held_by_the_outermost_block() -> None:
-    import signal
-
     done = []
     with pytest.raises(KeyboardInterrupt), signals.delay_interrupt():
         with signals.delay_interrupt():
             signal.raise_signal(signal.SIGINT)
         done.append("goes on")
     assert done == ["goes on"]
+
+
+@pytest.fixture
+def handler() -> Iterator[list[int]]:
+    """The interrupts that a handler of the user's own got, which raises nothing."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda signum, frame: came.append(signum))
+    yield came
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_wait_in_the_block_obeys_the_interrupt() -> None:
+    done = []
+    with signals.delay_interrupt():
+        signals.obey_interrupt()
+        signal.raise_signal(signal.SIGINT)
+        assert signals.is_interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            signals.obey_interrupt()
+        assert not signals.is_interrupted()
+        done.append("goes on")
+    assert done == ["goes on"], "it is obeyed once"
+    signals.obey_interrupt()
+
+
+def test_another_thread_obeys_no_interrupt() -> None:
+    raised = []
+
+    def obey() -> None:
+        try:
+            signals.obey_interrupt()
+        except BaseException as error:
+            raised.append(error)
+
+    with pytest.raises(KeyboardInterrupt), signals.delay_interrupt():
+        signal.raise_signal(signal.SIGINT)
+        thread = threading.Thread(target=obey)
+        thread.start()
+        thread.join()
+    assert not raised
+
+
+def test_code_of_the_user_is_interrupted_at_once() -> None:
+    done = []
+    with signals.delay_interrupt():
+        with pytest.raises(KeyboardInterrupt), signals.allow_interrupt():
+            signal.raise_signal(signal.SIGINT)
+            done.append("too late")
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt), signals.allow_interrupt():
+            done.append("too late")
+    assert not done
+
+
+def test_a_handler_that_code_of_the_user_sets_stays(handler: list[int]) -> None:
+    own: list[int] = []
+    with signals.delay_interrupt(), signals.allow_interrupt():
+        signal.signal(signal.SIGINT, lambda signum, frame: own.append(signum))
+    signal.raise_signal(signal.SIGINT)
+    assert own == [signal.SIGINT] and not handler
+
+
+def test_a_handler_of_the_user_is_called_in_place_of_an_exception(handler: list[int]) -> None:
+    with signals.delay_interrupt():
+        signal.raise_signal(signal.SIGINT)
+        assert not handler
+        signals.obey_interrupt()
+        assert handler == [signal.SIGINT]
+        signal.raise_signal(signal.SIGINT)
+    assert handler == [signal.SIGINT] * 2
+
+
+def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with signals.delay_interrupt():
+            signal.raise_signal(signal.SIGINT)
+            signals.obey_interrupt()
+            with signals.allow_interrupt():
+                pass
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def interrupt_soon() -> None:
+    """Interrupt this thread in the midst of what it waits for next."""
+    threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+
+
+@pytest.mark.parametrize("patience", [0.0, 0.3])
+def test_a_wait_that_obeys_nothing_is_left_all_the_same(patience: float) -> None:
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt), signals.delay_interrupt(patience):
+        time.sleep(600)  # to its end it would take longer than a test may
+    assert not signals.is_interrupted()
+
+
+def test_a_block_that_must_not_be_torn_is_not() -> None:
+    done = []
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt), signals.delay_interrupt(0.0):
+        with signals.delay_interrupt():
+            while not signals.is_interrupted():
+                time.sleep(0.01)
+            done.append("goes on")
+        time.sleep(600)
+    assert done == ["goes on"]
+
+
+def test_what_was_obeyed_does_not_come_again() -> None:
+    before = threading.active_count()
+    interrupt_soon()
+    with signals.delay_interrupt(0.0):
+        with signals.delay_interrupt():
+            while not signals.is_interrupted():
+                time.sleep(0.01)
+            with pytest.raises(KeyboardInterrupt):
+                signals.obey_interrupt()
+        handler: Any = signal.getsignal(signal.SIGINT)
+        while handler.is_insisting or threading.active_count() > before:
+            time.sleep(0.01)

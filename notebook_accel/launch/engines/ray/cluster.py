@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from .... import environ, runtime
 from ....errors import LaunchError
+from ... import signals
 from ...supervise import socket_folder
 
 PLACEMENTS: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -87,13 +88,14 @@ def _init(address: str, tries: int = 2) -> None:
             if parent != tempfile.gettempdir():
                 options["_temp_dir"] = f"{parent}/ray"
     try:
-        ray.init(
-            address=address,
-            namespace=_NAMESPACE + address,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **options,
-        )
+        with signals.allow_interrupt():  # it may take long
+            ray.init(
+                address=address,
+                namespace=_NAMESPACE + address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **options,
+            )
     except Exception as error:
         ray.shutdown()
         was_slow = _SLOW_SERVER in str(error) or (address == _LOCAL and "timed out" in str(error))
