@@ -59,9 +59,10 @@ class _StoredState:
     beats: Sequence[tuple[_Node, int]]
 
     def __post_init__(self) -> None:
-        ranks = sorted(rank for _, rank in self.participants)
-        if not 0 <= self.round <= _LAST_ROUND or (self.complete and ranks != list(range(len(ranks)))):
-            raise ValueError(f"round {self.round} of nodes with the ranks {ranks[:9]}")
+        ranks = {rank for _, rank in self.participants}  # with gaps, where a node has left
+        is_wrong = len(ranks) < len(self.participants) or any(rank < 0 for rank in ranks)
+        if not 0 <= self.round <= _LAST_ROUND or (self.complete and is_wrong):
+            raise ValueError(f"round {self.round} of nodes with the ranks {sorted(ranks)[:9]}")
 
 
 class Backend(C10dRendezvousBackend):
