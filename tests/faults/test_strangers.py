@@ -261,6 +261,25 @@ def test_a_stranger_who_is_turned_away_often_is_shown_a_few_times() -> None:
     assert told[0] == "stranger 0" and len(told) < 50
 
 
+def test_what_was_said_in_an_earlier_run_counts_as_nothing_in_the_next() -> None:
+    """The secret is the same, and so is the run's name: he has kept what the store said then."""
+    found: list[tuple[ElasticNodes, HashStore]] = []
+    failed = NodeOutcome(node=node(1), kind="failed", text="of the first run")
+    for _ in range(2):
+        host, store = make_elastic(Trust(SECRET)), HashStore()
+        host._is_host, host._store = True, store  # type: ignore[assignment]
+        host._check_fit(store)  # type: ignore[arg-type]
+        found.append((host, store))
+    (first, before), (second, now) = found
+    first._write_outcome(failed)
+    guest = make_elastic(Trust(SECRET))
+    guest._store, guest._node = before, first._node  # type: ignore[assignment]
+    guest._check_fit(before)  # type: ignore[arg-type]
+    assert guest._read_outcome() == first._read_outcome() == failed
+    now.set(elastic._OUTCOME, before.get(elastic._OUTCOME))
+    assert second._read_outcome() is None
+
+
 @pytest.mark.parametrize("port", [-1, 0, 65536, 2**40, 2**62])
 def test_a_port_that_is_none_is_a_strangers(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Rendezvous(num_nodes=2, address="127.0.0.1", port=1, run_id="run", settings={"join_timeout": 0.5})

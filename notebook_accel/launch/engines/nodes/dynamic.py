@@ -59,9 +59,10 @@ class _StoredState:
     beats: Sequence[tuple[_Node, int]]
 
     def __post_init__(self) -> None:
-        ranks = sorted(rank for _, rank in self.participants)
-        if not 0 <= self.round <= _LAST_ROUND or (self.complete and ranks != list(range(len(ranks)))):
-            raise ValueError(f"round {self.round} of nodes with the ranks {ranks[:9]}")
+        ranks = {rank for _, rank in self.participants}  # with gaps, where a node has left
+        is_wrong = len(ranks) < len(self.participants) or any(rank < 0 for rank in ranks)
+        if not 0 <= self.round <= _LAST_ROUND or (self.complete and is_wrong):
+            raise ValueError(f"round {self.round} of nodes with the ranks {sorted(ranks)[:9]}")
 
 
 class Backend(C10dRendezvousBackend):
@@ -78,6 +79,7 @@ class Backend(C10dRendezvousBackend):
         run_id: name of the run.
         last_call: how long nodes wait for further ones, once they are enough.
         trust: whether nodes prove a secret.
+        run_token: of this run alone: a state of an earlier one counts as nothing.
 
     Attributes:
         check: called at each look at the store; its exception ends the wait of the one who looks.
@@ -85,8 +87,11 @@ class Backend(C10dRendezvousBackend):
 
     check: Callable[[], None] | None = None
 
-    def __init__(self, store: Store, run_id: str, last_call: timedelta, trust: Trust = OPEN) -> None:
+    def __init__(
+        self, store: Store, run_id: str, last_call: timedelta, trust: Trust = OPEN, run_token: str = ""
+    ) -> None:
         super().__init__(store, run_id)
+        self._name = f"{run_token} {self._key}"
         self._last_call = last_call
         self._trust = trust
         self._times: dict[Any, _Time] = {}
@@ -100,7 +105,7 @@ class Backend(C10dRendezvousBackend):
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
         # torch hands over a pickle that it has made in this process, and is given one
         written, own = self._use_written_times(pickle.loads(state))
-        entry = self._trust.write(self._key, _StoredState, written)
+        entry = self._trust.write(self._name, _StoredState, written)
         before = token.decode() if isinstance(token, bytes) else self._NULL_SENTINEL
         present = self._call_store("compare_set", self._key, before, entry)
         is_ours = present == entry.encode()
@@ -114,7 +119,7 @@ class Backend(C10dRendezvousBackend):
         if entry == self._NULL_SENTINEL.encode():
             return None
         try:
-            self._last = self._use_local_times(self._trust.read(self._key, _StoredState, entry))
+            self._last = self._use_local_times(self._trust.read(self._name, _StoredState, entry))
         except (MalformedError, OverflowError):  # a stranger wrote it
             if not entry.isascii():  # which `compare_set` could not replace
                 entry = _NO_STATE

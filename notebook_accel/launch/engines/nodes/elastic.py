@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -38,6 +39,7 @@ from .rendezvous import OTHERS_START_AGAIN, NodeRendezvous, PeerWait, read_join_
 _Place = tuple[
     bool, int, int, str
 ]  # of a node in a round: whether others host, its given rank, its place, its address
+_Host = tuple[NodeInfo, str]  # the node that holds the store, and a token that no other run has
 _LOOK_SECONDS = 0.1
 _STORE_SECONDS = 30.0
 _NODE = "notebook_accel elastic/node"
@@ -76,6 +78,7 @@ class ElasticNodes(NodeRendezvous):
         self._beats = int(settings.get("keep_alive_max_attempt", _BEATS))
         self.seconds_to_notice = self._beat * (self._beats + 1) + 1.0
         self._is_host = False
+        self._run_token = ""
         self._store: TCPStore | None = None
         self._meeting: DynamicRendezvous | None = None
         self._round: Store | None = None
@@ -187,7 +190,8 @@ class ElasticNodes(NodeRendezvous):
     def _check_fit(self, store: TCPStore) -> None:
         """Compare this node with the one that holds the store; LaunchError where they do not fit."""
         if self._is_host:
-            self._write(store, _NODE, NodeInfo, self._node)
+            self._run_token = secrets.token_hex()
+            self._write(store, _NODE, _Host, (self._node, self._run_token))
             return
         deadline = time.monotonic() + stores.CONNECT_SECONDS
         while not store.check([_NODE]):
@@ -199,7 +203,7 @@ class ElasticNodes(NodeRendezvous):
                 )
             time.sleep(_LOOK_SECONDS)
         try:
-            host = self._read(store, _NODE, NodeInfo)
+            host, self._run_token = self._read(store, _NODE, _Host)
         except MalformedError as error:
             raise LaunchError(
                 f"this node does not fit to the run at {self._host}:{self._port}: {error}"
@@ -218,7 +222,7 @@ class ElasticNodes(NodeRendezvous):
         rendezvous = DynamicRendezvous.from_backend(
             self._place.run_id,
             store,
-            Backend(store, self._place.run_id, last_call, self._trust),
+            Backend(store, self._place.run_id, last_call, self._trust, self._run_token),
             self._place.min_nodes,
             self._place.num_nodes,
             local_addr=socket.gethostname(),
@@ -405,8 +409,10 @@ class ElasticNodes(NodeRendezvous):
         return self._trust.read(self._name_entry(store, name), kind, store.get(name))
 
     def _name_entry(self, store: Store, name: str) -> str:
-        """Return the name that an entry is signed for."""
-        return name if store is self._store else f"{self._place.run_id} round: {name}"
+        """Return the name that an entry is signed for: what was said in an earlier run is none of this one."""
+        if name == _NODE:
+            return name  # it has the token
+        return f"{self._run_token} {'run' if store is self._store else 'round'}: {name}"
 
     def set_closed(self) -> None:
         """End the run for all nodes: all workers have ended well, or those of this node have failed for good."""
