@@ -26,7 +26,18 @@ import os, socket, time
 import ray
 from ray.cluster_utils import Cluster
 from notebook_accel import PartialState, notebook_launcher
+from ray._private import services
 from notebook_accel.launch.engines.ray.engine import RayEngine
+
+def find_node(*args, find=services.get_node):
+    for _ in range(400):
+        try:
+            return find(*args)
+        except RuntimeError:  # the node is not up yet, for which Ray has half a minute, also on a busy machine
+            time.sleep(0.5)
+    return find(*args)
+
+services.get_node = find_node
 
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
@@ -164,7 +175,7 @@ def test_a_kernel_outside_the_cluster(tmp_path_factory: pytest.TempPathFactory, 
         assert other.run(launch("    return os.environ['RANK']"), timeout=PATIENCE).ok().value == "['0', '1']"
         source = """
     open(f"pid_{os.getpid()}_{os.getppid()}", "w").close()
-    time.sleep(2)
+    while len([name for name in os.listdir() if name.startswith("pid_")]) < 2: time.sleep(0.05)
     print("go", flush=True)
     time.sleep(300)
 """
