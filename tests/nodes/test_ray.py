@@ -26,19 +26,10 @@ import os, socket, time
 import ray
 from ray.cluster_utils import Cluster
 from notebook_accel import PartialState, notebook_launcher
-from ray._private import services
 from notebook_accel.launch.engines.ray.engine import RayEngine
+from tests.patient_ray import be_patient
 
-def find_node(*args, find=services.get_node):
-    for _ in range(400):
-        try:
-            return find(*args)
-        except RuntimeError:  # the node is not up yet, for which Ray has half a minute, also on a busy machine
-            time.sleep(0.5)
-    return find(*args)
-
-services.get_node = find_node
-
+be_patient()
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     client_port = probe.getsockname()[1]
