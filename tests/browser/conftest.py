@@ -125,7 +125,7 @@ class Lab:
     def open(self, page: Any, name: str, app: str = "lab") -> None:
         """Show a notebook and wait until its kernel is idle."""
         page.goto(f"{self.url}/{APPS[app]}/{name}?reset&token={self.token}")
-        end = time.monotonic() + 60
+        end = time.monotonic() + 90
         while not page.evaluate(READY):
             assert time.monotonic() < end, "the notebook did not get ready"
             page.wait_for_timeout(100)
@@ -191,6 +191,7 @@ def page(lab: Lab) -> Iterator[Any]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = browser.new_page(viewport={"width": 1280, "height": 1400})
+        page.set_default_timeout(90_000)  # of what comes at once on an idle machine
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         yield page
@@ -219,7 +220,7 @@ def run_cells(lab: Lab, page: Any) -> Callable[..., str]:
         for number in range(len(cells)):
             page.evaluate(RUN, number)
             prompt = page.locator(".jp-CodeCell").nth(number).locator(".jp-InputArea-prompt")
-            prompt.filter(has_text=f"[{number + 1}]:").wait_for(timeout=60_000)
+            prompt.filter(has_text=f"[{number + 1}]:").wait_for()
         for number in range(len(cells), len(cells) + len(more)):
             page.evaluate(RUN, number)
         return name

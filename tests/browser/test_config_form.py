@@ -12,7 +12,7 @@ import pytest
 from notebook_accel.config import file
 from tests.browser.conftest import Lab
 
-pytestmark = [pytest.mark.browser, pytest.mark.notebook]
+pytestmark = [pytest.mark.browser, pytest.mark.notebook, pytest.mark.timeout(300)]
 
 FORM = """
 import os, threading
@@ -58,7 +58,7 @@ def test_change_save_and_launch(lab: Lab, page: Any, run_cells: Callable[..., st
     page.locator(".accel-form").get_by_role("button", name="Launch").click()
     output = page.locator(".accel-output")
     for line in ("[0] hello from rank 0 of 2", "[1] hello from rank 1 of 2", "'the end'"):
-        output.get_by_text(line).wait_for(timeout=30_000)
+        output.get_by_text(line).wait_for()
 
 
 def test_errors_and_output_come_live_into_the_form(
@@ -70,10 +70,10 @@ def test_errors_and_output_come_live_into_the_form(
     page.get_by_label("num_processes").fill("2")
     page.locator(".accel-form").get_by_role("button", name="Launch").click()
     output = page.locator(".accel-output")
-    output.get_by_text("[1] hello from rank 1 of 2").wait_for(timeout=30_000)
+    output.get_by_text("[1] hello from rank 1 of 2").wait_for()
     assert output.get_by_text("disk gone").count() == 0, "lines come while it runs"
     (lab.root / "go").touch()
-    output.get_by_text(re.compile("OSError: disk gone")).first.wait_for(timeout=30_000)
+    output.get_by_text(re.compile("OSError: disk gone")).first.wait_for()
     page.locator(".accel-form").get_by_role("button", name="Launch", disabled=False).wait_for()
 
 

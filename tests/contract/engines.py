@@ -44,7 +44,12 @@ ENGINES: Mapping[str, Tried] = {
     "ray": Tried(
         engine="ray",
         arguments={"num_processes": 2},
-        prepare="from notebook_accel.launch.engines.ray import cluster; cluster.connect(None)",
+        prepare="""
+from notebook_accel.launch.engines.ray import cluster
+from tests.patient_ray import be_patient
+be_patient()
+cluster.connect(None)
+""",
         needs="ray",
         patience=240.0,
         keeps={"children": "Ray's own processes", "shared_memory": "Ray's object store"},

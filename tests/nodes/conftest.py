@@ -135,8 +135,10 @@ class Nodes:
         """
         return self.run_each([code] * count, during)
 
-    def run_each(self, codes: Sequence[str], during: Callable[[], None] | None = None) -> list[Cell]:
-        """Run a cell on each node; an empty one leaves its node out."""
+    def run_each(
+        self, codes: Sequence[str], during: Callable[[], None] | None = None, at: str = "go"
+    ) -> list[Cell]:
+        """Run a cell on each node; an empty one leaves its node out. `during` and `at` are those of the first one."""
         self._port += 1
         cells: dict[int, Cell] = {}
         first = next(node for node, code in enumerate(codes) if code)
@@ -144,7 +146,7 @@ class Nodes:
         def run_one(node: int) -> None:
             make_event_loop()
             code = f"port = {self._port}\n{textwrap.dedent(codes[node])}"
-            cells[node] = self.kernels[node].run(code, 100, during if node == first else None)
+            cells[node] = self.kernels[node].run(code, 100, during if node == first else None, at)
 
         self._at_once([(run_one, node) for node, code in enumerate(codes) if code])
         return [cells[node] for node in sorted(cells)]

@@ -120,9 +120,10 @@ except KeyboardInterrupt:
 """
     lonely = start(node, cell)
     assert lonely.stdout is not None and lonely.stdout.readline() == "go\n"
-    time.sleep(2.0)
+    while "waits for node" not in lonely.stdout.readline():
+        assert lonely.poll() is None
     lonely.send_signal(signal.SIGINT)
-    output = lonely.communicate(timeout=10)[0]
+    output = lonely.communicate(timeout=60)[0]
     assert output.splitlines()[-1] == "interrupted", output
 
 

@@ -27,7 +27,9 @@ import ray
 from ray.cluster_utils import Cluster
 from notebook_accel import PartialState, notebook_launcher
 from notebook_accel.launch.engines.ray.engine import RayEngine
+from tests.patient_ray import be_patient
 
+be_patient()
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     client_port = probe.getsockname()[1]
@@ -164,7 +166,7 @@ def test_a_kernel_outside_the_cluster(tmp_path_factory: pytest.TempPathFactory, 
         assert other.run(launch("    return os.environ['RANK']"), timeout=PATIENCE).ok().value == "['0', '1']"
         source = """
     open(f"pid_{os.getpid()}_{os.getppid()}", "w").close()
-    time.sleep(2)
+    while len([name for name in os.listdir() if name.startswith("pid_")]) < 2: time.sleep(0.05)
     print("go", flush=True)
     time.sleep(300)
 """

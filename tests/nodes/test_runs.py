@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -55,11 +57,12 @@ def test_a_value_of_fifty_megabytes_comes_to_every_node(nodes: Nodes) -> None:
     assert [cell.ok().value for cell in nodes.run(code)] == [expected] * 2
 
 
-def test_a_node_that_waits_says_for_whom(nodes: Nodes) -> None:
-    cells = nodes.run_each(["launch(total)", "time.sleep(4)\nlaunch(total)"])
+def test_a_node_that_waits_says_for_whom(nodes: Nodes, tmp_path: Path) -> None:
+    late = f"while not os.path.exists({str(tmp_path / 'told')!r}): time.sleep(0.05)\nlaunch(total)"
+    cells = nodes.run_each(["launch(total)", late], (tmp_path / "told").touch, at="waits for node 1")
     assert [cell.ok().value for cell in cells] == ["2", "2"]
     assert "notebook_accel: node 0 of 2 waits for node 1 (rank 1), for 3 s now" in cells[0].stderr
-    assert "notebook_accel: all 2 nodes are there, after 4 s" in cells[0].stderr
+    assert re.search(r"notebook_accel: all 2 nodes are there, after \d+ s", cells[0].stderr)
     assert "waits for" not in cells[1].stderr
 
 
@@ -168,7 +171,8 @@ def test_an_interrupt_of_one_node_ends_the_others(nodes: Nodes) -> None:
 def test_a_stop_of_the_node_that_holds_the_store_ends_those_who_wait(nodes: Nodes) -> None:
     stopped = """
         run = launch(total, num_nodes=3, block=False)
-        time.sleep(1.5)
+        while not any("waits for node 2 (" in str(getattr(event, "text", "")) for event in run.record.since(0)):
+            time.sleep(0.05)
         run.stop()
         print(run.status)
     """
@@ -201,12 +205,14 @@ def test_a_stop_of_one_node_lets_all_return(nodes: Nodes) -> None:
     assert ends[0][0] == ends[1][0] != "2000" and ends[1][1] == "stopped"
 
 
-def test_nodes_that_come_and_go_find_each_other(nodes: Nodes) -> None:
+def test_nodes_that_come_and_go_find_each_other(nodes: Nodes, tmp_path: Path) -> None:
     """One that is made otherwise is turned away. The next launch follows at once; its failure is the same on both."""
     code = """
         def train(fails):
             count = total()
-            time.sleep(0 if fails else {seconds})
+            open(BEGAN, "w").close()
+            while not fails and not os.path.exists(TOLD):
+                time.sleep(0.05)
             if fails and dist.get_rank() == 1:
                 raise ValueError("the cause")
             total()
@@ -216,8 +222,11 @@ def test_nodes_that_come_and_go_find_each_other(nodes: Nodes) -> None:
         print(launch(train, args=(False,), **place))
         launch(train, args=(True,), **place)
     """
-    good, other = code.format(seconds=2.5, restarts=0), code.format(seconds=2.5, restarts=3)
-    first, second, third = nodes.run_each([good, good, f"time.sleep(0.5)\n{textwrap.dedent(other)}"])
+    began, told = tmp_path / "began", tmp_path / "told"
+    head = f"BEGAN, TOLD = {str(began)!r}, {str(told)!r}\n"
+    good, other = (head + textwrap.dedent(code.format(restarts=restarts)) for restarts in (0, 3))
+    late = f"while not os.path.exists({str(began)!r}): time.sleep(0.05)\n{other}"
+    first, second, third = nodes.run_each([good, good, late], told.touch, at="was not let into the run")
     assert [cell.error for cell in (first, second)] == [("ValueError", "the cause")] * 2
     assert [cell.lines[-1] for cell in (first, second)] == ["[(0, 2, 'eth0')]", "[(1, 2, 'eth0')]"]
     assert third.error is not None and third.error[0] == "LaunchError"
@@ -233,15 +242,15 @@ def test_a_hang_is_one_of_all_nodes(nodes: Nodes) -> None:
         def train():
             total()
             if os.environ["RANK"] == "1":
-                for _ in range(10):
+                for _ in range(20):
                     time.sleep(0.4)
                     print("works", flush=True)
                 time.sleep(60)
             total()
-        launch(train, hang_timeout=3, on_hang="raise")
+        launch(train, hang_timeout=6, on_hang="raise")
     """
     cells = nodes.run(code)
-    assert cells[1].lines.count("works") == 10
+    assert cells[1].lines.count("works") == 20
     for cell in cells:
         kind, text = cell.error or ("", cell.stdout)
         assert kind == "HangError" and "in all_reduce" in text and "time.sleep(60)" in text, text
