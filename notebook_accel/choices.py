@@ -6,7 +6,9 @@ from enum import Enum, EnumMeta
 from typing import Any
 
 
-class _Meta(EnumMeta):
+class ChoiceMeta(EnumMeta):
+    """Metaclass of `Choice`: `in` takes values too."""
+
     def __contains__(cls, value: object) -> bool:
         try:
             cls(value)
@@ -15,7 +17,7 @@ class _Meta(EnumMeta):
         return True
 
 
-class Choice(str, Enum, metaclass=_Meta):
+class Choice(str, Enum, metaclass=ChoiceMeta):
     """Base of enumerations such as `PrecisionType`; `"bf16" in PrecisionType` works."""
 
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ from tests.structure.source import ROOT, modules, resolve
 # and one of its modules are listed, the module has its own floor.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "environ", "probes", "choices", "combinations"),
-    ("tpu",),
+    ("tpu", "takeover"),
     ("topology", "nested", "devices", "handlers", "stopping", "fsdp", "parallelism", "dtensors", "trust"),
     ("comm", "stream", "affinity", "compilation", "fp8", "config"),
     ("runtime",),
@@ -121,6 +121,8 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("ddp", "fsdp2", "xla"),
     ),
     "stream": (("lines", "readable", "wire"), ("emit", "inbox", "sinks"), ("*",), ("capture",)),
+    "takeover": (("paths", "startup"), ("finder",)),
+    "takeover.startup": (("*",),),
     "trust": (("plain", "proof"), ("*",)),
     "tracking": (("base", "values"), ("*",), ("choose",)),
     "utils": (("*",),),

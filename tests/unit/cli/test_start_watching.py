@@ -321,7 +321,17 @@ def test_ranks_on_a_ray_cluster() -> None:
         "time.sleep(60)\n"
     )
     printed = str(Path("printed").resolve())
-    command = [sys.executable, "-m", "notebook_accel", "launch", *TWO, "--engine=ray", "s.py", printed, "--lr"]
+    command = [
+        sys.executable,
+        "-m",
+        "notebook_accel",
+        "launch",
+        *TWO,
+        "--engine=ray",
+        "s.py",
+        printed,
+        "--lr",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 1, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"{rank} 2 __main__ ['--lr']" for rank in range(2)]
