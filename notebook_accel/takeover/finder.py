@@ -83,7 +83,7 @@ class ServedModule(ModuleType):
         found = paths.find(path, name)
         if found is not None:
             module, own_name = found
-            value = getattr(importlib.import_module(f"{_OURS}.{module}" if module else _OURS), own_name)
+            value = getattr(importlib.import_module(f"{_OURS}.{module}"), own_name)
         elif paths.is_path(inner := f"{path}.{name}".lstrip(".")):
             value = importlib.import_module(f"{_NAME}.{inner}")
         else:

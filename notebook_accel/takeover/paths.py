@@ -10,17 +10,24 @@ import functools
 from collections.abc import Mapping
 from typing import Final
 
-_TOP: Final = (
-    "Accelerator AutocastKwargs DDPCommunicationHookType DataLoaderConfiguration DeepSpeedPlugin "
-    "DistributedDataParallelKwargs DistributedType FullyShardedDataParallelPlugin GradScalerKwargs "
-    "InitProcessGroupKwargs ParallelismConfig PartialState ProfileKwargs cpu_offload cpu_offload_with_hook "
-    "debug_launcher disk_offload dispatch_model find_executable_batch_size infer_auto_device_map init_empty_weights "
-    "init_on_device is_rich_available load_checkpoint_and_dispatch load_checkpoint_in_model notebook_launcher "
-    "prepare_pippy skip_first_batches synchronize_rng_states"
-)
-
 PATHS: Final[Mapping[str, Mapping[str, str]]] = {
-    "": {"": _TOP},
+    "": {  # by their own modules, because the package imports all of its names at once
+        "accelerator": "Accelerator",
+        "big_modeling": "cpu_offload cpu_offload_with_hook disk_offload dispatch_model infer_auto_device_map "
+        "init_empty_weights init_on_device load_checkpoint_and_dispatch load_checkpoint_in_model",
+        "data_loader": "DataLoaderConfiguration skip_first_batches",
+        "deepspeed.plugin": "DeepSpeedPlugin",
+        "fsdp": "FullyShardedDataParallelPlugin",
+        "handlers": "AutocastKwargs DDPCommunicationHookType DistributedDataParallelKwargs GradScalerKwargs "
+        "InitProcessGroupKwargs ProfileKwargs",
+        "inference": "prepare_pippy",
+        "launchers": "debug_launcher notebook_launcher",
+        "memory": "find_executable_batch_size",
+        "parallelism": "ParallelismConfig",
+        "probes": "is_rich_available",
+        "seeding": "synchronize_rng_states",
+        "state": "DistributedType PartialState",
+    },
     "accelerator": {"accelerator": "Accelerator"},
     "big_modeling": {
         "big_modeling": "attach_layerwise_casting_hooks cpu_offload cpu_offload_with_hook disk_offload dispatch_model "
