@@ -203,6 +203,7 @@ def _write(
     name: str,
     folder: str,
 ) -> None:
+    accelerator.wait_for_everyone()  # who looks for the folder first, as Trainer does, finds the same on all ranks
     where.mkdir(parents=True, exist_ok=True)
     if plugin.saves_shards:
         from torch.distributed import checkpoint
