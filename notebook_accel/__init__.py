@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from . import environ
+
 if TYPE_CHECKING:
     from .accelerator import Accelerator
     from .big_modeling import (
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from .seeding import synchronize_rng_states
     from .session import Session, current_session
     from .state import DistributedType, PartialState
+    from .takeover import take_over_accelerate
 
 if not (Path(__file__).parent / "widgets").is_dir():  # in the source tree, where it lies beside this folder
     __path__.append(str(Path(__file__).parents[1]))
@@ -114,6 +117,7 @@ __all__ = [
     "runs",
     "skip_first_batches",
     "synchronize_rng_states",
+    "take_over_accelerate",
     "write_basic_config",
 ]
 
@@ -165,6 +169,7 @@ _HOMES: Final = {
     "runs": "launchers",
     "skip_first_batches": "data_loader",
     "synchronize_rng_states": "seeding",
+    "take_over_accelerate": "takeover",
     "write_basic_config": "config.basic",
 }
 """Public names, each with the module that has it."""
@@ -180,7 +185,7 @@ def _import_all() -> None:
 def __getattr__(name: str) -> Any:
     """Import a public name, or a module of the package, when it is asked for."""
     if name in _HOMES:
-        if name != "LaunchConfig":
+        if name not in ("LaunchConfig", "take_over_accelerate"):  # these need no torch
             _import_all()
         return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
     if not name.startswith("_") and importlib.util.find_spec(f".{name}", __name__) is not None:
@@ -198,6 +203,9 @@ def load_ipython_extension(shell: Any) -> None:
 
     register(shell)
 
+
+if environ.flag("NOTEBOOK_ACCEL_AS_ACCELERATE"):
+    importlib.import_module(".takeover.finder", __name__).install()
 
 if "torch" in sys.modules:
     _import_all()

@@ -6,7 +6,9 @@ from enum import Enum, EnumMeta
 from typing import Any
 
 
-class _Meta(EnumMeta):
+class ChoiceMeta(EnumMeta):
+    """Metaclass of `Choice`: `in` takes values too."""
+
     def __contains__(cls, value: object) -> bool:
         try:
             cls(value)
@@ -15,7 +17,7 @@ class _Meta(EnumMeta):
         return True
 
 
-class Choice(str, Enum, metaclass=_Meta):
+class Choice(str, Enum, metaclass=ChoiceMeta):
     """Base of enumerations such as `PrecisionType`; `"bf16" in PrecisionType` works."""
 
     def __str__(self) -> str:
@@ -40,3 +42,26 @@ class SageMakerDistributedType(Choice):
     NO = "NO"
     DATA_PARALLEL = "DATA_PARALLEL"
     MODEL_PARALLEL = "MODEL_PARALLEL"
+
+
+class DistributedType(Choice):
+    """How the processes of a run work together."""
+
+    NO = "NO"
+    MULTI_CPU = "MULTI_CPU"
+    MULTI_GPU = "MULTI_GPU"
+    MULTI_NPU = "MULTI_NPU"
+    MULTI_MLU = "MULTI_MLU"
+    MULTI_SDAA = "MULTI_SDAA"
+    MULTI_MUSA = "MULTI_MUSA"
+    MULTI_XPU = "MULTI_XPU"
+    MULTI_HPU = "MULTI_HPU"
+    MULTI_NEURON = "MULTI_NEURON"
+    DEEPSPEED = "DEEPSPEED"
+    FSDP = "FSDP"
+    XLA = "XLA"
+    MEGATRON_LM = "MEGATRON_LM"
+
+    def __str__(self) -> str:
+        """Return the name with that of the class, by which libraries tell it; `value` is the word alone."""
+        return f"{type(self).__name__}.{self.name}"

@@ -82,6 +82,7 @@ TABLE: Final[Mapping[str, str]] = {
     "DS_ACCELERATOR": "kind of device that DeepSpeed uses: cpu, cuda, ...",
     "FORK_LAUNCHED": "true in a worker that a notebook launched",
     # ours
+    "NOTEBOOK_ACCEL_AS_ACCELERATE": "true: imports of accelerate give the names of this package",
     "NOTEBOOK_ACCEL_VIEW": "what shows a run where the launch leaves it open: widget, text or none",
     "NOTEBOOK_ACCEL_SECRET": "secret of a run on several nodes; workers do not get it",
     "NOTEBOOK_ACCEL_SECRET_FILE": "file with the secret of a run on several nodes; only its user may read it",

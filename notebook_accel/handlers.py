@@ -290,7 +290,7 @@ class ProfileKwargs(KwargsHandler):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(init=False)
 class DataLoaderConfiguration:
     """How data loaders are shared out among the processes.
 
@@ -315,9 +315,29 @@ class DataLoaderConfiguration:
     non_blocking: bool = False
     use_stateful_dataloader: bool = False
 
-    def __post_init__(self) -> None:
-        if self.use_stateful_dataloader:
+    def __init__(
+        self,
+        split_batches: bool = False,
+        dispatch_batches: bool | None = None,
+        even_batches: bool = True,
+        use_seedable_sampler: bool = False,
+        data_seed: int | None = None,
+        non_blocking: bool = False,
+        use_stateful_dataloader: bool = False,
+    ) -> None:
+        vars(self).update((name, value) for name, value in locals().items() if name != "self")
+        if use_stateful_dataloader:
             require_torchdata()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field, checked as the constructor checks it; loaders that are prepared already stay as they are."""
+        if name not in vars(self):
+            raise AttributeError(
+                f"DataLoaderConfiguration has no field {name!r}, its fields are {', '.join(vars(self))}"
+            )
+        if name == "use_stateful_dataloader" and value:
+            require_torchdata()
+        super().__setattr__(name, value)
 
 
 def require_torchdata() -> None:

@@ -3,46 +3,18 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
 
 from . import detect, devices, environ, runtime
-from .choices import Choice
+from . import state_views as views
+from .choices import DistributedType as DistributedType
 from .comm import torch_dist
 from .processes import run_if, split_between_processes, take_turns
 from .runtime import GradientFlags, Runtime
-
-
-class DistributedType(Choice):
-    """How the processes of a run work together."""
-
-    NO = "NO"
-    MULTI_CPU = "MULTI_CPU"
-    MULTI_GPU = "MULTI_GPU"
-    MULTI_NPU = "MULTI_NPU"
-    MULTI_MLU = "MULTI_MLU"
-    MULTI_SDAA = "MULTI_SDAA"
-    MULTI_MUSA = "MULTI_MUSA"
-    MULTI_XPU = "MULTI_XPU"
-    MULTI_HPU = "MULTI_HPU"
-    MULTI_NEURON = "MULTI_NEURON"
-    DEEPSPEED = "DEEPSPEED"
-    FSDP = "FSDP"
-    XLA = "XLA"
-    MEGATRON_LM = "MEGATRON_LM"
-
-
-def _distributed_type(own: Runtime) -> DistributedType:
-    """Return the type of the strategy if it has one, else that of the devices; NO for one process."""
-    if own.settings.distributed_type is not None:
-        return DistributedType(own.settings.distributed_type)
-    if own.device.type == "xla":
-        return DistributedType.XLA
-    if own.topology.world_size == 1:
-        return DistributedType.NO
-    return DistributedType(devices.kind_of(own.device.type).distributed_type)
 
 
 class PartialState:
@@ -59,8 +31,24 @@ class PartialState:
         ValueError: variables contradict each other, or an argument differs from that of the first instance.
     """
 
+    _shared_state = views.SharedStateAttribute()
+
     def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
         detect.ensure(cpu, **kwargs)
+
+    @classmethod
+    def _list_shared(cls) -> dict[str, Any]:
+        """Return what all instances show, by name; nothing after a reset."""
+        if (installed := runtime.current()) is None:
+            return {}
+        return {
+            "_cpu": installed.settings.cpu,
+            **views.list_values(object.__new__(PartialState), views.SHARED),
+        }
+
+    def _choose(self, **settings: Any) -> None:
+        """Replace settings of the runtime."""
+        self._runtime.settings = dataclasses.replace(self._runtime.settings, **settings)
 
     @property
     def _runtime(self) -> Runtime:
@@ -94,8 +82,12 @@ class PartialState:
 
     @property
     def distributed_type(self) -> DistributedType:
-        """How the processes work together."""
-        return _distributed_type(self._runtime)
+        """How the processes work together; what is set here is shown, and changes nothing else."""
+        return views.find_distributed_type(self._runtime)
+
+    @distributed_type.setter
+    def distributed_type(self, kind: str) -> None:
+        self._choose(distributed_type=DistributedType(kind).value)
 
     @property
     def backend(self) -> str | None:
@@ -116,6 +108,11 @@ class PartialState:
     def debug(self) -> bool:
         """True if collectives compare the inputs of all ranks first."""
         return self._runtime.settings.debug
+
+    @debug.setter
+    def debug(self, value: bool) -> None:
+        self._choose(debug=bool(value))
+        self._runtime.comm.debug = bool(value)
 
     @property
     def num_processes(self) -> int:
@@ -259,12 +256,8 @@ class AcceleratorState(PartialState):
     Args:
         mixed_precision: has to be that of the accelerator.
         cpu: see `PartialState`.
-        dynamo_plugin: not supported, as all plugins.
-        deepspeed_plugin: not supported.
-        fsdp_plugin: not supported.
-        torch_tp_plugin: not supported.
-        megatron_lm_plugin: not supported.
-        parallelism_config: not supported.
+        dynamo_plugin: not supported, as all plugins: the accelerator has them.
+        parallelism_config: not supported either.
         kwargs: see `PartialState`.
 
     Raises:
@@ -293,7 +286,7 @@ class AcceleratorState(PartialState):
         super().__init__(cpu, **kwargs)
         if not self._runtime.accelerated:
             raise ValueError("make an Accelerator() before an AcceleratorState()")
-        own = self._runtime.settings.mixed_precision
+        own = self.mixed_precision
         if mixed_precision is not None and str(mixed_precision).lower() != own:
             raise ValueError(
                 f"mixed_precision={str(mixed_precision)!r} comes too late: the first Accelerator chose {own!r}"
@@ -314,6 +307,13 @@ class AcceleratorState(PartialState):
             runtime.reset()
         elif installed is not None:
             installed.accelerated = False
+
+    @classmethod
+    def _list_shared(cls) -> dict[str, Any]:
+        """Return what `PartialState` lists, and the accelerator's choices; nothing without an accelerator."""
+        if (installed := runtime.current()) is None or not installed.accelerated:
+            return {}
+        return super()._list_shared() | views.list_values(installed.settings, views.CHOSEN)
 
     @property
     def initialized(self) -> bool:
@@ -338,8 +338,12 @@ class AcceleratorState(PartialState):
 
     @property
     def fsdp_plugin(self) -> Any:
-        """How FSDP shards models, None where it does not."""
+        """How FSDP shards models, None where it does not; the accelerators that there are keep theirs."""
         return self._runtime.settings.fsdp_plugin
+
+    @fsdp_plugin.setter
+    def fsdp_plugin(self, plugin: Any) -> None:
+        self._choose(fsdp_plugin=plugin)
 
     @property
     def parallelism_config(self) -> Any:
@@ -389,6 +393,8 @@ class GradientState:
             `sync_with_dataloader` and `sync_each_batch`.
     """
 
+    _shared_state = views.SharedStateAttribute()
+
     def __init__(self, gradient_accumulation_plugin: Any = None) -> None:
         self._alone = GradientFlags()
         if gradient_accumulation_plugin is not None:
@@ -402,6 +408,11 @@ class GradientState:
             f"At end of current dataloader: {self.end_of_dataloader}\n"
             f"Extra samples added: {self.remainder}\n"
         )
+
+    @classmethod
+    def _list_shared(cls) -> dict[str, Any]:
+        installed = runtime.current()
+        return {} if installed is None else views.list_flags(installed.gradient)
 
     @classmethod
     def _reset_state(cls) -> None:
@@ -419,6 +430,11 @@ class GradientState:
     def initialized(self) -> bool:
         """True, because the flags have defaults."""
         return True
+
+    @property
+    def plugin_kwargs(self) -> MutableMapping[str, Any]:
+        """The user's choices that differ from their defaults, by their names; what is set here counts at once."""
+        return views.AccumulationChoices(self._flags)
 
     @property
     def sync_gradients(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,26 +16,26 @@ from .. import devices
 from . import sizes
 from .sizes import DtypeLike
 
-Limits = Mapping[int | str, int | str]
+Limits = Mapping[int | str, float | str]
 _NAMED: Final = ("mps", "cpu", "disk")
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])(I?)B\s*")
 _POWERS: Final = {"K": 1, "M": 2, "G": 3, "T": 4}
 _SHARE: Final = 0.9  # of what is free on a GPU; kernels' work space and fragments need the rest
 
 
-def convert_file_size_to_int(size: int | str) -> int:
+def convert_file_size_to_int(size: float | str) -> int:
     """Return a size in bytes.
 
     Args:
-        size: bytes, or a text such as `500MB` or `10GiB`.
+        size: bytes, of which a fraction is left out, or a text such as `500MB` or `10GiB`.
 
     Raises:
         ValueError: it is neither, or negative.
     """
-    if isinstance(size, int) and not isinstance(size, bool):
+    if isinstance(size, (int, float)) and not isinstance(size, bool) and math.isfinite(size):
         if size < 0:
             raise ValueError(f"size {size!r} is negative")
-        return size
+        return int(size)
     match = _SIZE.fullmatch(str(size).upper())
     if match is None:
         raise ValueError(

@@ -18,6 +18,7 @@ from .. import environ
 from ..errors import HangError, LaunchError
 from ..events import Failure, RaisedError
 from ..launch.script import Script
+from ..takeover import finder
 from .console import Console, Tee
 from .plan import Plan
 
@@ -71,7 +72,7 @@ def describe_command(script: Script) -> list[str]:
 
 
 def _run_single(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    texts = {**environ.snapshot(), **environment}
+    texts = finder.complete_variables({**environ.snapshot(), **environment})
     sys.stdout.flush()
     sys.stderr.flush()
     if sys.platform != "win32":

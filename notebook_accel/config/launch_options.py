@@ -430,6 +430,13 @@ class LaunchOptions(Rows):
     commands: tuple[str, ...] = option(
         (), "Commands to run on the pod first.", when=_TPU, flag=None, expert=True
     )
+    as_accelerate: bool = option(
+        False,
+        "Let `import accelerate` give this package: libraries that use Accelerate run on it unchanged.",
+        env="NOTEBOOK_ACCEL_AS_ACCELERATE",
+        file=False,
+        expert=True,
+    )
     environment: Annotated[dict[str, str], Read(_read_variables)] = option(
         {},
         "More environment variables of the processes.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
@@ -147,7 +148,7 @@ def any_case(**aliases: Any) -> Read:
     """Let a choice be spelled in any case, and old spellings stand for new ones: `any_case(tpu="XLA")`."""
 
     def change(value: Any) -> Any:
-        text = str(value)
+        text = str(value.value if isinstance(value, Enum) else value)
         return aliases.get(text.lower(), text.upper() if isinstance(value, str) else value)
 
     return Read(change)

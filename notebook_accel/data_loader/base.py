@@ -102,6 +102,11 @@ class PreparedLoader(DataLoader[Any]):
         """The runtime given, else that of the process."""
         return self._runtime if self._runtime is not None else process.current()
 
+    @property
+    def base_dataloader(self) -> PreparedLoader:
+        """This loader: what it reads is its own, where others wrap a loader of torch."""
+        return self
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_runtime": None, "_iterator": None}
 

@@ -395,3 +395,13 @@ def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
         yield chunk
+
+
+def get_sampler(dataloader: DataLoader[Any]) -> Any:
+    """Return what chooses the samples of a loader, under its batch sampler; None where nothing does.
+
+    Args:
+        dataloader: prepared or not.
+    """
+    outer = dataloader.sampler if isinstance(dataloader.sampler, BatchSampler) else dataloader.batch_sampler
+    return getattr(outer, "sampler", None)

@@ -22,6 +22,7 @@ from ..config.argument_checks import parse_port
 from ..config.schema import LaunchConfig
 from ..errors import ConfigError
 from ..launch.checks import addresses, fork_safety
+from ..takeover import finder
 from .environment import gpus
 
 Status = Literal["ok", "warning", "problem"]
@@ -273,6 +274,15 @@ def _libraries(name: str) -> Iterable[Check]:
         yield Check(name=name, status="ok", text=f"all {len(due)} requirements are met")
 
 
+def _accelerate(name: str) -> Iterable[Check]:
+    if finder.is_installed():
+        yield Check(
+            name=name,
+            status="ok",
+            text=f"imports of accelerate give notebook_accel, as version {finder.VERSION}",
+        )
+
+
 def _network(name: str) -> Iterable[Check]:
     interfaces = psutil.net_if_addrs()
     for variable, library in (("GLOO_SOCKET_IFNAME", "gloo"), ("NCCL_SOCKET_IFNAME", "NCCL")):
@@ -379,6 +389,7 @@ _CHECKS: Final[tuple[tuple[str, Callable[[str], Iterable[Check]]], ...]] = (
     ("temp folder", _temp_folder),
     ("driver", _driver),
     ("libraries", _libraries),
+    ("accelerate", _accelerate),
     ("network", _network),
     ("this process", _process),
     ("default config", _default_config),

@@ -19,6 +19,7 @@ from .. import devices, environ, probes
 from ..config import file
 from ..errors import ConfigError
 from ..launch.checks import fork_safety
+from ..takeover import finder
 
 PACKAGES: Final = (
     "accelerate",
@@ -99,6 +100,7 @@ class Environment:
         memory_gib: memory of the machine, in GiB.
         start_method: how a launch from this process would start workers.
         start_reasons: why it would not fork; empty where it would.
+        as_accelerate: whether imports of accelerate give this package.
         packages: versions of installed packages, by name.
         variables: environment variables that matter to launches, without secrets.
         config_path: path of the default config, which need not exist.
@@ -119,6 +121,7 @@ class Environment:
     memory_gib: float
     start_method: str
     start_reasons: tuple[str, ...]
+    as_accelerate: bool
     packages: Mapping[str, str]
     variables: Mapping[str, str]
     config_path: str
@@ -145,6 +148,7 @@ def collect() -> Environment:
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
         start_method=fork_safety.choose_start_method(reasons),
         start_reasons=reasons,
+        as_accelerate=finder.is_installed(),
         packages={name: number for name in PACKAGES if (number := probes.version(name)) is not None},
         variables=select_relevant(environ.snapshot()),
         config_path=str(path),
@@ -197,6 +201,7 @@ def as_text(found: Environment) -> str:
         f"- memory: {found.memory_gib} GiB",
         f"- start method of a launch: {start}",
         f"- packages: {', '.join(f'{name} {number}' for name, number in found.packages.items())}",
+        *(["- imports of accelerate give notebook_accel"] if found.as_accelerate else []),
         "- environment variables:" + ("" if found.variables else " none that matter"),
         *(f"  - {name}={value}" for name, value in found.variables.items()),
         f"- default config: {found.config_path}" + ("" if found.config is not None else " (there is none)"),

@@ -26,7 +26,7 @@ def fsdp2_prepare_model(accelerator: Accelerator, model: torch.nn.Module) -> Any
     """
     if not accelerator.is_fsdp2:
         raise ValueError(
-            f"this accelerator does not shard models ({accelerator.distributed_type}): give it a fsdp_plugin"
+            f"this accelerator does not shard models ({accelerator.distributed_type.value}): give it a fsdp_plugin"
         )
     return accelerator.prepare_model(model)
 

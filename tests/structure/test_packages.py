@@ -35,7 +35,14 @@ def test_the_wheel_has_every_module(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", minversion="77", reason="building needs setuptools 77")
     source = tmp_path / "source"  # a copy, because setuptools writes build folders next to what it builds
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in (
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "MANIFEST.in",
+        "build_wheel.py",
+        "notebook_accel.pth",
+    ):
         shutil.copy(ROOT / name, source)
     for name in ("notebook_accel", "widgets"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -51,6 +58,18 @@ def test_the_wheel_has_every_module(tmp_path: Path) -> None:
     ]
     subprocess.run([sys.executable, "-m", *command], cwd=source, check=True, timeout=100)
     (wheel,) = tmp_path.glob("*.whl")
-    inside = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+    names = zipfile.ZipFile(wheel).namelist()
+    assert _takes_over(wheel, tmp_path / "site", "1") and not _takes_over(wheel, tmp_path / "site", "0")
+    inside = {name for name in names if name.endswith(".py")}
     expected = {m.name.replace(".", "/") + ("/__init__.py" if m.is_package else ".py") for m in modules()}
     assert inside == expected
+
+
+def _takes_over(wheel: Path, site: Path, variable: str) -> bool:
+    """Return whether Python with this wheel installed, and the variable alone, takes over from Accelerate."""
+    zipfile.ZipFile(wheel).extractall(site)
+    code = f"import site, sys; site.addsitedir({str(site)!r}); print('notebook_accel.takeover.finder' in sys.modules)"
+    environment = {"NOTEBOOK_ACCEL_AS_ACCELERATE": variable, "PATH": ""}
+    command = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100)
+    return done.stdout.strip() == "True"

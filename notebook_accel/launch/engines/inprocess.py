@@ -10,6 +10,7 @@ from typing import ClassVar
 from ... import environ, runtime
 from ...events import Metric
 from ...stream.record import RunRecord
+from ...takeover import finder
 from .. import signals
 from ..checks import xla_runtime
 from ..job import Job
@@ -41,6 +42,8 @@ class InProcessEngine(Engine):
         """
         __tracebackhide__ = True
         deliver([self.announce(job)])
+        if environ.flag_in(job.environment, finder.VARIABLE):
+            finder.take_over_accelerate()
         before, reporter_before = runtime.current(), runtime.reporter()
         runtime.reset()
         runtime.set_reporter(CellReporter(deliver, control))

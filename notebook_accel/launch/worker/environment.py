@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from ... import devices, environ
+from ...takeover import finder
 from ...topology import Topology
 from ...trust import secret
 from ..checks import addresses
@@ -83,7 +84,7 @@ def make_environment(
     if sys.platform == "win32":
         rank_variables = {**rank_variables, "USE_LIBUV": "0"}  # torch's builds for Windows lack it
     own = {name: text for name, text in own.items() if name != secret.VARIABLE}  # workers need no proof
-    return {**choices, **own, **job.environment, **rank_variables}
+    return finder.complete_variables({**choices, **own, **job.environment, **rank_variables})
 
 
 def count_threads(job: Job) -> int:

@@ -28,6 +28,7 @@ from ...stopping import StopPoint
 from ...stream import capture, displays
 from ...stream.emit import Emitter
 from ...stream.wire import GO, PipeEnd
+from ...takeover import finder
 from ..signals import STACK_SIGNAL
 from ..transfer import cell_sources, failures
 from ..transfer.random_states import RandomStates
@@ -182,6 +183,8 @@ def _note_leave(others_left: threading.Event, order: Order) -> None:
 
 def _prepare_for_function(spec: WorkerSpec, output: capture.Capture) -> None:
     """Set up what the function expects to find: displays, bars, threads, random states, lines of cells."""
+    if environ.flag(finder.VARIABLE):
+        finder.install()
     if spec.with_ipython:
         import IPython.core.interactiveshell  # noqa: F401
     output.install()

@@ -31,6 +31,7 @@ from ....stream.inbox import Inbox
 from ....stream.listener import connect
 from ....stream.readable import wait_readable
 from ....stream.wire import GO, FrameError, FrameReader, describe_loss
+from ....takeover import finder
 from ....trust import secret
 from ... import signals
 from ...checks import addresses
@@ -238,7 +239,7 @@ def _start_process(start: ProcessStart, descriptors: Descriptors) -> subprocess.
     )
     return subprocess.Popen(
         [sys.executable, "-c", code],
-        env={**_read_own(), **start.variables},
+        env=finder.complete_variables({**_read_own(), **start.variables}),
         cwd=_choose_directory(start),
         stdin=subprocess.PIPE,
         stdout=descriptors.stdout,
@@ -255,7 +256,8 @@ def _choose_directory(start: ProcessStart) -> str:
 def _make_environment(start: ProcessStart, assignment: Assignment, address: str) -> dict[str, str]:
     interface = addresses.find_loopback_interface() if assignment.is_alone else _find_interface(address)
     fallbacks = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
-    return {**fallbacks, **_read_own(), **start.variables, **assignment.variables}
+    variables = {**fallbacks, **_read_own(), **start.variables, **assignment.variables}
+    return finder.complete_variables(variables)
 
 
 def _read_own() -> dict[str, str]:

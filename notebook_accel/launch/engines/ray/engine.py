@@ -13,6 +13,7 @@ from .... import environ, probes
 from ....config.launch_options import StartMethod
 from ....devices import DeviceKind
 from ....errors import LaunchError
+from ....takeover import finder
 from ...job import Job
 from ...supervise.local_group import choose_child_start_method
 from ...supervise.worker_group import Attempt
@@ -132,6 +133,7 @@ class RayEngine(GroupEngine[Plan]):
             start=ProcessStart(
                 variables={
                     **({} if resources.get("GPU") else {"ACCELERATE_USE_CPU": "true"}),
+                    **({finder.VARIABLE: "true"} if finder.is_installed() else {}),
                     **job.environment,
                 },
                 directory=state.directory or os.getcwd(),

@@ -1,0 +1,117 @@
+"""What states show of the runtime, as the dicts too that Accelerate has: libraries look into these, and clear them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, Final
+
+from . import devices
+from .choices import DistributedType
+from .runtime import GradientFlags, Runtime
+
+SHARED: Final = (
+    *("backend", "device", "debug", "distributed_type", "num_processes", "process_index"),
+    *("local_process_index", "fork_launched"),
+)
+"""What all instances of a `PartialState` show."""
+CHOSEN: Final = (
+    *("mixed_precision", "dynamo_plugin", "fsdp_plugin", "deepspeed_plugins", "parallelism_config"),
+)
+"""What an accelerator has chosen."""
+
+
+def list_values(owner: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return attributes of an object by their names."""
+    return {name: getattr(owner, name) for name in names}
+
+
+def find_distributed_type(own: Runtime) -> DistributedType:
+    """Return the type of the strategy if it has one, else that of the devices; NO for one process."""
+    if own.settings.distributed_type is not None:
+        return DistributedType(own.settings.distributed_type)
+    if own.device.type == "xla":
+        return DistributedType.XLA
+    if own.topology.world_size == 1:
+        return DistributedType.NO
+    return DistributedType(devices.kind_of(own.device.type).distributed_type)
+
+
+class SharedState(dict[str, Any]):
+    """What a state shows, by name, as it is now; empty where there is none.
+
+    Args:
+        values: the values.
+        put: sets a value of the state.
+        reset: removes the state.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Any], put: Callable[[str, Any], None], reset: Callable[[], None]
+    ) -> None:
+        super().__init__(values)
+        self._put = put
+        self._reset = reset
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._put(name, value)
+        super().__setitem__(name, value)
+
+    def clear(self) -> None:
+        """Remove the state."""
+        self._reset()
+        super().clear()
+
+
+class SharedStateAttribute:
+    """The class attribute `_shared_state` of a state, with the methods `_list_shared` and `_reset_state`."""
+
+    def __get__(self, instance: Any, owner: Any) -> SharedState:
+        def put(name: str, value: Any) -> None:
+            setattr(instance or owner(), name, value)
+
+        return SharedState(owner._list_shared(), put, owner._reset_state)
+
+
+class AccumulationChoices(MutableMapping[str, Any]):
+    """The choices of gradient accumulation that differ from their defaults; what is set here counts at once.
+
+    Args:
+        flags: have all of them.
+    """
+
+    NAMES: Final = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch")
+
+    def __init__(self, flags: GradientFlags) -> None:
+        self._flags = flags
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in list(self):
+            raise KeyError(name)
+        return getattr(self._flags, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name not in self.NAMES:
+            raise KeyError(
+                f"{name!r} is no choice of gradient accumulation, choose among {', '.join(self.NAMES)}"
+            )
+        setattr(self._flags, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        if name not in list(self):
+            raise KeyError(name)
+        setattr(self._flags, name, getattr(GradientFlags(), name))
+
+    def __iter__(self) -> Iterator[str]:
+        defaults = GradientFlags()
+        return (name for name in self.NAMES if getattr(self._flags, name) != getattr(defaults, name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def list_flags(flags: GradientFlags) -> dict[str, Any]:
+    """Return what a `GradientState` shows, by name."""
+    return {"sync_gradients": flags.sync_gradients, "plugin_kwargs": AccumulationChoices(flags)}

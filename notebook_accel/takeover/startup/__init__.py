@@ -1,0 +1,1 @@
+"""The folder that PYTHONPATH names in processes that are to take over: Python imports its `sitecustomize` first."""

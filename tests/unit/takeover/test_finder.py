@@ -1,0 +1,175 @@
+"""What takes over, and where: each case in a Python of its own, because it lasts as long as the process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+TAKE = "import notebook_accel; notebook_accel.take_over_accelerate()"
+
+
+def run(code: str, *arguments: str, cwd: Path | None = None, **variables: str) -> str:
+    """Run code in a new Python and return what it printed; it has to end well."""
+    done = try_run(code, *arguments, cwd=cwd, **variables)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def try_run(
+    code: str, *arguments: str, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("NOTEBOOK_ACCEL_")}
+    return subprocess.run(
+        [sys.executable, *arguments, "-c", textwrap.dedent(code)],
+        env={**kept, "PYTHONPATH": str(ROOT), **variables},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_imports_and_metadata_are_ours() -> None:
+    run(
+        f"""
+        import importlib, importlib.metadata, importlib.util, pickle, sys
+        {TAKE}
+        assert importlib.metadata.version("accelerate") == "1.15.0"
+        assert importlib.metadata.metadata("Accelerate")["Name"] == "accelerate"
+        assert set(importlib.metadata.packages_distributions()["accelerate"]) == {{"accelerate"}}
+        spec = importlib.util.find_spec("accelerate")
+        assert spec.origin and importlib.util.find_spec("accelerate.no_such_module") is None
+        assert not list(importlib.metadata.distributions(path=[], name="accelerate")), "pip looks in folders"
+        import accelerate, accelerate.utils.tqdm
+        assert "torch" not in sys.modules, "nothing is imported before it is asked for"
+        from accelerate.utils.tqdm import tqdm
+        assert accelerate.__version__ == "1.15.0" and accelerate.__file__ == spec.origin
+        import notebook_accel.utils
+        from accelerate import Accelerator
+        from accelerate.accelerator import GradientAccumulationPlugin
+        assert accelerate.utils.set_seed is notebook_accel.utils.set_seed
+        assert Accelerator is notebook_accel.Accelerator and accelerate.utils.tqdm is tqdm
+        assert pickle.loads(pickle.dumps(Accelerator)) is Accelerator
+        assert "set_seed" in dir(accelerate.utils) and hasattr(accelerate.state, "PartialState")
+        names = {{}}
+        exec("from accelerate.utils import *", names)
+        assert names["is_peft_available"]() in (True, False)
+        for name in ("accelerate.no_such_module", "accelerate.paths", "accelerate.finder"):
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError:
+                continue
+            raise AssertionError(name)
+        notebook_accel.take_over_accelerate()
+        assert [type(finder).__name__ for finder in sys.meta_path].count("Finder") == 1
+        """
+    )
+
+
+def test_a_pickle_by_accelerates_names_is_opened() -> None:
+    run(
+        f"""
+        import pickle
+        {TAKE}
+        found = pickle.loads(b"caccelerate.utils.dataclasses\\nDistributedType\\n(VNO\\ntR.")
+        from notebook_accel import DistributedType
+        assert found is DistributedType.NO
+        """
+    )
+
+
+def test_who_came_before_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "accelerate"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("class Accelerator:\n    pass\n")
+    (tmp_path / "library.py").write_text("from accelerate import Accelerator\n")
+    done = try_run(f"import library\n{TAKE}", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "RuntimeError: accelerate was imported already, from " in done.stderr
+    assert f"by library ({tmp_path / 'library.py'}): restart the kernel" in done.stderr
+
+
+CHILD = """
+import importlib.metadata, os, sys
+import accelerate
+assert accelerate.__doc__.endswith("served by notebook_accel."), accelerate
+assert importlib.metadata.version("accelerate") == "1.15.0"
+"""
+
+
+def test_a_process_that_is_started_takes_over_from_its_start() -> None:
+    run(f"{TAKE}\nimport subprocess, sys\nsubprocess.run([sys.executable, '-c', {CHILD!r}], check=True)")
+
+
+def test_the_package_need_not_be_on_the_path_of_the_child(tmp_path: Path) -> None:
+    code = f"""
+    import subprocess, sys
+    sys.path.insert(0, {str(ROOT)!r})
+    {TAKE}
+    subprocess.run([sys.executable, "-S", "-c", "import sys; sys.exit('accelerate' in sys.modules)"], check=True)
+    subprocess.run([sys.executable, "-c", {CHILD!r}], check=True)
+    """
+    run(code, cwd=tmp_path, PYTHONPATH="")
+
+
+def test_a_sitecustomize_of_the_users_runs_too(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.of_the_user = __name__\n")
+    child = f"{CHILD}\nassert of_the_user == 'sitecustomize', of_the_user\nprint(sys.modules['sitecustomize'].__file__)"
+    code = f"{TAKE}\nimport subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    assert run(code, PYTHONPATH=path) == str(tmp_path / "sitecustomize.py")
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_processes_of_multiprocessing_take_over(method: str, tmp_path: Path) -> None:
+    """The script imports Accelerate at its top, so each child does, before anything else is called."""
+    if method != "spawn" and sys.platform == "win32":
+        pytest.skip("Windows spawns")
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent(
+            f"""
+            import multiprocessing
+            import accelerate
+
+            def work():
+                exec({CHILD!r})
+
+            if __name__ == "__main__":
+                multiprocessing.set_start_method({method!r})
+                process = multiprocessing.Process(target=work)
+                process.start()
+                process.join()
+                raise SystemExit(process.exitcode)
+            """
+        )
+    )
+    run(
+        f"{TAKE}\nimport subprocess, sys\nsubprocess.run([sys.executable, 'script.py'], check=True)",
+        cwd=tmp_path,
+    )
+
+
+def test_the_variable_alone_takes_over_where_the_package_is_imported() -> None:
+    assert run("import notebook_accel\n" + CHILD, NOTEBOOK_ACCEL_AS_ACCELERATE="1") == ""
+    for text in ("0", ""):
+        code = "import notebook_accel\nfrom notebook_accel.takeover import finder\nassert not finder.is_installed()"
+        run(code, NOTEBOOK_ACCEL_AS_ACCELERATE=text)
+
+
+def test_variables_are_complete_once() -> None:
+    from notebook_accel.takeover import finder
+
+    made = finder.list_variables({"PYTHONPATH": os.pathsep.join(["a", "b"])})
+    folder, *rest = made["PYTHONPATH"].split(os.pathsep)
+    assert Path(folder, "sitecustomize.py").is_file() and rest == ["a", "b"]
+    assert finder.list_variables(made) == made
+    assert finder.complete_variables({"HOME": "x"}) == {"HOME": "x"}
+    asked = finder.complete_variables({"NOTEBOOK_ACCEL_AS_ACCELERATE": "1"})
+    assert asked == finder.list_variables({})

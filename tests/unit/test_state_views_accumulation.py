@@ -1,0 +1,33 @@
+"""The choices of gradient accumulation as a dict that can be changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from notebook_accel import Accelerator
+from notebook_accel.handlers import GradientAccumulationPlugin
+from notebook_accel.state import GradientState
+
+pytestmark = pytest.mark.usefixtures("clean_runtime")
+
+
+def test_the_users_choices_are_read_and_set_in_a_dict() -> None:
+    state = Accelerator(
+        cpu=True, gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=4, sync_each_batch=True)
+    ).gradient_state
+    assert dict(state.plugin_kwargs) == {"num_steps": 4, "sync_each_batch": True}
+    assert state.plugin_kwargs.get("sync_with_dataloader", True) and len(state.plugin_kwargs) == 2
+    state.plugin_kwargs.update({"num_steps": 2})
+    assert state.num_steps == 2 and GradientState().num_steps == 2
+    del state.plugin_kwargs["sync_each_batch"]
+    assert repr(state.plugin_kwargs) == "{'num_steps': 2}"
+    with pytest.raises(KeyError, match="no choice of gradient accumulation, choose among num_steps"):
+        state.plugin_kwargs["steps"] = 3
+
+
+def test_the_shared_state_of_accumulation() -> None:
+    assert GradientState._shared_state == {}
+    state = Accelerator(cpu=True, gradient_accumulation_steps=3).gradient_state
+    assert GradientState._shared_state["plugin_kwargs"] == {"num_steps": 3}
+    GradientState._shared_state.clear()
+    assert state.num_steps == 1

@@ -1,0 +1,79 @@
+"""Files of sharded models and optimizers, written and read by two processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from notebook_accel import Accelerator, FullyShardedDataParallelPlugin
+from notebook_accel.utils import fsdp_files
+from tests.unit.multiprocess import run_ranks
+
+
+def make(kind: str, seed: int) -> tuple[Accelerator, Any, Any]:
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=kind)
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    return accelerator, *accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+
+
+def train(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
+    generator = torch.Generator().manual_seed(accelerator.process_index)
+    accelerator.backward(model(torch.rand(3, 4, generator=generator)).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def weights(model: Any) -> list[Any]:
+    return [parameter.full_tensor().tolist() for parameter in model.parameters()]
+
+
+def save_and_load(folder: str, kind: str) -> tuple[bool, bool, list[str]]:
+    """Train, save and train on; a second model that loads is trained alike."""
+    accelerator, model, optimizer = make(kind, seed=1)
+    plugin = accelerator.state.fsdp_plugin
+    train(accelerator, model, optimizer)
+    fsdp_files.save_fsdp_model(plugin, accelerator, model, folder)
+    fsdp_files.save_fsdp_optimizer(plugin, accelerator, optimizer, model, folder)
+    accelerator.wait_for_everyone()
+    files = sorted(path.name for path in Path(folder).iterdir())
+    _, other, fresh = make(kind, seed=2)
+    before = weights(other) == weights(model)
+    result = fsdp_files.load_fsdp_model(plugin, accelerator, other, folder)
+    assert not result.missing_keys and not result.unexpected_keys
+    fsdp_files.load_fsdp_optimizer(plugin, accelerator, fresh, other, folder)
+    for each in ((model, optimizer), (other, fresh)):
+        train(accelerator, *each)
+    return before, weights(other) == weights(model), files
+
+
+def save_and_load_both(folder: str) -> list[Any]:
+    kinds = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
+    return [save_and_load(f"{folder}/{kind}", kind) for kind in kinds]
+
+
+def test_training_goes_on_from_the_files(tmp_path: Path) -> None:
+    for whole, shards in run_ranks(save_and_load_both, str(tmp_path)):
+        assert whole == (False, True, ["optimizer.bin", "pytorch_model_fsdp.bin"])
+        assert shards == (False, True, ["optimizer_0", "pytorch_model_fsdp_0"])
+
+
+def test_files_for_one_number_of_processes_are_refused() -> None:
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    with pytest.raises(NotImplementedError, match="leave it out"):
+        fsdp_files.save_fsdp_model(plugin, None, nn.Linear(1, 1), "x", use_dcp=False)  # type: ignore[arg-type]
+
+
+def test_parameters_of_modules_by_a_pattern() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    found = fsdp_files.get_parameters_from_modules("1", model, torch.device("cpu"))
+    assert found == set(model[1].parameters())
+    assert fsdp_files.get_parameters_from_modules([model[0]], model, torch.device("cpu")) == set(
+        model[0].parameters()
+    )
+    assert fsdp_files.get_parameters_from_modules(None, model, torch.device("cpu")) == set()
