@@ -9,6 +9,8 @@ import pytest
 
 from tests.unit.takeover.test_finder import run, try_run
 
+pytestmark = pytest.mark.slow
+
 LAUNCHES = """
 import json, multiprocessing, sys
 from concurrent.futures import ProcessPoolExecutor
