@@ -13,7 +13,6 @@ pytestmark = pytest.mark.slow
 
 LAUNCHES = """
 import json, multiprocessing, sys
-from concurrent.futures import ProcessPoolExecutor
 
 def tell(_=None):
     import importlib.metadata
