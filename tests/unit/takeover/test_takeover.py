@@ -9,9 +9,10 @@ import pytest
 
 from tests.unit.takeover.test_finder import run, try_run
 
+pytestmark = pytest.mark.slow
+
 LAUNCHES = """
 import json, multiprocessing, sys
-from concurrent.futures import ProcessPoolExecutor
 
 def tell(_=None):
     import importlib.metadata

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
+from notebook_accel.data_loader.samplers import get_sampler
 from notebook_accel.utils import constants, libraries, other, registry, structure
 
 reference = pytest.importorskip("accelerate.utils")
@@ -124,3 +126,25 @@ def test_a_config_is_read_under_accelerates_name(tmp_path: Path) -> None:
     path.write_text("num_processes: 3\nmixed_precision: bf16\n")
     found = registry.load_config_from_file(path)
     assert found.num_processes == 3 and found.to_dict()["mixed_precision"] == "bf16"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_sampler_of_a_loader_is_that_which_accelerate_finds(shuffle: bool) -> None:
+    from accelerate.data_loader import get_sampler as theirs
+
+    loader = DataLoader(list(range(4)), batch_size=2, shuffle=shuffle)
+    assert get_sampler(loader) is theirs(loader) is loader.sampler
+    plain = DataLoader(list(range(4)), sampler=loader.batch_sampler, batch_size=None)
+    assert get_sampler(plain) is theirs(plain) is loader.sampler
+
+
+@pytest.mark.usefixtures("clean_runtime")
+def test_parameters_are_whole_without_deepspeed() -> None:
+    weight = nn.Linear(2, 2).weight
+    with structure.GatheredParameters([weight]):
+        assert weight.shape == (2, 2)
+
+
+def test_nested_state_is_moved() -> None:
+    moved = other.move_to_device({"a": [DATA["a"]], "step": 3}, "meta")
+    assert moved["a"][0].device.type == "meta" and moved["step"] == 3
