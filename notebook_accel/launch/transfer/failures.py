@@ -186,13 +186,22 @@ def make_exit_error(failure: Failure, last_words: Sequence[str] | None = None) -
         )
         return WorkerError(text, rank=rank, pid=pid)
     if code < 0:
-        cause = likely_cause(-code)
+        cause = find_killer(failure)
         text = f"{who} was ended by {name_of(-code)}" + (f": {cause}" if cause else "")
         return WorkerKilledError(text, rank=rank, pid=pid, signum=-code)
     text = f"{who} left with exit code {code} before its function {'returned' if last_words is None else 'began'}"
     if last_words:
         text += "; it wrote:\n" + "\n".join(last_words)
     return WorkerExitedError(text, rank=rank, pid=pid, exitcode=code)
+
+
+def find_killer(failure: Failure) -> str:
+    """Return who or what sent the signal that ended a process, as a clause; empty where nobody knows.
+
+    Args:
+        failure: its exit code is that of a signal.
+    """
+    return failure.killer or likely_cause(-(failure.exitcode or 0))
 
 
 _LOST_PEER = (
