@@ -23,6 +23,8 @@ from ..errors import ConfigError, Problem
 from . import comments
 
 _LARGEST: Final = 1 << 20
+_MOST_VALUES: Final = 100_000
+_MOST_BITS: Final = 1_000
 _JSON: Final = ".json"
 _TRUTH_WORDS: Final = frozenset({"y", "yes", "n", "no", "true", "false", "on", "off"})
 _TWICE: Final = re.compile(r'found duplicate key "(.*?)"')
@@ -234,7 +236,28 @@ def _parse(path: Path, text: str) -> Any:
         raise ConfigError(
             [Problem(name="", text=f"{path} holds no options: expected lines such as 'num_processes: 2'")]
         )
+    _check_size(path, tree)
     return tree
+
+
+def _check_size(path: Path, tree: Any) -> None:
+    """Raise ConfigError where aliases name more values, or a number is larger, than any option has."""
+    counts: dict[int, int] = {}  # of the values in each, where it is counted
+
+    def count(node: Any) -> int:
+        if isinstance(node, int) and node.bit_length() > _MOST_BITS:  # Python would refuse to print it
+            raise ConfigError([Problem(name="", text=f"{path} has a number of {node.bit_length():,} bits")])
+        if not isinstance(node, (Mapping, list)):
+            return 1
+        if id(node) not in counts:
+            counts[id(node)] = _MOST_VALUES + 1  # what holds itself has no end
+            inner = node.values() if isinstance(node, Mapping) else node
+            counts[id(node)] = 1 + sum(map(count, inner))
+        return counts[id(node)]
+
+    if count(tree) > _MOST_VALUES:
+        reason = f"with what its aliases name it has more than {_MOST_VALUES:,} values"
+        raise ConfigError([Problem(name="", text=f"{path} is no config file: {reason}")])
 
 
 def _explain(error: MarkedYAMLError) -> str:
