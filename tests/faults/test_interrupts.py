@@ -1,0 +1,123 @@
+"""Interrupts at random moments of launches and sessions: each is obeyed, and the next launch finds nothing of it.
+
+The seed is in the output of a failure. FAULTS_SEED gives it again, FAULTS_TIMES=10 tries ten times as many.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.scripts import SEED, TIMES, run
+
+WORK = f"""
+import random, psutil
+chooser = random.Random({SEED})
+print("seed {SEED}")
+
+def work():
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    for _ in range(10):
+        dist.barrier()
+        time.sleep(0.01)
+    return dist.get_rank()
+
+def interrupt_later(seconds):
+    # as a front end does, which interrupts the process group
+    timer = threading.Timer(seconds, os.killpg, (os.getpid(), signal.SIGINT))
+    timer.start()
+    return timer
+
+def is_servant(process):
+    line = " ".join(process.cmdline())
+    return "multiprocessing.resource_tracker" in line or "multiprocessing.forkserver" in line
+
+def workers():
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if not is_servant(process) or is_servant(process.parent()):
+                found.append(process)
+        except (psutil.Error, AttributeError):
+            pass
+    return found
+"""
+
+
+@pytest.mark.parametrize(("method", "times"), [("fork", 12), ("forkserver", 8), ("spawn", 4)])
+def test_launches(tmp_path: Path, method: str, times: int) -> None:
+    code = f"""
+options = dict(num_processes=2, start_method={method!r}, returns="all", view="none", output="none")
+notebook_launcher(work, **options)  # what is started once, such as a fork server
+began = time.monotonic()
+notebook_launcher(work, **options)
+longest = 1.2 * (time.monotonic() - began)
+interrupted = 0
+for number in range({times * TIMES}):
+    try:
+        timer = interrupt_later(chooser.uniform(0, longest))
+        try:
+            assert notebook_launcher(work, **options) == [0, 1]
+        finally:
+            timer.join()
+        time.sleep(0)
+    except KeyboardInterrupt:
+        interrupted += 1
+    assert not workers(), (number, workers())
+    assert threading.active_count() == 1, threading.enumerate()
+    assert all(run.is_over for run in na.runs())
+    if number % 4 == 0:
+        assert notebook_launcher(work, **options) == [0, 1]
+print("interrupted", interrupted)
+"""
+    out = run(WORK + code, tmp_path)
+    assert f"interrupted {times * TIMES}" in out
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_sessions(tmp_path: Path, method: str) -> None:
+    """A call that is interrupted leaves its session; one that is interrupted while it opens leaves nothing."""
+    code = f"""
+def turn():
+    import torch.distributed as dist
+    for _ in range(10):
+        dist.barrier()
+        time.sleep(0.01)
+    return dist.get_rank()
+
+began = time.monotonic()
+session = Session(2, start_method={method!r})
+opening = time.monotonic() - began
+pids = session.run(os.getpid, returns="all")
+for number in range({10 * TIMES}):
+    try:
+        timer = interrupt_later(chooser.uniform(0, 0.2))
+        try:
+            assert session.run(turn, returns="all") == [0, 1]
+        finally:
+            timer.join()
+        time.sleep(0)
+    except KeyboardInterrupt:
+        pass
+    assert session.run(turn, returns="all") == [0, 1]
+assert session.run(os.getpid, returns="all") == pids
+session.close()
+for number in range({4 * TIMES}):
+    opened = None
+    try:
+        timer = interrupt_later(chooser.uniform(0, opening))
+        try:
+            opened = Session(2, start_method={method!r})
+        finally:
+            timer.join()
+        time.sleep(0)
+    except KeyboardInterrupt:
+        pass
+    if opened is not None:
+        opened.close()
+    assert not workers(), (number, workers())
+print("all came back")
+"""
+    assert "all came back" in run(WORK + code, tmp_path)
