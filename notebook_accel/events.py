@@ -335,6 +335,7 @@ class Failure(Event):
         exitcode: of the process, negative for a signal, as in `multiprocessing`; None where it is not known.
         lost: a sentence about a process whose end was not seen, because its node may have died; else empty.
         killer: what the system says of who sent SIGKILL, as a clause; empty where it says nothing.
+        moment: when it happened by the monotonic clock of this machine, which never jumps; None of another machine.
     """
 
     pid: int
@@ -342,6 +343,7 @@ class Failure(Event):
     exitcode: int | None = None
     lost: str = ""
     killer: str = ""
+    moment: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

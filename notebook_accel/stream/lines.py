@@ -8,8 +8,8 @@ from typing import Final
 
 _MAX_LINE: Final = 1 << 20
 _MAX_ROWS: Final = 32  # of bars below each other
-_MOVES: Final = re.compile(rb"\n|\x1b\[\d*A")  # to the next row, or some rows up (ECMA-48, 8.3.22)
-_UP: Final = re.compile(rb"\x1b\[\d*A")
+_MOVES: Final = re.compile(rb"\n|\x1b\[\d{0,4}A")  # to the next row, or some rows up (ECMA-48, 8.3.22)
+_UP: Final = re.compile(rb"\x1b\[\d{0,4}A")
 _PART_OF_UP: Final = re.compile(rb"\x1b(?:\[\d{0,4})?\Z")
 
 

@@ -18,7 +18,7 @@ from multiprocessing import resource_tracker
 from typing import Any, ClassVar, Final, Protocol
 
 from ...errors import LaunchError
-from ...events import Event, Failure, Notice, Order, Phase
+from ...events import Event, Notice, Order, Phase
 from ...stream.inbox import Channel, End, Inbox
 from ...stream.wire import GO, PipeEnd
 from .. import descriptors, signals
@@ -306,16 +306,9 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
                 signals.kill_group(member.pid, signal.SIGTERM if has_returned else signals.KILL)
             self.note_end(member, member.end.exitcode, now, self._inbox.finish(member.rank))
 
-    def judge_end(self, member: Member, exitcode: int | None, at: float) -> Event:
-        """Return what it means that a worker's process ended without a word: a failure, with what is known of it.
-
-        Args:
-            member: the worker.
-            exitcode: of its process, negative for a signal, None where nobody knows it.
-            at: when it ended, in seconds since the epoch.
-        """
-        killer = self._memory_kills.explain() if exitcode == -signals.KILL else ""
-        return Failure(rank=member.rank, time=at, pid=member.pid, exitcode=exitcode, killer=killer)
+    def find_killer(self) -> str:
+        """Return whether the system has killed processes for want of memory; empty where it counts none."""
+        return self._memory_kills.explain()
 
     def _leave_alone(self, member: _LocalMember) -> None:
         member.has_ended = True  # first: whatever happens below, nobody waits for it any more

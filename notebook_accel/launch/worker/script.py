@@ -105,7 +105,7 @@ class _Launcher:
 
         The launcher ends the ranks then, and the handlers must not be cut short.
         """
-        now = time.time()  # what is imported below takes its time
+        now, moment = time.time(), time.monotonic()  # what is imported below takes its time
         frames = error.__traceback__
         while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
             frames = frames.tb_next
@@ -114,7 +114,7 @@ class _Launcher:
         if reporter is None:
             sys.excepthook(type(error), error, frames)
         else:
-            reporter.show_traceback(error, now)
+            reporter.show_traceback(error, now, moment)
 
     def _end(self) -> None:
         """Send the failure, where there is one, and end what the script has started."""
