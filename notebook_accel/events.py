@@ -334,12 +334,16 @@ class Failure(Event):
         error: the exception, None if there was none.
         exitcode: of the process, negative for a signal, as in `multiprocessing`; None where it is not known.
         lost: a sentence about a process whose end was not seen, because its node may have died; else empty.
+        killer: what the system says of who sent SIGKILL, as a clause; empty where it says nothing.
+        moment: when it happened by the monotonic clock of this machine, which never jumps; None of another machine.
     """
 
     pid: int
     error: RaisedError | None = None
     exitcode: int | None = None
     lost: str = ""
+    killer: str = ""
+    moment: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -146,7 +146,12 @@ def run(request: Request, environment: Mapping[str, str]) -> int:
     if ended_by:
         click.echo(f"notebook-accel: ended by {signal.Signals(ended_by[0]).name}", err=True)
         code = 128 + ended_by[0]
-    file.close()
+    try:
+        file.close()
+    except OSError as error:
+        text = f"{request.output} cannot be written: {error.strerror or error}; what is there is of earlier cells"
+        click.echo(f"notebook-accel: {text}", err=True)
+        return code or 1
     click.echo(f"notebook-accel: wrote {request.output}", err=True)
     return code
 
@@ -158,10 +163,10 @@ def _read(path: Path) -> Any:
         book = nbformat.read(path, as_version=4)
         _check_cells(book)
         return book
-    except (nbformat.reader.NotJSONError, nbformat.ValidationError, UnicodeDecodeError, KeyError) as error:
+    except (nbformat.ValidationError, ValueError, KeyError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError([Problem(name="", text=f"{path} is no notebook: {reason}")]) from None
-    except (AttributeError, TypeError, ValueError, RecursionError):  # what nbformat says of other JSON
+    except (AttributeError, TypeError, RecursionError):  # what nbformat says of other JSON
         reason = "it is JSON of something else"
         raise ConfigError([Problem(name="", text=f"{path} is no notebook: {reason}")]) from None
 

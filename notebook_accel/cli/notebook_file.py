@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Final
 import rich_click as click
 
 _SECONDS: Final = 2.0  # between two writes while a cell runs
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SHARE: Final = 0.1  # of all time, which writing may take
 
 
@@ -59,9 +61,10 @@ class NotebookFile:
             self._timer.cancel()
         try:
             self._write()
-        except (
-            OSError
-        ):  # perhaps it cannot be replaced, only written: a file that is mounted, or in another's folder
+        except OSError as error:
+            if error.errno in _NO_ROOM:  # there is none in the file either: only half of it would be left
+                raise
+            # perhaps it cannot be replaced, only written: a file that is mounted, or in another's folder
             import nbformat
 
             nbformat.write(self._book, self._path)

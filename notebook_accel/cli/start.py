@@ -154,6 +154,7 @@ def _report(run: Any, console: Console) -> int:
 
 def _describe_first(failure: Failure, first_rank: int, node: str) -> str:
     from ..launch import signals
+    from ..launch.transfer import failures
 
     where = f"rank {failure.rank} (local rank {failure.rank - first_rank}, process {failure.pid})"
     if node:
@@ -162,7 +163,7 @@ def _describe_first(failure: Failure, first_rank: int, node: str) -> str:
         return f"{where} is lost: {failure.lost}"
     if failure.error is None and (failure.exitcode or 0) < 0:
         signum = -(failure.exitcode or 0)
-        cause = signals.likely_cause(signum)
+        cause = failures.find_killer(failure)
         return f"{where} was ended by {signals.name_of(signum)}{cause and f': {cause}'}"
     if failure.error is None and failure.exitcode is None:
         return f"{where} ended first, and nobody knows with which exit code"

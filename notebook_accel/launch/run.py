@@ -56,7 +56,7 @@ class Run:
     def __init__(self, job: Job, engine: Engine, sinks: Sequence[MakeSink] = ()) -> None:
         self.job = job
         self.record = RunRecord()
-        self.started = time.time()
+        self.started, self._began = time.time(), time.monotonic()  # the first may jump
         self._engine = engine
         self._control = Control()
         self._outcome: Outcome | None = None
@@ -150,7 +150,7 @@ class Run:
             self.execute()
 
     def _close(self) -> None:
-        self._finished = time.time()
+        self._finished = time.monotonic()
         self.job = self.job.without_work()
         self._traceback = None if self._error is None else self._error.__traceback__
         try:
@@ -206,7 +206,7 @@ class Run:
     @property
     def seconds(self) -> float:
         """How long the run has lasted so far, or lasted in all."""
-        return (self._finished or time.time()) - self.started
+        return (self._finished or time.monotonic()) - self._began
 
     @property
     def steps(self) -> int:

@@ -172,8 +172,9 @@ def serve(events: socket.socket, emitter: Emitter, output: capture.Capture, stop
 
 def _replace_exit(error: BaseException, rank: int) -> BaseException:
     """Return the error that the notebook raises: an exit would end the notebook's own process."""
-    if not isinstance(error, SystemExit):
+    if not issubclass(type(error), SystemExit):  # `isinstance` asks the error too, which may raise
         return error
+    assert isinstance(error, SystemExit)
     code = error.code if isinstance(error.code, int) else int(error.code is not None)
     text = f"rank {rank} called exit({error.code!r}): a worker of a session stays, return from the function instead"
     return WorkerExitedError(text, rank=rank, pid=os.getpid(), exitcode=code).with_traceback(

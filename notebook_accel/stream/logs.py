@@ -34,13 +34,17 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
 
 
 def open_log(path: Path) -> io.TextIOWrapper:
-    """Open a file of output to append to; only its user may read one that is made."""
+    """Open a file of output to append to; only its user may read one that is made.
+
+    A pipe that nobody reads is an error, and no wait.
+    """
+    flags = getattr(os, "O_NONBLOCK", 0)
     return open(
         path,
         "a",
         encoding="utf-8",
         errors="backslashreplace",
-        opener=lambda name, flags: os.open(name, flags, 0o600),
+        opener=lambda name, more: os.open(name, more | flags, 0o600),
     )
 
 

@@ -83,6 +83,7 @@ class RunRecord:
     _bars: NewestByKey[tuple[int, int], Progress] = field(init=False)  # that are not finished
     _finished_bars: NewestByKey[tuple[int, int], Progress] = field(init=False)
     _paces: dict[int, deque[tuple[int, float]]] = field(default_factory=dict, init=False)
+    _lines_before: dict[int, int] = field(default_factory=dict, init=False)  # this start of each rank
     _shown: Newest[Event] = field(init=False)
     _count: int = field(default=0, init=False)
     _num_displays: int = field(default=0, init=False)
@@ -245,6 +246,8 @@ class RunRecord:
             self.notice = ""
             return
         self.phases[phase.rank] = phase
+        if phase.name == "starting":
+            self._lines_before[phase.rank] = self.line_counts.get(phase.rank, 0)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the metrics as rows, oldest first: `step`, `time` and the values that came together.
@@ -295,7 +298,8 @@ class RunRecord:
         if phase is None or phase.name != "starting":
             return None
         tail = self.tails.get(rank, ())
-        errors = [line.text for line in tail if line.stream == "stderr" and line.time >= phase.time]
+        count = self.line_counts.get(rank, 0) - self._lines_before.get(rank, 0)
+        errors = [line.text for line in list(tail)[max(0, len(tail) - count) :] if line.stream == "stderr"]
         return errors[-_LAST_WORDS:]
 
     def _snapshot(self) -> tuple[list[Event], int]:

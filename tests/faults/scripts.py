@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 90.0  # for a program; torch's import takes seconds where much else runs
+SEED = int(os.environ.get("FAULTS_SEED", random.randrange(10**6)))  # of what a test chooses at random
+TIMES = int(os.environ.get("FAULTS_TIMES", 1))  # how many times as many random moments are tried
 HEAD = """
 import os, signal, socket, subprocess, sys, threading, time
 import notebook_accel as na
@@ -28,13 +31,19 @@ def wait_until(is_true, what):
 """
 
 
-def start(code: str, folder: Path) -> subprocess.Popen[str]:
-    """Start a program; it leads a process group, and its output is a pipe."""
+def start(code: str, folder: Path, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """Start a program; it leads a process group, and its output is a pipe.
+
+    Args:
+        code: what it runs, after `HEAD`.
+        folder: its working folder.
+        prefix: words before its command, such as those of `places`.
+    """
     path = folder / "program.py"
     path.write_text(HEAD + textwrap.dedent(code))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "1"}
     return subprocess.Popen(
-        [sys.executable, str(path)],
+        [*prefix, sys.executable, str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -44,9 +53,9 @@ def start(code: str, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def run(code: str, folder: Path, *, expected: int = 0) -> str:
+def run(code: str, folder: Path, *, expected: int = 0, prefix: Sequence[str] = ()) -> str:
     """Return the output of a program, which has to end with an exit code in time."""
-    process = start(code, folder)
+    process = start(code, folder, prefix)
     try:
         output, _ = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:

@@ -119,7 +119,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "launch.engines.ray": (("cluster", "process"), ("*",), ("engine",)),
     "launch.supervise": (
         ("control", "delivery", "hang_report"),
-        ("end_watch", "fork_server", "hang_watch", "stop_agreement"),
+        ("end_watch", "fork_server", "hang_watch", "memory_kills", "stop_agreement"),
         ("*",),
     ),
     "launch.transfer": (("cell_sources", "pickled", "random_states", "tracebacks"), ("pickling",), ("*",)),

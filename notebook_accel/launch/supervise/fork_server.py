@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ _PRELOAD: Final = (
 )
 _LOOK_SECONDS: Final = 0.05
 _IMPORT_SECONDS: Final = 100.0
+_END_SECONDS: Final = 10.0
 
 
 class _Nothing:
@@ -56,7 +58,11 @@ def start(job: Job, check: Callable[[], None]) -> None:
                 os.unlink(before)
         if server._forkserver_pid == runtime.fork_server():
             return
-        reader, writer = forkserver.connect_to_new_process([])
+        try:
+            reader, writer = forkserver.connect_to_new_process([])
+        except ConnectionError:  # an earlier request that was broken off is ending it just now
+            _replace(check)
+            reader, writer = forkserver.connect_to_new_process([])
     try:
         with explain_end(job):
             os.write(writer, pickle.dumps({"sys_path": sys.path}) + pickle.dumps(_Nothing()))
@@ -82,10 +88,27 @@ def explain_end(job: Job) -> Iterator[None]:
     """
     try:
         yield
-    except (EOFError, ConnectionError) as error:
+    except (EOFError, OSError) as error:
         if job.start_method != "forkserver":
             raise
+        runtime.set_fork_server(
+            None
+        )  # it ends where a request breaks off: the next launch asks whether it answers
+        if not isinstance(error, (EOFError, ConnectionError)):
+            raise
         raise LaunchError(_explain_end()) from error
+
+
+def _replace(check: Callable[[], None]) -> None:
+    """Wait until the server has ended, some seconds at most, and start another."""
+    from multiprocessing import forkserver
+
+    server: Any = forkserver._forkserver
+    pid, deadline = server._forkserver_pid, time.monotonic() + _END_SECONDS
+    while server._forkserver_pid == pid and time.monotonic() < deadline:
+        check()
+        time.sleep(_LOOK_SECONDS)
+        forkserver.ensure_running()
 
 
 def _explain_end() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import signal
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any, ClassVar, Final, Protocol
 
+from ...errors import LaunchError
 from ...events import Event, Notice, Order, Phase
 from ...stream.inbox import Channel, End, Inbox
 from ...stream.wire import GO, PipeEnd
@@ -25,12 +27,20 @@ from ..worker import early, environment
 from ..worker.main import WorkerSpec, main
 from . import fork_server, hang_report, socket_folder
 from .end_watch import EndWatch, HasExitCode
+from .memory_kills import MemoryKills
 from .worker_group import Attempt, Member, WorkerGroup
 
 OUTPUT_BY_PIPES = sys.platform != "win32"  # there it comes as events: the ends of a pipe cannot be waited for
 _KILL_SECONDS: Final = 30.0  # the system takes a while to take down a large process
 _REDIRECTING: Final = threading.Lock()
 _GONE_SECONDS: Final = 1.0  # for what workers started, once it was killed
+_ADVICE: Final = {
+    errno.EAGAIN: "raise the limit on processes (ulimit -u, or pids.max of the control group), or start fewer",
+    errno.EMFILE: "raise the limit on open files (ulimit -n), or start fewer processes",
+    errno.ENFILE: "the whole system has as many open files as it may have: close some, or start fewer processes",
+    errno.ENOMEM: "the system has no memory for a further process: start fewer",
+    errno.ENOSPC: "make room in the folder for temporary files, or set TMPDIR to another one",
+}
 
 
 class WorkerProcess(HasExitCode, Protocol):
@@ -137,6 +147,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         self._threads = environment.count_threads(self._job)
         self._inbox = Inbox()
         self._sockets = socket_folder.WorkersFolder()
+        self._memory_kills = MemoryKills()
         self._context = multiprocessing.get_context(self._job.start_method)
         descriptors.keep_from_forks(self)
 
@@ -149,20 +160,30 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         store's, and a lock that such a thread holds at a fork is held in the child for ever.
 
         Raises:
-            OSError: the system gives no further process.
-            LaunchError: there is no folder for sockets.
+            LaunchError: the system gives no further process or descriptor, or there is no folder for sockets.
         """
         socket_folder.use_short_folder()
         now = time.time()
         self._delivery.deliver([Phase(rank=rank, time=now, name="starting") for rank in self._environments])
-        self.start_helpers()
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             with contextlib.suppress(Exception):
                 stream.flush()  # type: ignore[union-attr]
-        with signals.delay_interrupt(), signals.block_interrupt_in_children():
-            for rank in self._environments:
-                self._start_one(rank)
+        with self._explain_lack():
+            self.start_helpers()
+            with signals.delay_interrupt(), signals.block_interrupt_in_children():
+                for rank in self._environments:
+                    self._start_one(rank)
         self._inbox.tell_all(GO)
+
+    @contextlib.contextmanager
+    def _explain_lack(self) -> Iterator[None]:
+        """Raise LaunchError for what the system does not give: a process, a descriptor, memory."""
+        try:
+            yield
+        except OSError as error:
+            text = f"worker {len(self._members) + 1} of {len(self._environments)} cannot start: {error}"
+            advice = _ADVICE.get(error.errno or 0, "")
+            raise LaunchError(text + (f"; {advice}" if advice else "")) from error
 
     def start_helpers(self) -> None:
         """Start the processes of multiprocessing that the start method needs."""
@@ -173,23 +194,23 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
 
     def _start_one(self, rank: int) -> None:
         starting = _Starting()
-        our_events, their_events = socket.socketpair()
-        starting.add(our_events, their_events)
-        ours: dict[Channel, End] = {"events": our_events}
+        ours: dict[Channel, End] = {}
         theirs: dict[Channel, PipeEnd] = {}
-        if OUTPUT_BY_PIPES:
-            for channel in ("stdout", "stderr"):
-                ours[channel], theirs[channel] = self._context.Pipe(duplex=False)
-                starting.add(ours[channel], theirs[channel])
-        their_lifeline, lifeline = self._context.Pipe(duplex=False)
-        starting.add(lifeline, their_lifeline)
-        their_ends = WorkerEnds(
-            events=their_events,
-            stdout=theirs.get("stdout"),
-            stderr=theirs.get("stderr"),
-            lifeline=their_lifeline,
-        )
         try:
+            ours["events"], their_events = socket.socketpair()
+            starting.add(ours["events"], their_events)
+            if OUTPUT_BY_PIPES:
+                for channel in ("stdout", "stderr"):
+                    ours[channel], theirs[channel] = self._context.Pipe(duplex=False)
+                    starting.add(ours[channel], theirs[channel])
+            their_lifeline, lifeline = self._context.Pipe(duplex=False)
+            starting.add(lifeline, their_lifeline)
+            their_ends = WorkerEnds(
+                events=their_events,
+                stdout=theirs.get("stdout"),
+                stderr=theirs.get("stderr"),
+                lifeline=their_lifeline,
+            )
             process = self.start_process(rank, their_ends)
         except BaseException:
             starting.close_ours()
@@ -290,6 +311,10 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
                 # a tracker of shared memory ignores SIGTERM, and ends once it has removed what the worker left there
                 signals.kill_group(member.pid, signal.SIGTERM if has_returned else signals.KILL)
             self.note_end(member, member.end.exitcode, now, self._inbox.finish(member.rank))
+
+    def find_killer(self) -> str:
+        """Return whether the system has killed processes for want of memory; empty where it counts none."""
+        return self._memory_kills.explain()
 
     def _leave_alone(self, member: _LocalMember) -> None:
         member.has_ended = True  # first: whatever happens below, nobody waits for it any more

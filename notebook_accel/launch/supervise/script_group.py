@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from ...events import Event, Failure, Phase, Result
+from ...events import Event, Phase, Result
 from .. import signals
 from ..job import Job
 from ..script import Script
@@ -138,7 +138,7 @@ class ScriptWorkerGroup(LocalWorkerGroup):
         """Return what it means that a process has ended: a script need not say that all is well."""
         if exitcode == 0:
             return Result(rank=member.rank, time=at, value=_NOTHING)
-        return Failure(rank=member.rank, time=at, pid=member.pid, exitcode=exitcode)
+        return super().judge_end(member, exitcode, at)
 
     def stop(self, grace: float, signum: int = signal.SIGTERM) -> None:
         """End every process, and all that they started: by the signal that ends the launcher, else by SIGTERM.

@@ -249,7 +249,7 @@ class WorkerGroup(ABC, Generic[MemberT]):
         if not self._delivery.has_outcome(member.rank) and member.rank not in self.stopped_ranks:
             self._delivery.deliver([self.judge_end(member, exitcode, at)])
 
-    def judge_end(self, member: MemberT, exitcode: int | None, at: float) -> Event:
+    def judge_end(self, member: Member, exitcode: int | None, at: float) -> Event:
         """Return what it means that a worker's process ended without a word: a failure, also with exit code 0.
 
         Args:
@@ -257,7 +257,18 @@ class WorkerGroup(ABC, Generic[MemberT]):
             exitcode: of its process, negative for a signal, None where nobody knows it.
             at: when it ended, in seconds since the epoch.
         """
-        return Failure(rank=member.rank, time=at, pid=member.pid, exitcode=exitcode)
+        return Failure(
+            rank=member.rank,
+            time=at,
+            pid=member.pid,
+            exitcode=exitcode,
+            killer=self.find_killer() if exitcode == -signals.KILL else "",
+            moment=time.monotonic(),
+        )
+
+    def find_killer(self) -> str:
+        """Return what the system says of who has killed a worker just now, as a clause; empty where it says nothing."""
+        return ""
 
     def lose(self, member: MemberT, explain: Callable[[MemberT], str]) -> None:
         """Note that a worker is lost: its connection has ended, and nobody saw how its process did.
@@ -268,12 +279,13 @@ class WorkerGroup(ABC, Generic[MemberT]):
             member: the worker.
             explain: finds out what became of the worker, once the others have ended.
         """
-        now = time.time()
+        now, moment = time.time(), time.monotonic()
         member.has_ended = True
         if self._delivery.is_stopping or self._delivery.has_outcome(member.rank):
             return
         self.stop(_LAST_WORDS_SECONDS, signal.SIGTERM)
-        self._delivery.report(Failure(rank=member.rank, time=now, pid=member.pid, lost=explain(member)))
+        lost = Failure(rank=member.rank, time=now, pid=member.pid, lost=explain(member), moment=moment)
+        self._delivery.report(lost)
 
     # -- ending
 

@@ -13,9 +13,11 @@ import linecache
 import os
 import stat
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeGuard
 
 from ...errors import WorkerError, WorkerExitedError, WorkerKilledError
 from ...events import Failure, Pickle, RaisedError
@@ -28,32 +30,48 @@ from .pickling import pack, unpack
 _MAX_CHAIN = 8
 _LARGEST_SOURCE = 1 << 24  # bytes
 _MOST_FRAMES = 5_000  # of an exception of another node
+_MAX_ERRORS = 1_000
 _MAY_GO_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def describe(error: BaseException, depth: int = 0) -> RaisedError:
+def describe(error: BaseException) -> RaisedError:
     """In the worker: return an exception with its notes and causes, as values that travel.
 
-    Args:
-        error: the exception.
-        depth: how many exceptions lead to this one; long chains are cut.
+    Long chains are cut, and those that lead back to where they began; of very many exceptions the first come along.
     """
-    more = depth < _MAX_CHAIN
-    cause, context = error.__cause__, error.__context__
-    return RaisedError(
-        type_name=type(error).__qualname__,
-        message=_read_text(error),
-        pickled=_pickle(error),
-        frames=tracebacks.read_frames(error.__traceback__),
-        arguments=_read_arguments(error),
-        notes=_read_notes(error),
-        parts=tuple(describe(part, depth + 1) for part in _list_parts(error)) if more else (),
-        cause=describe(cause, depth + 1) if cause is not None and more else None,
-        context=describe(context, depth + 1)
-        if context is not None and context is not cause and more
-        else None,
-        suppress_context=error.__suppress_context__,
-    )
+    return _Describer().describe(error)
+
+
+class _Describer:
+    """Describes an exception and those that belong to it."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_ERRORS
+        self._path: list[int] = []  # the exceptions that lead to the one that is described
+
+    def describe(self, error: BaseException) -> RaisedError:
+        """Return an exception as values that travel."""
+        self._left -= 1
+        self._path.append(id(error))
+        cause, context = error.__cause__, error.__context__
+        described = RaisedError(
+            type_name=type(error).__qualname__,
+            message=_read_text(error),
+            pickled=_pickle(error),
+            frames=tracebacks.read_frames(error.__traceback__),
+            arguments=_read_arguments(error),
+            notes=_read_notes(error),
+            parts=tuple(self.describe(part) for part in _list_parts(error) if self._may_describe(part)),
+            cause=self.describe(cause) if self._may_describe(cause) else None,
+            context=self.describe(context) if context is not cause and self._may_describe(context) else None,
+            suppress_context=error.__suppress_context__,
+        )
+        self._path.pop()
+        return described
+
+    def _may_describe(self, error: BaseException | None) -> TypeGuard[BaseException]:
+        is_new = error is not None and id(error) not in self._path
+        return is_new and self._left > 0 and len(self._path) <= _MAX_CHAIN
 
 
 def report(emitter: Emitter, error: BaseException) -> None:
@@ -63,14 +81,14 @@ def report(emitter: Emitter, error: BaseException) -> None:
 
 def make_failure(emitter: Emitter, error: BaseException) -> Failure:
     """In the worker: return an exception as this rank's failure."""
-    now = emitter.now()
+    now, moment = emitter.now(), time.monotonic()
     try:
         raised = describe(error)
     except BaseException as broken:  # an exception with odd attributes still has a name and a place
         text = f"{_read_text(error)} (it could not be described: {type(broken).__name__}: {broken})"
         frames = tracebacks.read_frames(BaseException.__dict__["__traceback__"].__get__(error))
         raised = RaisedError(type_name=type(error).__qualname__, message=text, pickled=None, frames=frames)
-    return Failure(rank=emitter.rank, time=now, pid=os.getpid(), error=raised)
+    return Failure(rank=emitter.rank, time=now, pid=os.getpid(), error=raised, moment=moment)
 
 
 def revive(raised: RaisedError, rank: int, pid: int) -> BaseException:
@@ -196,7 +214,7 @@ def _make_builtin(raised: RaisedError, rank: int, pid: int) -> BaseException | N
 
 def _read_notes(error: BaseException) -> tuple[str, ...]:
     notes = getattr(error, "__notes__", ())
-    return tuple(str(note) for note in notes) if isinstance(notes, (list, tuple)) else (str(notes),)
+    return tuple(map(_read_text, notes)) if isinstance(notes, (list, tuple)) else (_read_text(notes),)
 
 
 def make_exit_error(failure: Failure, last_words: Sequence[str] | None = None) -> WorkerError:
@@ -217,13 +235,22 @@ def make_exit_error(failure: Failure, last_words: Sequence[str] | None = None) -
         )
         return WorkerError(text, rank=rank, pid=pid)
     if code < 0:
-        cause = likely_cause(-code)
+        cause = find_killer(failure)
         text = f"{who} was ended by {name_of(-code)}" + (f": {cause}" if cause else "")
         return WorkerKilledError(text, rank=rank, pid=pid, signum=-code)
     text = f"{who} left with exit code {code} before its function {'returned' if last_words is None else 'began'}"
     if last_words:
         text += "; it wrote:\n" + "\n".join(last_words)
     return WorkerExitedError(text, rank=rank, pid=pid, exitcode=code)
+
+
+def find_killer(failure: Failure) -> str:
+    """Return who or what sent the signal that ended a process, as a clause; empty where nobody knows.
+
+    Args:
+        failure: its exit code is that of a signal.
+    """
+    return failure.killer or likely_cause(-(failure.exitcode or 0))
 
 
 _LOST_PEER = (
@@ -248,15 +275,20 @@ def find_first(failures: Sequence[Failure]) -> Failure:
     Args:
         failures: at least one.
     """
-    cause = min(failures, key=lambda failure: failure.time)
+    is_of_here = all(failure.moment is not None for failure in failures)
+
+    def find_time(failure: Failure) -> float:
+        return failure.moment if is_of_here and failure.moment is not None else failure.time
+
+    cause = min(failures, key=find_time)
     if cause.error is not None and _names_lost_peer(cause.error):
         ended = [
             failure
             for failure in failures
-            if failure.error is None and failure.time - cause.time < _SAME_MOMENT
+            if failure.error is None and find_time(failure) - find_time(cause) < _SAME_MOMENT
         ]
         if ended:
-            return min(ended, key=lambda failure: failure.time)
+            return min(ended, key=find_time)
     return cause
 
 
@@ -299,7 +331,7 @@ def add_note(error: BaseException, note: str) -> None:
             error.add_note(note)
 
 
-def _read_text(error: BaseException) -> str:
+def _read_text(error: object) -> str:
     try:
         return str(error)
     except BaseException as broken:  # whatever it raises, the worker is ending

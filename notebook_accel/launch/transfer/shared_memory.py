@@ -6,6 +6,7 @@ after a fork. It has no name: nothing is left behind however the processes end.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import pickle
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from multiprocessing import reduction
 from typing import Any
 
+from ...errors import LaunchError
 from ...events import Buffer
 from .pickled import Pickled
 
@@ -27,6 +29,9 @@ class SharedPickle:
 
     Args:
         pickled: what is written to the memory.
+
+    Raises:
+        LaunchError: the system does not give that much.
     """
 
     def __init__(self, pickled: Pickled) -> None:
@@ -36,7 +41,15 @@ class SharedPickle:
         for view in views:
             self._spans.append((position, view.nbytes))
             position += -(-view.nbytes // _ALIGN) * _ALIGN
-        self._memory = _NamedMemory(max(position, 1)) if sys.platform == "win32" else _File(max(position, 1))
+        size = max(position, 1)
+        try:
+            self._memory = _NamedMemory(size) if sys.platform == "win32" else _File(size)
+        except OSError as error:
+            hint = "; raise the limit on the size of files (ulimit -f)" if error.errno == errno.EFBIG else ""
+            raise LaunchError(
+                f"the function, its arguments and the globals that it uses are {size:,} bytes, for which the system "
+                f"gives no shared memory: {error}{hint}"
+            ) from error
         self._memory.write(self._spans, views)
 
     @classmethod
@@ -156,5 +169,9 @@ def _open_unnamed(size: int) -> int:
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
-    os.truncate(fd, size)
+    try:
+        os.truncate(fd, size)
+    except OSError:
+        os.close(fd)
+        raise
     return fd

@@ -39,10 +39,13 @@ def follow(fd: int) -> None:
         os._exit(1)
 
 
-def end_children() -> None:
-    """Kill all that this process has started and that is in its process group, as far as the system lists it.
+def end_children(signum: int) -> None:
+    """End all that this process has started and that is in its process group, as far as the system lists it.
 
-    A worker that fails does so as its last act: where its notebook is just being killed, nobody else would do it.
+    A worker does so as its last act: where its notebook is just being killed, nobody else would do it.
+
+    Args:
+        signum: the signal that ends them.
     """
     if sys.platform != "linux":
         return
@@ -51,7 +54,7 @@ def end_children() -> None:
         killed |= new
         for pid in new:
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, signum)
 
 
 def _find_tracker() -> set[int]:

@@ -29,6 +29,7 @@ from ...stream import capture, displays
 from ...stream.emit import Emitter
 from ...stream.wire import GO, PipeEnd
 from ...takeover import finder
+from .. import signals
 from ..signals import STACK_SIGNAL
 from ..transfer import cell_sources, failures
 from ..transfer.random_states import RandomStates
@@ -246,8 +247,7 @@ def _leave(code: int, output: capture.Capture) -> NoReturn:
         with contextlib.suppress(Exception):
             atexit._run_exitfuncs()
         output.close()
-        if code != 0:
-            lifeline.end_children()
+        lifeline.end_children(signals.KILL if code != 0 else signal.SIGTERM)
     finally:
         os._exit(code)
 

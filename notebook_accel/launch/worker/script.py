@@ -105,7 +105,7 @@ class _Launcher:
 
         The launcher ends the ranks then, and the handlers must not be cut short.
         """
-        now = time.time()  # what is imported below takes its time
+        now, moment = time.time(), time.monotonic()  # what is imported below takes its time
         frames = error.__traceback__
         while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
             frames = frames.tb_next
@@ -114,13 +114,13 @@ class _Launcher:
         if reporter is None:
             sys.excepthook(type(error), error, frames)
         else:
-            reporter.show_traceback(error, now)
+            reporter.show_traceback(error, now, moment)
 
     def _end(self) -> None:
         """Send the failure, where there is one, and end what the script has started."""
         if self._reporter is not None and os.getpid() == self._pid and self._connect() is not None:
             self._reporter.send_failure()
-            _ours("launch.worker.lifeline").end_children()
+            _ours("launch.worker.lifeline").end_children(signal.SIGKILL)
 
 
 def _identify(descriptor: int) -> tuple[int, int] | None:

@@ -31,12 +31,13 @@ class ScriptReporter:
         self._failure: Failure | None = None
         OrderListener(connection, self._emitter, StopPoint(), thread=thread)
 
-    def show_traceback(self, error: BaseException, at: float) -> None:
+    def show_traceback(self, error: BaseException, at: float, moment: float) -> None:
         """Send an exception as the script's own hook shows it; the launcher shows one of all ranks'.
 
         Args:
             error: with a traceback of the script's frames alone.
             at: when it was raised, in seconds since the epoch.
+            moment: the same by the monotonic clock.
         """
         emitter, text = self._emitter, _call_hook(error)
         capture.flush_pipes()  # what the script wrote comes first
@@ -47,7 +48,7 @@ class ScriptReporter:
             pickled=None,
             frames=tracebacks.read_frames(error.__traceback__),
         )
-        self._failure = Failure(rank=emitter.rank, time=at, pid=os.getpid(), error=raised)
+        self._failure = Failure(rank=emitter.rank, time=at, pid=os.getpid(), error=raised, moment=moment)
 
     def send_failure(self) -> None:
         """Send the failure, where there is one: the launcher then ends this process and all others."""

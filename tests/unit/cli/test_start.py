@@ -189,7 +189,7 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     Path("s.py").write_text(FAILING)
     (tmp_path / "f").mkdir()
     _, errors = run(*TWO, "s.py", "killed", code=137, FOLDER=str(tmp_path / "f"))
-    assert " was ended by SIGKILL: most often the operating system's out-of-memory killer" in errors
+    assert " was ended by SIGKILL: " in errors and "out-of-memory killer" in errors
 
 
 SLEEPING = "import os, time\nos.write(1, b'%d\\n' % os.getpid())\ntime.sleep(60)\n"

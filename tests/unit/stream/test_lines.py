@@ -131,3 +131,9 @@ def test_the_cursor_does_not_go_above_what_is_a_line() -> None:
     assert reader.feed(b"one\ntwo\n\x1b[5A") == ["one", "two"]
     assert reader.feed(b"three\n\x1b[2") == ["three"]
     assert reader.close() == ["\x1b[2"]
+
+
+def test_a_move_over_more_rows_than_a_terminal_has_is_text() -> None:
+    """Python reads no number of so many digits."""
+    data = b"above\n\x1b[" + b"7" * 5000 + b"A\nbelow\n"
+    assert LineReader().feed(data) == ["above", "\x1b[" + "7" * 5000 + "A", "below"]

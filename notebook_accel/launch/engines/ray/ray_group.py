@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 from ....errors import LaunchError
-from ....events import BeginOrder, Event, LeaveOrder, Order, Phase
+from ....events import BeginOrder, Event, Failure, LeaveOrder, Order, Phase
 from ....stream.inbox import Inbox
 from ....stream.listener import Listener
 from ....topology import Topology
@@ -261,7 +261,12 @@ class RayWorkerGroup(WorkerGroup[_RayMember]):
         return [self._note_pid(event) for event in self._inbox.poll(timeout)]
 
     def _note_pid(self, event: Event) -> Event:
-        """Note a process id; of other machines it is kept from the view, which looks for processes here."""
+        """Note a process id; of other machines it is kept from the view, which looks for processes here.
+
+        So are moments by their clocks, which began when the machines did.
+        """
+        if isinstance(event, Failure) and self._members[event.rank].info.machine != self._machine:
+            return replace(event, moment=None)
         if isinstance(event, Phase) and event.pid is not None:
             member = self._members[event.rank]
             member.pid = event.pid

@@ -105,6 +105,22 @@ def test_the_first_by_time_is_the_cause() -> None:
     assert failures.find_first([late, early]) is early
 
 
+def test_a_clock_that_jumped_does_not_choose_the_cause() -> None:
+    late, early = replace(_failure(0, 1.0), moment=50.0), replace(_failure(1, 9e6), moment=49.0)
+    assert failures.find_first([late, early]) is early
+    elsewhere = _failure(2, 2.0)  # the clock of another machine says nothing of this one's
+    assert failures.find_first([late, early, elsewhere]) is late
+
+
+def test_exceptions_that_lead_to_themselves_are_described_once() -> None:
+    first, second = ValueError("first"), KeyError("second")
+    first.__cause__ = first.__context__ = second
+    second.__cause__, second.__context__ = first, OSError("third")
+    described = failures.describe(first)
+    assert described.cause is not None and described.context is None
+    assert described.cause.cause is None and described.cause.context is not None
+
+
 def test_a_killed_rank_comes_before_its_peers_lost_connection() -> None:
     lost = _failure(0, 1.0, RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1"))
     killed = _failure(1, 1.1, exitcode=-9)

@@ -1,0 +1,182 @@
+"""Kills: of the kernel in any phase, of ranks while they save, and of one kernel beside another."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.faults.scripts import SEED, TIMES, is_alive, run, start, wait_until
+
+KERNELS = f"""
+import ctypes, psutil, random
+chooser = random.Random({SEED})
+print("seed {SEED}")
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what outlives its kernel becomes this program's
+
+def work():
+    subprocess.Popen(["sh", "-c", "sleep 300 & sleep 300 & wait"])
+    subprocess.Popen(["sleep", "300"])
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    for _ in range(10):
+        dist.barrier()
+        time.sleep(0.01)
+
+def be_a_kernel(options):
+    os.setsid()
+    notebook_launcher(work, num_processes=2, view="none", output="none", **options)
+
+def has_ended():
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return True
+    return False
+
+def kill_one(seconds, **options):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            be_a_kernel(options)
+        finally:
+            os._exit(0)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    began = time.monotonic()
+    while not has_ended():
+        left = psutil.Process().children(recursive=True)
+        assert time.monotonic() - began < 20, [(child.name(), child.status(), child.cmdline()) for child in left]
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(("method", "times"), [("fork", 12), ("forkserver", 2), ("spawn", 2)])
+def test_kernels_in_any_phase(tmp_path: Path, method: str, times: int) -> None:
+    """All that ranks have started ends too, also where a rank has just returned."""
+    code = f"""
+options = dict(start_method={method!r})
+began = time.monotonic()
+kill_one(None, **options)
+longest = 1.2 * (time.monotonic() - began)
+for number in range({times * TIMES}):
+    kill_one(chooser.uniform(0, longest), **options)
+print("all ended")
+"""
+    assert "all ended" in run(KERNELS + code, tmp_path)
+
+
+def test_ranks_while_they_save(tmp_path: Path) -> None:
+    """Of two ranks that save again and again one is killed: what the next launch loads is whole, and not older."""
+    out = run(
+        f"""
+        import random, torch
+        from notebook_accel import Accelerator
+        chooser = random.Random({SEED})
+        print("seed {SEED}")
+
+        def train(at_least):
+            accelerator = Accelerator()
+            model = torch.nn.Linear(64, 64)
+            model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+            parameters = list(model.parameters())
+            def fill(number):
+                with torch.no_grad():
+                    for parameter in parameters:
+                        parameter.fill_(number)
+                        optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, number)
+                accelerator.step = number
+            if os.path.exists("kept"):
+                fill(-1)
+                accelerator.load_state("kept")
+                found = {{float(value) for each in parameters for value in each.detach().flatten()}}
+                found |= {{float(optimizer.state[each]["momentum_buffer"].flatten()[0]) for each in parameters}}
+                assert found == {{float(accelerator.step)}}, f"a mixture: {{found}} and {{accelerator.step}}"
+                assert accelerator.step >= at_least, (accelerator.step, at_least)
+            first = accelerator.step
+            accelerator.wait_for_everyone()
+            for number in range(first + 1, first + 400):
+                fill(number)
+                accelerator.save_state("kept", async_save=number % 2 == 0)
+                if accelerator.is_main_process:
+                    with open(f"loaded-{{first}}", "w") as file:
+                        file.write(str(number - 1))  # one save behind the next is on the disk
+            accelerator.end_training()
+            return accelerator.step
+
+        saved = 0
+        killed = 0
+        for number in range({4 * TIMES}):
+            for left in [name for name in os.listdir(".") if name.startswith("loaded-")]:
+                saved = max(saved, int(open(left).read() or 0) - 1)
+                os.unlink(left)
+            run = notebook_launcher(train, (saved,), num_processes=2, view="none", output="none", block=False)
+            wait_until(lambda: run.is_over or [name for name in os.listdir(".") if name.startswith("loaded-")],
+                       "the ranks save")
+            time.sleep(chooser.uniform(0, 0.3))
+            pids = {{rank: phase.pid for rank, phase in run.record.phases.items() if phase.name == "running"}}
+            os.kill(pids[number % 2], signal.SIGKILL)
+            try:
+                run.result(60)
+            except na.WorkerKilledError as error:
+                killed += error.rank == number % 2
+        print("killed", killed, "saved", saved)
+        """,
+        tmp_path,
+    )
+    assert f"killed {4 * TIMES}" in out, out
+
+
+def test_one_of_two_kernels(tmp_path: Path) -> None:
+    """Each has a session, and what one has is not the other's: neither its end nor its interrupt is."""
+    code = """
+        def busy():
+            open(f"busy-{os.getppid()}-{os.environ['RANK']}", "w").close()
+            while not os.path.exists("go"):
+                time.sleep(0.01)
+            return int(os.environ["RANK"])
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with Session(2, start_method="fork") as session:
+            pids = session.run(os.getpid, returns="all")
+            with open("part", "w") as file:
+                file.write(" ".join(map(str, pids)))
+            os.rename("part", "pids")
+            try:
+                print(session.run(busy, returns="all"))
+            except KeyboardInterrupt:
+                print("interrupted")
+            print(session.run(lambda: int(os.environ["RANK"]), returns="all"), flush=True)
+            print(notebook_launcher(lambda: int(os.environ["RANK"]), num_processes=2, returns="all", view="none"))
+    """
+    folders = [tmp_path / name for name in "abc"]
+    programs = []
+    try:
+        for folder in folders:
+            folder.mkdir()
+            programs.append(start(code, folder))
+        workers = []
+        for program, folder in zip(programs, folders, strict=True):
+            wait_until(lambda folder=folder: (folder / "pids").exists())  # type: ignore[misc]
+            workers.append([int(pid) for pid in (folder / "pids").read_text().split()])
+            busy = [folder / f"busy-{program.pid}-{rank}" for rank in (0, 1)]
+            wait_until(lambda busy=busy: all(path.exists() for path in busy))  # type: ignore[misc]
+        os.kill(programs[0].pid, signal.SIGKILL)
+        os.killpg(programs[1].pid, signal.SIGINT)
+        wait_until(lambda: not any(map(is_alive, workers[0])), 20)
+        out, _ = programs[1].communicate(timeout=60)
+        assert "interrupted" in out and out.count("[0, 1]") == 2, out
+        assert all(map(is_alive, workers[2])), "of another kernel"
+        (folders[2] / "go").touch()
+        out, _ = programs[2].communicate(timeout=60)
+        assert out.count("[0, 1]") == 3, out
+    finally:
+        for program in programs:
+            if program.poll() is None:
+                os.killpg(program.pid, signal.SIGKILL)
+            program.communicate()

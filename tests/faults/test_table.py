@@ -1,0 +1,105 @@
+"""Where each fault is tested, in this folder and elsewhere: look here before you add one."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.structure.source import ROOT
+
+TESTED: dict[str, tuple[str, ...]] = {
+    "a kill while a checkpoint is written: at random, and before each system call": (
+        "unit/checkpointing/test_write_crash.py::test_a_process_killed_at_any_instant_leaves_a_whole_checkpoint",
+        "unit/checkpointing/test_write_crash.py::test_a_process_may_die_before_any_change_to_a_folder",
+        "unit/checkpointing/test_write_crash.py::test_a_process_that_saves_a_model_may_die_before_any_change_to_a_folder",
+        "faults/test_kills.py::test_ranks_while_they_save",
+    ),
+    "a kill of the kernel: in each form of a launch, while ranks hang, in any phase": (
+        "notebooks/test_endings.py::test_an_end_of_the_kernel",
+        "notebooks/test_stopping.py::test_workers_die_with_the_kernel",
+        "faults/test_kills.py::test_kernels_in_any_phase",
+        "faults/test_kernel_state.py::test_what_a_failing_worker_started_ends_without_the_notebook",
+    ),
+    "an interrupt: in each form of a launch, while ranks hang, at random": (
+        "notebooks/test_endings.py::test_an_interrupt",
+        "notebooks/test_stopping.py::test_interrupt_ends_every_worker",
+        "faults/test_interrupts.py::test_launches",
+        "faults/test_interrupts.py::test_sessions",
+        "faults/test_kernel_state.py::test_an_interrupt_ends_the_wait_for_a_fork_server",
+    ),
+    "several kernels": ("faults/test_kills.py::test_one_of_two_kernels",),
+    "a full disk: under checkpoints, logs, an executed notebook, a config, temporary files": (
+        "unit/checkpointing/test_write_crash.py::test_a_full_small_disk",
+        "notebooks/test_background.py::test_a_full_disk_does_not_end_the_run",
+        "faults/test_disks.py::test_logs_on_a_full_disk",
+        "faults/test_disks.py::test_a_notebook_on_a_full_disk_keeps_what_was_written",
+        "faults/test_disks.py::test_a_config_on_a_full_disk",
+        "faults/test_disks.py::test_no_room_for_temporary_files",
+    ),
+    "a limit on the size of files": (
+        "unit/checkpointing/test_write_crash.py::test_a_full_disk",
+        "faults/test_disks.py::test_files_may_not_grow",
+    ),
+    "a slow disk, and a pipe that nobody reads": (
+        "unit/checkpointing/test_rawio.py::test_a_slow_disk_keeps_the_writer_back",
+        "faults/test_disks.py::test_training_goes_on_while_a_slow_disk_takes_a_checkpoint",
+        "faults/test_disks.py::test_an_interrupt_while_a_slow_disk_takes_a_checkpoint",
+        "faults/test_disks.py::test_a_log_that_is_a_pipe_which_nobody_reads",
+    ),
+    "a limit on memory, and a rank that is killed for it": (
+        "faults/test_limits.py::test_a_rank_that_the_system_kills_for_its_memory",
+        "faults/test_limits.py::test_a_script_that_the_system_kills_for_its_memory",
+    ),
+    "no further process, no further descriptor, more descriptors than select takes": (
+        "faults/test_limits.py::test_no_further_process_can_start",
+        "faults/test_limits.py::test_too_few_descriptors",
+        "faults/test_kernel_state.py::test_more_descriptors_than_select_takes",
+    ),
+    "a leak that grows with each launch": (
+        "notebooks/test_background.py::test_two_hundred_runs_leave_nothing",
+    ),
+    "more ranks than cores": ("faults/test_limits.py::test_many_ranks_on_few_cores",),
+    "a small /dev/shm": ("faults/test_limits.py::test_no_shared_memory",),
+    "standard streams that are closed": (
+        "notebooks/test_hard_cases.py::test_closed_standard_streams",
+        "faults/test_output.py::test_a_notebook_without_standard_streams",
+    ),
+    "output that is no text, and lines of megabytes": (
+        "faults/test_output.py::test_garbage",
+        "faults/test_output.py::test_garbage_of_a_script",
+    ),
+    "exceptions that cannot be pickled, printed or compared, that are huge, or lead to themselves": (
+        "notebooks/test_failures.py::test_errors_that_cannot_be_made_again_still_speak",
+        "notebooks/test_hard_cases.py::test_errors_with_odd_attributes",
+        "faults/test_exceptions.py::test_of_a_session",
+        "faults/test_exceptions.py::test_of_a_launch",
+    ),
+    "configs, parameters and notebooks that are made to harm": (
+        "unit/config/test_config.py::test_broken_files",
+        "faults/test_hostile_files.py::test_configs_in_yaml",
+        "faults/test_hostile_files.py::test_configs_in_json",
+        "faults/test_hostile_files.py::test_values_of_parameters",
+        "faults/test_hostile_files.py::test_notebooks",
+    ),
+    "a clock that jumps, and files of the future": (
+        "faults/test_clock.py::test_launches",
+        "faults/test_clock.py::test_the_cause_of_a_failure",
+        "faults/test_clock.py::test_hangs_are_noticed_neither_early_nor_never",
+        "faults/test_clock.py::test_files_of_the_future",
+    ),
+    "exit codes that others take, children that never end": (
+        "faults/test_kernel_state.py::test_sigchld_is_ignored",
+        "faults/test_kernel_state.py::test_other_code_waits_for_the_workers",
+        "faults/test_kernel_state.py::test_a_child_that_writes_for_ever_ends_with_its_worker",
+        "faults/test_kernel_state.py::test_a_worker_that_does_not_end_is_left_behind",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", TESTED)
+def test_the_tests_are_there(fault: str) -> None:
+    for place in TESTED[fault]:
+        path, _, name = place.partition("::")
+        tree = ast.parse((ROOT / "tests" / path).read_text(encoding="utf-8"))
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, place
