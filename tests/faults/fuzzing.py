@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,7 @@ def fuzz(examples: int = 300) -> Callable[[Test], Test]:
     Args:
         examples: how many the suite tries; FUZZ_EXAMPLES counts more.
     """
-    return settings(
+    chosen = settings(
         max_examples=int(_MORE or examples),
         deadline=None,
         derandomize=not _MORE,
@@ -33,6 +34,14 @@ def fuzz(examples: int = 300) -> Callable[[Test], Test]:
         print_blob=True,
         suppress_health_check=list(HealthCheck),
     )
+    seconds: list[Any] = [pytest.mark.timeout(0)] if _MORE else []
+
+    def decorate(test: Test) -> Test:
+        for mark in (chosen, *seconds):
+            test = mark(test)
+        return test
+
+    return decorate
 
 
 ODD_TEXTS = (
