@@ -18,7 +18,8 @@ SETTLE_SECONDS = 45.0
 """Generous: ipykernel closes the sockets of threads that wrote every 10 s only."""
 STEPS_BEFORE = 20
 """Steps after which memory counts: caches fill until then."""
-LEAST_STEPS = 40
+LEAST_STEPS = 150
+"""Steps that count at least: the last 8 runs are kept, and the output of a flood takes megabytes meanwhile."""
 MOST_GROWTH = 128 * 1024
 """Bytes a step of a host's own memory, as the median of the slopes between all pairs of steps. Each step compiles
 cells and keeps their sources, which is some kilobytes; a launch that keeps what it has sent or received keeps more."""
