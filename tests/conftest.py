@@ -16,8 +16,6 @@ from tests import guards
 
 # OpenMP reads it when torch is imported. Threads without work would else spin, on processors that other tests need.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# A node of Ray ends where its own helper takes long to start, as on a busy machine.
-os.environ.setdefault("RAY_agent_register_timeout_ms", "200000")
 
 
 @pytest.fixture(scope="session", autouse=True)
