@@ -142,7 +142,7 @@ def test_mixed_precision_and_ranks_reach_the_accelerator(kernel: Kernel, method:
             from notebook_accel import Accelerator
             a = Accelerator()
             return (a.mixed_precision, a.num_processes, a.process_index, a.local_process_index,
-                    str(a.distributed_type), a.gather(torch.tensor([a.process_index])).tolist())
+                    a.distributed_type.value, a.gather(torch.tensor([a.process_index])).tolist())
         notebook_launcher(check, num_processes=2, mixed_precision="bf16", returns="all", start_method="{method}")
         """
     ).ok()

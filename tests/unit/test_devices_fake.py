@@ -34,7 +34,7 @@ def case_without_a_row(folder: Path) -> None:
 
 def case_a_process_alone(folder: Path) -> None:
     state = PartialState()
-    assert state.device.type == "fake" and str(state.distributed_type) == "NO"
+    assert state.device.type == "fake" and state.distributed_type == "NO"
     assert resolve("bf16", state.device) == "bf16" and is_bf16_available()
 
 

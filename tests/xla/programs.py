@@ -126,7 +126,7 @@ def place() -> dict[str, Any]:
     """What the state says of this process."""
     accelerator = Accelerator()
     return {
-        "type": str(accelerator.distributed_type),
+        "type": accelerator.distributed_type.value,
         "device": str(accelerator.device),
         "processes": accelerator.num_processes,
         "main": accelerator.is_main_process,

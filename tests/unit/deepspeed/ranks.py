@@ -103,7 +103,7 @@ def zero(stage: int, folder: str) -> dict[str, Any]:
     more = train(run, model, optimizer, scheduler, rest, STEPS)
     run.save_model(model, f"{folder}-weights")
     return {
-        "type": str(run.distributed_type),
+        "type": run.distributed_type.value,
         "first": first,
         "losses": losses + more[0],
         "norms": norms + more[1],
