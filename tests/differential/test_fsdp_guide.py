@@ -19,7 +19,7 @@ def test_the_guides_config_launches_both() -> None:
     out, _ = run("--cpu", "--config_file", str(GUIDE), "train.py", HF_HUB_OFFLINE="1")
     lines = out.splitlines()
     blocks = "['FSDPBertForSequenceClassification', 'FSDPBertLayer', 'FSDPBertLayer']"
-    assert f"ours FSDP bf16 {blocks} True" in lines, out
+    assert f"ours DistributedType.FSDP bf16 {blocks} True" in lines, out
     assert "trainer 2 bf16 16 steps" in lines, out
     names = {path.name for path in Path("checkpoint").iterdir()}
     assert {"pytorch_model_fsdp_0", "optimizer_0", "notebook_accel.json"} <= names

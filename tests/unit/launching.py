@@ -87,6 +87,7 @@ class Launched:
     def __post_init__(self) -> None:
         reading, writing = os.pipe()
         self.errors = Path(tempfile.mkdtemp(dir=".")) / "stderr"
+        self.errors.touch()  # a test may look before the launch has begun
         if any(word.endswith(".ipynb") for word in self.words):
             self.pid = self._start(writing)
         else:

@@ -16,7 +16,7 @@ def test_env_says_what_a_bug_report_needs_and_no_secret(tmp_path: Path) -> None:
         tmp_path,
         "num_processes: 3\nenvironment:\n  WANDB_API_KEY: abcdef\n  PROXY: http://me:word@host\n  PLAIN: shown\n",
     )
-    variables = {"ACCELERATE_TOKEN": "very", "NCCL_DEBUG": "INFO", "TORCH_URL": "https://u:pass@h/x"}
+    variables = {"ACCELERATE_TOKEN": "very", "NCCL_DEBUG": "INFO", "TORCH_URL": "https://u:hidden@h/x"}
     done = run(tmp_path, "env", **variables, OTHER_SETTING="no business")
     assert done.returncode == 0, done.stderr
     for text in (
@@ -28,7 +28,7 @@ def test_env_says_what_a_bug_report_needs_and_no_secret(tmp_path: Path) -> None:
         "PLAIN: shown",
     ):
         assert text in done.stdout
-    for text in ("very", "abcdef", "word", "pass", "OTHER_SETTING"):
+    for text in ("very", "abcdef", "word", "hidden", "OTHER_SETTING"):
         assert text not in done.stdout
     found = json.loads(run(tmp_path, "env", "--json", **variables).stdout)
     assert found["variables"]["NCCL_DEBUG"] == "INFO"
