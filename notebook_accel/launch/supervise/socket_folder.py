@@ -51,6 +51,8 @@ class WorkersFolder:
     def assign(self, worker: Any) -> None:
         """Let a worker use the folder, with all processes that it starts.
 
+        On a full disk there is none: a worker that needs no socket runs without.
+
         Args:
             worker: a process of multiprocessing, not started yet.
 
@@ -60,7 +62,10 @@ class WorkersFolder:
         if sys.platform == "win32":
             return
         if self._path is None:
-            self._path = tempfile.mkdtemp(prefix="pymp-", dir=find_folder(_LISTENER))
+            try:
+                self._path = tempfile.mkdtemp(prefix="pymp-", dir=find_folder(_LISTENER))
+            except OSError:
+                return
         vars(worker)["_config"][_KEY] = self._path
 
     def remove(self) -> None:
