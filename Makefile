@@ -138,7 +138,7 @@ IF_APART = $(if $(CAN_BE_APART),$(APART))
 NUM_LANES = $(if $(CAN_BE_APART),$(shell $(BASE_PYTHON) -c 'import os; print(os.cpu_count() + 1)'),1)
 LANES := test-unit test-nodes test-notebooks test-colab lint test-xla test-contract
 test:
-	$(MAKE) --jobs=$(NUM_LANES) --output-sync=target $(LANES)
+	$(MAKE) --keep-going --jobs=$(NUM_LANES) --output-sync=target $(LANES)
 
 UNIT := tests/differential tests/structure tests/unit
 test-unit: $(VENV)/dev.stamp
