@@ -51,7 +51,7 @@ def start(job: Job, check: Callable[[], None]) -> None:
     server: Any = forkserver._forkserver
     forkserver.set_forkserver_preload(_choose_modules(job, getattr(server, "_preload_modules", ())))
     before = getattr(server, "_forkserver_address", None)
-    with explain_end(job), signals.block_interrupt_in_children():
+    with explain_end(job, check), signals.block_interrupt_in_children():
         forkserver.ensure_running()
         if isinstance(before, str) and before != server._forkserver_address:
             with contextlib.suppress(OSError):  # one that was killed has left its socket
@@ -64,7 +64,7 @@ def start(job: Job, check: Callable[[], None]) -> None:
             _replace(check)
             reader, writer = forkserver.connect_to_new_process([])
     try:
-        with explain_end(job):
+        with explain_end(job, check):
             os.write(writer, pickle.dumps({"sys_path": sys.path}) + pickle.dumps(_Nothing()))
             while not wait_readable(reader, _LOOK_SECONDS):
                 check()
@@ -77,11 +77,12 @@ def start(job: Job, check: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def explain_end(job: Job) -> Iterator[None]:
+def explain_end(job: Job, check: Callable[[], None]) -> Iterator[None]:
     """Say why the server has ended where it does not answer any more.
 
     Args:
         job: what the workers run.
+        check: called several times a second while the cause is looked for; its exception ends that.
 
     Raises:
         LaunchError: the server has ended.
@@ -96,7 +97,7 @@ def explain_end(job: Job) -> Iterator[None]:
         )  # it ends where a request breaks off: the next launch asks whether it answers
         if not isinstance(error, (EOFError, ConnectionError)):
             raise
-        raise LaunchError(_explain_end()) from error
+        raise LaunchError(_explain_end(check)) from error
 
 
 def _replace(check: Callable[[], None]) -> None:
@@ -111,7 +112,7 @@ def _replace(check: Callable[[], None]) -> None:
         forkserver.ensure_running()
 
 
-def _explain_end() -> str:
+def _explain_end(check: Callable[[], None]) -> str:
     """Return why the server has ended: its imports are made once more, in a process whose errors can be read."""
     from multiprocessing import forkserver
 
@@ -120,11 +121,36 @@ def _explain_end() -> str:
     tries = (f"try:\n    import {name}\nexcept ImportError:\n    pass" for name in server._preload_modules)
     command = [sys.executable, "-c", "\n".join(tries)]  # the server goes on without what it does not find
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_IMPORT_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
+        code, said = _run(command, check)
+    except (OSError, TimeoutError):
         return text
-    said = done.stderr.decode("utf-8", "backslashreplace").strip()
-    return f"{text}; its imports fail here:\n{said}" if done.returncode and said else text
+    return f"{text}; its imports fail here:\n{said}" if code and said else text
+
+
+def _run(command: Sequence[str], check: Callable[[], None]) -> tuple[int, str]:
+    """Return the exit code of a program and what it wrote to stderr.
+
+    Args:
+        command: the program and its arguments.
+        check: called several times a second; its exception ends the program.
+
+    Raises:
+        OSError: it cannot start.
+        TimeoutError: it has not ended after `_IMPORT_SECONDS`.
+    """
+    deadline = time.monotonic() + _IMPORT_SECONDS
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
+    with subprocess.Popen(command, stdin=null, stdout=null, stderr=pipe) as process:
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    said = process.communicate(timeout=_LOOK_SECONDS)[1]
+                    return process.returncode, said.decode("utf-8", "backslashreplace").strip()
+                check()
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+        finally:
+            process.kill()
 
 
 def _choose_modules(job: Job, chosen: Sequence[str]) -> list[str]:

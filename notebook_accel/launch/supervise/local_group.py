@@ -264,7 +264,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         with (
             _without_main_module(forked),
             _hear_errors(self._job.start_method, ends.stderr),
-            fork_server.explain_end(self._job),
+            fork_server.explain_end(self._job, self._control.check),
         ):
             process.start()  # type: ignore[attr-defined]
         return process

@@ -9,11 +9,13 @@ import sys
 from multiprocessing import forkserver
 from pathlib import Path
 
+import psutil
 import pytest
 
 from notebook_accel import notebook_launcher, runtime
 from notebook_accel.errors import LaunchError, WorkerExitedError
 from notebook_accel.launch.supervise import fork_server, local_group
+from notebook_accel.launch.supervise.control import Control, StopAsked
 from notebook_accel.launch.worker import early
 from tests.unit.jobs import make_job
 
@@ -69,10 +71,33 @@ def test_a_fork_server_that_ended_says_why(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(forkserver._forkserver, "_preload_modules", ["os", "shadowed"])
     said = pytest.raises(LaunchError, match=r"(?s)fork server.* has ended; its imports fail.*name_of_nothing")
     job = dataclasses.replace(make_job(os.getpid), start_method="forkserver")
-    with said, fork_server.explain_end(job):
+    with said, fork_server.explain_end(job, Control().check):
         raise EOFError
-    with pytest.raises(EOFError), fork_server.explain_end(dataclasses.replace(job, start_method="fork")):
+    forked = dataclasses.replace(job, start_method="fork")
+    with pytest.raises(EOFError), fork_server.explain_end(forked, Control().check):
         raise EOFError
+
+
+def test_a_stop_does_not_wait_until_it_is_known_why_the_fork_server_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it imports may take a minute."""
+    began = tmp_path / "began"
+    (tmp_path / "slow.py").write_text(f"open({str(began)!r}, 'x')\nimport time; time.sleep(1000)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(forkserver._forkserver, "_preload_modules", ["slow"])
+    control = Control()
+    job = dataclasses.replace(make_job(os.getpid), start_method="forkserver")
+
+    def check() -> None:
+        if began.exists():
+            control.stop(0.5)
+        control.check()
+
+    before = psutil.Process().children()
+    with pytest.raises(StopAsked), fork_server.explain_end(job, check):
+        raise EOFError
+    assert set(psutil.Process().children()) <= set(before)
 
 
 def test_this_process_keeps_its_own_errors(capfd: pytest.CaptureFixture[str]) -> None:
