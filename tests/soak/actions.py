@@ -10,6 +10,8 @@ from typing import Any
 
 METHODS = ("auto", "fork", "forkserver", "spawn")
 KINDS = {"number": 1, "text": 3000, "tensor": 400_000, "array": 100_000, "nested": 50, "object": 5}
+_RAISE_FAILURE = "if run.status == 'failed': run.result()\n"
+"""A run that failed before it was asked to stop: its error is that of what happened to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,13 +198,13 @@ def background(rng: random.Random, folder: Path) -> Action:
         after = Piece(code="run.result()", error=("ValueError", "rank 0 fails"))
     elif how == "agree":
         begin = "run = " + _call("count_steps", "()", ranks, method, block=False)
-        code = "while run.status == 'starting': time.sleep(0.01)\nrun.stop(20.0)\n"
+        code = f"while run.status == 'starting': time.sleep(0.01)\nrun.stop(20.0)\n{_RAISE_FAILURE}"
         code += "answer([run.status, None if run.failure else run.result()])"
         after = Piece(code=code, expected=["stopped", ["stopped"] * ranks], choices=(["stopped", None],))
     else:
         begin = "run = " + _call("pause", "(600,)", ranks, method, block=False)
         wait = "while run.status == 'starting': time.sleep(0.01)\n" if how == "stop" else ""
-        code = f"{wait}run.stop({rng.choice([0.0, 0.5])})\nanswer(run.status)"
+        code = f"{wait}run.stop({rng.choice([0.0, 0.5])})\n{_RAISE_FAILURE}answer(run.status)"
         after = Piece(code=code, expected="stopped")
     return Action(title=title, pieces=[Piece(code=f"{begin}\nanswer('begun')", expected="begun"), after])
 
