@@ -94,7 +94,8 @@ $(VENV)/chromium.stamp: $(VENV)/dev.stamp
 	echo "== no Chromium and no way to install it: the tests in tests/browser will skip"
 
 # The nodes of tests/nodes are network namespaces, which ip makes.
-$(VENV)/iproute2.stamp: $(VENV)/dev.stamp
+# After Chromium: one apt-get locks out another.
+$(VENV)/iproute2.stamp: $(VENV)/dev.stamp | $(VENV)/chromium.stamp
 	@command -v ip && touch $@ && exit; \
 	as_root=; [ "$$(id -u)" = 0 ] || as_root="sudo --non-interactive"; \
 	if command -v apt-get >/dev/null && $$as_root true; then \

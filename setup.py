@@ -1,4 +1,4 @@
-"""Puts `notebook_accel.pth` into the wheel, beside the package: Python runs it as it starts. See pyproject.toml."""
+"""Puts `notebook_accel.pth` into the wheel, beside the package: Python runs it as it starts."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What states show of the runtime, as the dicts too that Accelerate has: libraries look into these, and clear them."""
+"""What the states show of the runtime, also as the dicts that Accelerate has, which libraries read and clear."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def parse_scalar(text: str) -> Any:
     """Return the truth value, number or null that a text is in YAML; other texts as they are."""
     try:
         value = YAML(typ="safe", pure=True).load(text) if text else ""
-    except Exception:  # ruamel raises anything of what a tag does not fit to
+    except Exception:  # where a value does not fit its tag, ruamel raises errors of any type
         return text
     return value if value is None or isinstance(value, (bool, int, float, str)) else text
 
@@ -149,7 +149,7 @@ def run(request: Request, environment: Mapping[str, str]) -> int:
     try:
         file.close()
     except OSError as error:
-        text = f"{request.output} cannot be written: {error.strerror or error}; what is there is of earlier cells"
+        text = f"{request.output} cannot be written: {error.strerror or error}; if it is there, it lacks the last cells"
         click.echo(f"notebook-accel: {text}", err=True)
         return code or 1
     click.echo(f"notebook-accel: wrote {request.output}", err=True)

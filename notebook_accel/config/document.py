@@ -23,7 +23,7 @@ from ..errors import ConfigError, Problem
 from . import comments
 
 _LARGEST: Final = 1 << 20
-_LARGEST_NUMBER: Final = 10**18
+_LARGEST_NUMBER: Final = 10**1000  # Python itself writes 4,300 digits
 _MOST_VALUES: Final = 100_000
 _JSON: Final = ".json"
 _TRUTH_WORDS: Final = frozenset({"y", "yes", "n", "no", "true", "false", "on", "off"})
@@ -240,7 +240,7 @@ def _parse(path: Path, text: str) -> Any:
         line = text.count("\n", 0, error.position) + 1
         reason = f"a character that YAML has not: {text[error.position]!r}"
         raise ConfigError([Problem(name="", text=reason, where=f"{path}:{line}")]) from None
-    except Exception as error:  # ruamel raises anything of what a tag does not fit to
+    except Exception as error:  # where a value does not fit its tag, ruamel raises errors of any type
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError([Problem(name="", text=f"{path} is no YAML: {reason}")]) from None
     if tree is None:
@@ -260,10 +260,10 @@ def _check_values(tree: Any, known: dict[int, int | None]) -> int:
         known: the numbers of lists and mappings so far, by their identities; None while one is being counted.
 
     Raises:
-        ValueError: they are more than a config has, one holds itself, or a number is longer than any option's.
+        ValueError: they are more than a config has, one holds itself, or a number is too long to be written.
     """
     if isinstance(tree, int) and not -_LARGEST_NUMBER <= tree <= _LARGEST_NUMBER:
-        raise ValueError("a number has more than 18 digits")
+        raise ValueError("a number has more than 1,000 digits")
     if not isinstance(tree, (Mapping, list, tuple, set)):
         return 1
     if id(tree) not in known:
@@ -271,7 +271,9 @@ def _check_values(tree: Any, known: dict[int, int | None]) -> int:
         parts = [*tree.keys(), *tree.values()] if isinstance(tree, Mapping) else tree
         known[id(tree)] = 1 + sum(_check_values(part, known) for part in parts)
     count = known[id(tree)]
-    if count is None or count > _MOST_VALUES:
+    if count is None:
+        raise ValueError("a list or mapping holds itself")
+    if count > _MOST_VALUES:
         raise ValueError(f"aliases make more than {_MOST_VALUES:,} values of it")
     return count
 

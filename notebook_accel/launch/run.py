@@ -115,7 +115,10 @@ class Run:
             self._error = error
             raise
         finally:
-            self._close()
+            with (
+                signals.delay_interrupt()
+            ):  # a second one would leave the view open, or the run without an end
+                self._close()
 
     def start(self) -> None:
         """Run the job in a background thread.
@@ -135,7 +138,14 @@ class Run:
             self._close()  # a run that has not ended would keep its devices
             raise
         name = f"notebook_accel {self.job.name}"
-        threading.Thread(target=self._execute_quietly, name=name, daemon=True).start()
+        try:
+            threading.Thread(target=self._execute_quietly, name=name, daemon=True).start()
+        except RuntimeError as error:
+            self._error = LaunchError(
+                f"the system gives no further thread ({error}); raise the limit (ulimit -u)"
+            )
+            self._close()
+            raise self._error from error
         try:
             while not (self._begun.wait(_LOOK_SECONDS) or self._ended.is_set()):
                 signals.obey_interrupt()
@@ -460,6 +470,8 @@ class Run:
     def _describe_ranks(self, cause: Failure, outcome: Outcome) -> list[str]:
         """Return one line for each rank that failed or was stopped, the first failure first."""
         after = max(0.0, cause.time - self.started)
+        if cause.moment is not None and not outcome.where:  # the clock may have jumped
+            after = cause.moment - self._began
         notes = []
         if cause.error is not None:
             where = f" on {outcome.where}" if outcome.where else ""

@@ -78,11 +78,14 @@ PATIENCE: Final = 1.0
 _INSIST_SECONDS: Final = 0.1
 
 
+_Handler = Callable[[int, "FrameType | None"], object] | int
+
+
 class _DelayedInterrupt:
     """A signal handler that remembers that it was called, and that loses its patience if nothing obeys.
 
     Args:
-        before: the handler that it stands for.
+        before: the handler that it stands for; SIG_IGN where the code has set that meanwhile.
         patience: seconds that an interrupt may be delayed.
 
     Attributes:
@@ -90,7 +93,7 @@ class _DelayedInterrupt:
         is_insisting: whether a thread sends the signal again once it is late.
     """
 
-    def __init__(self, before: Callable[[int, FrameType | None], object], patience: float) -> None:
+    def __init__(self, before: _Handler, patience: float) -> None:
         self.before = before
         self.patience = patience
         self.was_called = False
@@ -112,16 +115,23 @@ class _DelayedInterrupt:
         if self._is_late():
             self.obey()
         elif not self.is_insisting:
-            self.is_insisting = True
+            self._begin_to_insist()
+
+    def _begin_to_insist(self) -> None:
+        self.is_insisting = True
+        try:
             _thread.start_new_thread(
                 self._insist, ()
             )  # threading's own may wait for a lock that this thread holds
+        except RuntimeError:  # the system gives no further thread: the waits obey
+            self.is_insisting = False
 
     def obey(self) -> None:
         """Call the handler that it stands for, if the user has interrupted."""
         if self.was_called:
             self.was_called = False
-            self.before(signal.SIGINT, sys._getframe())
+            if callable(self.before):
+                self.before(signal.SIGINT, sys._getframe())
 
     def end(self) -> None:
         """Send no signal any more: the handler that it stands for takes its place."""
@@ -196,7 +206,7 @@ def allow_interrupt() -> Iterator[None]:
         yield
     finally:
         before = signal.signal(signal.SIGINT, handler)
-        if callable(before):  # the code may have set its own
+        if before is not None:  # the code may have set its own, or have the signal ignored
             handler.before = before
 
 

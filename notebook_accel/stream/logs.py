@@ -36,16 +36,16 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
 def open_log(path: Path) -> io.TextIOWrapper:
     """Open a file of output to append to; only its user may read one that is made.
 
-    A pipe that nobody reads is an error, and no wait.
+    A pipe that nobody reads is an error, and no wait. One whose reader is slow holds the output up.
     """
-    flags = getattr(os, "O_NONBLOCK", 0)
-    return open(
-        path,
-        "a",
-        encoding="utf-8",
-        errors="backslashreplace",
-        opener=lambda name, more: os.open(name, more | flags, 0o600),
-    )
+    return open(path, "a", encoding="utf-8", errors="backslashreplace", opener=_open_at_once)
+
+
+def _open_at_once(name: str, flags: int) -> int:
+    descriptor = os.open(name, flags | getattr(os, "O_NONBLOCK", 0), 0o600)
+    if sys.platform != "win32":
+        os.set_blocking(descriptor, True)
+    return descriptor
 
 
 class LogFiles(Sink):

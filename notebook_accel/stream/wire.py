@@ -72,7 +72,7 @@ def describe_loss(rank: int, error: FrameError, sender: str) -> Failure:
         sender: whose bytes they are, such as `it`.
     """
     why = f"what {sender} sends cannot be read ({error}); other code may have written to its connection"
-    return Failure(rank=rank, time=time.time(), pid=0, lost=why)
+    return Failure(rank=rank, time=time.time(), pid=0, lost=why, moment=time.monotonic())
 
 
 class FrameReader:

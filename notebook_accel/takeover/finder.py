@@ -6,6 +6,7 @@ import importlib
 import importlib.machinery
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final
@@ -18,11 +19,14 @@ VARIABLE: Final = "NOTEBOOK_ACCEL_AS_ACCELERATE"
 _NAME: Final = "accelerate"
 _OURS: Final = __name__.partition(".")[0]
 _STARTUP: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
+_PLACE: Final = os.path.join(os.sep, _OURS, "takeover", "startup")
+"""How the folder ends in each installation of this package: two that named each other would never come to an end."""
 _METADATA: Final = {
     "METADATA": f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: {VERSION}\nSummary: served by {_OURS}\n",
     "INSTALLER": f"{_OURS}\n",
     "top_level.txt": f"{_NAME}\n",
 }
+_NOT_NAMED: Final = (_NAME, "__mp_main__")  # the second is `__main__` once more
 _SHOWN: Final = 3  # importers that an error names
 
 
@@ -61,8 +65,9 @@ def list_variables(values: Mapping[str, str]) -> dict[str, str]:
     Args:
         values: the environment so far.
     """
-    folders = [folder for folder in values.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    kept = [folder for folder in folders if folder != _STARTUP]
+    text = values.get("PYTHONPATH", "")
+    folders = text.split(os.pathsep) if text else []  # an empty entry is the current folder
+    kept = [folder for folder in folders if not folder or not os.path.abspath(folder).endswith(_PLACE)]
     return {VARIABLE: "true", "PYTHONPATH": os.pathsep.join([_STARTUP, *kept])}
 
 
@@ -166,11 +171,15 @@ def _make_distribution() -> Any:
 def _describe_importers() -> str:
     """Return what to do about modules that have imported Accelerate already, with their names and files."""
     loaded = sys.modules[_NAME]
-    found = [
-        f"{name} ({getattr(module, '__file__', None) or 'no file'})"
-        for name, module in list(sys.modules.items())
-        if isinstance(module, ModuleType) and name.partition(".")[0] != _NAME and _has_imported(module)
-    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # names that are asked for may be deprecated
+        found = [
+            f"{name} ({getattr(module, '__file__', None) or 'no file'})"
+            for name, module in list(sys.modules.items())
+            if isinstance(module, ModuleType)
+            and name.partition(".")[0] not in _NOT_NAMED
+            and _has_imported(module)
+        ]
     who = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
     by = f", by {who}" if found else ""
     return (
@@ -181,9 +190,12 @@ def _describe_importers() -> str:
 
 def _has_imported(module: ModuleType) -> bool:
     for value in list(vars(module).values()):
-        origin = value.__name__ if isinstance(value, ModuleType) else vars(type(value)).get("__module__")
-        if isinstance(value, type) or callable(value):
-            origin = getattr(value, "__module__", None)
+        try:
+            origin = value.__name__ if isinstance(value, ModuleType) else vars(type(value)).get("__module__")
+            if isinstance(value, type) or callable(value):
+                origin = getattr(value, "__module__", None)
+        except Exception:  # a proxy that imports, when it is asked, what is not there
+            continue
         if isinstance(origin, str) and origin.partition(".")[0] == _NAME:
             return True
     return False

@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from ..accelerator import Accelerator
+from ..checkpointing import plain
 from ..fsdp import FullyShardedDataParallelPlugin
 from .constants import FSDP_MODEL_NAME, OPTIMIZER_NAME
+from .modeling import is_peft_model
 
 Folder = str | os.PathLike[str]
 
@@ -35,13 +37,14 @@ def save_fsdp_model(
         model: prepared.
         output_dir: the folder; it is made where there is none.
         model_index: number of the model, part of the name.
-        adapter_only: write only the parameters that are trained.
+        adapter_only: of a PEFT model, write only the parameters that are trained; of others everything is written.
         use_dcp: True; files that fit one number of processes alone are not written.
 
     Raises:
         NotImplementedError: `use_dcp` is False.
     """
-    options = _make_options(fsdp_plugin, use_dcp, ignore_frozen_params=adapter_only)
+    trained_only = adapter_only and is_peft_model(model)  # Trainer sets it for every model
+    options = _make_options(fsdp_plugin, use_dcp, ignore_frozen_params=trained_only)
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
     state = get_model_state_dict(model, options=options)
@@ -67,7 +70,7 @@ def load_fsdp_model(
         model: prepared.
         input_dir: the folder.
         model_index: number of the model.
-        adapter_only: the files have only the parameters that are trained.
+        adapter_only: the files of a PEFT model have only the parameters that are trained.
         use_dcp: see `save_fsdp_model`.
 
     Returns:
@@ -79,7 +82,8 @@ def load_fsdp_model(
     from torch.distributed.checkpoint import state_dict as states
 
     accelerator.wait_for_everyone()
-    options = _make_options(fsdp_plugin, use_dcp, ignore_frozen_params=adapter_only, strict=not adapter_only)
+    trained_only = adapter_only and is_peft_model(model)
+    options = _make_options(fsdp_plugin, use_dcp, ignore_frozen_params=trained_only, strict=not trained_only)
     name = f"{FSDP_MODEL_NAME}.bin" if model_index == 0 else f"{FSDP_MODEL_NAME}_{model_index}.bin"
     if fsdp_plugin.saves_shards:
         target = {"model": states.get_model_state_dict(model, options=options)}
@@ -211,7 +215,8 @@ def _write(
         (where / folder).mkdir(exist_ok=True)
         checkpoint.save({what: state}, storage_writer=checkpoint.FileSystemWriter(where / folder))
     else:
-        accelerator.save(state, where / name)
+        if accelerator.is_main_process:  # the others, on each node, have nothing of it
+            plain.write(state, where / name)
 
 
 def _read_shards(target: dict[str, Any], where: Path, folder: str) -> dict[str, Any]:

@@ -52,11 +52,19 @@ is_torchdata_available = _make_probe("is_torchdata_available", "torchdata")
 is_torchvision_available = _make_probe("is_torchvision_available", "torchvision")
 is_triton_available = _make_probe("is_triton_available", "triton")
 
-is_hpu_available = _make_device_probe("is_hpu_available", "hpu")
 is_mlu_available = _make_device_probe("is_mlu_available", "mlu")
 is_musa_available = _make_device_probe("is_musa_available", "musa")
 is_neuron_available = _make_device_probe("is_neuron_available", "neuron")
 is_sdaa_available = _make_device_probe("is_sdaa_available", "sdaa")
+
+
+def is_hpu_available(init_hccl: bool = False) -> bool:
+    """Return True if there is a Gaudi.
+
+    Args:
+        init_hccl: has no effect; its communication is loaded where a process group asks for it.
+    """
+    return devices.count("hpu") > 0
 
 
 def is_bnb_available(min_version: str | None = None) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from types import MappingProxyType
 from typing import Any, Final
 
 from .. import runtime
@@ -10,8 +12,8 @@ from ..config import file
 from ..config.schema import LaunchConfig, file_values
 from ..tracking.table import BUILT_IN, LoggerType, installed_names, tracker_class
 
-LOGGER_TYPE_TO_CLASS: Final = {name: tracker_class(name) for name in BUILT_IN}
-"""Classes of the trackers of this package; those of `register_tracker_class` are not added."""
+LOGGER_TYPE_TO_CLASS: Final = MappingProxyType({name: tracker_class(name) for name in BUILT_IN})
+"""Classes of the trackers of this package; others are made known by `register_tracker_class`, and are not in it."""
 
 default_config_file: Final = str(file.default_path())
 hf_cache_home: Final = os.path.dirname(os.path.dirname(default_config_file))
@@ -38,9 +40,13 @@ def load_config_from_file(config_file: str | os.PathLike[str] | None = None) -> 
         config_file: by default the one that all tools look for.
 
     Raises:
-        ConfigError: there is no such file, or something in it is wrong.
+        FileNotFoundError: there is no such file.
+        ConfigError: something in it is wrong.
     """
-    found = file.read(default_config_file if config_file is None else config_file).config
+    path = default_config_file if config_file is None else config_file
+    if not os.path.exists(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+    found = file.read(path).config
     return _ReadConfig.model_construct(_fields_set=set(found.model_fields_set), **dict(found))
 
 

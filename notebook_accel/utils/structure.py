@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from .. import runtime
-from ..nested import leaves_of, recursively_apply
+from ..nested import leaves_of, map_children, recursively_apply
 
 TENSOR_TYPE_TO_INT: Final = {
     torch.float: 1,
@@ -69,11 +69,9 @@ def initialize_tensors(data_structure: Any) -> Any:
     Args:
         data_structure: what `get_data_structure` returned.
     """
-
-    def make(wanted: TensorInformation) -> torch.Tensor:
-        return torch.empty(*wanted.shape, dtype=wanted.dtype)
-
-    return recursively_apply(make, data_structure, test_type=is_tensor_information)
+    if isinstance(data_structure, TensorInformation):  # first: it is a dataclass, which has children
+        return torch.empty(data_structure.shape, dtype=data_structure.dtype)
+    return map_children(initialize_tensors, data_structure)
 
 
 def find_device(data: Any) -> torch.device | None:

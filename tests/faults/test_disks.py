@@ -1,4 +1,4 @@
-"""Disks that are full, limits on the size of files, disks that are slow; see `table` for what is tested elsewhere."""
+"""Disks that are full or slow, and files that may not grow; see `test_table` for where else such faults are tested."""
 
 from __future__ import annotations
 

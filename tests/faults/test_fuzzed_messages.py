@@ -30,7 +30,7 @@ from notebook_accel.stream.wire import FrameError, FrameReader, frame
 from notebook_accel.trust import plain, proof
 from notebook_accel.trust.plain import MalformedError
 from notebook_accel.trust.secret import OPEN, Trust
-from tests.faults.fuzzing import JSON, TEXTS, change_bytes, fuzz, make_documents, write_json
+from tests.faults.fuzzing import TEXTS, change_bytes, fuzz, make_documents, write_json
 
 SECRET = Trust("correct horse battery staple")
 NODE = NodeInfo(node_rank=1, host="one", processes=2, same={"torch": "2.9"})
@@ -175,7 +175,7 @@ def test_returned_values(data: Any) -> None:
         found = unpack_plain([data.draw(documents), *buffers])
     except MalformedError:
         return
-    with contextlib.suppress(failures.WorkerError, Exception):
+    with contextlib.suppress(Exception):
         repr(found)
 
 
@@ -279,4 +279,3 @@ def test_an_inbox_without_ranks_waits() -> None:
     inbox = Inbox()
     assert inbox.poll(0.0) == []
     inbox.close()
-    assert JSON is not None

@@ -99,3 +99,28 @@ print(try_each_line(both, call, check) > 10)
         tmp_path,
     )
     assert out.splitlines()[-2:] == ["True", "True"], out
+
+
+def test_the_end_of_a_run_is_whole_also_where_patience_is_lost(tmp_path: Path) -> None:
+    """An interrupt that came while workers were being ended has waited long by then."""
+    out = run(
+        AIM
+        + """
+from notebook_accel.launch import run, signals
+signals.PATIENCE = 0.0
+closed, close = [], run.close_sink
+def note(sink):
+    close(sink)
+    closed.append(sink)
+run.close_sink = note
+def launch():
+    notebook_launcher(os.getpid, num_processes=2, start_method="fork", log_dir="logs")
+def check(where):
+    assert na.runs()[-1].is_over, where
+    assert len(closed) == 2, (where, closed)
+    closed.clear()
+print(try_each_line([run.Run._close], launch, check) > 5)
+""",
+        tmp_path,
+    )
+    assert out.splitlines()[-1] == "True", out

@@ -203,3 +203,28 @@ def test_no_shared_memory(tmp_path: Path) -> None:
     said = [line for line in out.splitlines() if line.startswith("said:")]
     assert len(said) == 3, out
     assert all("No space left on device" in line for line in said), said
+
+
+def test_no_further_thread_can_start(tmp_path: Path) -> None:
+    """The run is over, and its devices are free for the next one."""
+    out = run(
+        """
+start = threading.Thread.start
+def refuse(thread):
+    if thread.name.startswith("notebook_accel get"):
+        raise RuntimeError("can't start new thread")
+    start(thread)
+threading.Thread.start = refuse
+try:
+    notebook_launcher(os.getpid, num_processes=2, block=False)
+except na.errors.LaunchError as error:
+    print(error)
+threading.Thread.start = start
+print([run.is_over for run in na.runs()])
+print(notebook_launcher(lambda: 5, num_processes=2, start_method="fork"))
+""",
+        tmp_path,
+    )
+    lines = out.splitlines()
+    assert "the system gives no further thread (can't start new thread); raise the limit (ulimit -u)" in lines
+    assert "[True]" in lines and lines[-1] == "5", out

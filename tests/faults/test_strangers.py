@@ -331,12 +331,13 @@ def test_no_device_is_read_to_show_a_line_of_another_node(name: str) -> None:
         assert each.frames[0].filename == f"<{name}>"
 
 
-def test_files_of_source_keep_their_names() -> None:
-    frames = [Frame(filename=__file__, lineno=3, first_lineno=1, name="f", qualname="f")]
+@pytest.mark.parametrize("name", [__file__, "<string>", "<frozen runpy>"])
+def test_names_that_can_be_read_or_that_no_file_has_are_kept(name: str) -> None:
+    frames = [Frame(filename=name, lineno=3, first_lineno=1, name="f", qualname="f")]
     error = RaisedError(type_name="KeyError", message="a", pickled=None, frames=frames)
     cause = NodeOutcome(node=node(1), kind="failed", failure=Failure(rank=1, time=1.0, pid=7, error=error))
     found = outcomes.blame(cause, Outcome()).cause
-    assert found is not None and found.error is not None and found.error.frames[0].filename == __file__
+    assert found is not None and found.error is not None and found.error.frames[0].filename == name
 
 
 def test_made_up_frames_take_no_time() -> None:

@@ -24,6 +24,10 @@ TESTED: dict[str, tuple[str, ...]] = {
     "an interrupt: in each form of a launch, while ranks hang, at random": (
         "notebooks/test_endings.py::test_an_interrupt",
         "notebooks/test_stopping.py::test_interrupt_ends_every_worker",
+        "faults/test_interrupted_lines.py::test_a_session_is_never_left_busy",
+        "faults/test_interrupted_lines.py::test_a_session_that_is_interrupted_at_its_start_leaves_no_worker",
+        "faults/test_interrupted_lines.py::test_a_run_that_is_interrupted_is_over",
+        "faults/test_interrupted_lines.py::test_the_end_of_a_run_is_whole_also_where_patience_is_lost",
         "faults/test_interrupts.py::test_launches",
         "faults/test_interrupts.py::test_sessions",
         "faults/test_kernel_state.py::test_an_interrupt_ends_the_wait_for_a_fork_server",
@@ -50,9 +54,34 @@ TESTED: dict[str, tuple[str, ...]] = {
     "a limit on memory, and a rank that is killed for it": (
         "faults/test_limits.py::test_a_rank_that_the_system_kills_for_its_memory",
         "faults/test_limits.py::test_a_script_that_the_system_kills_for_its_memory",
+        "faults/test_limits.py::test_somebody_else_kills_a_rank",
+    ),
+    "a killed fork server, and what killed processes leave": (
+        "faults/test_kernel_state.py::test_sockets_of_killed_workers_are_removed",
+        "faults/test_kernel_state.py::test_the_socket_of_a_killed_fork_server_is_removed",
+        "unit/launch/supervise/test_end_watch.py::test_a_process_runs_as_long_as_the_system_says_so",
+        "unit/launch/supervise/test_local_group.py::test_a_fork_server_that_ended_says_why",
+    ),
+    "all of these at random": ("faults/test_soak.py::test_some_steps",),
+    "a stranger on a port, also one who knows the protocol": (
+        "faults/test_strangers.py::test_a_run_goes_on_whatever_a_stranger_says",
+        "faults/test_strangers.py::test_who_passes_a_challenge_on_to_a_node_can_say_nothing_of_his_own",
+        "faults/test_strangers.py::test_what_was_said_in_an_earlier_run_counts_as_nothing_in_the_next",
+        "faults/test_strangers.py::test_a_rank_that_claims_anothers_place_gets_it_once",
+    ),
+    "any bytes in messages, output, files and variables": (
+        "faults/test_fuzzed_messages.py::test_messages_of_nodes",
+        "faults/test_fuzzed_messages.py::test_frames_of_workers",
+        "faults/test_fuzzed_output.py::test_any_bytes_are_lines",
+        "faults/test_fuzzed_output.py::test_words_of_ranks_are_text_on_the_page",
+        "faults/test_fuzzed_files.py::test_weights",
+        "faults/test_fuzzed_files.py::test_a_config",
+        "faults/test_fuzzed_words.py::test_variables_of_ranks",
+        "faults/test_fuzzed_words.py::test_a_page_may_send_any_text",
     ),
     "no further process, no further descriptor, more descriptors than select takes": (
         "faults/test_limits.py::test_no_further_process_can_start",
+        "faults/test_limits.py::test_no_further_thread_can_start",
         "faults/test_limits.py::test_too_few_descriptors",
         "faults/test_kernel_state.py::test_more_descriptors_than_select_takes",
     ),
@@ -90,6 +119,7 @@ TESTED: dict[str, tuple[str, ...]] = {
     ),
     "exit codes that others take, children that never end": (
         "faults/test_kernel_state.py::test_sigchld_is_ignored",
+        "faults/test_kernel_state.py::test_scripts_have_exit_codes_where_sigchld_is_ignored",
         "faults/test_kernel_state.py::test_other_code_waits_for_the_workers",
         "faults/test_kernel_state.py::test_a_child_that_writes_for_ever_ends_with_its_worker",
         "faults/test_kernel_state.py::test_a_worker_that_does_not_end_is_left_behind",
@@ -103,3 +133,9 @@ def test_the_tests_are_there(fault: str) -> None:
         path, _, name = place.partition("::")
         tree = ast.parse((ROOT / "tests" / path).read_text(encoding="utf-8"))
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, place
+
+
+def test_no_file_of_this_folder_is_left_out() -> None:
+    named = {place.partition("::")[0] for places in TESTED.values() for place in places}
+    here = {f"faults/{path.name}" for path in (ROOT / "tests" / "faults").glob("test_*.py")}
+    assert here - named == {"faults/test_table.py"}

@@ -121,7 +121,7 @@ def test_stop_ends_workers_that_do_not_ask(kernel: Kernel) -> None:
     assert wait_until(lambda: len(workers_of(kernel)) == 2, 20)
     cell = kernel.run("""
         started = time.perf_counter()
-        run.stop()
+        run.stop(grace=600)
         print(run.status, time.perf_counter() - started < 40)  # the function itself would go on for a minute
         try:
             run.result()
@@ -315,14 +315,14 @@ def test_an_interrupt_of_stop_ends_workers_that_take_their_time(kernel: Kernel) 
             print("asks", accelerator.should_stop)
             while not accelerator.should_stop:
                 time.sleep(0.01)
-            time.sleep(60)
+            time.sleep(600)
         run = notebook_launcher(slow, num_processes=2, block=False)
     """).ok()
     assert wait_until(lambda: kernel.run("len(run.lines())").value == "2", 20)
     cell = kernel.run(
         """
         threading.Timer(1, lambda: print("go", flush=True)).start()
-        run.stop()
+        run.stop(grace=600)
     """,
         during=kernel.interrupt,
     )

@@ -155,8 +155,11 @@ def fail(rng: random.Random, folder: Path) -> Action:
 
 
 def leave(rng: random.Random, folder: Path) -> Action:
-    """Return while children still run."""
-    how = rng.choice(["shell", "process", "memory", "semaphore", "loader", "thread"])
+    """Return while children still run.
+
+    Shared memory that a function leaves is not among these: Python keeps it until the program ends that launches.
+    """
+    how = rng.choice(["shell", "process", "semaphore", "loader", "thread"])
     ranks, method = rng.randint(2, 3), _draw_method(rng)
     call = _call("leave_children", f"({how!r},)", ranks, method)
     return Action(

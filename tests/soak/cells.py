@@ -151,10 +151,6 @@ def leave_children(how):
         import multiprocessing
 
         multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True).start()
-    elif how == "memory":
-        from multiprocessing import shared_memory
-
-        shared_memory.SharedMemory(create=True, size=1 << 16).close()
     elif how == "semaphore":
         import multiprocessing
 

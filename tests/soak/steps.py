@@ -81,6 +81,8 @@ class Lane:
         ended = "as expected"
         for number, piece in enumerate(action.pieces):
             now = disturbance if number == at else Disturbance(title="")
+            if number > at:  # what came at the end of a piece is met by the next
+                now = Disturbance(title="", allowed=disturbance.allowed)
             outcome = host.run(now.wrap(piece.code), now.during)
             if number == at and outcome.aims:
                 words.append(" and ".join(line.rpartition("/")[2] for line in outcome.aims.splitlines()))

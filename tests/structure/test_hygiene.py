@@ -163,7 +163,7 @@ def test_importing_has_no_side_effects() -> None:
 
 # Function names that begin with a participle and may: names of Accelerate or IPython, and adjectives of nouns.
 PARTICIPLES = {
-    "_deepspeed_plugins", "_distributed_type", "_drawn_batches", "_shared_memory", "chosen_names", "deepspeed_required",
+    "_deepspeed_plugins", "_drawn_batches", "_shared_memory", "chosen_names", "deepspeed_required",
     "deepspeed_config_process", "distributed", "found_inf", "gathered_shape", "installed_names", "mixed_precision",
     "named_module_tensors", "reached", "shared_files", "sharded_model", "sharded_optimizer", "unused_stdin",
 }  # fmt: skip

@@ -10,10 +10,15 @@ import sys
 import time
 from typing import Final, Protocol
 
+import psutil
+
 from ...stream.readable import wait_readable
 
 _CODE_SECONDS: Final = 1.0
 """How long an exit code may come after the end: a fork server passes on those of its children."""
+
+_NO_ANSWER: Final = 255
+"""The exit code that multiprocessing makes up where the fork server is gone."""
 
 
 class HasExitCode(Protocol):
@@ -32,6 +37,7 @@ class EndWatch:
 
     Args:
         process: of this node, just started.
+        server: process id of the fork server whose child it is; None where it is this process's.
 
     Attributes:
         fd: a descriptor that becomes readable as soon as `has_ended` has news; -1 where there is none. `has_ended` may
@@ -39,8 +45,9 @@ class EndWatch:
         exitcode: negative for a signal; None while the process runs, and where nobody knows it.
     """
 
-    def __init__(self, process: HasExitCode) -> None:
+    def __init__(self, process: HasExitCode, server: int | None = None) -> None:
         self._process = process
+        self._server = server
         self._pid = process.pid or 0
         self._gone: float | None = None
         self.exitcode: int | None = None
@@ -56,6 +63,8 @@ class EndWatch:
             self._gone = time.monotonic()
         self.exitcode = self._process.exitcode
         if self.exitcode is not None:
+            if self.exitcode == _NO_ANSWER and self._server is not None and _has_ended(self._server):
+                self.exitcode = None
             return True
         if self._gone is None and self._is_gone():
             self._gone = time.monotonic()
@@ -79,6 +88,13 @@ class EndWatch:
         if self._pidfd >= 0:
             os.close(self._pidfd)
         self._pidfd = self.fd = -1
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _open_pidfd(pid: int) -> int:

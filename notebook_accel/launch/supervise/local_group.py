@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any, ClassVar, Final, Protocol
 
+from ... import runtime
 from ...errors import LaunchError
 from ...events import Event, Notice, Order, Phase
 from ...stream.inbox import Channel, End, Inbox
@@ -162,7 +163,8 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         Raises:
             LaunchError: the system gives no further process or descriptor, or there is no folder for sockets.
         """
-        socket_folder.use_short_folder()
+        with self._explain_lack():
+            socket_folder.use_short_folder()
         now = time.time()
         self._delivery.deliver([Phase(rank=rank, time=now, name="starting") for rank in self._environments])
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
@@ -219,8 +221,9 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         finally:
             starting.close_theirs()
         self._inbox.add(rank, ours)
+        server = runtime.fork_server() if self._job.start_method == "forkserver" else None
         member = _LocalMember(
-            rank=rank, pid=process.pid or 0, process=process, lifeline=lifeline, end=EndWatch(process)
+            rank=rank, pid=process.pid or 0, process=process, lifeline=lifeline, end=EndWatch(process, server)
         )
         self._watch(member, member.end.fd)  # on Windows there is none, and the end of its socket tells
         self._members.append(member)

@@ -52,11 +52,8 @@ def find_group(own: Path) -> Path | None:
     Args:
         own: where the system describes the process.
     """
-    try:
-        lines = (own / "cgroup").read_text().splitlines()
-        mounts = (own / "mountinfo").read_text().splitlines()
-    except OSError:
-        return None
+    lines = _read(own / "cgroup").splitlines()
+    mounts = _read(own / "mountinfo").splitlines()
     paths = {
         name: path for _, names, path in (line.split(":", 2) for line in lines) for name in names.split(",")
     }
@@ -100,6 +97,6 @@ def _count(path: Path) -> int | None:
 
 def _read(path: str | os.PathLike[str]) -> str:
     try:
-        return Path(path).read_text()
-    except (OSError, UnicodeDecodeError):
+        return Path(path).read_text(errors="surrogateescape")  # a mount has the bytes that somebody gave it
+    except OSError:
         return ""

@@ -135,6 +135,8 @@ def rename_files(failure: Failure) -> Failure:
     def choose(name: str) -> str:
         if "ipykernel_" in name and os.path.basename(name) in own:
             return own[os.path.basename(name)]
+        if name.startswith("<") and name.endswith(">"):  # such as <string>, which no file has
+            return name
         return name if _is_source(name) else f"<{name.encode('utf-8', 'backslashreplace').decode()}>"
 
     def rename(raised: RaisedError) -> RaisedError:
@@ -231,7 +233,7 @@ def make_exit_error(failure: Failure, last_words: Sequence[str] | None = None) -
     if code is None:
         text = (
             f"{who} ended before its function returned, and nobody knows how: this process ignores SIGCHLD, "
-            "or other code of it has waited for the worker"
+            "other code of it has waited for the worker, or the worker's fork server has ended"
         )
         return WorkerError(text, rank=rank, pid=pid)
     if code < 0:

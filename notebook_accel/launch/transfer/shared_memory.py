@@ -22,6 +22,10 @@ from ...events import Buffer
 from .pickled import Pickled
 
 _ALIGN = 64
+_HINTS = {
+    errno.EFBIG: "; raise the limit on the size of files (ulimit -f)",
+    errno.ENOMEM: "; raise the limit on memory (ulimit -v)",
+}
 
 
 class SharedPickle:
@@ -42,15 +46,20 @@ class SharedPickle:
             self._spans.append((position, view.nbytes))
             position += -(-view.nbytes // _ALIGN) * _ALIGN
         size = max(position, 1)
+        memory: _NamedMemory | _File | None = None
         try:
-            self._memory = _NamedMemory(size) if sys.platform == "win32" else _File(size)
-        except OSError as error:
-            hint = "; raise the limit on the size of files (ulimit -f)" if error.errno == errno.EFBIG else ""
+            memory = self._memory = _NamedMemory(size) if sys.platform == "win32" else _File(size)
+            memory.write(self._spans, views)
+        except BaseException as error:
+            if memory is not None:
+                memory.close()
+            if not isinstance(error, OSError):
+                raise
+            hint = _HINTS.get(error.errno or 0, "")
             raise LaunchError(
                 f"the function, its arguments and the globals that it uses are {size:,} bytes, for which the system "
                 f"gives no shared memory: {error}{hint}"
             ) from error
-        self._memory.write(self._spans, views)
 
     @classmethod
     def from_descriptor(cls, fd: int, spans: Sequence[tuple[int, int]]) -> SharedPickle:

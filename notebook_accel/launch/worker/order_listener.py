@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 import threading
@@ -62,11 +63,13 @@ class OrderListener:
             for order in error.events:
                 self._try(self._obey, order)
             loss = describe_loss(self._emitter.rank, error, "the notebook")
-            print(f"rank {loss.rank} hears no more orders: {loss.lost}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError, ValueError):  # stderr may be closed
+                print(f"rank {loss.rank} hears no more orders: {loss.lost}", file=sys.stderr, flush=True)
         except (OSError, ValueError):
             pass  # the connection was reset, or a script has closed all descriptors
-        if self._obey_other is not None:  # nobody will tell it any more
-            self._try(self._obey_other, LeaveOrder(rank=self._emitter.rank, time=self._emitter.now()))
+        finally:
+            if self._obey_other is not None:  # nobody will tell it any more
+                self._try(self._obey_other, LeaveOrder(rank=self._emitter.rank, time=self._emitter.now()))
 
     def _hear(self) -> list[Event] | None:
         """Wait for orders for a moment, and return them; None where the notebook is gone."""

@@ -6,22 +6,25 @@ import sys
 from importlib.machinery import PathFinder
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
 _PACKAGE = "notebook_accel"
+_PLACE = os.path.join(os.sep, _PACKAGE, "takeover", "startup")
+_OLDEST = (3, 10)
 
 
 def take_over() -> None:
     """Import the package that this file is of, which reads the variable; it need not be where modules are found."""
-    sys.path.insert(0, _ROOT)
-    try:
-        importlib.import_module(_PACKAGE)
-    finally:
-        sys.path.remove(_ROOT)
+    if _PACKAGE in sys.modules:
+        return
+    path = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "__init__.py")
+    spec = importlib.util.spec_from_file_location(_PACKAGE, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
 
 
 def run_next() -> None:
     """Run the module of this name that Python would have found without this folder."""
-    others = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
+    others = [folder for folder in sys.path if not os.path.abspath(folder).endswith(_PLACE)]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is None or spec.loader is None:
         return
@@ -31,5 +34,8 @@ def run_next() -> None:
 
 
 if __name__ == "sitecustomize":
-    run_next()
-    take_over()
+    try:
+        run_next()
+    finally:
+        if sys.version_info >= _OLDEST:  # PYTHONPATH also reaches the older Pythons of other programs
+            take_over()

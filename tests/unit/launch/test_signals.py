@@ -82,6 +82,26 @@ def test_a_handler_that_code_of_the_user_sets_stays(handler: list[int]) -> None:
     assert own == [signal.SIGINT] and not handler
 
 
+def test_code_of_the_user_may_have_interrupts_ignored(handler: list[int]) -> None:
+    with signals.delay_interrupt():
+        with signals.allow_interrupt():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.raise_signal(signal.SIGINT)
+        signals.obey_interrupt()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN and not handler
+
+
+def test_waits_obey_where_the_system_gives_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("_thread.start_new_thread", refuse)
+    with signals.delay_interrupt():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signals.obey_interrupt()
+
+
 def test_a_handler_of_the_user_is_called_in_place_of_an_exception(handler: list[int]) -> None:
     with signals.delay_interrupt():
         signal.raise_signal(signal.SIGINT)

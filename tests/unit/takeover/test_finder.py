@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from notebook_accel.takeover import finder
 
 ROOT = Path(__file__).resolve().parents[3]
 TAKE = "import notebook_accel; notebook_accel.take_over_accelerate()"
@@ -90,7 +93,11 @@ def test_who_came_before_is_named(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "__init__.py").write_text("class Accelerator:\n    pass\n")
     (tmp_path / "library.py").write_text("from accelerate import Accelerator\n")
-    done = try_run(f"import library\n{TAKE}", cwd=tmp_path)
+    (tmp_path / "aproxy.py").write_text(
+        "class Proxy:\n    def __call__(self): ...\n    def __getattr__(self, name): raise ImportError(name)\n"
+        "proxy = Proxy()\n"
+    )
+    done = try_run(f"import aproxy, library\n{TAKE}", cwd=tmp_path)
     assert done.returncode == 1
     assert "RuntimeError: accelerate was imported already, from " in done.stderr
     assert f"by library ({tmp_path / 'library.py'}): restart the kernel" in done.stderr
@@ -108,15 +115,47 @@ def test_a_process_that_is_started_takes_over_from_its_start() -> None:
     run(f"{TAKE}\nimport subprocess, sys\nsubprocess.run([sys.executable, '-c', {CHILD!r}], check=True)")
 
 
+def copy_package(folder: Path) -> Path:
+    """Install the package once more, beside a module that has the name of one of the standard library."""
+    copied = shutil.copytree(ROOT / "notebook_accel", folder / "notebook_accel")
+    (folder / "pathlib.py").write_text("raise RuntimeError('the standard library has one')")
+    return copied
+
+
 def test_the_package_need_not_be_on_the_path_of_the_child(tmp_path: Path) -> None:
+    copied = copy_package(tmp_path / "elsewhere")
+    asks_no_site = "import sys; sys.exit('notebook_accel' in sys.modules)"
+    child = (
+        f"{CHILD}\nimport notebook_accel\nassert notebook_accel.__file__ == {str(copied / '__init__.py')!r}"
+    )
     code = f"""
-    import subprocess, sys
-    sys.path.insert(0, {str(ROOT)!r})
+    import pathlib, subprocess, sys
+    sys.path.insert(0, {str(copied.parent)!r})
     {TAKE}
-    subprocess.run([sys.executable, "-S", "-c", "import sys; sys.exit('accelerate' in sys.modules)"], check=True)
-    subprocess.run([sys.executable, "-c", {CHILD!r}], check=True)
+    subprocess.run([sys.executable, "-S", "-c", {asks_no_site!r}], check=True)
+    subprocess.run([sys.executable, "-c", {child!r}], check=True)
     """
     run(code, cwd=tmp_path, PYTHONPATH="")
+
+
+def test_a_second_installation_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    """A kernel that has taken over starts a program of another environment, which takes over by its own means."""
+    copied = copy_package(tmp_path)
+    folders = [str(package / "takeover" / "startup") for package in (copied, ROOT / "notebook_accel")]
+    child = f"{CHILD}\nimport notebook_accel\nprint(notebook_accel.__file__)"
+    assert run(child, NOTEBOOK_ACCEL_AS_ACCELERATE="1", PYTHONPATH=os.pathsep.join(folders)) == str(
+        copied / "__init__.py"
+    )
+    made = finder.list_variables({"PYTHONPATH": os.pathsep.join(folders)})
+    assert made["PYTHONPATH"] == folders[1]
+
+
+def test_a_broken_sitecustomize_of_the_users_does_no_more_than_without(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import no_such_thing\n")
+    variables = finder.list_variables({"PYTHONPATH": str(tmp_path)})
+    done = try_run(CHILD, **variables)
+    assert done.returncode == 0, done.stderr
+    assert "No module named 'no_such_thing'" in done.stderr
 
 
 def test_a_sitecustomize_of_the_users_runs_too(tmp_path: Path) -> None:
@@ -164,12 +203,12 @@ def test_the_variable_alone_takes_over_where_the_package_is_imported() -> None:
 
 
 def test_variables_are_complete_once() -> None:
-    from notebook_accel.takeover import finder
-
     made = finder.list_variables({"PYTHONPATH": os.pathsep.join(["a", "b"])})
     folder, *rest = made["PYTHONPATH"].split(os.pathsep)
     assert Path(folder, "sitecustomize.py").is_file() and rest == ["a", "b"]
     assert finder.list_variables(made) == made
+    here = finder.list_variables({"PYTHONPATH": os.pathsep.join(["", "a"])})["PYTHONPATH"]
+    assert here.split(os.pathsep)[1:] == ["", "a"], "an empty entry is the current folder"
     assert finder.complete_variables({"HOME": "x"}) == {"HOME": "x"}
     asked = finder.complete_variables({"NOTEBOOK_ACCEL_AS_ACCELERATE": "1"})
     assert asked == finder.list_variables({})

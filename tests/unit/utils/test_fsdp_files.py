@@ -52,13 +52,31 @@ def save_and_load(folder: str, kind: str) -> tuple[bool, bool, list[str]]:
     return before, weights(other) == weights(model), files
 
 
+def save_frozen(folder: str, kind: str) -> tuple[bool, list[str]]:
+    """A model with a frozen layer that is no PEFT model, saved as Trainer does, and a second index."""
+    accelerator, model, _ = make(kind, seed=3)
+    model[0].requires_grad_(False)
+    plugin = accelerator.state.fsdp_plugin
+    fsdp_files.save_fsdp_model(plugin, accelerator, model, folder, 1, adapter_only=True)
+    accelerator.wait_for_everyone()
+    _, other, _ = make(kind, seed=4)
+    other[0].requires_grad_(False)
+    fsdp_files.load_fsdp_model(plugin, accelerator, other, folder, 1, adapter_only=True)
+    return weights(other) == weights(model), [path.name for path in Path(folder).iterdir()]
+
+
 def save_and_load_both(folder: str) -> list[Any]:
     kinds = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
-    return [save_and_load(f"{folder}/{kind}", kind) for kind in kinds]
+    return [
+        (save_and_load(f"{folder}/{kind}", kind), save_frozen(f"{folder}/{kind}-frozen", kind))
+        for kind in kinds
+    ]
 
 
 def test_training_goes_on_from_the_files(tmp_path: Path) -> None:
-    for whole, shards in run_ranks(save_and_load_both, str(tmp_path)):
+    for (whole, whole_frozen), (shards, shards_frozen) in run_ranks(save_and_load_both, str(tmp_path)):
+        assert whole_frozen == (True, ["pytorch_model_fsdp_1.bin"])
+        assert shards_frozen == (True, ["pytorch_model_fsdp_1"])
         assert whole == (False, True, ["optimizer.bin", "pytorch_model_fsdp.bin"])
         assert shards == (False, True, ["optimizer_0", "pytorch_model_fsdp_0"])
 

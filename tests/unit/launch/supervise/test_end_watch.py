@@ -45,11 +45,29 @@ def sleeper() -> Iterator[multiprocessing.process.BaseProcess]:
         process.close()
 
 
+def find_unused_pid() -> int:
+    process = multiprocessing.get_context("fork").Process(target=int)
+    process.start()
+    process.join()
+    pid = process.pid or 0
+    process.close()
+    return pid
+
+
 def test_a_process_runs_as_long_as_the_system_says_so() -> None:
     """The fork server passes exit codes on; where it was killed, multiprocessing takes its children to have ended."""
     with sleeper() as process:
-        watch = EndWatch(Claimed(process.pid or 0, 255))
+        watch = EndWatch(Claimed(process.pid or 0, 255), server=find_unused_pid())
         assert not watch.has_ended()
+        process.kill()
+        process.join()
+        assert watch.has_ended() and watch.exitcode is None, "multiprocessing makes the code up"
+        watch.close()
+
+
+def test_a_process_may_leave_with_that_code_itself() -> None:
+    with sleeper() as process:
+        watch = EndWatch(Claimed(process.pid or 0, 255), server=os.getpid())
         process.kill()
         process.join()
         assert watch.has_ended() and watch.exitcode == 255

@@ -68,6 +68,14 @@ def test_a_system_without_groups(tmp_path: Path) -> None:
     assert find_group(own) is None
 
 
+def test_a_mount_with_a_name_that_is_no_text_hides_nothing(tmp_path: Path) -> None:
+    group = make_group(tmp_path, "mine", events="oom_kill 0\n")
+    own = describe(tmp_path, "0::/mine\n", NEW)
+    mounts = (own / "mountinfo").read_bytes()
+    (own / "mountinfo").write_bytes(b"23 1 8:1 / /media/\xe4 rw - vfat /dev/sdb1 rw\n" + mounts)
+    assert find_group(own) == group
+
+
 def test_the_least_of_the_limits_holds(tmp_path: Path) -> None:
     outer = make_group(tmp_path, "outer", limit_in_bytes="4096\n")
     inner = make_group(tmp_path, "outer/inner", limit_in_bytes="9223372036854771712\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import sys
 import threading
@@ -15,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notebook_accel.errors import ShipError
+from notebook_accel.errors import LaunchError, ShipError
 from notebook_accel.launch.transfer.pickling import pack, unpack
 from notebook_accel.launch.transfer.shared_memory import SharedPickle
 from notebook_accel.launch.transfer.unpicklable import pack_job, pack_value
@@ -98,8 +100,6 @@ def test_tied_weights_stay_tied() -> None:
 def test_a_segment_is_private_to_each_that_opens_it() -> None:
     array = np.zeros(10_000)
     segment = SharedPickle(pack((array, torch.zeros(5), "text")))
-    import os
-
     twin = SharedPickle.__new__(SharedPickle)
     twin.__dict__ = segment.__dict__ | {"_memory": object.__new__(type(segment._memory))}
     twin._memory.__dict__ = segment._memory.__dict__ | {"_fd": os.dup(segment._memory._fd)}
@@ -108,6 +108,20 @@ def test_a_segment_is_private_to_each_that_opens_it() -> None:
     tensor[0] = 1
     second, other, _ = twin.open()
     assert text == "text" and second[0] == 0 and other[0] == 0 and first[0] == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there the memory has a name")
+def test_memory_that_cannot_be_written_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("mmap.mmap", fail)
+    before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+    with pytest.raises(
+        LaunchError, match=r"bytes, for which .* no shared memory: .*; raise the limit on memory"
+    ):
+        SharedPickle(pack(np.zeros(10_000)))
+    assert not before or len(os.listdir("/proc/self/fd")) == before
 
 
 def _function_closing_over(value: object) -> Callable[[], object]:

@@ -1,0 +1,77 @@
+"""How ranks come to stop at the same question, and who is not waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+from notebook_accel.events import Held, HoldOrder, Order, StopOrder
+from notebook_accel.launch.supervise import stop_agreement
+from notebook_accel.launch.supervise.control import Control
+from notebook_accel.launch.supervise.stop_agreement import StopAgreement
+from notebook_accel.stream.record import RunRecord
+from tests.unit.clock import Clock
+
+GRACE = 30.0
+
+
+class Ranks:
+    """Two ranks, and what they are told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = Clock()
+        monkeypatch.setattr(stop_agreement, "time", self.clock)
+        self.told: list[Order] = []
+        self.record = RunRecord()
+        self.control = Control()
+        self.agreement = StopAgreement(self.told.append, self.record, self.control)
+
+    def is_due(self, after: float = 0.0) -> bool:
+        self.clock.now += after
+        return self.agreement.is_due([0, 1])
+
+    def hold(self, rank: int, questions: int) -> None:
+        self.record.apply(Held(rank=rank, time=self.clock.now, questions=questions))
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    return Ranks(monkeypatch)
+
+
+def test_nobody_is_ended_who_was_not_asked(ranks: Ranks) -> None:
+    assert not ranks.is_due(1000.0) and not ranks.told
+
+
+def test_ranks_that_do_not_ask_are_ended_at_once(ranks: Ranks) -> None:
+    ranks.control.stop(GRACE)
+    assert not ranks.is_due() and [type(order) for order in ranks.told] == [HoldOrder] * 2
+    ranks.hold(1, 5)
+    assert not ranks.is_due(0.9)
+    assert ranks.is_due(0.2), "rank 0 has not asked"
+
+
+def test_ranks_that_ask_stop_at_the_same_question_and_have_their_time(ranks: Ranks) -> None:
+    ranks.control.stop(GRACE)
+    ranks.is_due()
+    ranks.hold(0, 7)
+    ranks.hold(1, 5)
+    assert not ranks.is_due(0.1)
+    orders = [order for order in ranks.told if isinstance(order, StopOrder)]
+    assert [(order.rank, order.question) for order in orders] == [(0, 8), (1, 8)]
+    assert not ranks.is_due(GRACE - 1.0)
+    assert ranks.is_due(2.0)
+
+
+def test_a_signal_that_ends_this_process_leaves_no_time(ranks: Ranks) -> None:
+    ranks.control.end(15)
+    assert ranks.is_due()
+
+
+def test_a_shorter_grace_counts(ranks: Ranks) -> None:
+    ranks.control.stop(GRACE)
+    ranks.is_due()
+    for rank in (0, 1):
+        ranks.hold(rank, 1)
+    assert not ranks.is_due(2.0)
+    ranks.control.stop(0.0)
+    assert ranks.is_due(0.1)
