@@ -186,7 +186,11 @@ def check_folder(name: str, value: Any) -> Iterator[Exception]:
         yield ValueError(f"{name}={value!r}: the path of a folder is needed")
         return
     path = Path(value).expanduser()
-    there = next((parent for parent in (path, *path.absolute().parents) if parent.exists()), path)
+    try:
+        there = next((parent for parent in (path, *path.absolute().parents) if parent.exists()), path)
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        yield ValueError(f"{name}={str(value)!r}: {error.strerror}")
+        return
     if not there.is_dir():
         text = f"{name}={str(value)!r}: {there} is a file, the path of a folder is needed"
         yield ValueError(text)

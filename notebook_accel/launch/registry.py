@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from .. import devices, environ, runtime, tpu
 from ..errors import LaunchError
+from . import descriptors
 from .engines.base import Engine
 from .job import Job
 from .run import MakeSink, Run
@@ -32,8 +33,10 @@ def open_run(job: Job, engine: Engine, sinks: Sequence[MakeSink]) -> Run:
         The run. It is listed by `runs`, unless the job is `quiet`.
 
     Raises:
-        LaunchError: too few devices are free. The message says which run holds which device.
+        LaunchError: too few devices are free, and the message says which run holds which; or too few descriptors.
     """
+    if engine.on_this_node and engine.has_workers:
+        descriptors.require_room(job.local_world_size)
     for ended in runtime.runs():
         ended.forget_variables()  # until now a debugger could show them; now the new run needs the memory
     if engine.on_this_node and job.device_kind is not devices.CPU:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import os
 import threading
 import time
 import weakref
@@ -16,7 +17,7 @@ from ..config.argument_checks import check_environment
 from ..config.launch_options import Returns, StartMethod
 from ..errors import RunStoppedError, SessionError
 from ..events import Failure
-from ..launch import preflight, registry, signals
+from ..launch import descriptors, preflight, registry, signals
 from ..launch.checks.problems import check_seconds, raise_all
 from ..launch.request import LaunchRequest
 from ..launch.run import format_duration, notes_are_shown
@@ -108,6 +109,7 @@ class Session:
         self.grace = grace
         self.started = time.time()
         self._held: list[Workers] = []
+        self._pid = os.getpid()
         weakref.finalize(self, _close_all, self._held)
         try:
             self._start()
@@ -118,11 +120,15 @@ class Session:
 
     def _start(self) -> None:
         __tracebackhide__ = True
+        descriptors.require_room(self.num_processes)
         with signals.delay_interrupt(signals.PATIENCE):
             self._held[:] = [workers := Workers(self.job)]
             try:
                 workers.start()
-                self._call(service.join, (), name="the start of the session", returns="none")
+                self._call(service.join, (), name="the start of the session", returns="none", is_start=True)
+            except KeyboardInterrupt:
+                workers.close()
+                raise KeyboardInterrupt("the session was interrupted at its start, and is closed") from None
             except BaseException:
                 workers.close()
                 raise
@@ -238,8 +244,12 @@ class Session:
         returns: Returns,
         ranks: Ranks = "all",
         name: str = "",
+        is_start: bool = False,
     ) -> dict[int, Any]:
-        """Run a call to its end, and return the values by rank, for the ranks that send one."""
+        """Run a call to its end, and return the values by rank, for the ranks that send one.
+
+        Where the start of a session fails, its workers are ended at once.
+        """
         __tracebackhide__ = True
         chosen = self._resolve_ranks(ranks)
         self._check_usable()
@@ -261,7 +271,8 @@ class Session:
                     notes = self._finish_call(call, sink)
                     sink.close()
             except BaseException as error:
-                self._stop_call(sink, error, name)
+                if not is_start:
+                    self._stop_call(sink, error, name)
                 raise
         if call.failures or call.was_interrupted:
             raise self._build_error(call, notes, sink)
@@ -432,6 +443,8 @@ class Session:
     def _check_usable(self) -> None:
         __tracebackhide__ = True
         workers = self._workers
+        if os.getpid() != self._pid:
+            raise SessionError("the session belongs to the process that made it, of which this one is a copy")
         if workers.is_over:
             raise SessionError("the session is closed: make a new one")
         if workers.broken:

@@ -88,7 +88,7 @@ class Workers:
         """Start all processes.
 
         Raises:
-            OSError: the system gives no further process. Those that were started have ended.
+            LaunchError: the system gives no further process. Those that were started have ended.
         """
         try:
             self._group.start()

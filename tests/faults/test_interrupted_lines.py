@@ -77,6 +77,33 @@ print(try_each_line([Core._start, registry.add_session], work, check) > 5)
     assert out.splitlines()[-1] == "True", out
 
 
+def test_a_session_that_is_interrupted_as_it_starts_anew_is_closed_and_says_so(tmp_path: Path) -> None:
+    out = run(
+        AIM
+        + """
+from notebook_accel.session.core import Session as Core
+said, sessions = set(), []
+def work():
+    sessions.append(session := Session(1, start_method="fork"))
+    interrupt_at(Core._call, line)
+    session.restart()
+met = 0
+for line in list_lines(Core._call):
+    try:
+        work()
+    except KeyboardInterrupt as error:
+        met += 1
+        assert sessions[-1].status == "closed", line
+        said.add(str(error))
+    sys.settrace(None)
+    sessions.pop().close()
+print(met > 5, said)
+""",
+        tmp_path,
+    )
+    assert out.splitlines()[-1] == "True {'the session was interrupted at its start, and is closed'}", out
+
+
 def test_a_run_that_is_interrupted_is_over(tmp_path: Path) -> None:
     out = run(
         AIM

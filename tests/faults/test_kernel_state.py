@@ -296,3 +296,46 @@ def test_the_socket_of_a_killed_fork_server_is_removed(tmp_path: Path) -> None:
     )
     before, after = out.split()[-2:]
     assert before == after, out
+
+
+def test_a_stopped_fork_server_is_told(tmp_path: Path) -> None:
+    out = run(
+        """
+from multiprocessing import forkserver
+def launch(): return notebook_launcher(lambda: 5, num_processes=2, start_method="forkserver", view="none")
+launch()
+pid = forkserver._forkserver._forkserver_pid
+os.kill(pid, signal.SIGSTOP)
+for start in (launch, lambda: Session(2, start_method="forkserver")):
+    try:
+        start()
+    except na.errors.LaunchError as error:
+        print(f"`kill -CONT {pid}` lets it go on" in str(error))
+os.kill(pid, signal.SIGCONT)
+print(launch())
+""",
+        tmp_path,
+    )
+    assert [line for line in out.splitlines() if line in ("True", "5")] == ["True", "True", "5"], out
+
+
+def test_a_copy_of_the_process_has_no_session(tmp_path: Path) -> None:
+    out = run(
+        """
+with Session(1, start_method="fork") as session:
+    pid = os.fork()
+    if not pid:
+        try:
+            session.run(os.getpid)
+        except na.errors.SessionError as error:
+            print(error, flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    print(session.run(lambda: 5))
+""",
+        tmp_path,
+    )
+    assert out.splitlines()[-2:] == [
+        "the session belongs to the process that made it, of which this one is a copy",
+        "5",
+    ]

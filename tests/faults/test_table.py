@@ -26,6 +26,7 @@ TESTED: dict[str, tuple[str, ...]] = {
         "notebooks/test_stopping.py::test_interrupt_ends_every_worker",
         "faults/test_interrupted_lines.py::test_a_session_is_never_left_busy",
         "faults/test_interrupted_lines.py::test_a_session_that_is_interrupted_at_its_start_leaves_no_worker",
+        "faults/test_interrupted_lines.py::test_a_session_that_is_interrupted_as_it_starts_anew_is_closed_and_says_so",
         "faults/test_interrupted_lines.py::test_a_run_that_is_interrupted_is_over",
         "faults/test_interrupted_lines.py::test_the_end_of_a_run_is_whole_also_where_patience_is_lost",
         "faults/test_interrupts.py::test_launches",
@@ -59,6 +60,7 @@ TESTED: dict[str, tuple[str, ...]] = {
     "a killed fork server, and what killed processes leave": (
         "faults/test_kernel_state.py::test_sockets_of_killed_workers_are_removed",
         "faults/test_kernel_state.py::test_the_socket_of_a_killed_fork_server_is_removed",
+        "faults/test_kernel_state.py::test_a_stopped_fork_server_is_told",
         "unit/launch/supervise/test_end_watch.py::test_a_process_runs_as_long_as_the_system_says_so",
         "unit/launch/supervise/test_local_group.py::test_a_fork_server_that_ended_says_why",
     ),

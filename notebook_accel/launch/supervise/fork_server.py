@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+import psutil
+
 from ... import devices, runtime
 from ...errors import LaunchError
 from ...stream.readable import wait_readable
 from .. import signals
 from ..checks import compiler_preload, xla_runtime
 from ..job import Job
+from . import hang_report
 
 _PRELOAD: Final = (
     "torch",
@@ -59,6 +62,7 @@ def start(job: Job, check: Callable[[], None]) -> None:
             ):  # one that was killed has left its socket; some have no file
                 os.unlink(before)
         if server._forkserver_pid == runtime.fork_server():
+            _check_it_goes_on(server._forkserver_pid)
             return
         try:
             reader, writer = forkserver.connect_to_new_process([])
@@ -76,6 +80,17 @@ def start(job: Job, check: Callable[[], None]) -> None:
     finally:
         os.close(writer)
         os.close(reader)
+
+
+def _check_it_goes_on(pid: int) -> None:
+    """Raise LaunchError where the server is stopped: a request waits for its answer, whatever comes."""
+    try:
+        is_stopped = psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return  # it has just ended: the request fails
+    if is_stopped:
+        state = hang_report.find_process_state(pid)
+        raise LaunchError(f"the fork server, from which workers start, is process {pid}, which {state}")
 
 
 @contextlib.contextmanager
