@@ -19,7 +19,8 @@ _NAME: Final = "accelerate"
 _OURS: Final = __name__.partition(".")[0]
 _STARTUP: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 _METADATA: Final = {
-    "METADATA": f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: {VERSION}\nSummary: served by {_OURS}\n",
+    "METADATA": f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: {VERSION}\nSummary: served by {_OURS}\n"
+    f"Home-page: https://github.com/huggingface/{_NAME}\n",  # by which libraries tell it from others of the name
     "INSTALLER": f"{_OURS}\n",
     "top_level.txt": f"{_NAME}\n",
 }

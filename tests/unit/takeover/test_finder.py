@@ -43,6 +43,7 @@ def test_imports_and_metadata_are_ours() -> None:
         {TAKE}
         assert importlib.metadata.version("accelerate") == "1.15.0"
         assert importlib.metadata.metadata("Accelerate")["Name"] == "accelerate"
+        assert "huggingface" in importlib.metadata.metadata("accelerate")["Home-page"], "sentence-transformers asks"
         assert set(importlib.metadata.packages_distributions()["accelerate"]) == {{"accelerate"}}
         spec = importlib.util.find_spec("accelerate")
         assert spec.origin and importlib.util.find_spec("accelerate.no_such_module") is None
