@@ -68,7 +68,7 @@ def run_all(script: str, folder: Path, names: tuple[str, ...] = tuple(RUNS)) -> 
 
 
 def compare(done: Outcomes, number: int, case: str) -> list[Any]:
-    """Check that a case did the same on both sides, and return what it gave in each process.
+    """Check that a case did the same on both sides, but for `own`, and return what it gave in each process.
 
     Args:
         done: what `run_all` returned.
@@ -78,6 +78,7 @@ def compare(done: Outcomes, number: int, case: str) -> list[Any]:
     ours, theirs = done[f"ours{number}"], done[f"theirs{number}"]
     assert all("notebook_accel" in report["library"] for report in ours)
     assert not any("notebook_accel" in report["library"] for report in theirs)
-    found = [[report["cases"][case] for report in side] for side in (ours, theirs)]
+    found = [[dict(report["cases"][case]) for report in side] for side in (ours, theirs)]
+    own = [[report.pop("own", {}) for report in side] for side in found]
     assert found[0] == found[1]
-    return found[0]
+    return [{**report, **more} for report, more in zip(found[0], own[0], strict=True)]

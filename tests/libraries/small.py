@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 WORDS = [
     *("the", "a", "cat", "dog", "sees", "eats", "runs", "old", "new", "red", "and"),
@@ -97,6 +98,25 @@ def make_llama(**more: Any) -> Any:
 
     torch.manual_seed(0)
     return LlamaForCausalLM(make_llama_config(**more))
+
+
+def save_once(folder: str, *parts: Any, **options: Any) -> str:
+    """Save models and tokenizers in the first process before the others go on, and return the folder.
+
+    Args:
+        folder: where to.
+        parts: have `save_pretrained`.
+        options: its arguments.
+    """
+    from accelerate import PartialState
+
+    with PartialState().main_process_first():
+        if PartialState().is_main_process:
+            # Transformers would wait for the others to save too
+            with mock.patch("torch.distributed.is_initialized", return_value=False):
+                for part in parts:
+                    part.save_pretrained(folder, **options)
+    return folder
 
 
 def make_sentences(number: int, length: int = 6, seed: int = 0) -> list[str]:

@@ -12,6 +12,7 @@ from tests.libraries.small import (
     make_sentences,
     make_tokenizer,
     run,
+    save_once,
     sum_weights,
     tell_log,
 )
@@ -161,15 +162,13 @@ def reward() -> dict[str, Any]:
 
 def reinforce() -> dict[str, Any]:
     """GRPOTrainer with a function that rewards words, and a model that is held near a reference."""
-    from accelerate import PartialState
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
     def count_cats(completions: list[str], **_: Any) -> list[float]:
         return [float(text.count("cat")) + len(text) / 50 for text in completions]
 
-    with PartialState().main_process_first():  # the reference is read from where the model came from
-        make_llama().save_pretrained("start")
+    save_once("start", make_llama())  # the reference is read from where the model came from
     more = {**COMMON, "max_steps": 2, "per_device_train_batch_size": 4}
     arguments = GRPOConfig(
         output_dir="grpo", num_generations=4, max_completion_length=6, beta=0.1, num_iterations=2, **more
