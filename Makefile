@@ -1,7 +1,8 @@
 # One environment in .venv, made on first use; stamp files in it make the second call quick.
 #   make demo       train the first tutorial on two processes, live in the terminal
 #   make check      lint and the tests that matter for your change, in three minutes
-#   make test       format, lint, types, every test that needs no GPU, the notebooks on Colab's old stack, XLA
+#   make test       format, lint, types, every test that needs no GPU, the notebooks on Colab's old stack, XLA, and the
+#                   libraries that use Accelerate
 #   make bench      our times side by side with Accelerate's and plain torch's
 #   make soak       launches, interrupts and kills at random for SOAK_MINUTES (60), until something leaks or hangs
 #   make test-gpu   tests/gpu; skips with a reason where there is no CUDA
@@ -16,12 +17,13 @@ BASE_PYTHON := $(or $(PYTHON),$(shell command -v python3.11 || command -v python
 VENV := .venv
 COLAB := .venv-colab
 XLA := .venv-xla
+LIBRARIES := .venv-libraries
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SPEC := pyproject.toml constraints.txt
 
-.PHONY: help demo check check-tests test test-unit test-notebooks test-nodes test-contract test-colab test-xla test-gpu bench
-.PHONY: soak lint format clean
+.PHONY: help demo check check-tests test test-unit test-notebooks test-nodes test-contract test-colab test-xla test-libraries
+.PHONY: test-gpu bench soak lint format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -69,6 +71,17 @@ $(XLA)/stamp: $(VENV)/dev.stamp constraints-xla.txt tests/xla/cuda_stubs.py
 	$$install --no-deps; \
 	$(PY) tests/xla/cuda_stubs.py "$$into" || $$install; \
 	echo "import site; site.addsitedir('$$site')" > "$$into/layer.pth"
+	touch $@
+
+# The layer comes first here: pip then finds torch and Transformers there, and installs only what is missing.
+$(LIBRARIES)/stamp: $(VENV)/dev.stamp constraints-libraries.txt
+	@echo "== making $(LIBRARIES) with the libraries that use Accelerate"
+	$(BASE_PYTHON) -m venv --clear $(LIBRARIES)
+	site=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	into=$$($(LIBRARIES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	echo "import site; site.addsitedir('$$site')" > "$$into/layer.pth"
+	$(LIBRARIES)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--requirement constraints-libraries.txt
 	touch $@
 
 # Each lies alone in its folder, which goes first on the path of the kernels that shall have that version.
@@ -137,7 +150,7 @@ APART := unshare --mount sh -c 'mount -t tmpfs none /dev/shm && exec "$$0" "$$@"
 CAN_BE_APART = $(shell $(APART) true 2>/dev/null && echo yes)
 IF_APART = $(if $(CAN_BE_APART),$(APART))
 NUM_LANES = $(if $(CAN_BE_APART),$(shell $(BASE_PYTHON) -c 'import os; print(os.cpu_count() + 1)'),1)
-LANES := test-unit test-nodes test-notebooks test-colab lint test-xla test-contract
+LANES := test-unit test-nodes test-notebooks test-colab test-libraries lint test-xla test-contract
 test:
 	$(MAKE) --keep-going --jobs=$(NUM_LANES) --output-sync=target $(LANES)
 
@@ -149,7 +162,7 @@ test-notebooks: $(VENV)/dev.stamp
 	$(IF_APART) $(PY) -m pytest tests/notebooks --durations=10
 
 # All that is not a lane of its own.
-ELSEWHERE := $(UNIT) $(addprefix tests/,benchmarks contract gpu notebooks xla)
+ELSEWHERE := $(UNIT) $(addprefix tests/,benchmarks contract gpu libraries notebooks xla)
 test-nodes: $(VENV)/dev.stamp $(VENV)/kernels/stamp $(VENV)/chromium.stamp $(VENV)/iproute2.stamp
 	$(IF_APART) $(PY) -m pytest tests $(ELSEWHERE:%=--ignore=%) --durations=10
 
@@ -159,6 +172,9 @@ test-contract: $(VENV)/dev.stamp
 # What the notebook packages have no part in is tested once, by test-notebooks.
 test-colab: $(COLAB)/stamp
 	$(IF_APART) $(COLAB)/bin/python -m pytest tests/notebooks -m "not once" --durations=10
+
+test-libraries: $(LIBRARIES)/stamp
+	$(IF_APART) $(LIBRARIES)/bin/python -m pytest tests/libraries --durations=10
 
 HAS_XLA := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 test-xla: $(if $(HAS_XLA),$(XLA)/stamp)
@@ -176,5 +192,5 @@ bench: $(VENV)/bench.stamp
 	$(PY) -m tests.benchmarks
 
 clean:
-	rm -rf $(VENV) $(COLAB) $(XLA) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(COLAB) $(XLA) $(LIBRARIES) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,7 +17,7 @@ from .processes import run_if, split_between_processes, take_turns
 from .runtime import GradientFlags, Runtime
 
 
-class PartialState:
+class PartialState(metaclass=views.StateType):
     """Rank, device and world size of this process, and contexts in which processes take turns.
 
     The first instance opens the process group, if WORLD_SIZE is above 1 and there is none. Later instances show the
@@ -385,7 +385,7 @@ class AcceleratorState(PartialState):
         return plugins
 
 
-class GradientState:
+class GradientState(metaclass=views.StateType):
     """The state of gradient accumulation.
 
     Args:

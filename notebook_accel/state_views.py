@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, Final
 
-from . import devices
+from . import devices, runtime
 from .choices import DistributedType
 from .runtime import GradientFlags, Runtime
 
@@ -43,14 +43,20 @@ class SharedState(dict[str, Any]):
         values: the values.
         put: sets a value of the state.
         reset: removes the state.
+        restore: brings the state back that there is now.
     """
 
     def __init__(
-        self, values: Mapping[str, Any], put: Callable[[str, Any], None], reset: Callable[[], None]
+        self,
+        values: Mapping[str, Any],
+        put: Callable[[str, Any], None],
+        reset: Callable[[], None],
+        restore: Callable[[], None],
     ) -> None:
         super().__init__(values)
         self._put = put
         self._reset = reset
+        self.restore = restore
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._put(name, value)
@@ -69,7 +75,41 @@ class SharedStateAttribute:
         def put(name: str, value: Any) -> None:
             setattr(instance or owner(), name, value)
 
-        return SharedState(owner._list_shared(), put, owner._reset_state)
+        return SharedState(owner._list_shared(), put, owner._reset_state, _keep(runtime.current()))
+
+
+class StateType(type):
+    """The class of states: their attribute `_shared_state` can be set.
+
+    `{}` removes the state, a value that it had before brings that state back, and other values are put into it.
+    """
+
+    _shared_state: Any
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if name != "_shared_state":
+            super().__setattr__(name, value)
+        elif value and isinstance(value, SharedState):
+            value.restore()
+        elif not isinstance(value, SharedStateAttribute):  # which is there in any case: `mock` sets it back
+            shared = cls._shared_state
+            shared.clear()
+            for key, one in value.items():
+                shared[key] = one
+
+
+def _keep(installed: Runtime | None) -> Callable[[], None]:
+    """Return what brings a runtime back, with what is reset in it."""
+    if installed is None:
+        return runtime.reset
+    accelerated, gradient = installed.accelerated, installed.gradient
+
+    def restore() -> None:
+        installed.accelerated, installed.gradient = accelerated, gradient
+        if runtime.current() is not installed:
+            runtime.install(installed)
+
+    return restore
 
 
 class AccumulationChoices(MutableMapping[str, Any]):

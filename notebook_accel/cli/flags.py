@@ -92,7 +92,7 @@ class FlagCommand(click.RichCommand):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _complete_switches(self, ctx, args))
+        return super().parse_args(ctx, complete_switches(self, ctx, args))
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the flags; for completion in both spellings, because it compares words as the user typed them."""
@@ -119,6 +119,11 @@ def is_switch(option: Option) -> bool:
     return option.kind is bool and option.choices is None
 
 
+def is_repeatable(option: Option) -> bool:
+    """Return True if a flag may be given several times."""
+    return option.kind is tuple and option.name != "fp8_config.override_linear_precision"
+
+
 def add_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command a flag for every option of the schema, in both spellings, `--num_processes` and `--num-processes`.
 
@@ -128,7 +133,7 @@ def add_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(options()):
         flag = str(option.face.flag)
         extra: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if is_switch(option) else {}
-        if option.kind is tuple and option.name != "fp8_config.override_linear_precision":
+        if is_repeatable(option):
             extra = {"multiple": True}
         command = click.option(
             *_SHORT.get(flag, ()),
@@ -180,11 +185,17 @@ def parse(values: Mapping[str, Any]) -> dict[str, Any]:
         place = found
         for name in option.path[:-1]:
             place = place.setdefault(name, {})
-        place[option.path[-1]] = _value(option, text)
+        place[option.path[-1]] = read_value(option, text)
     return found
 
 
-def _value(option: Option, text: Any) -> Any:
+def read_value(option: Option, text: Any) -> Any:
+    """Return the value of a config that a flag's text is; the text itself where it is none.
+
+    Args:
+        option: that of the flag.
+        text: as it was typed; several for a flag that may be given several times.
+    """
     if option.kind is tuple:
         return text.split(",") if isinstance(text, str) else text
     if option.choices is None:
@@ -218,8 +229,14 @@ def _help(option: Option) -> str:
     return f"{option.help}{choices}{told}"
 
 
-def _complete_switches(command: click.Command, ctx: click.Context, args: list[str]) -> list[str]:
-    """Return the words with a value for each switch, and with `--` before the first word that is no option."""
+def complete_switches(command: click.Command, ctx: click.Context, args: list[str]) -> list[str]:
+    """Return the words with a value for each switch, and with `--` before the first word that is no option.
+
+    Args:
+        command: has the flags.
+        ctx: of a call of it.
+        args: words as they are typed.
+    """
     switches, takers = set[str](), set[str]()
     for parameter in command.get_params(ctx):
         if isinstance(parameter, click.Option) and not parameter.is_flag:

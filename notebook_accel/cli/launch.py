@@ -7,7 +7,7 @@ import importlib.util
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,34 +74,61 @@ def launch(
     """
     if module and no_python:
         raise click.UsageError("--module and --no_python exclude each other")
+    what = Script(kind="module" if module else "program" if no_python else "script", words=target)
+    sys.exit(run(what, values, config_file, dry_run=dry_run, quiet=quiet))
+
+
+def run(
+    script: Script,
+    values: Mapping[str, Any],
+    config_file: str | None,
+    *,
+    dry_run: bool = False,
+    quiet: bool = False,
+    in_place: bool = True,
+) -> int:
+    """Run a script, module, program or notebook.
+
+    Args:
+        script: what to run.
+        values: flags; see `plan.resolve`.
+        config_file: path of the config; None is the default one, where there is one.
+        dry_run: whether to show what would be run, and to run nothing.
+        quiet: whether to say nothing but what the script says.
+        in_place: whether a single process may take the place of this one, so that this function does not return.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigError: lists everything that is wrong.
+    """
     wrong: list[Problem] = []
     found = None
-    is_notebook = target[0].endswith(".ipynb") and not module and not no_python
-    what = Script(kind="module" if module else "program" if no_python else "script", words=target)
-    options = notebook.parse(target) if is_notebook else None
+    is_notebook = script.kind == "script" and script.words[0].endswith(".ipynb")
+    options = notebook.parse(script.words) if is_notebook else None
     try:
         found = resolve(values, config_file)
     except ConfigError as error:
         wrong += error.problems
-    wrong += _find_missing(what)
+    wrong += _find_missing(script)
     if found is None or wrong:
         raise ConfigError(list(dict.fromkeys(wrong)))
     plan, remarks = found
     for remark in remarks:
         click.echo(f"Warning: {remark}", err=True)
     if dry_run:
-        return show(plan, what, options)
+        show(plan, script, options)
+        return 0
     if plan.doubts:
         raise ConfigError(plan.doubts)
-    if options is not None:
-        for name in ("num_processes", "mixed_precision"):
-            if plan.sources[name] == "flag":
-                text = (
-                    f"a notebook runs once, and its own launches say their {name}: give it there, or a config"
-                )
-                click.echo(f"Warning: {text}", err=True)
-        sys.exit(notebook.run(options, plan.environment))
-    sys.exit(start(plan, what, quiet=quiet))
+    if options is None:
+        return start(plan, script, quiet=quiet, in_place=in_place)
+    for name in ("num_processes", "mixed_precision"):
+        if plan.sources[name] == "flag":
+            text = f"a notebook runs once, and its own launches say their {name}: give it there, or a config"
+            click.echo(f"Warning: {text}", err=True)
+    return notebook.run(options, plan.environment)
 
 
 def _find_missing(script: Script) -> list[Problem]:

@@ -27,19 +27,20 @@ _LINE: Final = 200  # characters of a message; the traceback has all of it
 _INTERRUPTED: Final = 130  # the exit code of what Ctrl-C ended, as shells have it
 
 
-def start(plan: Plan, script: Script, *, quiet: bool) -> int:
-    """Run a script as a plan says; a single process takes the place of this one where systems can.
+def start(plan: Plan, script: Script, *, quiet: bool, in_place: bool = True) -> int:
+    """Run a script as a plan says.
 
     Args:
         plan: how to run it.
         script: what to run.
         quiet: whether to say nothing but what the script says.
+        in_place: whether a single process takes the place of this one, where systems can.
 
     Returns:
         The exit code.
     """
     if not plan.is_distributed:
-        return _run_single(describe_command(script), {**plan.environment, **plan.derived})
+        return _run_single(describe_command(script), {**plan.environment, **plan.derived}, in_place)
     from ..launch import preflight, registry
 
     try:
@@ -71,11 +72,11 @@ def describe_command(script: Script) -> list[str]:
     return [sys.executable, *(["-m"] if script.kind == "module" else []), *script.words]
 
 
-def _run_single(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def _run_single(command: Sequence[str], environment: Mapping[str, str], in_place: bool) -> int:
     texts = finder.complete_variables({**environ.snapshot(), **environment})
     sys.stdout.flush()
     sys.stderr.flush()
-    if sys.platform != "win32":
+    if in_place and sys.platform != "win32":
         _become(command, texts)
     return subprocess.run(command, env=texts, check=False).returncode
 

@@ -22,7 +22,8 @@ _STARTUP: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "star
 _PLACE: Final = os.path.join(os.sep, _OURS, "takeover", "startup")
 """How the folder ends in each installation of this package: two that named each other would never come to an end."""
 _METADATA: Final = {
-    "METADATA": f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: {VERSION}\nSummary: served by {_OURS}\n",
+    "METADATA": f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: {VERSION}\nSummary: served by {_OURS}\n"
+    f"Home-page: https://github.com/huggingface/{_NAME}\n",  # by which libraries tell it from others of the name
     "INSTALLER": f"{_OURS}\n",
     "top_level.txt": f"{_NAME}\n",
 }
@@ -83,6 +84,12 @@ def complete_variables(values: Mapping[str, str]) -> dict[str, str]:
 class ServedModule(ModuleType):
     """A module at a path of Accelerate; its names are objects of this package, imported when they are asked for."""
 
+    _replaced: dict[str, Any]  # what names stood for before they were set
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        vars(self)["_replaced"] = {}
+
     def __getattr__(self, name: str) -> Any:
         path = self.__name__.partition(".")[2]
         found = paths.find(path, name)
@@ -93,14 +100,29 @@ class ServedModule(ModuleType):
             value = importlib.import_module(f"{_NAME}.{inner}")
         else:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        setattr(self, name, value)
+        vars(self)[name] = value
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, but keep a function under its name where a module at an inner path has the same name."""
+        """Set an attribute: where it stands for a name here, in the modules here too, whose code then uses it.
+
+        A function keeps its name where a module at an inner path has the same one.
+        """
         path = self.__name__.partition(".")[2]
-        if not (isinstance(value, ServedModule) and paths.find(path, name) is not None):
+        if paths.find(path, name) is None:
             super().__setattr__(name, value)
+        elif not isinstance(value, ServedModule):
+            before = getattr(self, name)
+            self._replaced.setdefault(name, before)
+            _replace(path, name, before, value)
+            super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Remove an attribute; one that stands for a name here is again what it was."""
+        before = getattr(self, name)
+        super().__delattr__(name)
+        if name in self._replaced:
+            _replace(self.__name__.partition(".")[2], name, before, self._replaced.pop(name))
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *paths.names_of(self.__name__.partition(".")[2])})
@@ -150,6 +172,22 @@ class Finder:
 
     def invalidate_caches(self) -> None:
         """Forget nothing, because nothing is kept."""
+
+
+def _replace(path: str, name: str, before: Any, after: Any) -> None:
+    """Set a name in those modules here that stand for a module of Accelerate, and in those inside them.
+
+    Args:
+        path: of the module of Accelerate.
+        name: of a function or class.
+        before: what it stands for now; where it is something else, it stays.
+        after: what it shall stand for.
+    """
+    own = [f"{_OURS}.{module}" for module in paths.PATHS[path]]
+    for key, module in list(sys.modules.items()):
+        is_own = any(key == one or key.startswith(f"{one}.") for one in own)
+        if is_own and module is not None and vars(module).get(name) is before:
+            setattr(module, name, after)
 
 
 def _make_distribution() -> Any:

@@ -42,6 +42,7 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "config.schema": "BaseConfig=LaunchConfig ClusterConfig=LaunchConfig",
     },
     "commands.config.default": {"utils": "write_basic_config"},
+    "commands.launch": {"cli.launch_parser": "launch_command launch_command_parser"},
     "data_loader": {
         "data_loader": "BatchSamplerShard DataLoaderDispatcher DataLoaderShard IterableDatasetShard "
         "SeedableRandomSampler SkipBatchSampler SkipDataLoader prepare_data_loader skip_first_batches",

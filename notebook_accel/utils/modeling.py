@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 
 import torch
 from torch import nn
 
 from .. import probes
+from ..big_modeling import limits
 from ..big_modeling.device_map import check_device_map, clean_device_map, infer_auto_device_map
-from ..big_modeling.limits import convert_file_size_to_int, get_balanced_memory, get_max_memory
+from ..big_modeling.limits import convert_file_size_to_int, get_balanced_memory
 from ..big_modeling.load import load_checkpoint_in_model, load_state_dict
 from ..big_modeling.offload import load_offloaded_weights
 from ..big_modeling.sizes import (
@@ -78,6 +79,22 @@ def check_device_same(first_device: Device, second_device: Device) -> bool:
         second_device: likewise.
     """
     return is_same_device(as_device(first_device), as_device(second_device))
+
+
+def get_max_memory(max_memory: limits.Limits | None = None) -> dict[int | str, int]:
+    """Return bytes by device: GPUs by number in order, then `mps`, `cpu` and `disk`.
+
+    Args:
+        max_memory: see `big_modeling.limits.get_max_memory`. A dict has the bytes then too: Transformers compares it
+            with what is returned.
+
+    Raises:
+        ValueError: it is no mapping, or names a device or a size that is not legal.
+    """
+    found = limits.get_max_memory(max_memory)
+    if isinstance(max_memory, MutableMapping):
+        max_memory.update(found)
+    return found
 
 
 def get_module_leaves(module_sizes: Mapping[str, int]) -> list[str]:

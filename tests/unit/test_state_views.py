@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 
 from notebook_accel import Accelerator, FullyShardedDataParallelPlugin, PartialState
-from notebook_accel.state import AcceleratorState, DistributedType
+from notebook_accel.state import AcceleratorState, DistributedType, GradientState
+from notebook_accel.utils.registry import is_initialized
 
 pytestmark = pytest.mark.usefixtures("clean_runtime")
 
@@ -29,6 +32,35 @@ def test_clearing_it_resets_the_state() -> None:
     Accelerator(cpu=True, mixed_precision="bf16")
     PartialState._shared_state.clear()
     assert PartialState._shared_state == {}
+
+
+def test_setting_it_to_an_empty_dict_resets_the_state() -> None:
+    Accelerator(cpu=True, mixed_precision="bf16")
+    AcceleratorState._shared_state = {}
+    assert AcceleratorState._shared_state == {} and PartialState._shared_state != {}
+    with pytest.raises(ValueError, match="make an Accelerator"):
+        AcceleratorState()
+    PartialState._shared_state = {}
+    assert PartialState._shared_state == {} and not is_initialized()
+    assert Accelerator(cpu=True).mixed_precision == "no", "what was set is no value that stays"
+
+
+def test_a_value_that_it_had_brings_that_state_back() -> None:
+    own = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    kept = [kind._shared_state for kind in (PartialState, AcceleratorState)]
+    PartialState._shared_state = {}
+    assert Accelerator(cpu=True, mixed_precision="bf16").gradient_accumulation_steps == 1
+    PartialState._shared_state, AcceleratorState._shared_state = kept
+    assert AcceleratorState._shared_state == kept[1] and AcceleratorState().mixed_precision == "no"
+    assert own.gradient_accumulation_steps == 3 and GradientState().num_steps == 3
+    with mock.patch.object(GradientState, "_shared_state", {}):
+        assert GradientState().num_steps == 1
+
+
+def test_values_that_it_is_set_to_count() -> None:
+    PartialState(cpu=True)
+    PartialState._shared_state = {"debug": True}
+    assert PartialState().debug
 
 
 def test_what_is_set_in_it_counts() -> None:

@@ -368,6 +368,9 @@ def test_limits() -> None:
         "disk": 2**31,
     }
     assert list(utils.get_max_memory({"cpu": 1})) == ["cpu"]
+    asked: dict[int | str, float | str] = {"cpu": "1KB", "disk": 7.5}
+    utils.get_max_memory(asked)
+    assert asked == {"cpu": 1000, "disk": 7}  # Transformers compares it with what is returned
     free = utils.get_balanced_memory(model)
     assert set(free) == {"cpu"} or 0 in free
     assert utils.get_balanced_memory(model, {"cpu": 10}) == {"cpu": 10}

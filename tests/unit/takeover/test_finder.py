@@ -46,6 +46,7 @@ def test_imports_and_metadata_are_ours() -> None:
         {TAKE}
         assert importlib.metadata.version("accelerate") == "1.15.0"
         assert importlib.metadata.metadata("Accelerate")["Name"] == "accelerate"
+        assert "huggingface" in importlib.metadata.metadata("accelerate")["Home-page"], "sentence-transformers asks"
         assert set(importlib.metadata.packages_distributions()["accelerate"]) == {{"accelerate"}}
         spec = importlib.util.find_spec("accelerate")
         assert spec.origin and importlib.util.find_spec("accelerate.no_such_module") is None
@@ -72,6 +73,49 @@ def test_imports_and_metadata_are_ours() -> None:
             raise AssertionError(name)
         notebook_accel.take_over_accelerate()
         assert [type(finder).__name__ for finder in sys.meta_path].count("Finder") == 1
+        """
+    )
+
+
+def test_a_name_that_is_set_counts_until_it_is_set_back() -> None:
+    """Transformers leaves out the check of a map so, and tests replace functions by `mock.patch`."""
+    run(
+        f"""
+        import unittest.mock
+        import torch
+        {TAKE}
+        import accelerate.big_modeling, notebook_accel.big_modeling.dispatch
+        from accelerate import dispatch_model
+
+        def make():
+            model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+            return model, {{"0": "cpu", "1": "disk"}}  # without the last one
+
+        def is_refused(folder):
+            try:
+                model, places = make()
+                dispatch_model(model, places, offload_dir=folder)
+                return model(torch.ones(1, 2)).shape != (1, 2)
+            except ValueError:
+                return True
+
+        import tempfile
+        with tempfile.TemporaryDirectory() as folder:
+            own = notebook_accel.big_modeling.dispatch.check_device_map
+            assert is_refused(folder)
+            kept = accelerate.big_modeling.check_device_map
+            accelerate.big_modeling.check_device_map = lambda *arguments: None
+            assert not is_refused(folder)
+            accelerate.big_modeling.check_device_map = kept
+            assert is_refused(folder)
+            with unittest.mock.patch("accelerate.big_modeling.check_device_map") as check:
+                assert not is_refused(folder) and check.called
+            assert is_refused(folder) and notebook_accel.big_modeling.dispatch.check_device_map is own
+            for name in ("check_device_map", "dispatch_model"):
+                with unittest.mock.patch(f"accelerate.utils.modeling.{{name}}"):
+                    pass
+        assert accelerate.utils.modeling.dispatch_model is dispatch_model
+        assert accelerate.utils.modeling.check_device_map is own
         """
     )
 

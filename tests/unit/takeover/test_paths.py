@@ -23,7 +23,6 @@ LEFT_OUT = {
     "commands.config.update": "parser of the command line",
     "commands.env": "parser of the command line",
     "commands.estimate": "parser of the command line, and what it calls",
-    "commands.launch": "parser of the command line, and what it calls",
     "commands.menu": "drawing of the questionnaire",
     "commands.merge": "parser of the command line",
     "commands.test": "parser of the command line",
@@ -49,6 +48,21 @@ REASONS: dict[str, dict[str, str]] = {
     },
     "commands.config.default": dict.fromkeys(
         ("default_command_parser", "default_config_command", "description"), "parser of the command line"
+    ),
+    "commands.launch": dict.fromkeys(
+        (
+            "CustomHelpFormatter",
+            "clean_option",
+            "deepspeed_launcher",
+            "main",
+            "multi_gpu_launcher",
+            "options_to_group",
+            "sagemaker_launcher",
+            "simple_launcher",
+            "tpu_launcher",
+            "tpu_pod_launcher",
+        ),
+        PARTS,
     ),
     "data_loader": {"MpDeviceLoaderWrapper": PARTS},
     "inference": dict.fromkeys(

@@ -1,0 +1,28 @@
+"""PEFT's adapters over dispatched and offloaded models, and in a training loop, on the take-over."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.libraries import sides
+from tests.libraries.scripts.adapt_peft import CASES
+
+pytest.importorskip("peft")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> sides.Outcomes:
+    """What the script gave on both sides."""
+    return sides.run_all("adapt_peft", tmp_path_factory.mktemp("peft"))
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_lora_does_the_same(case: str, number: int, done: sides.Outcomes) -> None:
+    for found in sides.compare(done, number, case):
+        if case == "train":
+            assert found["world"] == number and len(found["rates"]) == 13 // number + (number == 2)
+            continue
+        assert found["trained" if case == "dispatch" else "whole"] == found["adapted"]
+        assert found["hooks"] and (case == "offload" or not found["left"])

@@ -1,0 +1,34 @@
+"""sentence-transformers' trainer on the take-over."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.libraries import sides
+from tests.libraries.scripts.embed import CASES
+
+pytest.importorskip("sentence_transformers")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> sides.Outcomes:
+    """What the script gave on both sides."""
+    return sides.run_all("embed", tmp_path_factory.mktemp("sentence_transformers"))
+
+
+# the reason is not found yet: training is equal, and so are the batches of each process
+EVALUATED = pytest.mark.xfail(reason="the loss of the evaluation differs by 1 to 2 % in two processes")
+CHOICES = [
+    pytest.param(case, number, marks=EVALUATED if (case, number) == ("pairs", 2) else ())
+    for case in CASES
+    for number in (1, 2)
+]
+
+
+@pytest.mark.parametrize(("case", "number"), CHOICES)
+def test_a_trainer_does_the_same(case: str, number: int, done: sides.Outcomes) -> None:
+    for found in sides.compare(done, number, case):
+        losses = [entry["loss"] for entry in found["log"] if "loss" in entry]
+        assert found["world"] == number and len(losses) == 5
+        assert any("checkpoint-" in name for name in found["files"])

@@ -1,0 +1,103 @@
+"""Tests for the parser and the function of `launch` that programs call."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate.commands import launch as reference
+
+from notebook_accel.cli import launch_parser
+from notebook_accel.cli.launch_parser import launch_command, launch_command_parser
+from notebook_accel.errors import ConfigError
+
+SCRIPT = (
+    "import os, sys; print(sys.argv[1:], os.environ.get('RANK'), os.environ['ACCELERATE_MIXED_PRECISION'])"
+)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT + "\nif 'fail' in sys.argv: sys.exit(3)\n")
+    return str(path)
+
+
+def parse(*words: str) -> dict[str, Any]:
+    return vars(launch_command_parser().parse_args([*words, "train.py", "--lr", "1"]))
+
+
+def test_a_namespace_has_what_accelerates_has() -> None:
+    left_out = {"aws_access_key_id", "aws_secret_access_key", "nondefault", "tpu_use_cluster"}
+    theirs = vars(reference.launch_command_parser().parse_args(["train.py"]))
+    assert theirs.keys() - left_out <= parse().keys()
+    words = ["--num_processes", "4", "--multi_gpu", "--mixed_precision=bf16", "--module", "--gpu_ids", "0,1"]
+    theirs = vars(reference.launch_command_parser().parse_args([*words, "train.py", "--lr", "1"]))
+    ours = parse(*words)
+    named = ("num_processes", "multi_gpu", "mixed_precision", "module", "gpu_ids")
+    for name in (*named, "training_script", "training_script_args", "config_file", "use_fsdp", "tpu"):
+        assert ours[name] == theirs[name], name
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["--num-machines", "2"], "num_machines", 2),
+        (["--debug"], "debug", True),
+        (["--debug", "false"], "debug", False),
+        (["--cpu"], "cpu", True),
+        (["--fsdp_offload_params", "true"], "fsdp_offload_params", True),
+        (["--fsdp_state_dict_type", "FULL_STATE_DICT"], "fsdp_state_dict_type", "FULL_STATE_DICT"),
+        (["--deepspeed_hostfile=hosts"], "deepspeed_hostfile", "hosts"),
+        (["-q"], "quiet", True),
+    ],
+)
+def test_words_are_read_as_the_command_reads_them(words: list[str], name: str, value: Any) -> None:
+    found = parse(*words)
+    assert found[name] == value
+    assert (found["training_script"], found["training_script_args"]) == ("train.py", ["--lr", "1"])
+
+
+def test_it_is_a_command_of_another_parser() -> None:
+    parser = argparse.ArgumentParser()
+    launch_command_parser(parser.add_subparsers())
+    found = parser.parse_args(["launch", "--debug", "train.py", "--num_processes", "9"])
+    assert (found.debug, found.num_processes, found.func) == (True, None, launch_command)
+    assert found.training_script_args == ["--num_processes", "9"]
+
+
+def test_it_runs_a_script_and_returns(script: str, capfd: pytest.CaptureFixture[str]) -> None:
+    found = launch_command_parser().parse_args(
+        ["--cpu", "--num_processes", "1", "--mixed_precision", "bf16", script, "--lr", "1"]
+    )
+    launch_command(found)
+    assert capfd.readouterr().out == "['--lr', '1'] None bf16\n"
+    found.training_script_args = ["fail"]
+    with pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
+        launch_command(found)
+    found.quiet = True
+    with pytest.raises(SystemExit):
+        launch_command(found)
+
+
+def test_flags_become_the_options_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(launch_parser, "run", lambda *given, **named: seen.append((given, named)) or 0)
+    words = ["--use_fsdp", "--fsdp_version", "2", "--fsdp_offload_params=true", "--debug", "-m", "pack", "x"]
+    launch_command(launch_command_parser().parse_args(words))
+    (what, values, config_file), named = seen[0]
+    assert (what.kind, what.words, config_file) == ("module", ("pack", "x"), None)
+    given = {name: value for name, value in values.items() if value not in (None, False)}
+    fsdp = {"fsdp_config__fsdp_version": "2", "fsdp_config__fsdp_offload_params": "true"}
+    assert given == {"use_fsdp": True, **fsdp, "debug": "true"}
+    assert named == {"dry_run": False, "quiet": False, "in_place": False}
+
+
+def test_wrong_options_are_all_named(script: str) -> None:
+    found = launch_command_parser().parse_args(["--num_processes", "many", "--multi_gpu", "--tpu", script])
+    with pytest.raises(ConfigError) as caught:
+        launch_command(found)
+    assert "many" in str(caught.value) and "--multi_gpu and --tpu" in str(caught.value)
