@@ -34,6 +34,7 @@ def wrap(layer: str = "BertLayer", **options: Any) -> dict[str, Any]:
 
 def read_weights(folder: Path) -> dict[str, Any]:
     """Return names and sums of the tensors that a folder has as safetensors."""
+    list_files(folder)  # waits until rank 0 has written them
     tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
         tensors |= load_file(path)
