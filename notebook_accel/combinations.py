@@ -57,12 +57,6 @@ TABLE: Final[Mapping[str, Combination]] = {
         reason="each spreads a model over the processes",
         instead="Leave one of them out",
     ),
-    "deepspeed, ddp options": Combination(
-        what="DeepSpeed",
-        beside="DistributedDataParallelKwargs",
-        reason="DeepSpeed reduces the gradients itself",
-        instead="Leave the handler out",
-    ),
     "deepspeed, compiler": Combination(
         what="DeepSpeed",
         beside="dynamo_backend",

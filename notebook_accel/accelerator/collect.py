@@ -51,7 +51,10 @@ class CollectPart(Shared):
         if keep is None:
             return gathered
         if as_objects:
-            return gathered[:keep] if isinstance(gathered, (list, tuple)) else gathered
+            has_samples = isinstance(gathered, (list, tuple)) or (
+                torch.is_tensor(gathered) and gathered.ndim > 0
+            )
+            return gathered[:keep] if has_samples else gathered
         return nested.recursively_apply(lambda tensor: tensor[:keep] if tensor.ndim else tensor, gathered)
 
     def _count_unique_samples(self) -> int | None:

@@ -115,8 +115,6 @@ def _check_together(plugins: Plugins) -> None:
         raise refuse("deepspeed, fsdp")
     if plugins.deepspeed is not None and config is not None:
         raise refuse("deepspeed, parallelism")
-    if plugins.deepspeed is not None and plugins.ddp is not None:
-        raise refuse("deepspeed, ddp options")
     if plugin is not None and plugin.strategy == "NO_SHARD":
         asked = {
             "cpu_offload": plugin.offloads,

@@ -30,10 +30,11 @@ class TrainPart(Shared):
 
         Args:
             loss: a tensor with one element.
-            kwargs: arguments of the loss's own `backward`; or `learning_rate`, see `lomo_backward`.
+            kwargs: arguments of the loss's own `backward`; or `learning_rate`, see `lomo_backward`; or
+                `scale_wrt_gas`, where False says that the loss is divided already.
         """
         learning_rate = kwargs.pop("learning_rate", None)
-        steps = self._runtime.gradient.num_steps
+        steps = self._runtime.gradient.num_steps if kwargs.pop("scale_wrt_gas", True) else 1
         if steps != 1:
             loss = loss / steps
         if learning_rate is None:

@@ -29,7 +29,8 @@ class DeepSpeedPlugin:
     error. Afterwards the attributes hold the final values, and `deepspeed_config` is DeepSpeed's config.
 
     Args:
-        hf_ds_config: DeepSpeed's own config: path of a JSON file, a dict or an `HfDeepSpeedConfig`.
+        hf_ds_config: DeepSpeed's own config: path of a JSON file, a dict, which is copied, or an
+            `HfDeepSpeedConfig`, which is filled, because Transformers goes on filling its own.
         gradient_accumulation_steps: batches per optimizer step; by default the accelerator's.
         gradient_clipping: largest norm of the gradients in every step; by default only the loop clips.
         zero_stage: what ZeRO shards: 0 nothing, 1 optimizer state, 2 (the default) gradients too, 3 weights too.
@@ -73,7 +74,7 @@ class DeepSpeedPlugin:
         source = self.hf_ds_config
         if source in (None, "", "none"):
             source = environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE") or "none"
-        own = None if source == "none" else HfDeepSpeedConfig(source)
+        own = _read_config(source)
         asked_init = self.zero3_init_flag
         if asked_init is None and environ.get(_INIT):
             asked_init = environ.flag(_INIT)
@@ -302,6 +303,12 @@ class DeepSpeedPlugin:
     @selected.setter
     def selected(self, value: bool) -> NoReturn:
         raise NotImplementedError("a plugin is selected by AcceleratorState().select_deepspeed_plugin(name)")
+
+
+def _read_config(source: Any) -> HfDeepSpeedConfig | None:
+    if isinstance(source, HfDeepSpeedConfig):
+        return source
+    return None if source == "none" else HfDeepSpeedConfig(source)
 
 
 def _fill(own: HfDeepSpeedConfig | None, given: Mapping[str, Any]) -> HfDeepSpeedConfig:

@@ -23,7 +23,6 @@ from notebook_accel.deepspeed.plugin import DeepSpeedPlugin
 from notebook_accel.deepspeed.strategy import DeepSpeed
 from notebook_accel.deepspeed.wrappers import DeepSpeedOptimizerWrapper
 from notebook_accel.fsdp import FullyShardedDataParallelPlugin
-from notebook_accel.handlers import DistributedDataParallelKwargs
 from notebook_accel.local_sgd import LocalSGD
 from notebook_accel.parallelism import TorchTensorParallelPlugin
 from notebook_accel.precision import Precision
@@ -155,7 +154,6 @@ def other_fp8_device() -> None:
 CASES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "deepspeed, fsdp": lambda patch: together(deepspeed={}, fsdp=plugin()),
     "deepspeed, parallelism": lambda patch: together(deepspeed={}, parallelism=ParallelismConfig()),
-    "deepspeed, ddp options": lambda patch: together(deepspeed={}, ddp=DistributedDataParallelKwargs()),
     "deepspeed, compiler": lambda patch: prepared_by(
         _strategy=SimpleNamespace(fills_dummies=True), _dynamo=SimpleNamespace(backend="INDUCTOR")
     )._refuse_strangers([]),

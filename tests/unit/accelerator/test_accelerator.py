@@ -232,9 +232,12 @@ def test_one_process_drops_what_a_collate_fn_pads_too(clean_runtime: None) -> No
     for batch in loader:
         tensors, loss = accelerator.gather_for_metrics((batch, batch.sum()))
         objects = accelerator.gather_for_metrics([str(value) for value in batch.tolist()])
+        as_objects = accelerator.gather_for_metrics(batch, use_gather_object=True)
+        sum_as_object = accelerator.gather_for_metrics(batch.sum(), use_gather_object=True)
         text = accelerator.gather_for_metrics("one object")
     assert (tensors.tolist(), objects) == ([8, 9], ["8", "9"])
-    assert loss.ndim == 0 and text == "one object", "no samples to count"
+    assert as_objects.tolist() == [8, 9]
+    assert loss.ndim == sum_as_object.ndim == 0 and text == "one object", "no samples to count"
 
 
 def test_free_memory(clean_runtime: None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_accel.accelerator import Accelerator
@@ -167,3 +168,11 @@ def test_metrics_of_a_loop_that_was_left(accelerator: Accelerator) -> None:
                 break
         assert accelerator.gather_for_metrics([1, 2]) == [1], "of the last batch of `other`"
     assert accelerator.gather_for_metrics([1, 2]) == [1, 2]
+
+
+def test_a_loss_that_is_divided_already_stays(clean_runtime: None) -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    weight = torch.ones(1, requires_grad=True)
+    accelerator.backward(8 * weight.sum())
+    accelerator.backward(8 * weight.sum(), scale_wrt_gas=False)
+    assert weight.grad is not None and weight.grad.item() == 2 + 8

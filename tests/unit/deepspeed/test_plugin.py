@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from notebook_accel import Accelerator, DeepSpeedPlugin, notebook_launcher
+from notebook_accel.accelerator import strategy_table
 from notebook_accel.deepspeed import cpu_order, fill, resolve
-from notebook_accel.handlers import GradientAccumulationPlugin
+from notebook_accel.handlers import DistributedDataParallelKwargs, GradientAccumulationPlugin
+from notebook_accel.strategies.base import Plugins
 from notebook_accel.utils import DummyOptim, DummyScheduler, HfDeepSpeedConfig, patch_environment
 from tests.structure.source import ROOT
 
@@ -360,3 +362,18 @@ def test_who_waits_for_a_gather_waits_for_those_before() -> None:
     third.wait()
     assert third.ended
     assert backend.all_gather(False) is None
+
+
+def test_a_config_object_is_the_plugins_own() -> None:
+    class Filled(HfDeepSpeedConfig):
+        """Transformers fills a config of its own class on the way."""
+
+    config = Filled(ZERO3)
+    plugin = DeepSpeedPlugin(hf_ds_config=config, gradient_clipping=0.5)
+    assert plugin.hf_ds_config is config and plugin.deepspeed_config is config.config
+    assert config.get_value("gradient_clipping") == 0.5
+
+
+def test_options_of_ddp_have_no_effect() -> None:
+    plugins = Plugins(deepspeed={"default": DeepSpeedPlugin()}, ddp=DistributedDataParallelKwargs())
+    strategy_table._check_together(plugins)

@@ -1,0 +1,118 @@
+"""Trainer over FSDP, DeepSpeed and meshes: it trains as without them, saves, and goes on in the middle.
+
+Accelerate spreads no model over CPUs, so these runs are compared with plain ones, which `test_trainer_same` compares
+with those of Accelerate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.libraries.trainer.launching import Results, launch
+
+pytest.importorskip("transformers")
+pytest.importorskip("deepspeed")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+
+SHARDED, DEEPSPEED = "sharded_cases", "deepspeed_cases"
+PLAIN_OF = {
+    "fsdp_accumulated": "plain_accumulated",
+    "fsdp_bf16": "plain_bf16",
+    "stage_2": "plain_accumulated",
+}
+OTHERS = {"fsdp_language_model", "fsdp_smaller_batches", "fsdp_twice", "fsdp_evaluated"}
+OTHERS |= {"sharded_by_mesh", "replicated_by_mesh"}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What two processes found."""
+    return launch(tmp_path_factory.mktemp("sharded"), "ours2", SHARDED, DEEPSPEED)
+
+
+def list_losses(case: dict[str, Any]) -> list[float]:
+    return [entry["loss"] for entry in case["log"] if "loss" in entry]
+
+
+def list_values(case: dict[str, Any]) -> list[list[float]]:
+    """Return loss, norm and rate of each step, and the losses of evaluations."""
+    names = ("loss", "grad_norm", "learning_rate", "eval_loss")
+    return [[entry[name] for name in names if name in entry] for entry in case["log"]]
+
+
+def test_all_cases_end(done: Results) -> None:
+    for rank in done:
+        errors = {
+            name: case["where"] for cases in rank.values() for name, case in cases.items() if "where" in case
+        }
+        assert errors.keys() == {"wrong_values"}, errors
+        assert (
+            "train_micro_batch_size_per_gpu=7 vs hf per_device_train_batch_size=4" in errors["wrong_values"]
+        )
+
+
+def test_fsdp_trains_as_a_plain_model(done: Results) -> None:
+    for rank in done:
+        cases = {name: case["found"] for name, case in rank[SHARDED].items()}
+        for name in cases.keys() - OTHERS:
+            if name.startswith("plain"):
+                continue
+            found, plain = cases[name], cases[PLAIN_OF.get(name, "plain")]
+            close = 2e-2 if "bf16" in name else 1e-4
+            for ours, theirs in zip(list_values(found), list_values(plain), strict=True):
+                assert ours == pytest.approx(theirs, rel=close), name
+            assert found["type"] == "DistributedType.FSDP" and found["wrapped"].startswith("FSDP"), name
+            assert found["saved"].keys() == plain["saved"].keys() or "shards" in name, name
+            if "again" in found:
+                assert list_losses(found["again"]) == pytest.approx(list_losses(found), rel=close), name
+        files = cases["fsdp_of_shards"]["files"]
+        assert {"checkpoint-3/optimizer_0/.metadata", "checkpoint-3/pytorch_model_fsdp_0/.metadata"} <= set(
+            files
+        )
+        assert {"checkpoint-3/optimizer.bin", "checkpoint-3/pytorch_model_fsdp.bin"} <= set(
+            cases["fsdp"]["files"]
+        )
+
+
+def test_other_ways_to_spread(done: Results) -> None:
+    for rank in done:
+        cases = {name: case["found"] for name, case in rank[SHARDED].items()}
+        assert list_losses(cases["sharded_by_mesh"]) == pytest.approx(
+            list_losses(cases["replicated_by_mesh"]), rel=1e-4
+        )
+        language = cases["fsdp_language_model"]
+        assert list_losses(language["again"]) == pytest.approx(list_losses(language), rel=1e-4)
+        assert cases["fsdp_smaller_batches"]["sizes"][0] == 3
+        assert cases["fsdp_smaller_batches"]["sizes"][-1] == 2
+        assert cases["fsdp_twice"]["second"]["step"] == 2
+        assert len(cases["fsdp_evaluated"]["predicted"]) == 5
+
+
+def test_deepspeed_trains_as_a_plain_model(done: Results) -> None:
+    for rank in done:
+        cases = {name: case["found"] for name, case in rank[DEEPSPEED].items() if "found" in case}
+        plain = cases["plain"]
+        for name in (
+            "stage_0",
+            "stage_1",
+            "stage_2",
+            "stage_3",
+            "stage_3_not_gathered",
+            "best",
+            "activations",
+        ):
+            found, whole = cases[name], cases[PLAIN_OF.get(name, "plain")]
+            for ours, theirs in zip(list_values(found), list_values(whole), strict=True):
+                assert ours == pytest.approx(theirs, rel=1e-4), name
+        for name, found in cases.items():
+            if "again" in found and not name.startswith("plain"):
+                assert found["engine"] == "DeepSpeedEngine", name
+                assert list_losses(found["again"]) == pytest.approx(list_losses(found), rel=1e-4), name
+        assert cases["optimizer_and_schedule"]["scheduler"] == "DeepSpeedSchedulerWrapper"
+        assert list_losses(cases["bf16"]) == pytest.approx(list_losses(plain), rel=2e-2)
+        assert cases["stage_3"]["config"]["zero_optimization"]["reduce_bucket_size"] == 16 * 16
+        assert cases["stage_2"]["config"]["gradient_accumulation_steps"] == 2
+        assert cases["smaller_batches"]["sizes"][-1] == 2
+        assert cases["config_first"] == {"seen": [True, True, False, False, 3, False, True], "after": False}
