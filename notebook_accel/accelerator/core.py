@@ -42,6 +42,7 @@ from .profiling import ProfilePart
 from .save import SavePart
 from .track import TrackPart
 from .train import TrainPart
+from .trainer import join_trainer
 
 if TYPE_CHECKING:  # trackers are imported by those who track
     from ..tracking import GeneralTracker
@@ -176,6 +177,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
         self._writer = None
         self._trigger = None
+        join_trainer()
 
     def __repr__(self) -> str:
         return (
