@@ -10,19 +10,19 @@ from typing import Any, Final
 from .. import processes, runtime
 from ..takeover import finder
 
-_TRAINER: Final = "transformers.trainer"
+LIBRARY: Final = "transformers.trainer"
 
 
-def join_trainer() -> None:
+def join() -> None:
     """Give each Trainer that is made from now on a callback of this package.
 
     A Trainer, also one of another library, makes its Accelerator before its callbacks; it copies the latter from a
     list. It gets ours only where it runs on this package, in a process that reports to a notebook.
     """
-    if runtime.reporter() is None or _TRAINER not in sys.modules or not finder.is_installed():
+    if runtime.reporter() is None or not finder.is_installed():
         return
     kind = getattr(sys.modules["transformers"], "TrainerCallback", None)
-    defaults = getattr(sys.modules[_TRAINER], "DEFAULT_CALLBACKS", None)
+    defaults = getattr(sys.modules[LIBRARY], "DEFAULT_CALLBACKS", None)
     if not isinstance(kind, type) or not isinstance(defaults, list):
         version = getattr(sys.modules["transformers"], "__version__", "without a version")
         warnings.warn(
