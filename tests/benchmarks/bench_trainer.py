@@ -18,8 +18,8 @@ from typing import IO, Any
 from tests.benchmarks.subprocesses import ENVIRONMENT, ROOT
 from tests.benchmarks.table import Row, compare, interleave
 
-ROUNDS = 12
-SAMPLES = 512
+ROUNDS = 10
+SAMPLES = 256
 BATCH = 8
 TARGETS: dict[str, dict[str, float | None]] = {
     "step": {"accelerate": 0.85},

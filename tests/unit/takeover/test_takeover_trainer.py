@@ -32,17 +32,18 @@ def test_the_run_has_what_trainer_logs_once(found: dict[str, Any]) -> None:
     entries = [entry for entry in found["metrics"] if "train_loss" not in entry]
     names = ("step", "loss", "learning_rate", "eval_loss")
     expected = [
-        {name: entry[name] for name in names if name in entry} for entry in found["stopped"][0]["log"]
+        {name: entry[name] for name in names if name in entry}
+        for entry in found["ranks"][0]["stopped"]["log"]
     ]
     assert [{name: entry[name] for name in names if name in entry} for entry in entries] == expected
     assert any("eval_loss" in entry for entry in expected)
 
 
 def test_a_stop_reaches_all_ranks_at_one_step(found: dict[str, Any]) -> None:
-    first, second = (report["step"] for report in found["stopped"])
-    assert 9 <= first == second == found["pulse_steps"] < STEPS
+    first, second = (report["stopped"]["step"] for report in found["ranks"])
+    assert 9 <= first == second < STEPS
 
 
 def test_the_checkpoint_of_a_stop_resumes_exactly(found: dict[str, Any]) -> None:
-    assert len(found["rest"]) == 2
-    assert all(report["resumed"] == report["whole"] for report in found["rest"])
+    assert len(found["ranks"]) == 2
+    assert all(report["resumed"] == report["whole"] for report in found["ranks"])
