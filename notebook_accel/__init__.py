@@ -1,12 +1,11 @@
 """Distributed PyTorch from a notebook cell.
 
-Where torch is not imported yet, neither are the modules of the public names, until one is asked for: the command
-answers without torch.
+The modules of the public names are imported when one of them is asked for: the command answers without torch, and
+libraries that this package serves as Accelerate wait for the modules that they use alone.
 """
 
 import importlib
 import importlib.util
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -206,6 +205,3 @@ def load_ipython_extension(shell: Any) -> None:
 
 if environ.flag("NOTEBOOK_ACCEL_AS_ACCELERATE"):
     importlib.import_module(".takeover.finder", __name__).install()
-
-if "torch" in sys.modules:
-    _import_all()

@@ -118,7 +118,9 @@ def is_of_one_mesh(parameters: Sequence[torch.Tensor]) -> bool:
 def _measure(groups: list[list[torch.Tensor]], norm_type: float, comm: Comm | None) -> torch.Tensor:
     norms = []
     for group in groups:
-        found = [_make_measurable(item.grad, norm_type) for item in group if item.grad is not None]
+        found = [item.grad for item in group if item.grad is not None]
+        if is_sharded(found[0]) or not all(gradient.numel() for gradient in found):
+            found = [_make_measurable(gradient, norm_type) for gradient in found]
         norms.append(to_full(get_total_norm(found, norm_type)))
     total = norms[0] if norms else torch.tensor(0.0)
     if len(norms) > 1:
@@ -140,4 +142,4 @@ def _make_measurable(gradient: torch.Tensor, norm_type: float) -> torch.Tensor:
 
 
 def _mesh(tensor: torch.Tensor) -> object:
-    return tensor.device_mesh if is_sharded(tensor) else None  # type: ignore[attr-defined]
+    return getattr(tensor, "device_mesh", None)  # DTensors have it; every step asks this of every parameter

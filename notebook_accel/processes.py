@@ -1,4 +1,4 @@
-"""Runs code in some processes only, in one process after the other, or on each process's share of the inputs."""
+"""Runs code in some processes only, in turns, or on each process's share of the inputs; lets all stop together."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from . import runtime as process
 from .nested import honor_type, send_to_device
 from .runtime import Runtime
 
@@ -97,3 +98,21 @@ def run_if(condition: Callable[[], bool], function: Callable[..., Any] | None) -
         return function(*args, **kwargs) if condition() else None
 
     return run
+
+
+def should_stop(runtime: Runtime) -> bool:
+    """Return whether the notebook asked the run to stop; all ranks get True at the same call.
+
+    On one node it costs nothing; on several nodes it is a collective. Without a notebook it is always False.
+
+    Args:
+        runtime: of this process.
+    """
+    reporter = process.reporter()
+    if reporter is None:
+        return False
+    told = reporter.should_stop()
+    if runtime.topology.num_nodes == 1:
+        return told
+    flag = torch.tensor(int(told), device=runtime.device)
+    return bool(runtime.comm.all_reduce(flag, "max"))

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +34,7 @@ from ..runtime import Runtime
 from ..seeding import RNGType, list_sources
 from ..state import AcceleratorState, GradientState
 from ..strategies.base import Plugins
-from . import strategy_table
+from . import strategy_table, trainer
 from .arguments import UNSET, check_arguments, check_steps
 from .collect import CollectPart
 from .prepare import PreparePart
@@ -176,6 +177,8 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
         self._writer = None
         self._trigger = None
+        if trainer.LIBRARY in sys.modules:
+            trainer.join()
 
     def __repr__(self) -> str:
         return (

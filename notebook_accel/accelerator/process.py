@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .. import runtime
+from .. import processes
 from ..state import DistributedType
 from .base import Shared
 
@@ -101,14 +101,7 @@ class ProcessPart(Shared):
         All ranks must read it equally often, once a step for example. They get True at the same reading. On one node
         it costs nothing; on several nodes it is a collective. Without a notebook it is always False.
         """
-        reporter = runtime.reporter()
-        if reporter is None:
-            return False
-        told = reporter.should_stop()
-        if self._runtime.topology.num_nodes == 1:
-            return told
-        flag = torch.tensor(int(told), device=self.device)
-        return bool(self._runtime.comm.all_reduce(flag, "max"))
+        return processes.should_stop(self._runtime)
 
     def wait_for_everyone(self) -> None:
         """Return when every process has called it."""

@@ -7,19 +7,20 @@ import uuid
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ..big_modeling.state import get_state_dict_offloaded_model
-from ..checkpointing import background, folder, names, plain, read, shards, write
-from ..checkpointing.folder import PathLike
-from ..checkpointing.parts import CollectiveFolder, Parts
+from .. import checkpointing
 from ..errors import CheckpointError
 from ..handlers import ProjectConfiguration
-from ..hooks import has_offloaded_params
 from .base import Shared
+
+if TYPE_CHECKING:  # imported by those who save
+    from ..checkpointing import background, write
+    from ..checkpointing.folder import PathLike
+    from ..checkpointing.parts import CollectiveFolder, Parts
 
 
 class SavePart(Shared):
@@ -131,20 +132,20 @@ class SavePart(Shared):
         self._wait_for_writer()
         target, keep = self._save_target(output_dir)
         topology = self._runtime.topology
-        barrier: write.ErrorBarrier = write.CollectiveErrorBarrier(self._runtime.comm)
+        barrier: write.ErrorBarrier = checkpointing.write.CollectiveErrorBarrier(self._runtime.comm)
         token = self._runtime.comm.broadcast_object(uuid.uuid4().hex[:8])
-        write.start(target, topology, barrier, token, in_background=async_save)
+        checkpointing.write.start(target, topology, barrier, token, in_background=async_save)
         error = None
         files: list[write.File] = []
         folders: list[CollectiveFolder] = []
         try:
-            files, folders = self._files_to_save(folder.staging(target), safe_serialization)
+            files, folders = self._files_to_save(checkpointing.folder.staging(target), safe_serialization)
         except Exception as found:  # the other ranks wait for the outcome
             error = found
         self._require_all(error, target)
         if async_save:
             files, folders = self._snapshot(files, folders, target)
-        plan = write.Plan(
+        plan = checkpointing.write.Plan(
             target=target,
             files=files,
             folders=folders,
@@ -155,7 +156,7 @@ class SavePart(Shared):
         if async_save:
             self._write_in_background(plan, token)
         else:
-            write.finish(plan, barrier)
+            checkpointing.write.finish(plan, barrier)
         self._warn_of_gradients()  # last: other ranks would wait for one on which a warning is an error
         self.project_configuration.iteration += 1
         return target
@@ -182,11 +183,11 @@ class SavePart(Shared):
     ) -> tuple[list[write.File], list[CollectiveFolder]]:
         """Return what is to be written with contents that training does not change any more."""
         if self._writer is None:
-            self._writer = background.BackgroundWriter()
+            self._writer = checkpointing.background.BackgroundWriter()
         error = None
         try:
             folders = [part.snapshot(self._writer.copies) for part in folders]
-            files = background.snapshot(files, self._writer.copies)
+            files = checkpointing.background.snapshot(files, self._writer.copies)
         except Exception as found:  # the other ranks wait for the outcome
             error = found
         self._require_all(error, target)
@@ -194,9 +195,11 @@ class SavePart(Shared):
 
     def _write_in_background(self, plan: write.Plan, token: str) -> None:
         assert self._writer is not None
-        place = folder.barrier_files(plan.target, token)
-        barrier = background.FileErrorBarrier(place, plan.topology.rank, plan.topology.world_size)
-        self._writer.start(lambda: write.finish(plan, barrier), plan.target.name)
+        place = checkpointing.folder.barrier_files(plan.target, token)
+        barrier = checkpointing.background.FileErrorBarrier(
+            place, plan.topology.rank, plan.topology.world_size
+        )
+        self._writer.start(lambda: checkpointing.write.finish(plan, barrier), plan.target.name)
 
     def _require_all(self, error: Exception | None, target: Path) -> None:
         """Raise this rank's error, or tell of another rank's, with nothing left of the new checkpoint."""
@@ -204,7 +207,7 @@ class SavePart(Shared):
         if not failed:
             return
         if self._runtime.topology.is_local_main:
-            folder.remove(folder.staging(target))
+            checkpointing.folder.remove(checkpointing.folder.staging(target))
         if error is not None:
             raise error
         raise CheckpointError(
@@ -224,8 +227,8 @@ class SavePart(Shared):
                 raise ValueError(
                     "save_state needs output_dir, or a ProjectConfiguration with automatic naming"
                 )
-            target = folder.resolve(output_dir)
-            folder.check(target)
+            target = checkpointing.folder.resolve(output_dir)
+            checkpointing.folder.check(target)
             return target, None
         target = self._checkpoints() / f"checkpoint_{config.iteration}"
         if self._runtime.comm.broadcast_object(target.exists()):
@@ -243,7 +246,7 @@ class SavePart(Shared):
         return Path(os.path.abspath(Path(self.project_dir).expanduser())) / "checkpoints"
 
     def _parts(self, models: list[torch.nn.Module]) -> Parts:
-        return Parts(
+        return checkpointing.parts.Parts(
             models=models,
             owners=[self._strategy.unwrap(model, keep_torch_compile=False) for model in self._models],
             optimizers=[optimizer.optimizer for optimizer in self._optimizers],
@@ -266,11 +269,11 @@ class SavePart(Shared):
             models = [strategy.unwrap(model) for model in self._models]
             for hook in list(self._save_hooks.values()):
                 hook(models, weights, str(where))
-        files = write.own_files(parts, runtime.topology.rank, self.step, runtime.device)
+        files = checkpointing.write.own_files(parts, runtime.topology.rank, self.step, runtime.device)
         folders = strategy.collective_folders(parts, weights)
         if self._writes_shared_files():
-            files += [] if is_collective else write.model_files(weights, safe_serialization)
-            files += write.shared_files(parts, states, runtime.device)
+            files += [] if is_collective else checkpointing.write.model_files(weights, safe_serialization)
+            files += checkpointing.write.shared_files(parts, states, runtime.device)
         return files, folders
 
     def _writes_shared_files(self) -> bool:
@@ -321,11 +324,11 @@ class SavePart(Shared):
         options = {key: value for key, value in load_model_func_kwargs.items() if key != "map_location"}
         models = [self._strategy.unwrap(model) for model in self._models]
         error: Exception | None = None
-        loading = read.Loading()
+        loading = checkpointing.read.Loading()
         try:
             for hook in list(self._load_hooks.values()):
                 hook(models, str(target))
-            loading = read.plan(
+            loading = checkpointing.read.plan(
                 target,
                 self._parts([self._strategy.unwrap(model, keep_torch_compile=False) for model in models]),
                 self._runtime.topology.rank,
@@ -357,7 +360,7 @@ class SavePart(Shared):
         if input_dir is None and not automatic:
             raise ValueError("load_state needs input_dir, or a ProjectConfiguration with automatic naming")
         if automatic and (input_dir is None or os.fspath(input_dir) == "latest"):
-            found = self._runtime.comm.broadcast_object(names.checkpoints(self._checkpoints()))
+            found = self._runtime.comm.broadcast_object(checkpointing.names.checkpoints(self._checkpoints()))
             if not found and input_dir is not None:
                 return None
             if not found:
@@ -365,9 +368,9 @@ class SavePart(Shared):
             number, target = found[-1]
             return target, number
         assert input_dir is not None
-        target = folder.resolve(input_dir)
+        target = checkpointing.folder.resolve(input_dir)
         if self._runtime.topology.is_local_main:
-            folder.recover(target)
+            checkpointing.folder.recover(target)
         self._runtime.comm.barrier()
         if not target.is_dir():
             raise ValueError(f"{target} is no folder with a checkpoint")
@@ -384,7 +387,7 @@ class SavePart(Shared):
         Raises:
             ValueError: `safe_serialization` with an open file, or with what is no tensor.
         """
-        plain.save(
+        checkpointing.plain.save(
             obj, f, self.project_configuration.save_on_each_node, safe_serialization, runtime=self._runtime
         )
 
@@ -413,7 +416,10 @@ class SavePart(Shared):
                 bring for the forward alone are saved).
             CheckpointError: weights are sharded, and another process, which writes them, raised anything.
         """
-        shards.parse_size(max_shard_size)
+        from ..big_modeling.state import get_state_dict_offloaded_model
+        from ..hooks import has_offloaded_params
+
+        checkpointing.shards.parse_size(max_shard_size)
         if any(map(has_offloaded_params, model.modules())):
             original = self._strategy.unwrap(model, keep_torch_compile=False)
             state: dict[str, Any] = get_state_dict_offloaded_model(original)
@@ -423,7 +429,7 @@ class SavePart(Shared):
         error: Exception | None = None
         if self._writes_shared_files():
             try:
-                shards.save_weights(state, path, max_shard_size, safe_serialization)
+                checkpointing.shards.save_weights(state, path, max_shard_size, safe_serialization)
             except Exception as found:  # the other ranks may wait for the outcome
                 error = found
         failed = self._exchange(error) if self._strategy.holds_part(model) else ""

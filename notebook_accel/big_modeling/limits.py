@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import psutil
 import torch
 from torch import nn
 
@@ -59,6 +58,8 @@ def get_max_memory(max_memory: Limits | None = None) -> dict[int | str, int]:
         found: dict[int | str, int] = {number: int(free * _SHARE) for number, free in _free_on_gpus().items()}
         if not found and devices.best(use_cpu=False) is devices.MPS:
             found["mps"] = torch.mps.recommended_max_memory()
+        import psutil  # for 8 ms, which models that fit are spared
+
         found["cpu"] = psutil.virtual_memory().available
         return found
     if not isinstance(max_memory, Mapping):

@@ -16,13 +16,13 @@ from typing import Final, Literal
 import psutil
 import torch
 
-from .. import devices, environ
+from .. import devices, environ, probes
 from ..config import file
 from ..config.argument_checks import parse_port
 from ..config.schema import LaunchConfig
 from ..errors import ConfigError
 from ..launch.checks import addresses, fork_safety
-from ..takeover import finder
+from ..takeover import finder, tried
 from .environment import gpus
 
 Status = Literal["ok", "warning", "problem"]
@@ -281,6 +281,22 @@ def _accelerate(name: str) -> Iterable[Check]:
             status="ok",
             text=f"imports of accelerate give notebook_accel, as version {finder.VERSION}",
         )
+        for library in tried.TRIED:
+            if version := probes.version(library):
+                yield _library(name, library, version)
+
+
+def _library(name: str, library: str, version: str) -> Check:
+    """Return whether the take-over was tried with the installed version of a library."""
+    newest = tried.TRIED[library]
+    if not tried.is_newer(library, version):
+        return Check(name=name, status="ok", text=f"{library} {version} is installed, tried up to {newest}")
+    return Check(
+        name=name,
+        status="warning",
+        text=f"{library} {version} is newer than {newest}, the newest version that was tried",
+        remedy=f"if it fails here and not with Accelerate, pip install '{library}=={newest}.*'",
+    )
 
 
 def _network(name: str) -> Iterable[Check]:

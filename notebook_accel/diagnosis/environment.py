@@ -19,7 +19,7 @@ from .. import devices, environ, probes
 from ..config import file
 from ..errors import ConfigError
 from ..launch.checks import fork_safety
-from ..takeover import finder
+from ..takeover import finder, tried
 
 PACKAGES: Final = (
     "accelerate",
@@ -34,7 +34,7 @@ PACKAGES: Final = (
     "psutil",
     "pydantic",
     "safetensors",
-    "transformers",
+    *tried.TRIED,
     "deepspeed",
     "torch-xla",
 )
@@ -156,6 +156,15 @@ def collect() -> Environment:
     )
 
 
+def _describe_takeover(found: Environment) -> list[str]:
+    newer = [
+        f"{name} {version} is newer than {tried.TRIED[name]}, the newest version that was tried"
+        for name, version in found.packages.items()
+        if name in tried.TRIED and tried.is_newer(name, version)
+    ]
+    return ["- " + "; ".join(["imports of accelerate give notebook_accel", *newer])]
+
+
 def gpus() -> tuple[Gpu, ...]:
     """Return NVIDIA's GPUs as `nvidia-smi`, a process of its own, lists them; empty where it does not."""
     program = shutil.which("nvidia-smi")
@@ -201,7 +210,7 @@ def as_text(found: Environment) -> str:
         f"- memory: {found.memory_gib} GiB",
         f"- start method of a launch: {start}",
         f"- packages: {', '.join(f'{name} {number}' for name, number in found.packages.items())}",
-        *(["- imports of accelerate give notebook_accel"] if found.as_accelerate else []),
+        *(_describe_takeover(found) if found.as_accelerate else []),
         "- environment variables:" + ("" if found.variables else " none that matter"),
         *(f"  - {name}={value}" for name, value in found.variables.items()),
         f"- default config: {found.config_path}" + ("" if found.config is not None else " (there is none)"),

@@ -7,19 +7,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 
-from .. import gradients
-from ..checkpointing import sharded
-from ..checkpointing.manifest import Manifest
-from ..checkpointing.parts import CollectiveFolder, Parts
+from .. import checkpointing, gradients
 from ..comm.base import Comm
 from ..compilation import TorchDynamoPlugin, compile_like, compile_model, find_original, is_compiled_module
 from ..handlers import DistributedDataParallelKwargs
 from ..precision import Precision, restore_forward
 from ..runtime import Runtime
+
+if TYPE_CHECKING:  # imported by those who save
+    from ..checkpointing.manifest import Manifest
+    from ..checkpointing.parts import CollectiveFolder, Parts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,7 +252,7 @@ class Strategy(ABC):
         Raises:
             CheckpointError: names the file, and the key, that is missing, damaged or does not fit.
         """
-        return sharded.plan(listed, parts)
+        return checkpointing.sharded.plan(listed, parts)
 
     def weights(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return the state of the user's model as it goes into a checkpoint, on all ranks."""

@@ -131,7 +131,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("ddp", "fsdp2", "xla"),
     ),
     "stream": (("lines", "readable", "wire"), ("emit", "inbox", "sinks"), ("*",), ("capture",)),
-    "takeover": (("paths", "startup"), ("finder",)),
+    "takeover": (("paths", "startup", "tried"), ("finder",)),
     "takeover.startup": (("*",),),
     "trust": (("plain", "proof"), ("*",)),
     "tracking": (("base", "values"), ("*",), ("choose",)),

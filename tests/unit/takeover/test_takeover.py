@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -90,8 +91,11 @@ def test_the_reports_say_so() -> None:
     print(environment.as_text(environment.collect()))
     print(*map(checks.as_line, checks._accelerate("accelerate")))
     """
+    older = "from notebook_accel.takeover import tried; tried.TRIED = {'numpy': '0.1'}"
+    newer = "is newer than 0.1, the newest version that was tried"
     told = "imports of accelerate give notebook_accel"
-    assert run(code, NOTEBOOK_ACCEL_AS_ACCELERATE="1").count(told) == 2
+    shown = run(older + textwrap.dedent(code), NOTEBOOK_ACCEL_AS_ACCELERATE="1")
+    assert shown.count(told) == shown.count(newer) == 2
     assert told not in run(code)
 
 
