@@ -292,6 +292,12 @@ _owners: weakref.WeakSet[Any] = weakref.WeakSet()
 _stores: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
+def is_accelerated() -> bool:
+    """Return whether there is an accelerator."""
+    installed = current()
+    return installed is not None and installed.accelerated
+
+
 def current() -> Runtime | None:
     """Return the runtime of this thread if it has its own, else that of the process.
 

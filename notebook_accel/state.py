@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -41,10 +41,8 @@ class PartialState(metaclass=views.StateType):
         """Return what all instances show, by name; nothing after a reset."""
         if (installed := runtime.current()) is None:
             return {}
-        return {
-            "_cpu": installed.settings.cpu,
-            **views.list_values(object.__new__(PartialState), views.SHARED),
-        }
+        values = views.list_values(object.__new__(PartialState), views.SHARED)
+        return {"_cpu": installed.settings.cpu, **values}
 
     def _choose(self, **settings: Any) -> None:
         """Replace settings of the runtime."""
@@ -318,8 +316,7 @@ class AcceleratorState(PartialState):
     @property
     def initialized(self) -> bool:
         """True while there is an accelerator."""
-        installed = runtime.current()
-        return installed is not None and installed.accelerated
+        return runtime.is_accelerated()
 
     @property
     def mixed_precision(self) -> str:
@@ -433,8 +430,12 @@ class GradientState(metaclass=views.StateType):
 
     @property
     def plugin_kwargs(self) -> MutableMapping[str, Any]:
-        """The user's choices that differ from their defaults, by their names; what is set here counts at once."""
+        """The batches of a step, and the other choices that differ from their defaults; what is set counts at once."""
         return views.AccumulationChoices(self._flags)
+
+    @plugin_kwargs.setter
+    def plugin_kwargs(self, values: Mapping[str, Any]) -> None:
+        views.AccumulationChoices(self._flags).replace(values)
 
     @property
     def sync_gradients(self) -> bool:

@@ -67,12 +67,52 @@ class SharedState(dict[str, Any]):
         self._reset()
         super().clear()
 
+    def copy(self) -> SharedState:
+        """Return what brings the state back, where it is set or put into this again."""
+        return SharedState(self, self._put, self._reset, self.restore)
+
+    def update(self, *values: Any, **named: Any) -> None:
+        """Set values of the state; all of an earlier one, whose copy is given, is brought back."""
+        for one in values:
+            if isinstance(one, SharedState) and one:
+                one.restore()
+                super().update(one)
+            else:
+                named = {**dict(one), **named}
+        for name, value in named.items():
+            self[name] = value
+
+    def __ior__(self, values: Any) -> SharedState:  # type: ignore[override,misc]
+        self.update(values)
+        return self
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        """Return a value, which is set where there is none."""
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError(f"{name!r} cannot be removed from a state: clear() removes the state")
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Return the default for a name that is not there; no value can be removed."""
+        if name in self or not default:
+            del self[name]
+        return default[0]
+
+    def popitem(self) -> tuple[str, Any]:
+        """Raise TypeError: no value can be removed."""
+        raise TypeError("no value can be removed from a state: clear() removes the state")
+
 
 class SharedStateAttribute:
     """The class attribute `_shared_state` of a state, with the methods `_list_shared` and `_reset_state`."""
 
     def __get__(self, instance: Any, owner: Any) -> SharedState:
         def put(name: str, value: Any) -> None:
+            if not hasattr(owner, name):
+                raise AttributeError(f"{name!r} is no part of {owner.__name__}")
             setattr(instance or owner(), name, value)
 
         return SharedState(owner._list_shared(), put, owner._reset_state, _keep(runtime.current()))
@@ -102,10 +142,10 @@ def _keep(installed: Runtime | None) -> Callable[[], None]:
     """Return what brings a runtime back, with what is reset in it."""
     if installed is None:
         return runtime.reset
-    accelerated, gradient = installed.accelerated, installed.gradient
+    settings, accelerated, gradient = installed.settings, installed.accelerated, installed.gradient
 
     def restore() -> None:
-        installed.accelerated, installed.gradient = accelerated, gradient
+        installed.settings, installed.accelerated, installed.gradient = settings, accelerated, gradient
         if runtime.current() is not installed:
             runtime.install(installed)
 
@@ -113,7 +153,7 @@ def _keep(installed: Runtime | None) -> Callable[[], None]:
 
 
 class AccumulationChoices(MutableMapping[str, Any]):
-    """The choices of gradient accumulation that differ from their defaults; what is set here counts at once.
+    """The batches of a step, and the other choices that differ from their defaults; what is set here counts at once.
 
     Args:
         flags: have all of them.
@@ -132,6 +172,15 @@ class AccumulationChoices(MutableMapping[str, Any]):
             raise KeyError(name)
         return getattr(self._flags, name)
 
+    def replace(self, values: Mapping[str, Any]) -> None:
+        """Set all choices.
+
+        Args:
+            values: choices by name; the others get their defaults.
+        """
+        defaults = GradientFlags()
+        self.update({name: getattr(defaults, name) for name in self.NAMES} | dict(values))
+
     def __setitem__(self, name: str, value: Any) -> None:
         if name not in self.NAMES:
             raise KeyError(
@@ -146,7 +195,11 @@ class AccumulationChoices(MutableMapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         defaults = GradientFlags()
-        return (name for name in self.NAMES if getattr(self._flags, name) != getattr(defaults, name))
+        return (
+            name
+            for name in self.NAMES
+            if name == "num_steps" or getattr(self._flags, name) != getattr(defaults, name)
+        )
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -11,42 +11,11 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 from .. import runtime
-from ..errors import LaunchError
 
 _LISTS = ("/proc/self/fd", "/dev/fd")
-_OF_EACH: Final = 7
-_OF_ALL: Final = 24
-"""How many descriptors the start of a run takes at most for each worker, and beside: of the store, of what waits."""
-
-
-def require_room(workers: int) -> None:
-    """Look whether this process may open as many descriptors as some workers take.
-
-    Where one is missing in the middle of a start, torch's store tries to connect for minutes, and multiprocessing loses
-    ends of pipes.
-
-    Args:
-        workers: how many start on this node.
-
-    Raises:
-        LaunchError: it may not.
-    """
-    count = _OF_EACH * workers + _OF_ALL
-    found: list[int] = []
-    try:
-        found += os.pipe()
-        found.extend(os.dup(found[0]) for _ in range(count - 2))
-    except OSError as error:
-        raise LaunchError(
-            f"{workers} {'worker takes' if workers == 1 else 'workers take'} {count} open files, of which this process "
-            f"can open {len(found)} ({error}): raise the limit on open files (ulimit -n), or start fewer processes"
-        ) from None
-    finally:
-        for descriptor in found:
-            os.close(descriptor)
 
 
 def keep_from_forks(owner: Any) -> None:

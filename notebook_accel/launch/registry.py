@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import sys
 import weakref
@@ -12,11 +13,13 @@ from typing import Any, Final
 
 from .. import devices, environ, runtime, tpu
 from ..errors import LaunchError
-from . import descriptors
 from .engines.base import Engine
 from .job import Job
 from .run import MakeSink, Run
 
+_DESCRIPTORS_OF_EACH: Final = 7
+_DESCRIPTORS_OF_ALL: Final = 24
+"""How many descriptors the start of a run takes at most for each worker, and beside: of the store, of what waits."""
 _KEPT: Final = 8
 _LAST_SECONDS: Final = 2.0
 
@@ -36,7 +39,7 @@ def open_run(job: Job, engine: Engine, sinks: Sequence[MakeSink]) -> Run:
         LaunchError: too few devices are free, and the message says which run holds which; or too few descriptors.
     """
     if engine.on_this_node and engine.has_workers:
-        descriptors.require_room(job.local_world_size)
+        require_descriptors(job.local_world_size)
     for ended in runtime.runs():
         ended.forget_variables()  # until now a debugger could show them; now the new run needs the memory
     if engine.on_this_node and job.device_kind is not devices.CPU:
@@ -45,6 +48,33 @@ def open_run(job: Job, engine: Engine, sinks: Sequence[MakeSink]) -> Run:
     if not job.quiet:
         _add(run)
     return run
+
+
+def require_descriptors(workers: int) -> None:
+    """Look whether this process may open as many descriptors as some workers take.
+
+    Where one is missing in the middle of a start, torch's store tries to connect for minutes, and multiprocessing loses
+    ends of pipes.
+
+    Args:
+        workers: how many start on this node.
+
+    Raises:
+        LaunchError: it may not.
+    """
+    count = _DESCRIPTORS_OF_EACH * workers + _DESCRIPTORS_OF_ALL
+    found: list[int] = []
+    try:
+        found += os.pipe()
+        found.extend(os.dup(found[0]) for _ in range(count - 2))
+    except OSError as error:
+        raise LaunchError(
+            f"{workers} {'worker takes' if workers == 1 else 'workers take'} {count} open files, of which this process "
+            f"can open {len(found)} ({error}): raise the limit on open files (ulimit -n), or start fewer processes"
+        ) from None
+    finally:
+        for descriptor in found:
+            os.close(descriptor)
 
 
 def runs() -> list[Run]:

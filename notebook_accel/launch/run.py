@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import sys
 import threading
 import time
@@ -141,9 +140,7 @@ class Run:
         try:
             threading.Thread(target=self._execute_quietly, name=name, daemon=True).start()
         except RuntimeError as error:
-            self._error = LaunchError(
-                f"the system gives no further thread ({error}); raise the limit (ulimit -u)"
-            )
+            self._error = LaunchError(f"{error}; raise the limit on threads (ulimit -u), or end some")
             self._close()
             raise self._error from error
         try:
@@ -462,7 +459,7 @@ class Run:
         notes = self._notes = self._describe_ranks(cause, outcome)
         for note in notes:
             failures.add_note(error, note)
-        if not notes_are_shown():
+        if not failures.notes_are_shown():
             for sink in self._sinks:
                 sink.note("\n".join(notes))
         return error
@@ -500,10 +497,3 @@ def format_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def notes_are_shown() -> bool:
-    """Whether tracebacks show the notes of an exception. Python 3.10 and old versions of IPython do not."""
-    shown_by = sys.modules.get("IPython.core.ultratb")
-    in_python = sys.version_info >= (3, 11)
-    return in_python and (shown_by is None or "__notes__" in inspect.getsource(shown_by))

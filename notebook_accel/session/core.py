@@ -16,11 +16,10 @@ from ..config import arguments
 from ..config.argument_checks import check_environment
 from ..config.launch_options import Returns, StartMethod
 from ..errors import RunStoppedError, SessionError
-from ..events import Failure
-from ..launch import descriptors, preflight, registry, signals
+from ..launch import preflight, registry, signals
 from ..launch.checks.problems import check_seconds, raise_all
 from ..launch.request import LaunchRequest
-from ..launch.run import format_duration, notes_are_shown
+from ..launch.run import format_duration
 from ..launch.transfer import failures
 from ..launch.transfer.unpicklable import pack_call, unpack_value
 from ..stream.sinks import Output, Sink, TextSink
@@ -120,7 +119,7 @@ class Session:
 
     def _start(self) -> None:
         __tracebackhide__ = True
-        descriptors.require_room(self.num_processes)
+        registry.require_descriptors(self.num_processes)
         with signals.delay_interrupt(signals.PATIENCE):
             self._held[:] = [workers := Workers(self.job)]
             try:
@@ -259,7 +258,7 @@ class Session:
         sending = {"first": chosen[:1], "all": chosen, "none": []}[returns]
         sink = TextSink(self.job.output, self.job.prefix)
         sink.show(make_start_phases(range(self.num_processes)))
-        _note_late_lines(workers, sink)
+        workers.note_late_lines(sink)
         with signals.delay_interrupt(signals.PATIENCE):  # obeyed between two looks: else it could stay busy
             try:
                 with signals.delay_interrupt():
@@ -320,7 +319,7 @@ class Session:
             error: BaseException = RunStoppedError(f"{call.name} was stopped, the session goes on")
         else:
             cause = failures.find_first(own or list(call.failures.values()))
-            error = _revive(cause)
+            error = failures.make_error(cause)
             after = max(0.0, cause.time - call.start_time)
             notes = (
                 [f"rank {cause.rank} (process {cause.pid}) raised this after {after:.1f} s"]
@@ -336,7 +335,7 @@ class Session:
                 )
         for note in [*notes, *more]:
             failures.add_note(error, note)
-        if not notes_are_shown():
+        if not failures.notes_are_shown():
             sink.note("\n".join([*notes, *more]))
         return error
 
@@ -497,17 +496,3 @@ def _apply_config(options: Mapping[str, Any], config: Source) -> dict[str, Any]:
 
 def _is_name(name: Any) -> bool:
     return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
-
-
-def _note_late_lines(workers: Workers, sink: Sink) -> None:
-    if workers.late_lines:
-        count = workers.late_lines
-        sink.note(
-            f"{count} {'line' if count == 1 else 'lines'} came between the calls: session.lines() has them"
-        )
-
-
-def _revive(cause: Failure) -> BaseException:
-    if cause.error is None:
-        return failures.make_exit_error(cause)
-    return failures.revive(cause.error, cause.rank, cause.pid)

@@ -99,6 +99,16 @@ class Workers:
             self.close()
             raise
 
+    def note_late_lines(self, sink: Sink) -> None:
+        """Say how many lines came between the calls.
+
+        Args:
+            sink: of the next call.
+        """
+        if count := self.late_lines:
+            lines = "line" if count == 1 else "lines"
+            sink.note(f"{count} {lines} came between the calls: session.lines() has them")
+
     def _make_group(self, port: int) -> LocalWorkerGroup:
         """Make the processes, which do not run yet. The store of their process group is at `port` on this node."""
         job, parent_state = self.job, ParentState.capture(self.job)

@@ -52,8 +52,7 @@ def load_config_from_file(config_file: str | os.PathLike[str] | None = None) -> 
 
 def is_initialized() -> bool:
     """Return True while there is an accelerator."""
-    installed = runtime.current()
-    return installed is not None and installed.accelerated
+    return runtime.is_accelerated()
 
 
 def do_nothing(*args: Any, **kwargs: Any) -> None:

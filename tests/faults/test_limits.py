@@ -231,5 +231,5 @@ print(notebook_launcher(lambda: 5, num_processes=2, start_method="fork"))
         tmp_path,
     )
     lines = out.splitlines()
-    assert "the system gives no further thread (can't start new thread); raise the limit (ulimit -u)" in lines
+    assert "can't start new thread; raise the limit on threads (ulimit -u), or end some" in lines
     assert "[True]" in lines and lines[-1] == "5", out

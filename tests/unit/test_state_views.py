@@ -57,6 +57,34 @@ def test_a_value_that_it_had_brings_that_state_back() -> None:
         assert GradientState().num_steps == 1
 
 
+def test_a_state_that_was_saved_is_put_back() -> None:
+    """As tests do that need a state of their own."""
+    Accelerator(cpu=True, mixed_precision="bf16")
+    saved = AcceleratorState._shared_state.copy()
+    AcceleratorState._shared_state.clear()
+    Accelerator(cpu=True)
+    AcceleratorState._shared_state.clear()
+    AcceleratorState._shared_state.update(saved)
+    assert AcceleratorState().mixed_precision == "bf16"
+
+
+def test_what_does_not_count_is_refused() -> None:
+    Accelerator(cpu=True)
+    shared = AcceleratorState._shared_state
+    for remove in (
+        lambda: shared.pop("debug"),
+        lambda: shared.popitem(),
+        lambda: shared.__delitem__("debug"),
+    ):
+        with pytest.raises(TypeError, match=r"can.* be removed from a state: clear"):
+            remove()
+    assert shared.pop("nothing", 5) == 5 and shared.setdefault("debug", True) is False
+    with pytest.raises(AttributeError, match="'misspelt' is no part of AcceleratorState"):
+        shared["misspelt"] = 1
+    shared |= {"debug": True}
+    assert AcceleratorState().debug
+
+
 def test_values_that_it_is_set_to_count() -> None:
     PartialState(cpu=True)
     PartialState._shared_state = {"debug": True}

@@ -25,6 +25,17 @@ def test_the_users_choices_are_read_and_set_in_a_dict() -> None:
         state.plugin_kwargs["steps"] = 3
 
 
+def test_all_choices_are_set_at_once() -> None:
+    state = Accelerator(cpu=True).gradient_state
+    assert state.plugin_kwargs == {"num_steps": 1}
+    state.plugin_kwargs = {"num_steps": 2, "sync_each_batch": True}
+    assert state.plugin_kwargs == {"num_steps": 2, "sync_each_batch": True}
+    state.plugin_kwargs = {}
+    assert state.plugin_kwargs == {"num_steps": 1}
+    with pytest.raises(KeyError, match="no choice of gradient accumulation"):
+        state.plugin_kwargs = {"steps": 2}
+
+
 def test_the_shared_state_of_accumulation() -> None:
     assert GradientState._shared_state == {}
     state = Accelerator(cpu=True, gradient_accumulation_steps=3).gradient_state

@@ -420,3 +420,21 @@ def forget_variables(error: BaseException | None) -> None:
                 frame.clear()
             _ = frame.f_locals  # before Python 3.13 a frame may have a copy, which this brings up to date
         error = error.__cause__ or error.__context__
+
+
+def notes_are_shown() -> bool:
+    """Whether tracebacks show the notes of an exception. Python 3.10 and old versions of IPython do not."""
+    shown_by = sys.modules.get("IPython.core.ultratb")
+    in_python = sys.version_info >= (3, 11)
+    return in_python and (shown_by is None or "__notes__" in inspect.getsource(shown_by))
+
+
+def make_error(failure: Failure) -> BaseException:
+    """Return the exception that a rank raised, or the error for how it ended.
+
+    Args:
+        failure: how a rank failed.
+    """
+    if failure.error is None:
+        return make_exit_error(failure)
+    return revive(failure.error, failure.rank, failure.pid)
