@@ -88,7 +88,7 @@ def kill_worker(rng: random.Random) -> Disturbance:
             processes.send(workers[int(choice * len(workers))].pid, signal.SIGKILL)
 
     title = f"a worker is killed {moment:.4f} s after the first one starts"
-    return Disturbance(title=title, allowed=frozenset({"WorkerKilledError", "SessionError"}), during=during)
+    return Disturbance(title=title, allowed=_WORKER_KILLED, during=during)
 
 
 def kill_fork_server(rng: random.Random) -> Disturbance:
@@ -167,6 +167,9 @@ def _wait_for_workers(host: Host, ended: threading.Event) -> list[processes.Foun
 
 
 _INTERRUPTED = frozenset({"KeyboardInterrupt"})
+_WORKER_KILLED = frozenset(
+    {"WorkerKilledError", "SessionError", "LaunchError"}
+)  # the last one before it began
 Draw = Callable[[random.Random], Disturbance]
 DISTURBANCES: dict[Draw, int] = {
     nothing: 3,

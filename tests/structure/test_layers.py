@@ -118,8 +118,8 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "launch.engines.ray": (("cluster", "process"), ("*",), ("engine",)),
     "launch.supervise": (
-        ("control", "delivery", "hang_report"),
-        ("end_watch", "fork_server", "hang_watch", "memory_kills", "stop_agreement"),
+        ("control", "delivery", "end_watch", "hang_report"),
+        ("fork_server", "hang_watch", "memory_kills", "stop_agreement"),
         ("*",),
     ),
     "launch.transfer": (("cell_sources", "pickled", "random_states", "tracebacks"), ("pickling",), ("*",)),

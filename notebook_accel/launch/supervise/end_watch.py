@@ -63,7 +63,7 @@ class EndWatch:
             self._gone = time.monotonic()
         self.exitcode = self._process.exitcode
         if self.exitcode is not None:
-            if self.exitcode == _NO_ANSWER and self._server is not None and _has_ended(self._server):
+            if self.exitcode == _NO_ANSWER and self._server is not None and has_ended(self._server):
                 self.exitcode = None
             return True
         if self._gone is None and self._is_gone():
@@ -90,7 +90,12 @@ class EndWatch:
         self._pidfd = self.fd = -1
 
 
-def _has_ended(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended, whoever started it.
+
+    Args:
+        pid: its id.
+    """
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:

@@ -19,7 +19,7 @@ from ...stream.readable import wait_readable
 from .. import signals
 from ..checks import compiler_preload, xla_runtime
 from ..job import Job
-from . import hang_report
+from . import end_watch, hang_report
 
 _PRELOAD: Final = (
     "torch",
@@ -31,6 +31,7 @@ _PRELOAD: Final = (
 _LOOK_SECONDS: Final = 0.05
 _IMPORT_SECONDS: Final = 100.0
 _END_SECONDS: Final = 10.0
+_LAST_SECONDS: Final = 0.5
 
 
 class _Nothing:
@@ -95,14 +96,14 @@ def _check_it_goes_on(pid: int) -> None:
 
 @contextlib.contextmanager
 def explain_end(job: Job, check: Callable[[], None]) -> Iterator[None]:
-    """Say why the server has ended where it does not answer any more.
+    """Say why the server has ended where it does not answer any more, or that a worker ended before it began.
 
     Args:
         job: what the workers run.
         check: called several times a second while the cause is looked for; its exception ends that.
 
     Raises:
-        LaunchError: the server has ended.
+        LaunchError: the server has ended, or a worker.
     """
     try:
         yield
@@ -114,7 +115,23 @@ def explain_end(job: Job, check: Callable[[], None]) -> Iterator[None]:
         )  # it ends where a request breaks off: the next launch asks whether it answers
         if not isinstance(error, (EOFError, ConnectionError)):
             raise
+        if not _has_ended(check):
+            raise LaunchError("a worker ended before it began: something has killed it") from error
         raise LaunchError(_explain_end(check)) from error
+
+
+def _has_ended(check: Callable[[], None]) -> bool:
+    """Return whether the server has ended; one that is just ending is waited for."""
+    from multiprocessing import forkserver
+
+    server: Any = forkserver._forkserver
+    deadline = time.monotonic() + _LAST_SECONDS
+    while server._forkserver_pid is not None and not end_watch.has_ended(server._forkserver_pid):
+        if time.monotonic() > deadline:
+            return False
+        check()
+        time.sleep(_LOOK_SECONDS)
+    return True
 
 
 def _replace(check: Callable[[], None]) -> None:

@@ -69,6 +69,7 @@ def test_a_fork_server_that_ended_says_why(tmp_path: Path, monkeypatch: pytest.M
     shadow(tmp_path, "shadowed", monkeypatch)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(forkserver._forkserver, "_preload_modules", ["os", "shadowed"])
+    monkeypatch.setattr(forkserver._forkserver, "_forkserver_pid", None)
     said = pytest.raises(LaunchError, match=r"(?s)fork server.* has ended; its imports fail.*name_of_nothing")
     job = dataclasses.replace(make_job(os.getpid), start_method="forkserver")
     with said, fork_server.explain_end(job, Control().check):
@@ -86,6 +87,7 @@ def test_a_stop_does_not_wait_until_it_is_known_why_the_fork_server_ended(
     (tmp_path / "slow.py").write_text(f"open({str(began)!r}, 'x')\nimport time; time.sleep(1000)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(forkserver._forkserver, "_preload_modules", ["slow"])
+    monkeypatch.setattr(forkserver._forkserver, "_forkserver_pid", None)
     control = Control()
     job = dataclasses.replace(make_job(os.getpid), start_method="forkserver")
 
@@ -98,6 +100,16 @@ def test_a_stop_does_not_wait_until_it_is_known_why_the_fork_server_ended(
     with pytest.raises(StopAsked), fork_server.explain_end(job, check):
         raise EOFError
     assert set(psutil.Process().children()) <= set(before)
+
+
+def test_a_worker_that_is_killed_as_it_is_forked_is_not_taken_for_its_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forkserver._forkserver, "_forkserver_pid", os.getpid())
+    job = dataclasses.replace(make_job(os.getpid), start_method="forkserver")
+    said = pytest.raises(LaunchError, match="a worker ended before it began: something has killed it")
+    with said, fork_server.explain_end(job, Control().check):
+        raise BrokenPipeError
 
 
 def test_this_process_keeps_its_own_errors(capfd: pytest.CaptureFixture[str]) -> None:
