@@ -10,12 +10,13 @@ import functools
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .. import runtime
 
 _LISTS = ("/proc/self/fd", "/dev/fd")
+_MOST_DESCRIPTORS = 1 << 16
 
 
 def keep_from_forks(owner: Any) -> None:
@@ -55,16 +56,26 @@ def _watch_forks() -> None:
 def _take_away() -> None:
     """In the fork: lead the descriptors to nowhere; what belongs to this process itself begins anew."""
     owners, stores = runtime.owners(), runtime.stores()
-    if owners or stores:
-        found = {fd for owner in list(owners) for fd in _ask(owner)}
-        found |= _find_connections({store.port for store in list(stores)})
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for fd in found:
-            with contextlib.suppress(OSError):  # another thread was closing it
-                os.dup2(nowhere, fd, inheritable=False)
-        os.close(nowhere)
+    _lead_nowhere({fd for owner in list(owners) for fd in _ask(owner)})
+    _lead_nowhere(_find_connections({store.port for store in list(stores)}))
     owners.clear()
     stores.clear()
+
+
+def _lead_nowhere(found: set[int]) -> None:
+    if not found:
+        return
+    try:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+    except OSError:  # no descriptor is free: one of these makes room
+        with contextlib.suppress(OSError):
+            os.close(min(found))
+        nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in found - {nowhere}:
+        with contextlib.suppress(OSError):  # another thread was closing it
+            os.dup2(nowhere, fd, inheritable=False)
+    if nowhere not in found:
+        os.close(nowhere)
 
 
 def _ask(owner: Any) -> list[int]:
@@ -82,11 +93,20 @@ def _find_connections(ports: set[int]) -> set[int]:
 
 
 def _list_sockets() -> Iterator[int]:
-    folder = next(filter(os.path.isdir, _LISTS), None)
-    for name in os.listdir(folder) if folder is not None else ():
+    for fd in _list_descriptors():
         with contextlib.suppress(OSError):  # the descriptor of the list itself
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                yield int(name)
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                yield fd
+
+
+def _list_descriptors() -> Iterable[int]:
+    folder = next(filter(os.path.isdir, _LISTS), None)
+    if folder is None:
+        return ()
+    try:
+        return [int(name) for name in os.listdir(folder)]
+    except OSError:  # no descriptor is free to read the list with
+        return range(_MOST_DESCRIPTORS)
 
 
 def _read_ports(fd: int) -> list[int]:

@@ -181,6 +181,52 @@ def test_forked_workers_hold_no_descriptor_of_other_runs(tmp_path: Path) -> None
     assert out.splitlines()[-1] == "clean"
 
 
+def test_a_fork_holds_no_descriptor_of_a_run_also_where_none_is_free(tmp_path: Path) -> None:
+    """What it held would keep the ranks alive without their notebook."""
+    out = run(
+        """
+        import resource
+        def list_pipes():
+            found = set()
+            for name in os.listdir("/proc/self/fd"):
+                try:
+                    found.add(os.readlink(f"/proc/self/fd/{name}"))
+                except OSError:
+                    pass
+            return {end for end in found if end.startswith(("socket:", "pipe:"))}
+        def idle():
+            open(f"began{os.environ['RANK']}", "w").close()
+            time.sleep(300)
+        before = list_pipes()
+        run = notebook_launcher(idle, num_processes=2, block=False, view="none")
+        wait_until(lambda: os.path.exists("began0") and os.path.exists("began1"), "the ranks begin")
+        of_run = list_pipes() - before
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        def count_kept(limit):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            spare = []
+            try:
+                while limit < hard:
+                    spare.append(os.dup(0))
+            except OSError:
+                pass
+            pid = os.fork()
+            if not pid:
+                for fd in spare:
+                    os.close(fd)
+                os._exit(len(list_pipes() & of_run))
+            for fd in spare:
+                os.close(fd)
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        kept = [count_kept(hard), count_kept(200)]
+        run.stop(0)
+        print(kept[0] == kept[1] < len(of_run) - 8, kept, len(of_run))  # what is kept is multiprocessing's own
+        """,
+        tmp_path,
+    )
+    assert out.splitlines()[-1].startswith("True"), out
+
+
 def test_what_a_failing_worker_started_ends_without_the_notebook(tmp_path: Path) -> None:
     """The notebook is stopped while the worker ends, then killed: it can end nothing any more."""
     program = start(

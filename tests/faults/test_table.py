@@ -85,6 +85,7 @@ TESTED: dict[str, tuple[str, ...]] = {
         "faults/test_limits.py::test_no_further_process_can_start",
         "faults/test_limits.py::test_no_further_thread_can_start",
         "faults/test_limits.py::test_too_few_descriptors",
+        "faults/test_kernel_state.py::test_a_fork_holds_no_descriptor_of_a_run_also_where_none_is_free",
         "faults/test_kernel_state.py::test_more_descriptors_than_select_takes",
     ),
     "a leak that grows with each launch": (
