@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, Final
 
@@ -71,6 +72,11 @@ class SharedState(dict[str, Any]):
         """Return what brings the state back, where it is set or put into this again."""
         return SharedState(self, self._put, self._reset, self.restore)
 
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: Any) -> SharedState:
+        return self.copy()
+
     def update(self, *values: Any, **named: Any) -> None:
         """Set values of the state; all of an earlier one, whose copy is given, is brought back."""
         for one in values:
@@ -97,8 +103,10 @@ class SharedState(dict[str, Any]):
 
     def pop(self, name: str, *default: Any) -> Any:
         """Return the default for a name that is not there; no value can be removed."""
-        if name in self or not default:
+        if name in self:
             del self[name]
+        if not default:
+            raise KeyError(name)
         return default[0]
 
     def popitem(self) -> tuple[str, Any]:
@@ -118,24 +126,54 @@ class SharedStateAttribute:
         return SharedState(owner._list_shared(), put, owner._reset_state, _keep(runtime.current()))
 
 
-class StateType(type):
+class StateType(ABCMeta):
     """The class of states: their attribute `_shared_state` can be set.
 
-    `{}` removes the state, a value that it had before brings that state back, and other values are put into it.
+    `{}` removes the state, a value that it had before brings that state back, and other values are put into a new one.
+    `mock.patch` sets the attribute itself back, or deletes it where a base class has it: both bring the state back that
+    was there before.
     """
 
     _shared_state: Any
+    _kept: SharedState | None  # what it was before it was set
 
     def __setattr__(cls, name: str, value: Any) -> None:
         if name != "_shared_state":
             super().__setattr__(name, value)
-        elif value and isinstance(value, SharedState):
+        elif isinstance(value, SharedStateAttribute):
+            cls._bring_back()
+        elif isinstance(value, SharedState) and value:
             value.restore()
-        elif not isinstance(value, SharedStateAttribute):  # which is there in any case: `mock` sets it back
-            shared = cls._shared_state
-            shared.clear()
-            for key, one in value.items():
-                shared[key] = one
+        else:
+            cls._replace(dict(value))
+
+    def __delattr__(cls, name: str) -> None:
+        if name != "_shared_state":
+            super().__delattr__(name)
+        else:
+            cls._bring_back()
+
+    def _bring_back(cls) -> None:
+        kept = vars(cls).get("_kept")
+        if kept is not None:
+            super().__setattr__("_kept", None)
+            kept.restore()
+
+    def _replace(cls, values: dict[str, Any]) -> None:
+        if values == vars(cls).get("_kept"):
+            return cls._bring_back()
+        shared = cls._shared_state
+        if unknown := [key for key in values if key not in shared and not hasattr(cls, key)]:
+            raise AttributeError(f"{unknown[0]!r} is no part of {cls.__name__}")
+        if shared:
+            super().__setattr__("_kept", shared.copy())
+        shared.clear()
+        if values and not cls._shared_state:
+            cls()
+        now = cls._shared_state
+        for key, value in values.items():
+            if key not in now or now[key] != value:
+                now[key] = value
 
 
 def _keep(installed: Runtime | None) -> Callable[[], None]:
@@ -171,6 +209,10 @@ class AccumulationChoices(MutableMapping[str, Any]):
         if name not in list(self):
             raise KeyError(name)
         return getattr(self._flags, name)
+
+    def clear(self) -> None:
+        """Set all choices to their defaults."""
+        self.replace({})
 
     def replace(self, values: Mapping[str, Any]) -> None:
         """Set all choices.

@@ -58,7 +58,7 @@ def get_max_memory(max_memory: Limits | None = None) -> dict[int | str, int]:
         found: dict[int | str, int] = {number: int(free * _SHARE) for number, free in _free_on_gpus().items()}
         if not found and devices.best(use_cpu=False) is devices.MPS:
             found["mps"] = torch.mps.recommended_max_memory()
-        import psutil  # for 8 ms, which models that fit are spared
+        import psutil  # takes 8 ms, and not all models need it
 
         found["cpu"] = psutil.virtual_memory().available
         return found

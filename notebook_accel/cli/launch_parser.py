@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import rich_click as click
 
+from .. import environ
 from ..config.option import Option, as_text
 from ..launch.script import Script
 from . import flags
@@ -58,9 +59,12 @@ def launch_command(args: argparse.Namespace) -> None:
 
     Raises:
         ConfigError: lists everything that is wrong.
+        click.UsageError: `module` together with `no_python`, or words that a notebook does not take.
         subprocess.CalledProcessError: it ended with another exit code than 0.
         SystemExit: the same, with `quiet`.
     """
+    if args.module and args.no_python:
+        raise click.UsageError("--module and --no_python exclude each other")
     kind: Any = "module" if args.module else "program" if args.no_python else "script"
     script = Script(kind=kind, words=(args.training_script, *args.training_script_args))
     values: dict[str, Any] = {name: getattr(args, name) for name in flags.PARADIGMS}
@@ -79,7 +83,7 @@ def launch_command(args: argparse.Namespace) -> None:
 def _read_words(read: Any, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
     """Read words as the command does: switches may have a value, and the script ends the flags."""
     words = list(sys.argv[1:] if args is None else args)
-    with click.Context(launch, resilient_parsing=True) as context:
+    with click.Context(launch, resilient_parsing=True, allow_interspersed_args=False) as context:
         return read(flags.complete_switches(launch, context, words), namespace)
 
 
@@ -100,4 +104,9 @@ def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:
 
 
 def _read_value(option: Option, text: str) -> Any:
-    return text == "true" if flags.is_switch(option) else flags.read_value(option, text)
+    if not flags.is_switch(option):
+        return flags.read_value(option, text)
+    try:
+        return environ.parse_bool(text)
+    except ValueError:
+        return text  # ConfigError names it when it is launched

@@ -262,7 +262,7 @@ def _check_values(tree: Any, known: dict[int, int | None]) -> int:
     Raises:
         ValueError: they are more than a config has, one holds itself, or a number is too long to be written.
     """
-    if isinstance(tree, int) and not -_LARGEST_NUMBER <= tree <= _LARGEST_NUMBER:
+    if isinstance(tree, int) and not -_LARGEST_NUMBER < tree < _LARGEST_NUMBER:
         raise ValueError("a number has more than 1,000 digits")
     if not isinstance(tree, (Mapping, list, tuple, set)):
         return 1

@@ -19,7 +19,7 @@ from .run import MakeSink, Run
 
 _DESCRIPTORS_OF_EACH: Final = 7
 _DESCRIPTORS_OF_ALL: Final = 24
-"""How many descriptors the start of a run takes at most for each worker, and beside: of the store, of what waits."""
+"""How many descriptors the start of a run takes at most: for each worker, and for the store and what waits."""
 _KEPT: Final = 8
 _LAST_SECONDS: Final = 2.0
 

@@ -140,7 +140,7 @@ class Run:
         try:
             threading.Thread(target=self._execute_quietly, name=name, daemon=True).start()
         except RuntimeError as error:
-            self._error = LaunchError(f"{error}; raise the limit on threads (ulimit -u), or end some")
+            self._error = LaunchError(f"{error}; if the system gives no more, raise its limit (ulimit -u)")
             self._close()
             raise self._error from error
         try:

@@ -78,14 +78,14 @@ PATIENCE: Final = 1.0
 _INSIST_SECONDS: Final = 0.1
 
 
-_Handler = Callable[[int, "FrameType | None"], object] | int
+_Handler = Callable[[int, FrameType | None], object] | int
 
 
 class _DelayedInterrupt:
     """A signal handler that remembers that it was called, and that loses its patience if nothing obeys.
 
     Args:
-        before: the handler that it stands for; SIG_IGN where the code has set that meanwhile.
+        before: the handler that it stands for; SIG_IGN or SIG_DFL where the code has set that meanwhile.
         patience: seconds that an interrupt may be delayed.
 
     Attributes:
@@ -132,6 +132,9 @@ class _DelayedInterrupt:
             self.was_called = False
             if callable(self.before):
                 self.before(signal.SIGINT, sys._getframe())
+            elif self.before == signal.SIG_DFL:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                signal.raise_signal(signal.SIGINT)
 
     def end(self) -> None:
         """Send no signal any more: the handler that it stands for takes its place."""

@@ -28,6 +28,8 @@ _METADATA: Final = {
     "top_level.txt": f"{_NAME}\n",
 }
 _NOT_NAMED: Final = (_NAME, "__mp_main__")  # the second is `__main__` once more
+_HANDING_ON: Final = ("", "utils")
+_NOTHING: Final = object()
 _SHOWN: Final = 3  # importers that an error names
 
 
@@ -106,7 +108,8 @@ class ServedModule(ModuleType):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute: where it stands for a name here, in the modules here too, whose code then uses it.
 
-        A function keeps its name where a module at an inner path has the same one.
+        The top package and `utils` only hand names on: what is set there counts there alone. A function keeps its name
+        where a module at an inner path has the same one.
         """
         path = self.__name__.partition(".")[2]
         if paths.find(path, name) is None:
@@ -183,11 +186,14 @@ def _replace(path: str, name: str, before: Any, after: Any) -> None:
         before: what it stands for now; where it is something else, it stays.
         after: what it shall stand for.
     """
+    found = paths.find(path, name)
+    if path in _HANDING_ON or found is None:
+        return
     own = [f"{_OURS}.{module}" for module in paths.PATHS[path]]
     for key, module in list(sys.modules.items()):
         is_own = any(key == one or key.startswith(f"{one}.") for one in own)
-        if is_own and module is not None and vars(module).get(name) is before:
-            setattr(module, name, after)
+        if is_own and module is not None and vars(module).get(found[1], _NOTHING) is before:
+            setattr(module, found[1], after)
 
 
 def _make_distribution() -> Any:

@@ -43,7 +43,7 @@ def save_fsdp_model(
     Raises:
         NotImplementedError: `use_dcp` is False.
     """
-    trained_only = adapter_only and is_peft_model(model)  # Trainer sets it for every model
+    trained_only = adapter_only and _is_peft_model(accelerator, model)
     options = _make_options(fsdp_plugin, use_dcp, ignore_frozen_params=trained_only)
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
@@ -82,7 +82,7 @@ def load_fsdp_model(
     from torch.distributed.checkpoint import state_dict as states
 
     accelerator.wait_for_everyone()
-    trained_only = adapter_only and is_peft_model(model)
+    trained_only = adapter_only and _is_peft_model(accelerator, model)
     options = _make_options(fsdp_plugin, use_dcp, ignore_frozen_params=trained_only, strict=not trained_only)
     name = f"{FSDP_MODEL_NAME}.bin" if model_index == 0 else f"{FSDP_MODEL_NAME}_{model_index}.bin"
     if fsdp_plugin.saves_shards:
@@ -194,6 +194,10 @@ def _make_options(plugin: FullyShardedDataParallelPlugin, use_dcp: bool, **more:
     return StateDictOptions(full_state_dict=whole, cpu_offload=whole, broadcast_from_rank0=whole, **more)
 
 
+def _is_peft_model(accelerator: Accelerator, model: nn.Module) -> bool:
+    return is_peft_model(accelerator.unwrap_model(model, keep_torch_compile=False))
+
+
 def _find_torchs(optimizer: Any) -> Any:
     return getattr(optimizer, "optimizer", optimizer)
 
@@ -214,9 +218,8 @@ def _write(
 
         (where / folder).mkdir(exist_ok=True)
         checkpoint.save({what: state}, storage_writer=checkpoint.FileSystemWriter(where / folder))
-    else:
-        if accelerator.is_main_process:  # the others, on each node, have nothing of it
-            plain.write(state, where / name)
+    elif accelerator.is_main_process:  # the others, on each node, have nothing of it
+        plain.write(state, where / name)
 
 
 def _read_shards(target: dict[str, Any], where: Path, folder: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from .. import runtime
-from ..config import file
+from ..config import document, file
 from ..config.schema import LaunchConfig, file_values
 from ..tracking.table import BUILT_IN, LoggerType, installed_names, tracker_class
 
@@ -43,7 +43,7 @@ def load_config_from_file(config_file: str | os.PathLike[str] | None = None) -> 
         FileNotFoundError: there is no such file.
         ConfigError: something in it is wrong.
     """
-    path = default_config_file if config_file is None else config_file
+    path = document.expand(default_config_file if config_file is None else config_file)
     if not os.path.exists(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
     found = file.read(path).config

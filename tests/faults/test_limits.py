@@ -231,5 +231,5 @@ print(notebook_launcher(lambda: 5, num_processes=2, start_method="fork"))
         tmp_path,
     )
     lines = out.splitlines()
-    assert "can't start new thread; raise the limit on threads (ulimit -u), or end some" in lines
+    assert "can't start new thread; if the system gives no more, raise its limit (ulimit -u)" in lines
     assert "[True]" in lines and lines[-1] == "5", out

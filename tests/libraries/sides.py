@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ SCRIPTS = Path(__file__).parent / "scripts"
 LAUNCH = ["-m", "notebook_accel", "launch", "--cpu", "--as-accelerate", "--num_processes"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 RUNS = {"ours2": [*LAUNCH, "2"], "theirs2": TORCHRUN, "ours1": [*LAUNCH, "1"], "theirs1": []}
-SECONDS = 150
+SECONDS = 400
+LAST_SECONDS = 40
 
 Outcomes = dict[str, list[dict[str, Any]]]
 """What each process of each run gave, by the names of the runs."""
@@ -31,28 +33,45 @@ def run(script: str, folder: Path, name: str) -> list[dict[str, Any]]:
     """
     own_folder = folder / name
     own_folder.mkdir()
+    own = {"TRACKIO_DIR": str(own_folder / "trackio")}
+    call([*RUNS[name], str(SCRIPTS / f"{script}.py")], own, own_folder)
+    return [json.loads((own_folder / f"rank{rank}.json").read_text()) for rank in range(int(name[-1]))]
+
+
+def call(words: Sequence[str], own: Mapping[str, str], folder: Path) -> None:
+    """Run Python to its end, which has to be a good one; the error has all output.
+
+    Args:
+        words: after `python`.
+        own: variables.
+        folder: where it runs.
+    """
     unset = ("ACCELERATE_", "NOTEBOOK_ACCEL_", "RANK", "WORLD_SIZE", "LOCAL_RANK")
     kept = {key: text for key, text in os.environ.items() if not key.startswith(unset)}
-    own = {
+    variables = {
         "ACCELERATE_USE_CPU": "true",
         "CUDA_VISIBLE_DEVICES": "",
-        "HF_HOME": str(own_folder / "home"),
+        "HF_HOME": str(folder / "home"),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
-        "TRACKIO_DIR": str(own_folder / "trackio"),
+        **own,
     }
-    command = [sys.executable, *RUNS[name], str(SCRIPTS / f"{script}.py")]
-    output = own_folder / "output.txt"
+    output = folder / "output.txt"
     with output.open("w") as file:
-        process = subprocess.Popen(command, env={**kept, **own}, cwd=own_folder, stdout=file, stderr=file)
+        process = subprocess.Popen(
+            [sys.executable, *words], env={**kept, **variables}, cwd=folder, stdout=file, stderr=file
+        )
         try:
             process.wait(SECONDS)
         except subprocess.TimeoutExpired:
             process.terminate()  # a launcher ends its processes then; a kill would leave them
-            process.wait()
-    assert process.returncode == 0, f"{name} ended with {process.returncode}:\n{output.read_text()}"
-    return [json.loads((own_folder / f"rank{rank}.json").read_text()) for rank in range(int(name[-1]))]
+            try:
+                process.wait(LAST_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    assert process.returncode == 0, f"it ended with {process.returncode}:\n{output.read_text()[-8000:]}"
 
 
 def run_all(script: str, folder: Path, names: tuple[str, ...] = tuple(RUNS)) -> Outcomes:

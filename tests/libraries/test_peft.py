@@ -8,7 +8,7 @@ from tests.libraries import sides
 from tests.libraries.scripts.adapt_peft import CASES
 
 pytest.importorskip("peft")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 
 
 @pytest.fixture(scope="module")

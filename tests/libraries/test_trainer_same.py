@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.libraries.trainer.launching import RUNS, Results, launch
+from tests.libraries import sides
+from tests.libraries.trainer.launching import Results, launch
 
 pytest.importorskip("accelerate")
 pytest.importorskip("datasets")
 pytest.importorskip("optuna")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 MODULES = ("training_cases", "loading_cases", "evaluation_cases")
 
@@ -28,7 +29,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
         return launch(folder, name, *MODULES, attempts=2 if name == "theirs2" else 1)
 
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(RUNS, pool.map(run, RUNS), strict=True))
+        return dict(zip(sides.RUNS, pool.map(run, sides.RUNS), strict=True))
 
 
 def check_stream(found: dict[str, Any]) -> None:

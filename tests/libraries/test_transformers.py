@@ -8,7 +8,7 @@ from tests.libraries import sides
 from tests.libraries.scripts.load import CASES
 
 pytest.importorskip("bitsandbytes")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 
 
 @pytest.fixture(scope="module")

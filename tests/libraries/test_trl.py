@@ -8,7 +8,7 @@ from tests.libraries import sides
 from tests.libraries.scripts.train_trl import CASES
 
 pytest.importorskip("trl")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from unittest import mock
 
 import pytest
@@ -55,6 +56,24 @@ def test_a_value_that_it_had_brings_that_state_back() -> None:
     assert own.gradient_accumulation_steps == 3 and GradientState().num_steps == 3
     with mock.patch.object(GradientState, "_shared_state", {}):
         assert GradientState().num_steps == 1
+    assert GradientState().num_steps == 3
+    with mock.patch.object(AcceleratorState, "_shared_state", {}):
+        assert not is_initialized()
+    assert AcceleratorState().mixed_precision == "no" and is_initialized()
+    for kind in (PartialState, AcceleratorState):
+        saved = dict(kind._shared_state)
+        kind._shared_state = {}
+        kind._shared_state = saved
+        assert kind._shared_state == saved and is_initialized()
+
+
+def test_a_wrong_value_leaves_the_state_as_it_is() -> None:
+    Accelerator(cpu=True, mixed_precision="bf16")
+    for wrong in (None, {"misspelt": 1}, 5):
+        with pytest.raises((TypeError, AttributeError)):
+            AcceleratorState._shared_state = wrong  # type: ignore[assignment]
+        assert AcceleratorState().mixed_precision == "bf16"
+    assert copy.deepcopy(AcceleratorState._shared_state) == copy.copy(AcceleratorState._shared_state)
 
 
 def test_a_state_that_was_saved_is_put_back() -> None:
@@ -78,6 +97,8 @@ def test_what_does_not_count_is_refused() -> None:
     ):
         with pytest.raises(TypeError, match=r"can.* be removed from a state: clear"):
             remove()
+    with pytest.raises(KeyError):
+        shared.pop("nothing")
     assert shared.pop("nothing", 5) == 5 and shared.setdefault("debug", True) is False
     with pytest.raises(AttributeError, match="'misspelt' is no part of AcceleratorState"):
         shared["misspelt"] = 1

@@ -30,6 +30,9 @@ def test_all_choices_are_set_at_once() -> None:
     assert state.plugin_kwargs == {"num_steps": 1}
     state.plugin_kwargs = {"num_steps": 2, "sync_each_batch": True}
     assert state.plugin_kwargs == {"num_steps": 2, "sync_each_batch": True}
+    state.plugin_kwargs.clear()
+    assert state.plugin_kwargs == {"num_steps": 1}
+    assert state.plugin_kwargs.pop("num_steps") == 1 and state.plugin_kwargs.popitem() == ("num_steps", 1)
     state.plugin_kwargs = {}
     assert state.plugin_kwargs == {"num_steps": 1}
     with pytest.raises(KeyError, match="no choice of gradient accumulation"):

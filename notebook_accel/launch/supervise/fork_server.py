@@ -27,11 +27,12 @@ _PRELOAD: Final = (
     "cloudpickle",
     "tqdm.std",
     "notebook_accel.launch.worker.main",
+    "notebook_accel.accelerator",
 )
 _LOOK_SECONDS: Final = 0.05
 _IMPORT_SECONDS: Final = 100.0
 _END_SECONDS: Final = 10.0
-_LAST_SECONDS: Final = 0.5
+_LAST_SECONDS: Final = 3.0
 
 
 class _Nothing:

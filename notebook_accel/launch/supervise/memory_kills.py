@@ -52,14 +52,14 @@ def find_group(own: Path) -> Path | None:
     Args:
         own: where the system describes the process.
     """
-    lines = _read(own / "cgroup").splitlines()
-    mounts = _read(own / "mountinfo").splitlines()
+    lines = list(filter(None, _read(own / "cgroup").split("\n")))
+    mounts = list(filter(None, _read(own / "mountinfo").split("\n")))
     paths = {
         name: path for _, names, path in (line.split(":", 2) for line in lines) for name in names.split(",")
     }
     for line in mounts:
         place, _, kind = line.partition(" - ")
-        root, mounted_at = place.split()[3:5]
+        root, mounted_at = place.split(" ")[3:5]
         system, _, options = kind.split(" ", 2)
         name = {"cgroup": "memory", "cgroup2": ""}.get(system)
         if name not in paths or (name and name not in options.split(",")):
@@ -97,6 +97,7 @@ def _count(path: Path) -> int | None:
 
 def _read(path: str | os.PathLike[str]) -> str:
     try:
-        return Path(path).read_text(errors="surrogateescape")  # a mount has the bytes that somebody gave it
+        # a mount has the bytes that somebody gave it: the system escapes blanks, line ends and backslashes alone
+        return Path(path).read_bytes().decode("utf-8", "surrogateescape")
     except OSError:
         return ""

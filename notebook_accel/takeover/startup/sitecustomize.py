@@ -19,7 +19,11 @@ def take_over() -> None:
     spec = importlib.util.spec_from_file_location(_PACKAGE, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[_PACKAGE]
+        raise
 
 
 def run_next() -> None:

@@ -43,11 +43,23 @@ def test_a_namespace_has_what_accelerates_has() -> None:
 
 
 @pytest.mark.parametrize(
+    "words", [["--debug"], ["--debug", "underflow_overflow"], ["--", "b"], ["--num_processes=3", "-q"]]
+)
+def test_words_of_the_script_are_its_own(words: list[str]) -> None:
+    found = launch_command_parser().parse_args(["--cpu", "train.py", *words])
+    assert found.training_script_args == words and found.num_processes is None and not found.debug
+
+
+@pytest.mark.parametrize(
     ("words", "name", "value"),
     [
         (["--num-machines", "2"], "num_machines", 2),
         (["--debug"], "debug", True),
         (["--debug", "false"], "debug", False),
+        (["--debug", "yes"], "debug", True),
+        (["--debug=True"], "debug", True),
+        (["--fsdp_offload_params", "True"], "fsdp_offload_params", True),
+        (["--debug=perhaps"], "debug", "perhaps"),
         (["--cpu"], "cpu", True),
         (["--fsdp_offload_params", "true"], "fsdp_offload_params", True),
         (["--fsdp_state_dict_type", "FULL_STATE_DICT"], "fsdp_state_dict_type", "FULL_STATE_DICT"),

@@ -72,7 +72,7 @@ def test_a_mount_with_a_name_that_is_no_text_hides_nothing(tmp_path: Path) -> No
     group = make_group(tmp_path, "mine", events="oom_kill 0\n")
     own = describe(tmp_path, "0::/mine\n", NEW)
     mounts = (own / "mountinfo").read_bytes()
-    (own / "mountinfo").write_bytes(b"23 1 8:1 / /media/\xe4 rw - vfat /dev/sdb1 rw\n" + mounts)
+    (own / "mountinfo").write_bytes(b"23 1 8:1 / /media/\xe4\r\x0c\xc2\x85 rw - vfat /dev/sdb1 rw\n" + mounts)
     assert find_group(own) == group
 
 
