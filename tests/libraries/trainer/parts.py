@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import os
 import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -226,8 +225,3 @@ class Recorder(TrainerCallback):
             self.events.append(f"{name} {state.global_step} {state.epoch} {known}")
 
         return note
-
-
-def rank() -> int:
-    """Return the rank of this process."""
-    return int(os.environ.get("RANK", "0"))

@@ -194,7 +194,7 @@ def test_a_second_installation_takes_the_place_of_the_first(tmp_path: Path) -> N
     assert made["PYTHONPATH"] == folders[1]
 
 
-def test_a_broken_sitecustomize_of_the_users_does_no_more_than_without(tmp_path: Path) -> None:
+def test_a_broken_sitecustomize_of_the_users_does_not_stop_the_take_over(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import no_such_thing\n")
     variables = finder.list_variables({"PYTHONPATH": str(tmp_path)})
     done = try_run(CHILD, **variables)
