@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from .. import devices, environ, runtime, tpu
 from ..errors import LaunchError
+from . import signals
 from .engines.base import Engine
 from .job import Job
 from .run import MakeSink, Run
@@ -64,17 +65,20 @@ def require_descriptors(workers: int) -> None:
     """
     count = _DESCRIPTORS_OF_EACH * workers + _DESCRIPTORS_OF_ALL
     found: list[int] = []
-    try:
-        found += os.pipe()
-        found.extend(os.dup(found[0]) for _ in range(count - 2))
-    except OSError as error:
-        raise LaunchError(
-            f"{workers} {'worker takes' if workers == 1 else 'workers take'} {count} open files, of which this process "
-            f"can open {len(found)} ({error}): raise the limit on open files (ulimit -n), or start fewer processes"
-        ) from None
-    finally:
-        for descriptor in found:
-            os.close(descriptor)
+    with signals.delay_interrupt():  # what is open has to be in the list
+        try:
+            found += os.pipe()
+            while len(found) < count:
+                found.append(os.dup(found[0]))
+        except OSError as error:
+            who = "1 worker takes" if workers == 1 else f"{workers} workers take"
+            raise LaunchError(
+                f"{who} {count} open files, of which this process can open {len(found)} ({error}): raise the limit on "
+                "open files (ulimit -n), or start fewer processes"
+            ) from None
+        finally:
+            for descriptor in found:
+                os.close(descriptor)
 
 
 def runs() -> list[Run]:

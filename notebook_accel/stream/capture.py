@@ -49,10 +49,14 @@ class Capture:
         builtins.input = getpass.getpass = _no_input
 
     def flush(self) -> None:
-        """Write out Python's buffers, and wait up to 0.2 s until the notebook has read everything."""
+        """Write out Python's buffers, and wait until the notebook has read everything, up to 0.2 s.
+
+        Pumps send on the connection of the events that follow, which could not overtake them if the notebook were slow:
+        what they still have to read is waited for longer.
+        """
         _flush_python()
         for pump in self._pumps:
-            pump.drain(_READ_SECONDS)
+            pump.drain(_LAST_SECONDS)
         if not self._pumps:
             _wait_until_read(1, 2)
 

@@ -167,9 +167,8 @@ def _wait_for_workers(host: Host, ended: threading.Event) -> list[processes.Foun
 
 
 _INTERRUPTED = frozenset({"KeyboardInterrupt"})
-_WORKER_KILLED = frozenset(
-    {"WorkerKilledError", "SessionError", "LaunchError"}
-)  # the last one before it began
+_WORKER_KILLED = frozenset({"WorkerKilledError", "SessionError", "LaunchError", "RuntimeError"})
+"""LaunchError where it was killed before it began, RuntimeError where it was one of a loader."""
 Draw = Callable[[random.Random], Disturbance]
 DISTURBANCES: dict[Draw, int] = {
     nothing: 3,
