@@ -6,6 +6,7 @@ libraries that this package serves as Accelerate wait for the modules that they 
 
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -202,6 +203,9 @@ def load_ipython_extension(shell: Any) -> None:
 
     register(shell)
 
+
+if "torch" in sys.modules:
+    importlib.import_module(".launch.checks.cuda_use", __name__).record()
 
 if environ.flag("NOTEBOOK_ACCEL_AS_ACCELERATE"):
     importlib.import_module(".takeover.finder", __name__).install()

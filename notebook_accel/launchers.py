@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from . import environ
-from .launch.checks import fork_safety
+from .launch.checks import cuda_use
 
 if TYPE_CHECKING:  # the first launch imports what launches need: workers and scripts do not need it
     from .config.launch import Source
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the first launch imports what launches need: workers and sc
 P = ParamSpec("P")
 T = TypeVar("T")
 
-fork_safety.record_cuda_init()
+cuda_use.record()
 
 
 def _apply_config(launcher: Callable[P, T]) -> Callable[P, T]:

@@ -107,7 +107,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("registry",),
         ("dry_run",),
     ),
-    "launch.checks": (("addresses", "problems"), ("*",)),
+    "launch.checks": (("addresses", "cuda_use", "problems"), ("*",)),
     "launch.engines": (("base",), ("nodes",), ("*",)),
     "launch.engines.nodes": (
         ("dynamic", "node_info", "stores"),

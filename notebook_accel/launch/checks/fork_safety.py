@@ -25,6 +25,7 @@ from ... import devices, runtime
 from ...config.launch_options import StartMethod
 from ..job import Job
 from ..script import Script
+from . import cuda_use
 
 _CELL: Final = re.compile(r"ipykernel_\d+|<ipython-input-|<string>")
 _DEVICE_FILES: Final = {"/dev/nvidia-uvm": "CUDA", "/dev/kfd": "ROCm"}
@@ -49,32 +50,11 @@ class Reason:
         return f"{self.what}, first by {self.cause}" if self.cause else self.what
 
 
-class _FirstUse:
-    """Remembers the stack of its first call. torch calls it when CUDA is initialised."""
-
-    def __init__(self) -> None:
-        self.stack: traceback.StackSummary | None = None
-
-    def __call__(self) -> None:
-        if self.stack is None:
-            self.stack = traceback.extract_stack()
-
-
-_first_use = _FirstUse()
-
-
-def record_cuda_init() -> None:
-    """Let torch call `_first_use` when this process first initialises CUDA."""
-    if not torch.cuda.is_initialized():
-        with contextlib.suppress(AttributeError):
-            torch.cuda._lazy_call(_first_use)
-
-
 def reasons() -> list[Reason]:
     """Return the reasons why this process may not be forked; empty if it may be."""
     found = []
     initialized = devices.list_initialized()
-    cause = describe_first_use(_first_use.stack)
+    cause = describe_first_use(cuda_use.first_use.stack)
     for kind in initialized:
         if kind == "xla":  # torch_xla does not say where it was initialised
             found.append(Reason(what="the XLA runtime was initialised"))

@@ -55,10 +55,10 @@ def test_openmp_threads_are_seen(use: str) -> None:
 def test_an_initialised_device_is_named_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     # a machine without the device: what torch would say there is imitated, the rest is real
     monkeypatch.setattr(devices, "list_initialized", lambda: ["cuda"])
-    monkeypatch.setattr(fork_safety, "_first_use", fork_safety._FirstUse())
+    monkeypatch.setattr(fork_safety.cuda_use, "first_use", fork_safety.cuda_use.FirstUse())
     exec(
         compile("\n\nnotice()  # model.cuda()", "/tmp/ipykernel_12/34.py", "exec"),
-        {"notice": fork_safety._first_use},
+        {"notice": fork_safety.cuda_use.first_use},
     )
     (reason,) = (r for r in fork_safety.reasons() if "CUDA" in r.what)
     assert str(reason).startswith("CUDA was initialised, first by a cell, line 3")
@@ -86,11 +86,12 @@ def test_an_import_is_the_cause() -> None:
 def test_torch_calls_what_watches_when_cuda_is_initialised() -> None:
     code = """
     import notebook_accel
-    from notebook_accel.launch.checks import fork_safety
+    from notebook_accel.launch.checks import cuda_use
+    notebook_accel.notebook_launcher
     queued = [call for call, _ in torch.cuda._queued_calls]
-    print(fork_safety._first_use in queued, torch.cuda.is_initialized())
+    print(queued.count(cuda_use.first_use), torch.cuda.is_initialized())
     """
-    assert _in_fresh_python(code) == "True False"
+    assert _in_fresh_python(code) == "1 False"
 
 
 def test_open_device_files_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
