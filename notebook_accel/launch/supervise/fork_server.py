@@ -59,9 +59,8 @@ def start(job: Job, check: Callable[[], None]) -> None:
     with explain_end(job, check), signals.block_interrupt_in_children():
         forkserver.ensure_running()
         if isinstance(before, str) and before != server._forkserver_address:
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # one that was killed has left its socket; some have no file
+            # one that was killed has left its socket; some have no file
+            with contextlib.suppress(OSError, ValueError):
                 os.unlink(before)
         if server._forkserver_pid == runtime.fork_server():
             _check_it_goes_on(server._forkserver_pid)
