@@ -325,6 +325,16 @@ def use(device: torch.device) -> None:
         getattr(torch, device.type).set_device(device)
 
 
+def find_default() -> torch.device:
+    """Return the device on which tensors are made where none is named.
+
+    `torch.get_default_device` raises after `torch.set_default_device(None)`, in torch before 2.10.
+    """
+    import torch
+
+    return torch.empty(0).device
+
+
 def list_modules() -> dict[str, Any]:
     """Return torch's module of each kind of indexed devices that it knows, such as `torch.cuda`, by the kind's name."""
     import torch

@@ -254,7 +254,6 @@ def _clear_outputs(book: Any) -> None:
 def _make_client(book: Any, request: Request, ended_by: list[int], file: NotebookFile) -> NotebookClient:
     from nbclient import NotebookClient
 
-    started: dict[int, float] = {}
     code = [i for i, cell in enumerate(book.cells) if cell.cell_type == "code" and cell.source.strip()]
 
     class LiveClient(NotebookClient):
@@ -265,30 +264,29 @@ def _make_client(book: Any, request: Request, ended_by: list[int], file: Noteboo
             file.note_change()
             return super().process_message(msg, cell, cell_index)
 
-    def start(cell: Any, cell_index: int) -> None:
-        _take_signals(client, ended_by)
-        file.start()
-        if cell_index in code:
-            started[cell_index] = time.perf_counter()
+        async def async_execute_cell(self, cell: Any, cell_index: int, *args: Any, **kwargs: Any) -> Any:
+            """Run a cell between its two lines; nbclient before 0.6 has no hooks for them."""
+            if cell_index not in code:
+                return await super().async_execute_cell(cell, cell_index, *args, **kwargs)
+            _take_signals(self, ended_by)
+            file.start()
+            started = time.perf_counter()
             first = next(line for line in cell.source.splitlines() if line.strip())
             click.echo(f"\n--- cell {code.index(cell_index) + 1} of {len(code)}: {first}", err=True)
-
-    def end(cell: Any, cell_index: int, execute_reply: Any) -> None:
-        file.write_soon()
-        if cell_index in started:
-            click.echo(f"--- {time.perf_counter() - started[cell_index]:.1f} s", err=True)
+            try:
+                return await super().async_execute_cell(cell, cell_index, *args, **kwargs)
+            finally:
+                file.write_soon()
+                click.echo(f"--- {time.perf_counter() - started:.1f} s", err=True)
 
     folder = str(request.path.resolve().parent)
-    client = LiveClient(
+    return LiveClient(
         book,
         timeout=None,
         kernel_name=request.kernel,
         resources={"metadata": {"path": folder}},
         extra_arguments=["--log-level=ERROR"] if request.kernel == _OWN_KERNEL else [],
     )
-    client.on_cell_execute = start
-    client.on_cell_executed = end
-    return client
 
 
 def _take_signals(client: NotebookClient, ended_by: list[int]) -> None:

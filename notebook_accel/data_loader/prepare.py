@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from .. import runtime as process
 from ..combinations import refuse
+from ..devices import find_default
 from ..runtime import Runtime
 from .base import outer_sampler
 from .dispatch import DataLoaderDispatcher
@@ -210,7 +211,7 @@ def _order_of(sampler: Any) -> torch.Generator | None:
     if isinstance(sampler, SeedableRandomSampler) or not hasattr(sampler, "generator"):
         return None
     if sampler.generator is None:
-        sampler.generator = torch.Generator(device=torch.get_default_device())
+        sampler.generator = torch.Generator(device=find_default())
         sampler.generator.manual_seed(draw_seed())
     generator: torch.Generator = sampler.generator
     return generator

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
+from ..devices import find_default
 from .indices import Indices, RandomIndices, SequentialIndices
 
 _SAME_SAMPLES: Final = ("tp", "cp")
@@ -50,7 +51,7 @@ class SeedableRandomSampler(RandomSampler):
     def seed_epoch(self) -> None:
         """Seed the generator for the current epoch."""
         if self.generator is None:
-            self.generator = torch.Generator(device=torch.get_default_device())
+            self.generator = torch.Generator(device=find_default())
         self.generator.manual_seed(self.epoch + self.initial_seed)
 
     def __iter__(self) -> Iterator[int]:

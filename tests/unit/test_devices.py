@@ -26,6 +26,19 @@ def test_the_best_kind_has_a_device() -> None:
     assert devices.count("cpu") == 1
 
 
+def test_the_default_device_is_found_however_it_was_set() -> None:
+    cpu = torch.device("cpu")
+    assert devices.find_default() == cpu
+    with torch.device("meta"):
+        assert devices.find_default() == torch.device("meta")
+    torch.set_default_device("meta")
+    try:
+        assert devices.find_default() == torch.device("meta")
+    finally:
+        torch.set_default_device(None)
+    assert devices.find_default() == cpu
+
+
 def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda:1")
     assert devices.best() is devices.CUDA
