@@ -1,30 +1,23 @@
 """Installing this package replaces nothing of what hosted notebooks have: every bound allows their versions.
 
-The lists in `images` have the versions that were seen there.
+The lists in `tests/matrix/images` have the versions that were seen there.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.matrix.rows import IMAGES, read_image
 from tests.structure.source import ROOT
 
 tomllib = pytest.importorskip("tomllib", reason="it came with Python 3.11")
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-IMAGES = sorted((Path(__file__).parent / "images").glob("*.txt"))
 EXTRAS = ("tutorial", "stateful", "notebook-test", "test")  # make sense there
+NAMES = sorted(path.stem for path in IMAGES.glob("*.txt"))
 OWN = "notebook-accel"
-
-
-def read_image(path: Path) -> dict[str, str]:
-    """Return the versions of an image by the names of what is installed."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
 
 
 def read_requirements(name: str) -> list[Requirement]:
@@ -43,9 +36,9 @@ def list_requirements(extra: str) -> list[Requirement]:
     ]
 
 
-@pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("image", NAMES)
 @pytest.mark.parametrize("extra", ["dependencies", *EXTRAS])
-def test_nothing_is_replaced(image: Path, extra: str) -> None:
+def test_nothing_is_replaced(image: str, extra: str) -> None:
     there = read_image(image)
     wrong = [
         f"{one} replaces {there[name]}"
@@ -62,15 +55,13 @@ def test_the_test_extra_brings_no_library_of_accelerators() -> None:
     assert not names & {"accelerate", "torchao", "transformers", "bitsandbytes", "torch-xla"}
 
 
-@pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.stem)
-def test_its_python_is_allowed(image: Path) -> None:
+@pytest.mark.parametrize("image", NAMES)
+def test_its_python_is_allowed(image: str) -> None:
     assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains(read_image(image)["python"])
 
 
-@pytest.mark.parametrize(
-    "image", [path for path in IMAGES if path.stem.endswith("tpu")], ids=lambda p: p.stem
-)
-def test_torch_xla_comes_with_the_torch_that_it_is_built_for(image: Path) -> None:
+@pytest.mark.parametrize("image", [name for name in NAMES if name.endswith("tpu")])
+def test_torch_xla_comes_with_the_torch_that_it_is_built_for(image: str) -> None:
     """The extra `xla` replaces nothing where both are there."""
     there = read_image(image)
     for one in read_requirements("xla"):

@@ -24,6 +24,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch.utils import backend_registration
 
@@ -329,6 +330,10 @@ class FakeModule(types.ModuleType):
     def is_bf16_supported(self) -> bool:
         """Return whether the devices compute in bfloat16."""
         return self.has_bf16
+
+
+if not hasattr(torch._C, "_acc"):
+    pytest.skip(f"torch {torch.__version__} takes no device made in Python", allow_module_level=True)
 
 
 def installed() -> FakeModule:
