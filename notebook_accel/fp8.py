@@ -67,9 +67,16 @@ class AORecipeKwargs(KwargsHandler):
 
 
 def require_torchao() -> None:
-    """Raise ImportError if torchao is not installed."""
+    """Raise ImportError if torchao is not installed, or cannot be imported beside this torch."""
     if not probes.is_available("torchao"):
         raise ImportError("mixed_precision 'fp8' is torchao's, which is not installed: pip install torchao")
+    try:
+        import torchao.float8 as _  # noqa: F401
+    except (ImportError, AttributeError) as error:  # a name that torch got in another release
+        raise ImportError(
+            f"mixed_precision 'fp8': torchao {probes.version('torchao')} does not fit torch {torch.__version__} "
+            f"({error}): install the torchao that was released with that torch"
+        ) from error
 
 
 def check(device: torch.device) -> None:

@@ -16,7 +16,7 @@ from typing import Final, Literal
 import psutil
 import torch
 
-from .. import devices, environ, probes
+from .. import devices, environ, probes, tpu
 from ..config import file
 from ..config.argument_checks import parse_port
 from ..config.schema import LaunchConfig
@@ -274,6 +274,33 @@ def _libraries(name: str) -> Iterable[Check]:
         yield Check(name=name, status="ok", text=f"all {len(due)} requirements are met")
 
 
+def _torch_xla(name: str) -> Iterable[Check]:
+    """Yield whether torch_xla is there and fits: each of its releases is built for the torch of its number."""
+    installed = probes.version("torch_xla")
+    own = _release(torch.__version__)
+    if installed is not None:
+        fits = _release(installed) == own
+        yield Check(
+            name=name,
+            status="ok" if fits else "problem",
+            text=f"torch_xla {installed} is built for torch {_release(installed)}, torch {torch.__version__} is there",
+            remedy="" if fits else f"pip install 'torch=={_release(installed)}.*', then start a new kernel",
+        )
+    elif tpu.is_here():
+        yield Check(
+            name=name,
+            status="problem",
+            text=f"this machine has a TPU (chips: {tpu.chips()}), and torch_xla is not installed",
+            remedy=f"pip install 'torch_xla=={own}.*' for torch {own}; if there is none, "
+            f"pip install '{_DISTRIBUTION}[xla]', which takes the torch that it needs",
+        )
+
+
+def _release(version: str) -> str:
+    """Return the first two numbers of a version."""
+    return ".".join(version.split(".")[:2])
+
+
 def _accelerate(name: str) -> Iterable[Check]:
     if finder.is_installed():
         yield Check(
@@ -405,6 +432,7 @@ _CHECKS: Final[tuple[tuple[str, Callable[[str], Iterable[Check]]], ...]] = (
     ("temp folder", _temp_folder),
     ("driver", _driver),
     ("libraries", _libraries),
+    ("torch_xla", _torch_xla),
     ("accelerate", _accelerate),
     ("network", _network),
     ("this process", _process),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+import types
 import warnings
 from typing import Any, ClassVar
 
@@ -44,7 +46,19 @@ def test_without_the_library_the_message_says_so(
         )
 
 
+def test_a_torchao_of_another_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchao")
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchao"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(
+        sys.modules, "torchao", types.ModuleType("torchao")
+    )  # no package: nothing is inside it
+    with pytest.raises(ImportError, match=r"torchao .* does not fit torch"):
+        fp8.require_torchao()
+
+
 def test_without_the_hardware_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchao")
     monkeypatch.setattr(probes, "is_available", lambda _: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A100")

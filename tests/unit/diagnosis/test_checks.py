@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from notebook_accel import devices
+from notebook_accel import devices, probes
 from notebook_accel.diagnosis import checks, environment
 from notebook_accel.launch.checks import fork_safety
 from tests.unit.command import config_of
@@ -158,3 +158,23 @@ def test_a_variable_without_a_legal_value_is_a_problem(
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "toaster")
     check = look("default config")[0]
     assert (check.status, "toaster" in check.text) == ("problem", True)
+
+
+def test_torch_xla_has_to_be_of_torchs_release(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def install(version: str | None) -> None:
+        monkeypatch.setattr(probes, "version", lambda name: version if name == "torch_xla" else None)
+
+    monkeypatch.setattr("torch.__version__", "2.8.0+cpu")
+    install("2.8.1")
+    assert [check.status for check in look("torch_xla")] == ["ok"]
+    install("2.9.0")
+    (check,) = look("torch_xla")
+    assert (check.status, "built for torch 2.9" in check.text) == ("problem", True)
+    assert "torch==2.9.*" in check.remedy
+    install(None)
+    monkeypatch.delenv("PJRT_DEVICE", raising=False)
+    monkeypatch.delenv("ISTPUVM", raising=False)
+    assert look("torch_xla") == []
+    monkeypatch.setenv("ISTPUVM", "1")  # as Kaggle's TPU machines
+    (check,) = look("torch_xla")
+    assert (check.status, "torch_xla==2.8.*" in check.remedy) == ("problem", True)
