@@ -141,6 +141,7 @@ class Pulse(Event):
         batch: of that loader, from 1; 0 if none is being read.
         batches: number of batches of that loader, None where it is unknown.
         waiting: the collective in which the rank's main thread waits; empty if it waits in none.
+        moment: when, by the monotonic clock of this machine, which never jumps; None of another machine.
     """
 
     steps: int = 0
@@ -148,6 +149,7 @@ class Pulse(Event):
     batch: int = 0
     batches: int | None = None
     waiting: str = ""
+    moment: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

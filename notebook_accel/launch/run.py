@@ -18,6 +18,7 @@ from ..stream.record import RunRecord
 from ..stream.sinks import Sink, close_sink
 from . import signals
 from .checks.problems import check_seconds
+from .durations import Start, format_duration
 from .engines.base import Engine, Outcome
 from .job import Job
 from .supervise.control import Control
@@ -55,14 +56,15 @@ class Run:
     def __init__(self, job: Job, engine: Engine, sinks: Sequence[MakeSink] = ()) -> None:
         self.job = job
         self.record = RunRecord()
-        self.started, self._began = time.time(), time.monotonic()  # the first may jump
+        self._start = Start()
+        self.started = self._start.wall
         self._engine = engine
         self._control = Control()
         self._outcome: Outcome | None = None
         self._was_popped = False
         self._error: BaseException | None = None
         self._traceback: TracebackType | None = None
-        self._finished: float | None = None
+        self._seconds: float | None = None  # in all
         self._begun = threading.Event()
         self._ended = threading.Event()
         self._executor: int | None = None
@@ -157,7 +159,7 @@ class Run:
             self.execute()
 
     def _close(self) -> None:
-        self._finished = time.monotonic()
+        self._seconds = self._start.seconds
         self.job = self.job.without_work()
         self._traceback = None if self._error is None else self._error.__traceback__
         try:
@@ -198,7 +200,7 @@ class Run:
 
         `stopped` means that somebody asked for it, and no rank failed.
         """
-        if self._finished is None:
+        if self._seconds is None:
             running = any(phase.name == "running" for phase in self.record.phases.values())
             return "running" if running or not self.job.distributed else "starting"
         if self._error is None:
@@ -213,7 +215,7 @@ class Run:
     @property
     def seconds(self) -> float:
         """How long the run has lasted so far, or lasted in all."""
-        return (self._finished or time.monotonic()) - self._began
+        return self._start.seconds if self._seconds is None else self._seconds
 
     @property
     def steps(self) -> int:
@@ -223,7 +225,7 @@ class Run:
     @property
     def failure(self) -> BaseException | None:
         """The exception that `result` raises. None while the run goes on, and after success."""
-        return None if self._finished is None else self._error
+        return None if self._seconds is None else self._error
 
     @property
     def first_failure(self) -> Failure | None:
@@ -283,7 +285,7 @@ class Run:
     def __repr__(self) -> str:
         count, kind = self.job.local_world_size, "process" if self.job.local_world_size == 1 else "processes"
         words = [f"{self.job.name} on {count} {kind}: {self.status}"]
-        words.append(f"{'for' if self._finished is None else 'after'} {format_duration(self.seconds)}")
+        words.append(f"{'for' if self._seconds is None else 'after'} {format_duration(self.seconds)}")
         if self.steps:
             words.append(f"{self.steps} steps")
         if (error := self.failure) is not None and self.status == "failed":
@@ -398,7 +400,7 @@ class Run:
             ValueError, TypeError: `grace` is not a number of seconds.
         """
         check_seconds(grace=grace)
-        if self._finished is None:
+        if self._seconds is None:
             self._control.stop(grace)
 
     def end(self, signum: int) -> None:
@@ -466,9 +468,7 @@ class Run:
 
     def _describe_ranks(self, cause: Failure, outcome: Outcome) -> list[str]:
         """Return one line for each rank that failed or was stopped, the first failure first."""
-        after = max(0.0, cause.time - self.started)
-        if cause.moment is not None and not outcome.where:  # the clock may have jumped
-            after = cause.moment - self._began
+        after = self._start.measure(cause, is_of_here=not outcome.where)
         notes = []
         if cause.error is not None:
             where = f" on {outcome.where}" if outcome.where else ""
@@ -481,19 +481,3 @@ class Run:
         for rank in outcome.stopped - others.keys() - {cause.rank}:
             others[rank] = f"rank {rank} was stopped by the launcher"
         return notes + [others[rank] for rank in sorted(others)]
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration as people say it: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`.
-
-    Args:
-        seconds: 0 or more.
-    """
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
