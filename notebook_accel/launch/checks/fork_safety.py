@@ -192,7 +192,7 @@ def _check_thread(task: Path, libraries: list[tuple[int, int, str]]) -> str:
     while True:
         try:
             words = (task / "syscall").read_text().split()
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
             return ""
         except OSError:
             return "there are threads of C libraries that the system does not let us look at"

@@ -101,3 +101,17 @@ def test_open_device_files_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         "CUDA was initialised by a library or by torch.cuda.is_available()"
     ]
     assert not torch.cuda.is_initialized()
+
+
+class _EndedTask:
+    """The folder of a thread that ends while it is looked at: its files open, and have nothing to read."""
+
+    def __truediv__(self, name: str) -> _EndedTask:
+        return self
+
+    def read_text(self) -> str:
+        raise ProcessLookupError(3, "No such process")
+
+
+def test_a_thread_that_ends_meanwhile_forbids_no_fork() -> None:
+    assert fork_safety._check_thread(_EndedTask(), []) == ""  # type: ignore[arg-type]
