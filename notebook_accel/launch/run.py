@@ -169,13 +169,28 @@ class Run:
             with self._lock:
                 self._ended.set()
                 callbacks, self._callbacks = self._callbacks, []
+        try:
+            signals.obey_interrupt()  # an earlier one: the callbacks are called all the same
+        finally:
+            self._call_back(callbacks)
+
+    def _call_back(self, callbacks: Sequence[Callable[[], None]]) -> None:
+        """Call functions of the user's at the end. What one raises is told, and the others are called too.
+
+        Raises:
+            KeyboardInterrupt: one of them was interrupted.
+        """
+        interrupt = None
         for callback in callbacks:
             try:
-                callback()
-            except Exception as error:  # the other callbacks still have to be called
-                print(
-                    f"notebook_accel: {callback!r} failed at the end of {self!r}: {error!r}", file=sys.stderr
-                )
+                with signals.allow_interrupt():
+                    callback()
+            except BaseException as error:
+                text = f"{callback!r} failed at the end of {self!r}: {error!r}"
+                print(f"notebook_accel: {text}", file=sys.stderr)
+                interrupt = error if isinstance(error, KeyboardInterrupt) else interrupt
+        if interrupt is not None:
+            raise interrupt
 
     def _open_sinks(self) -> None:
         makers, self._sink_makers = self._sink_makers, ()
@@ -436,7 +451,9 @@ class Run:
 
         self.when_ended(wake)
         try:
-            while not ended.done():  # ipykernel's event loop sees an interrupt only when it wakes up
+            while not (
+                ended.done() or self.is_over
+            ):  # ipykernel's event loop sees an interrupt only when it wakes up
                 await asyncio.wait([ended], timeout=_LOOK_SECONDS)
         except BaseException:
             self.stop(_INTERRUPT_GRACE)

@@ -30,6 +30,7 @@ TESTED: dict[str, tuple[str, ...]] = {
         "faults/test_interrupted_lines.py::test_a_run_that_is_interrupted_is_over",
         "faults/test_interrupted_lines.py::test_the_end_of_a_run_is_whole_also_where_patience_is_lost",
         "faults/test_interrupts.py::test_launches",
+        "faults/test_interrupts.py::test_a_callback_that_never_ends_can_be_interrupted",
         "faults/test_interrupts.py::test_sessions",
         "faults/test_kernel_state.py::test_an_interrupt_ends_the_wait_for_a_fork_server",
     ),
