@@ -338,6 +338,8 @@ class Failure(Event):
         lost: a sentence about a process whose end was not seen, because its node may have died; else empty.
         killer: what the system says of who sent SIGKILL, as a clause; empty where it says nothing.
         moment: when it happened by the monotonic clock of this machine, which never jumps; None of another machine.
+        alive: when the process was last seen alive, by that clock, which may be long before its end was noticed; None
+            where nobody looked.
     """
 
     pid: int
@@ -346,6 +348,7 @@ class Failure(Event):
     lost: str = ""
     killer: str = ""
     moment: float | None = None
+    alive: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -118,6 +118,7 @@ TESTED: dict[str, tuple[str, ...]] = {
     "a clock that jumps, and files of the future": (
         "faults/test_clock.py::test_launches",
         "faults/test_clock.py::test_the_cause_of_a_failure",
+        "faults/test_kills.py::test_the_cause_while_the_kernel_stood_still",
         "faults/test_clock.py::test_the_seconds_of_a_failure",
         "faults/test_clock.py::test_hangs_are_noticed_neither_early_nor_never",
         "faults/test_clock.py::test_files_of_the_future",
