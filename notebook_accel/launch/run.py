@@ -114,11 +114,14 @@ class Run:
                 self._error = self._build_error(self._outcome)
         except BaseException as error:
             self._error = error
+            if isinstance(error, LaunchError) and self.job.distributed:
+                failures.forget_variables(
+                    error
+                )  # of the package, which would keep workers and what they were sent
             raise
         finally:
-            with (
-                signals.delay_interrupt()
-            ):  # a second one would leave the view open, or the run without an end
+            # a second one would leave the view open, or the run without an end
+            with signals.delay_interrupt():
                 self._close()
 
     def start(self) -> None:
@@ -175,11 +178,7 @@ class Run:
             self._call_back(callbacks)
 
     def _call_back(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Call functions of the user's at the end. What one raises is told, and the others are called too.
-
-        Raises:
-            KeyboardInterrupt: one of them was interrupted.
-        """
+        """Call functions of the user's at the end; what one raises is told, and an interrupt comes after the last."""
         interrupt = None
         for callback in callbacks:
             try:

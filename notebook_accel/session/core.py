@@ -113,8 +113,10 @@ class Session:
         try:
             self._start()
             registry.add_session(self)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            self._held.clear()
+            failures.forget_variables(error)  # of the package, which would keep the workers
             raise
 
     def _start(self) -> None:

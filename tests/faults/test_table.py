@@ -88,6 +88,7 @@ TESTED: dict[str, tuple[str, ...]] = {
         "faults/test_limits.py::test_too_few_descriptors",
         "faults/test_kernel_state.py::test_a_fork_holds_no_descriptor_of_a_run_also_where_none_is_free",
         "faults/test_kernel_state.py::test_more_descriptors_than_select_takes",
+        "faults/test_kernel_state.py::test_a_kept_error_of_a_start_keeps_nothing_else",
     ),
     "a leak that grows with each launch": (
         "notebooks/test_background.py::test_two_hundred_runs_leave_nothing",
