@@ -6,12 +6,14 @@ import subprocess
 import sys
 import textwrap
 import traceback
+import types
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from notebook_accel import devices
-from notebook_accel.launch.checks import fork_safety
+from notebook_accel.launch.checks import cuda_use, fork_safety
 
 
 def _in_fresh_python(code: str, **environment: str) -> str:
@@ -92,6 +94,43 @@ def test_torch_calls_what_watches_when_cuda_is_initialised() -> None:
     print(queued.count(cuda_use.first_use), torch.cuda.is_initialized())
     """
     assert _in_fresh_python(code) == "1 False"
+
+
+def test_what_watches_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch may be half imported, hidden, or another's; and what reads the lines of a stack may be anybody's."""
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("no CUDA here")
+
+    half = types.ModuleType("torch")
+    broken = types.ModuleType("torch")
+    broken.cuda = SimpleNamespace(is_initialized=fail)  # type: ignore[attr-defined]
+    other = types.ModuleType("torch")
+    other.cuda = SimpleNamespace(  # type: ignore[attr-defined]
+        is_initialized=lambda: False, _queued_calls=[], _lazy_call=fail
+    )
+    for module in (half, broken, other, None):
+        monkeypatch.setitem(sys.modules, "torch", module)
+        cuda_use.record()
+    watch = cuda_use.FirstUse()
+    loader = SimpleNamespace(get_source=fail)
+    exec(compile("watch()", "made/up.py", "exec"), {"watch": watch, "__name__": "up", "__loader__": loader})
+
+
+def test_a_launch_watches_where_torch_came_after_the_launcher() -> None:
+    code = """
+    import sys
+    del torch.cuda._queued_calls[:]  # those of the import above
+    del sys.modules["torch"]
+    from notebook_accel.launch.checks import cuda_use
+    from notebook_accel.launchers import notebook_launcher
+    sys.modules["torch"] = torch
+    before = [call for call, _ in torch.cuda._queued_calls]
+    notebook_launcher(int, num_processes=1)
+    queued = [call for call, _ in torch.cuda._queued_calls]
+    print(before.count(cuda_use.first_use), queued.count(cuda_use.first_use))
+    """
+    assert _in_fresh_python(code).splitlines()[-1] == "0 1"
 
 
 def test_open_device_files_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
