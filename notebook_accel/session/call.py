@@ -147,10 +147,10 @@ class Call:
 
         Args:
             grace: seconds that they have to end by themselves; then they are interrupted, released and killed in turn.
+                Once the first of these has begun, each takes the time that it has.
         """
-        due = time.monotonic() + grace
-        self._next = min(self._next, due) if self._stage == 1 else due
-        self._stage = max(self._stage, 1)
+        if self._stage <= 1:
+            self._stage, self._next = 1, min(self._next, time.monotonic() + grace)
 
     def stop(self, grace: float) -> None:
         """Stop the call: ranks that ask whether to stop do so at the same question, others are interrupted.
