@@ -207,7 +207,6 @@ def _run(request: LaunchRequest, caller: str) -> Any:
     from .stream.logs import LogFiles
     from .widgets.run import make_sink
 
-    cuda_use.record()  # torch may have come after this module
     job, engine = preflight.check(request, caller)
     is_debug = environ.flag_in(job.environment, "ACCELERATE_DEBUG_MODE")
     if environ.flag("ACCELERATE_DEBUG_MODE") if is_debug is None else is_debug:
