@@ -141,6 +141,7 @@ class Pulse(Event):
         batch: of that loader, from 1; 0 if none is being read.
         batches: number of batches of that loader, None where it is unknown.
         waiting: the collective in which the rank's main thread waits; empty if it waits in none.
+        moment: when, by the monotonic clock of this machine, which never jumps; None of another machine.
     """
 
     steps: int = 0
@@ -148,6 +149,7 @@ class Pulse(Event):
     batch: int = 0
     batches: int | None = None
     waiting: str = ""
+    moment: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -336,6 +338,8 @@ class Failure(Event):
         lost: a sentence about a process whose end was not seen, because its node may have died; else empty.
         killer: what the system says of who sent SIGKILL, as a clause; empty where it says nothing.
         moment: when it happened by the monotonic clock of this machine, which never jumps; None of another machine.
+        alive: when the process was last seen alive, by that clock, which may be long before its end was noticed; None
+            where nobody looked.
     """
 
     pid: int
@@ -344,6 +348,7 @@ class Failure(Event):
     lost: str = ""
     killer: str = ""
     moment: float | None = None
+    alive: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

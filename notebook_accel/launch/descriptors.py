@@ -65,17 +65,29 @@ def _take_away() -> None:
 def _lead_nowhere(found: set[int]) -> None:
     if not found:
         return
-    try:
-        nowhere = os.open(os.devnull, os.O_RDWR)
-    except OSError:  # no descriptor is free: one of these makes room
-        with contextlib.suppress(OSError):
-            os.close(min(found))
-        nowhere = os.open(os.devnull, os.O_RDWR)
+    nowhere = _open_nowhere()
+    if nowhere is None:  # no descriptor is free: one of these makes room
+        _close(min(found))
+        nowhere = _open_nowhere()
     for fd in found - {nowhere}:
-        with contextlib.suppress(OSError):  # another thread was closing it
-            os.dup2(nowhere, fd, inheritable=False)
-    if nowhere not in found:
+        try:
+            os.dup2(-1 if nowhere is None else nowhere, fd, inheritable=False)
+        except OSError:  # it is above a limit that was lowered meanwhile: no file can take its place
+            _close(fd)
+    if nowhere is not None and nowhere not in found:
         os.close(nowhere)
+
+
+def _open_nowhere() -> int | None:
+    try:
+        return os.open(os.devnull, os.O_RDWR)
+    except OSError:
+        return None
+
+
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):  # another thread was closing it
+        os.close(fd)
 
 
 def _ask(owner: Any) -> list[int]:

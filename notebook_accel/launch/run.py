@@ -18,6 +18,7 @@ from ..stream.record import RunRecord
 from ..stream.sinks import Sink, close_sink
 from . import signals
 from .checks.problems import check_seconds
+from .durations import Start, format_duration
 from .engines.base import Engine, Outcome
 from .job import Job
 from .supervise.control import Control
@@ -55,14 +56,15 @@ class Run:
     def __init__(self, job: Job, engine: Engine, sinks: Sequence[MakeSink] = ()) -> None:
         self.job = job
         self.record = RunRecord()
-        self.started, self._began = time.time(), time.monotonic()  # the first may jump
+        self._start = Start()
+        self.started = self._start.wall
         self._engine = engine
         self._control = Control()
         self._outcome: Outcome | None = None
         self._was_popped = False
         self._error: BaseException | None = None
         self._traceback: TracebackType | None = None
-        self._finished: float | None = None
+        self._seconds: float | None = None  # in all
         self._begun = threading.Event()
         self._ended = threading.Event()
         self._executor: int | None = None
@@ -112,11 +114,14 @@ class Run:
                 self._error = self._build_error(self._outcome)
         except BaseException as error:
             self._error = error
+            if isinstance(error, LaunchError) and self.job.distributed:
+                failures.forget_variables(
+                    error
+                )  # of the package, which would keep workers and what they were sent
             raise
         finally:
-            with (
-                signals.delay_interrupt()
-            ):  # a second one would leave the view open, or the run without an end
+            # a second one would leave the view open, or the run without an end
+            with signals.delay_interrupt():
                 self._close()
 
     def start(self) -> None:
@@ -157,7 +162,7 @@ class Run:
             self.execute()
 
     def _close(self) -> None:
-        self._finished = time.monotonic()
+        self._seconds = self._start.seconds
         self.job = self.job.without_work()
         self._traceback = None if self._error is None else self._error.__traceback__
         try:
@@ -167,13 +172,24 @@ class Run:
             with self._lock:
                 self._ended.set()
                 callbacks, self._callbacks = self._callbacks, []
+        try:
+            signals.obey_interrupt()  # an earlier one: the callbacks are called all the same
+        finally:
+            self._call_back(callbacks)
+
+    def _call_back(self, callbacks: Sequence[Callable[[], None]]) -> None:
+        """Call functions of the user's at the end; what one raises is told, and an interrupt comes after the last."""
+        interrupt = None
         for callback in callbacks:
             try:
-                callback()
-            except Exception as error:  # the other callbacks still have to be called
-                print(
-                    f"notebook_accel: {callback!r} failed at the end of {self!r}: {error!r}", file=sys.stderr
-                )
+                with signals.allow_interrupt():
+                    callback()
+            except BaseException as error:
+                text = f"{callback!r} failed at the end of {self!r}: {error!r}"
+                print(f"notebook_accel: {text}", file=sys.stderr)
+                interrupt = error if isinstance(error, KeyboardInterrupt) else interrupt
+        if interrupt is not None:
+            raise interrupt
 
     def _open_sinks(self) -> None:
         makers, self._sink_makers = self._sink_makers, ()
@@ -198,7 +214,7 @@ class Run:
 
         `stopped` means that somebody asked for it, and no rank failed.
         """
-        if self._finished is None:
+        if self._seconds is None:
             running = any(phase.name == "running" for phase in self.record.phases.values())
             return "running" if running or not self.job.distributed else "starting"
         if self._error is None:
@@ -213,7 +229,7 @@ class Run:
     @property
     def seconds(self) -> float:
         """How long the run has lasted so far, or lasted in all."""
-        return (self._finished or time.monotonic()) - self._began
+        return self._start.seconds if self._seconds is None else self._seconds
 
     @property
     def steps(self) -> int:
@@ -223,7 +239,7 @@ class Run:
     @property
     def failure(self) -> BaseException | None:
         """The exception that `result` raises. None while the run goes on, and after success."""
-        return None if self._finished is None else self._error
+        return None if self._seconds is None else self._error
 
     @property
     def first_failure(self) -> Failure | None:
@@ -283,7 +299,7 @@ class Run:
     def __repr__(self) -> str:
         count, kind = self.job.local_world_size, "process" if self.job.local_world_size == 1 else "processes"
         words = [f"{self.job.name} on {count} {kind}: {self.status}"]
-        words.append(f"{'for' if self._finished is None else 'after'} {format_duration(self.seconds)}")
+        words.append(f"{'for' if self._seconds is None else 'after'} {format_duration(self.seconds)}")
         if self.steps:
             words.append(f"{self.steps} steps")
         if (error := self.failure) is not None and self.status == "failed":
@@ -398,7 +414,7 @@ class Run:
             ValueError, TypeError: `grace` is not a number of seconds.
         """
         check_seconds(grace=grace)
-        if self._finished is None:
+        if self._seconds is None:
             self._control.stop(grace)
 
     def end(self, signum: int) -> None:
@@ -434,7 +450,9 @@ class Run:
 
         self.when_ended(wake)
         try:
-            while not ended.done():  # ipykernel's event loop sees an interrupt only when it wakes up
+            while not (
+                ended.done() or self.is_over
+            ):  # ipykernel's event loop sees an interrupt only when it wakes up
                 await asyncio.wait([ended], timeout=_LOOK_SECONDS)
         except BaseException:
             self.stop(_INTERRUPT_GRACE)
@@ -466,9 +484,7 @@ class Run:
 
     def _describe_ranks(self, cause: Failure, outcome: Outcome) -> list[str]:
         """Return one line for each rank that failed or was stopped, the first failure first."""
-        after = max(0.0, cause.time - self.started)
-        if cause.moment is not None and not outcome.where:  # the clock may have jumped
-            after = cause.moment - self._began
+        after = self._start.measure(cause, is_of_here=not outcome.where)
         notes = []
         if cause.error is not None:
             where = f" on {outcome.where}" if outcome.where else ""
@@ -481,19 +497,3 @@ class Run:
         for rank in outcome.stopped - others.keys() - {cause.rank}:
             others[rank] = f"rank {rank} was stopped by the launcher"
         return notes + [others[rank] for rank in sorted(others)]
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration as people say it: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`.
-
-    Args:
-        seconds: 0 or more.
-    """
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

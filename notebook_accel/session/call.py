@@ -23,6 +23,7 @@ from ..events import (
     StackReport,
     StopOrder,
 )
+from ..launch.durations import Start
 from ..launch.supervise import hang_report
 from ..stream.sinks import Sink
 
@@ -56,7 +57,7 @@ class Call:
         was_interrupted: True if somebody asked for the end and ranks had to be interrupted for it.
         was_released: True if connections between ranks had to be closed.
         owner: the thread that makes the call.
-        start_time: in seconds since the epoch.
+        start: when it started.
     """
 
     number: int
@@ -75,13 +76,12 @@ class Call:
     was_interrupted: bool = False
     was_released: bool = False
     owner: int = field(default_factory=threading.get_ident)
-    start_time: float = field(default_factory=time.time)
+    start: Start = field(default_factory=Start)
 
     def __post_init__(self) -> None:
-        self.started = time.monotonic()
         self._stage = 0
         self._next = float("inf")
-        self._next_look = self.started
+        self._next_look = self.start.moment
         self._stacks: dict[int, StackReport] = {}
         self._silent: frozenset[int] = frozenset()
         self._reported: set[tuple[tuple[int, str], ...]] = set()
@@ -98,7 +98,7 @@ class Call:
     @property
     def seconds(self) -> float:
         """The seconds since its start."""
-        return time.monotonic() - self.started
+        return self.start.seconds
 
     def take(self, event: Event) -> None:
         """Take an event of a worker, in the thread that reads them.
@@ -147,10 +147,10 @@ class Call:
 
         Args:
             grace: seconds that they have to end by themselves; then they are interrupted, released and killed in turn.
+                Once the first of these has begun, each takes the time that it has.
         """
-        due = time.monotonic() + grace
-        self._next = min(self._next, due) if self._stage == 1 else due
-        self._stage = max(self._stage, 1)
+        if self._stage <= 1:
+            self._stage, self._next = 1, min(self._next, time.monotonic() + grace)
 
     def stop(self, grace: float) -> None:
         """Stop the call: ranks that ask whether to stop do so at the same question, others are interrupted.

@@ -18,8 +18,8 @@ from ..config.launch_options import Returns, StartMethod
 from ..errors import RunStoppedError, SessionError
 from ..launch import preflight, registry, signals
 from ..launch.checks.problems import check_seconds, raise_all
+from ..launch.durations import format_duration
 from ..launch.request import LaunchRequest
-from ..launch.run import format_duration
 from ..launch.transfer import failures
 from ..launch.transfer.unpicklable import pack_call, unpack_value
 from ..stream.sinks import Output, Sink, TextSink
@@ -113,8 +113,10 @@ class Session:
         try:
             self._start()
             registry.add_session(self)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            self._held.clear()
+            failures.forget_variables(error)  # of the package, which would keep the workers
             raise
 
     def _start(self) -> None:
@@ -320,7 +322,7 @@ class Session:
         else:
             cause = failures.find_first(own or list(call.failures.values()))
             error = failures.make_error(cause)
-            after = max(0.0, cause.time - call.start_time)
+            after = call.start.measure(cause)
             notes = (
                 [f"rank {cause.rank} (process {cause.pid}) raised this after {after:.1f} s"]
                 if cause.error

@@ -183,7 +183,7 @@ class RunRecord:
     def _pulse(self, pulse: Pulse) -> None:
         self.pulses[pulse.rank] = pulse
         pace = self._paces.setdefault(pulse.rank, deque(maxlen=_PACE_PULSES))
-        pace.append((pulse.steps, pulse.time))
+        pace.append((pulse.steps, pulse.time if pulse.moment is None else pulse.moment))
 
     def _progress(self, bar: Progress) -> None:
         key = (bar.rank, bar.bar)

@@ -8,7 +8,7 @@ from tests.faults.scripts import run
 from tests.structure.source import modules
 
 CLOCK = """
-import datetime, itertools
+import functools, itertools
 true_time, true_ns = time.time, time.time_ns
 jumps = itertools.cycle([0.0, -90_000.0, 400_000.0, -7.5, 3e6, -3e8])
 
@@ -95,6 +95,33 @@ except na.WorkerExitedError as error:
         tmp_path,
     )
     assert out.count("right") == 6 and "heard" in out, out
+
+
+def test_the_seconds_of_a_failure(tmp_path: Path) -> None:
+    """Those of a launch and of a session's call are the true ones."""
+    out = run(
+        CLOCK
+        + """
+def fail():
+    raise ValueError("at once")
+
+def read_seconds(call):
+    began = time.monotonic()
+    try:
+        call()
+    except ValueError as error:
+        note = next(note for note in error.__notes__ if "raised this after" in note)
+        said = float(note.split("raised this after ")[1].split()[0])
+        return 0 <= said <= time.monotonic() - began + 0.05  # it is rounded
+
+launch = functools.partial(notebook_launcher, fail, num_processes=2, start_method="fork", view="none", output="none")
+print("launches", [read_seconds(launch) for _ in range(3)])
+with Session(2, start_method="fork", output="none") as session:
+    print("calls", [read_seconds(lambda: session.run(fail)) for _ in range(6)])
+""",
+        tmp_path,
+    )
+    assert f"launches {[True] * 3}" in out and f"calls {[True] * 6}" in out, out
 
 
 def test_hangs_are_noticed_neither_early_nor_never(tmp_path: Path) -> None:

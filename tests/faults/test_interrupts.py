@@ -121,3 +121,85 @@ for number in range({4 * TIMES}):
 print("all came back")
 """
     assert "all came back" in run(WORK + code, tmp_path)
+
+
+CALLBACKS = """
+called = []
+def fail():
+    called.append("fail")
+    sys.exit("a callback's own")
+def note():
+    called.append(na.runs()[-1].status)
+
+def add_callbacks(*callbacks):
+    def add():
+        wait_until(na.runs, "the run")
+        for callback in callbacks:
+            na.runs()[-1].when_ended(callback)
+        open("go", "w").close()
+    threading.Thread(target=add).start()
+
+def work():
+    wait_until(lambda: os.path.exists("go"), "callbacks")
+    return 7
+"""
+
+
+def test_a_callback_that_never_ends_can_be_interrupted(tmp_path: Path) -> None:
+    out = run(
+        CALLBACKS
+        + """
+def hang():
+    called.append("hang")
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait()
+add_callbacks(hang, note)
+try:
+    notebook_launcher(work, num_processes=2, start_method="fork", view="none")
+except KeyboardInterrupt:
+    print("interrupted", called, na.runs()[-1].result())
+
+# an interrupt that was not obeyed before the end keeps no callback from being called
+from notebook_accel.launch import run
+close_sink = run.close_sink
+def close(sink):
+    os.kill(os.getpid(), signal.SIGINT)
+    close_sink(sink)
+run.close_sink = close
+called.clear()
+os.remove("go")
+na.runtime.runs().clear()
+add_callbacks(note, note)
+try:
+    notebook_launcher(work, num_processes=2, start_method="fork", log_dir="logs")
+except KeyboardInterrupt:
+    print("twice", called)
+""",
+        tmp_path,
+    )
+    assert "interrupted ['hang', 'done'] 7" in out and "twice ['done', 'done']" in out, out
+
+
+def test_a_callback_that_raises_leaves_the_value_and_other_callbacks(tmp_path: Path) -> None:
+    out = run(
+        CALLBACKS
+        + """
+add_callbacks(fail, note)
+value = notebook_launcher(work, num_processes=2, start_method="fork", view="none")
+print("value", value, called)
+os.remove("go")
+called.clear()
+def start():
+    run = notebook_launcher(work, num_processes=2, start_method="forkserver", view="none", block=False)
+    run.when_ended(fail)
+    run.when_ended(note)
+    open("go", "w").close()
+    return run
+run = start()
+print("value", run.result(), run.status)
+wait_until(lambda: called == ["fail", "done"], called)
+""",
+        tmp_path,
+    )
+    assert "value 7 ['fail', 'done']" in out and "value 7 done" in out, out
+    assert out.count("a callback's own") == 2, out

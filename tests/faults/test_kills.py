@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.faults.scripts import SEED, TIMES, is_alive, run, start, wait_until
+from tests.faults.scripts import SECONDS, SEED, TIMES, is_alive, run, start, wait_until
 
 KERNELS = f"""
 import ctypes, psutil, random
@@ -180,3 +181,38 @@ def test_one_of_two_kernels(tmp_path: Path) -> None:
             if program.poll() is None:
                 os.killpg(program.pid, signal.SIGKILL)
             program.communicate()
+
+
+def test_the_cause_while_the_kernel_stood_still(tmp_path: Path) -> None:
+    """What the ranks say and how they end reaches a stopped kernel all at once, when it goes on."""
+    kernel = start(
+        """
+        def wait():
+            import torch.distributed as dist
+            dist.init_process_group("gloo")
+            rank = dist.get_rank()
+            dist.barrier()
+            open(f"pid{rank}", "w").write(str(os.getpid()))
+            if rank == 1:
+                time.sleep(300)
+            try:
+                dist.barrier()
+            finally:
+                os.rename(f"pid{rank}", f"lost{rank}")
+        try:
+            notebook_launcher(wait, num_processes=3, start_method="fork", view="none")
+        except BaseException as error:
+            print("raised", type(error).__name__, error)
+        """,
+        tmp_path,
+    )
+    wait_until(lambda: all((tmp_path / f"pid{rank}").exists() for rank in range(3)))
+    wait_until(lambda: (tmp_path / "pid1").read_text() != "")
+    os.kill(kernel.pid, signal.SIGSTOP)
+    os.kill(int((tmp_path / "pid1").read_text()), signal.SIGKILL)
+    wait_until(lambda: all((tmp_path / f"lost{rank}").exists() for rank in (0, 2)))
+    lost = time.monotonic()
+    wait_until(lambda: time.monotonic() > lost + 1.5)  # the later, the less its own clock tells of the order
+    os.kill(kernel.pid, signal.SIGCONT)
+    output, _ = kernel.communicate(timeout=SECONDS)
+    assert "raised WorkerKilledError rank 1 " in output, output

@@ -98,6 +98,15 @@ def test_right_ends_are_none() -> None:
     assert not find_problem(Outcome(error=("KeyboardInterrupt", "")), Piece(code=""), interrupted)
 
 
+def test_an_interrupt_of_an_idle_kernel_may_stop_its_runs() -> None:
+    stopped = Outcome(error=("RunStoppedError", "pause was stopped after 0.2 s"))
+    interrupted = Disturbance(title="", allowed=frozenset({"KeyboardInterrupt"}))
+    waiting = Piece(code="", expected=1, may_be_stopped=True)
+    assert not find_problem(stopped, waiting, interrupted)
+    assert find_problem(stopped, waiting, Disturbance(title=""))
+    assert find_problem(stopped, Piece(code="", expected=1), interrupted)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_some_steps() -> None:

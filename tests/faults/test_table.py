@@ -30,6 +30,7 @@ TESTED: dict[str, tuple[str, ...]] = {
         "faults/test_interrupted_lines.py::test_a_run_that_is_interrupted_is_over",
         "faults/test_interrupted_lines.py::test_the_end_of_a_run_is_whole_also_where_patience_is_lost",
         "faults/test_interrupts.py::test_launches",
+        "faults/test_interrupts.py::test_a_callback_that_never_ends_can_be_interrupted",
         "faults/test_interrupts.py::test_sessions",
         "faults/test_kernel_state.py::test_an_interrupt_ends_the_wait_for_a_fork_server",
     ),
@@ -87,6 +88,7 @@ TESTED: dict[str, tuple[str, ...]] = {
         "faults/test_limits.py::test_too_few_descriptors",
         "faults/test_kernel_state.py::test_a_fork_holds_no_descriptor_of_a_run_also_where_none_is_free",
         "faults/test_kernel_state.py::test_more_descriptors_than_select_takes",
+        "faults/test_kernel_state.py::test_a_kept_error_of_a_start_keeps_nothing_else",
     ),
     "a leak that grows with each launch": (
         "notebooks/test_background.py::test_two_hundred_runs_leave_nothing",
@@ -117,6 +119,8 @@ TESTED: dict[str, tuple[str, ...]] = {
     "a clock that jumps, and files of the future": (
         "faults/test_clock.py::test_launches",
         "faults/test_clock.py::test_the_cause_of_a_failure",
+        "faults/test_kills.py::test_the_cause_while_the_kernel_stood_still",
+        "faults/test_clock.py::test_the_seconds_of_a_failure",
         "faults/test_clock.py::test_hangs_are_noticed_neither_early_nor_never",
         "faults/test_clock.py::test_files_of_the_future",
     ),

@@ -24,6 +24,7 @@ class Piece:
         error: type and a part of the text of what it raises instead.
         shows: a text, and how often the output has it.
         choices: further answers that are right.
+        may_be_stopped: whether it waits for a run of an earlier piece: an interrupt of an idle kernel stops that.
     """
 
     code: str
@@ -31,6 +32,7 @@ class Piece:
     error: tuple[str, str] | None = None
     shows: tuple[str, int] | None = None
     choices: tuple[Any, ...] = ()
+    may_be_stopped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,14 +193,15 @@ def background(rng: random.Random, folder: Path) -> Action:
     begin = "run = " + _call("pause", "(0.3,)", ranks, method, block=False)
     ranks_list = list(range(ranks))
     if how == "result":
-        after = Piece(code="answer(run.result())", expected=ranks_list)
+        after = Piece(code="answer(run.result())", expected=ranks_list, may_be_stopped=True)
     elif how == "two":
         begin += "\nother = " + _call("give", "('tensor', 1000)", ranks, method, block=False)
         values = [digest("tensor", 1000, rank) for rank in ranks_list]
-        after = Piece(code="answer([run.result(), digest(other.result())])", expected=[ranks_list, values])
+        code = "answer([run.result(), digest(other.result())])"
+        after = Piece(code=code, expected=[ranks_list, values], may_be_stopped=True)
     elif how == "fail":
         begin = "run = " + _call("fail", "('raise', 0, 'sleep')", ranks, method, block=False)
-        after = Piece(code="run.result()", error=("ValueError", "rank 0 fails"))
+        after = Piece(code="run.result()", error=("ValueError", "rank 0 fails"), may_be_stopped=True)
     elif how == "agree":
         begin = "run = " + _call("count_steps", "()", ranks, method, block=False)
         code = f"while run.status == 'starting': time.sleep(0.01)\nrun.stop(20.0)\n{_RAISE_FAILURE}"
@@ -258,7 +261,7 @@ def _make_call(kind: str, ranks: int, rng: random.Random) -> Piece:
     if kind == "restart":
         return Piece(code="session.restart()\nanswer(session.status)", expected="idle")
     if kind == "stop":
-        code = "threading.Timer(0.2, session.stop, (1.0,)).start()\nsession.run(pause, 600)"
+        code = "with stopping(session):\n    session.run(pause, 600)"
         return Piece(code=code, error=("RunStoppedError", "the session goes on"))
     number = rng.randint(1, 1000)
     values = [number * 10 + rank for rank in everyone]

@@ -1,5 +1,6 @@
 """What the hosts of a soak have defined; it is sent to them as a piece of code, so its functions are of `__main__`."""
 
+import contextlib
 import gc
 import json
 import os
@@ -193,6 +194,26 @@ def shout(how, count):
 def pause(seconds):
     time.sleep(seconds)
     return own_rank()
+
+
+@contextlib.contextmanager
+def stopping(session):
+    """Stop the call that a session makes in the block, once it makes one."""
+    is_over = threading.Event()
+
+    def stop():
+        while session.status == "idle" and not is_over.is_set():
+            is_over.wait(0.02)
+        if not is_over.wait(0.2):
+            session.stop(1.0)
+
+    thread = threading.Thread(target=stop)
+    try:
+        thread.start()
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def count_steps():

@@ -18,16 +18,22 @@ def run_piece(code: str, number: int) -> list[str] | None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             exec(compile(code, f"<piece {number}>", "exec"), NAMES)
         finally:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            ignore_interrupts()
     except BaseException as error:
+        ignore_interrupts()  # one may have come just before
         sys.last_value = error
         return [type(error).__name__, str(error), traceback.format_exc()]
     return None
 
 
+def ignore_interrupts() -> None:
+    """Have interrupts do nothing: they are for pieces."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def main() -> None:
     """Read pieces from the first descriptor, a JSON text a line, and answer on the second."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     pieces, answers = (int(word) for word in sys.argv[1:3])
     for fd in (pieces, answers):
         os.set_inheritable(fd, False)

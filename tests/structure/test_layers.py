@@ -97,7 +97,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "estimation": (("building", "sizes"), ("sources",)),
     "hooks": (("*",), ("align", "cpu"), ("attach",)),
     "launch": (
-        ("descriptors", "job", "main_module", "request", "signals"),
+        ("descriptors", "durations", "job", "main_module", "request", "signals"),
         ("script",),
         ("checks", "transfer"),
         ("worker",),

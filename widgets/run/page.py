@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from notebook_accel.events import Display, Line, Unfinished
-from notebook_accel.launch.run import format_duration
+from notebook_accel.launch.durations import format_duration
 
 from . import ansi, chart
 from .picture import Bar, FailureSummary, Output, Picture, RankState

@@ -173,7 +173,6 @@ def make_picture(run: Run, usage: Mapping[int, Usage] | None = None) -> Picture:
     ranks = _list_ranks(run)
     shown = _select_shown(job.output, ranks)
     bars = {rank: found for rank in ranks if (found := _make_bars(record, rank, rank in shown, over))}
-    now = time.time()
     return Picture(
         name=job.name,
         status=status,
@@ -183,7 +182,7 @@ def make_picture(run: Run, usage: Mapping[int, Usage] | None = None) -> Picture:
         distributed=job.distributed,
         stopping=run.stop_is_asked and not over,
         restarts=record.restarts,
-        ranks=tuple(_make_state(run, rank, status, now, (usage or {}).get(rank)) for rank in ranks),
+        ranks=tuple(_make_state(run, rank, status, (usage or {}).get(rank)) for rank in ranks),
         bars=bars,
         slowest=min(bars, key=lambda rank: _measure_progress(record, rank), default=None),
         outputs={rank: _make_output(record, rank) for rank in shown},
@@ -218,12 +217,12 @@ def _select_shown(output: Any, ranks: Sequence[int]) -> list[int]:
     return [rank for rank in ranks if rank in output]
 
 
-def _make_state(run: Run, rank: int, status: RunStatus, now: float, usage: Usage | None) -> RankState:
+def _make_state(run: Run, rank: int, status: RunStatus, usage: Usage | None) -> RankState:
     record = run.record
     failure = next((found for found in list(record.failures) if found.rank == rank), None)
     pulse = record.pulses.get(rank)
     state = _resolve_status(run, rank, status, failure)
-    waited = now - pulse.time if state == "running" and pulse is not None and pulse.waiting else 0.0
+    waited = _measure_since(pulse) if state == "running" and pulse is not None and pulse.waiting else 0.0
     waits = waited >= _WAITING_SECONDS
     return RankState(
         rank=rank,
@@ -235,6 +234,10 @@ def _make_state(run: Run, rank: int, status: RunStatus, now: float, usage: Usage
         usage=usage,
         note=_describe_failure(failure),
     )
+
+
+def _measure_since(pulse: Pulse) -> float:
+    return time.time() - pulse.time if pulse.moment is None else time.monotonic() - pulse.moment
 
 
 def _resolve_status(run: Run, rank: int, status: RunStatus, failure: Failure | None) -> RankStatus:

@@ -33,6 +33,8 @@ _HARMLESS: Final = ("ZMQ", "pt_tcpstore")  # how the names of threads start that
 _SPINNING_SECONDS: Final = 0.1  # of CPU time of the thread
 _WAITING_SECONDS: Final = 2.0
 
+cuda_use.record()  # torch is here now, whatever was imported before it
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason:
@@ -192,7 +194,7 @@ def _check_thread(task: Path, libraries: list[tuple[int, int, str]]) -> str:
     while True:
         try:
             words = (task / "syscall").read_text().split()
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
             return ""
         except OSError:
             return "there are threads of C libraries that the system does not let us look at"

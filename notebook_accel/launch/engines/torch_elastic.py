@@ -19,6 +19,7 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerSpec,
     WorkerState,
 )
+from torch.distributed.elastic.events import Event, EventSource
 
 from ...events import Notice, Phase
 from ...stream.record import RunRecord
@@ -90,6 +91,17 @@ def _make_handler(job: Job) -> NodeRendezvous:
     from .nodes.fixed import FixedNodes  # a run on one node needs none of it
 
     return FixedNodes(job)
+
+
+class _UnreadEvent(Event):
+    """An event for nobody: torch's own tell the name of the machine, for which a name server may be asked."""
+
+    def serialize(self) -> str:
+        """Return nothing to write."""
+        return ""
+
+
+_UNREAD = _UnreadEvent(name="", source=EventSource.AGENT)
 
 
 class _Agent(SimpleElasticAgent):
@@ -263,6 +275,9 @@ class _Agent(SimpleElasticAgent):
             return False
         first = failures.find_first(self._record.failures)
         return failures.is_lost_peer(first) and handler.wait_for_change(handler.seconds_to_notice)
+
+    def _construct_event(self, *args: Any, **kwargs: Any) -> Event:
+        return _UNREAD
 
     def _exit_barrier(self) -> None:
         self._handler.wait_for_others()

@@ -303,9 +303,11 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
     def note_ends(self) -> None:
         """Note which processes have ended, and read what they left."""
         for member in self.list_running():
+            looked = time.monotonic()
             has_ended = member.end.has_ended()
             self._watch(member, member.end.fd)
             if not has_ended:
+                member.alive = looked
                 continue
             now = time.time()
             self._leave_alone(member)

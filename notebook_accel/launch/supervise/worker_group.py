@@ -57,11 +57,13 @@ class Member:
         rank: its global rank.
         pid: its process id, 0 while nobody knows it.
         has_ended: whether its process has ended, or is lost.
+        alive: when its process was last seen alive, by the monotonic clock; None where nobody looks.
     """
 
     rank: int
     pid: int = 0
     has_ended: bool = False
+    alive: float | None = None
 
 
 MemberT = TypeVar("MemberT", bound=Member)
@@ -264,6 +266,7 @@ class WorkerGroup(ABC, Generic[MemberT]):
             exitcode=exitcode,
             killer=self.find_killer() if exitcode == -signals.KILL else "",
             moment=time.monotonic(),
+            alive=member.alive,
         )
 
     def find_killer(self) -> str:

@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import linecache
 import os
+import signal
 import stat
 import sys
 import time
@@ -271,8 +272,8 @@ _SAME_MOMENT = 1.0
 def find_first(failures: Sequence[Failure]) -> Failure:
     """Return the failure that caused the others.
 
-    That is the first by time, with one exception. A killed process is noticed late, after its peers have reported a
-    lost connection: then the killed one counts as first.
+    That is the first by time, with two exceptions. The end of a process is noticed late, after its peers have reported
+    a lost connection: then the end counts as first. Of ends that were noticed together, that of a killed process does.
 
     Args:
         failures: at least one.
@@ -282,16 +283,24 @@ def find_first(failures: Sequence[Failure]) -> Failure:
     def find_time(failure: Failure) -> float:
         return failure.moment if is_of_here and failure.moment is not None else failure.time
 
+    def may_precede(end: Failure, moment: float) -> bool:
+        return is_of_here and end.alive is not None and end.alive <= moment
+
     cause = min(failures, key=find_time)
-    if cause.error is not None and _names_lost_peer(cause.error):
-        ended = [
-            failure
-            for failure in failures
-            if failure.error is None and find_time(failure) - find_time(cause) < _SAME_MOMENT
-        ]
-        if ended:
-            return min(ended, key=find_time)
-    return cause
+    ends = [failure for failure in failures if failure.error is None]
+    if cause.error is not None:
+        after = find_time(cause)
+        ends = [end for end in ends if find_time(end) - after < _SAME_MOMENT or may_precede(end, after)]
+        if not (ends and _names_lost_peer(cause.error)):
+            return cause
+        cause = min(ends, key=find_time)
+    together = [end for end in ends if end is cause or may_precede(end, find_time(cause))]
+    return min(together, key=lambda end: (not _was_killed(end), find_time(end)))
+
+
+def _was_killed(end: Failure) -> bool:
+    """Return whether a signal ended a process; not one that it sent to itself, as C code does that loses a peer."""
+    return end.exitcode is not None and end.exitcode < 0 and end.exitcode != -signal.SIGABRT
 
 
 def is_lost_peer(failure: Failure) -> bool:

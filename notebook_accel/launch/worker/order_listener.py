@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from time import monotonic
 from typing import Final
 
 from ... import runtime
@@ -147,7 +148,7 @@ def make_pulse(rank: int, time: float, waiting: str = "") -> Pulse:
     """
     current = runtime.current()
     if current is None:
-        return Pulse(rank=rank, time=time, waiting=waiting)
+        return Pulse(rank=rank, time=time, waiting=waiting, moment=monotonic())
     flags = current.gradient
     epoch, batch, batches = flags.position()
     return Pulse(
@@ -158,6 +159,7 @@ def make_pulse(rank: int, time: float, waiting: str = "") -> Pulse:
         batch=batch,
         batches=batches,
         waiting=waiting,
+        moment=monotonic(),
     )
 
 

@@ -50,6 +50,15 @@ class RecordingCall:
         raise AssertionError(f"no {kind}: {self.orders}")
 
 
+def test_who_asks_again_to_end_a_call_does_not_shorten_what_ranks_have_for_it() -> None:
+    recorded = RecordingCall()
+    recorded.call.bring_back(0.0)
+    recorded.advance_until(events.ReleaseOrder)
+    recorded.call.bring_back(0.0)
+    recorded.call.advance(TextSink("none"))
+    assert not recorded.killed
+
+
 def test_a_late_end_of_another_call_is_not_this_ones() -> None:
     recorded = RecordingCall()
     recorded.end(0, number=3)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 from ....errors import LaunchError
-from ....events import BeginOrder, Event, Failure, LeaveOrder, Order, Phase
+from ....events import BeginOrder, Event, Failure, LeaveOrder, Order, Phase, Pulse
 from ....stream.inbox import Inbox
 from ....stream.listener import Listener
 from ....topology import Topology
@@ -265,7 +265,7 @@ class RayWorkerGroup(WorkerGroup[_RayMember]):
 
         So are moments by their clocks, which began when the machines did.
         """
-        if isinstance(event, Failure) and self._members[event.rank].info.machine != self._machine:
+        if isinstance(event, (Failure, Pulse)) and self._members[event.rank].info.machine != self._machine:
             return replace(event, moment=None)
         if isinstance(event, Phase) and event.pid is not None:
             member = self._members[event.rank]

@@ -6,19 +6,22 @@ import subprocess
 import sys
 import textwrap
 import traceback
+import types
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from notebook_accel import devices
-from notebook_accel.launch.checks import fork_safety
+from notebook_accel.launch.checks import cuda_use, fork_safety
+
+PRELUDE = "import torch, threading\nfrom notebook_accel.launch.checks.fork_safety import reasons\n"
 
 
-def _in_fresh_python(code: str, **environment: str) -> str:
+def _in_fresh_python(code: str, prelude: str = PRELUDE, **environment: str) -> str:
     import os
 
     environ = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | environment
-    prelude = "import torch, threading\nfrom notebook_accel.launch.checks.fork_safety import reasons\n"
     done = subprocess.run(
         [sys.executable, "-c", prelude + textwrap.dedent(code)],
         capture_output=True,
@@ -94,6 +97,40 @@ def test_torch_calls_what_watches_when_cuda_is_initialised() -> None:
     assert _in_fresh_python(code) == "1 False"
 
 
+def test_what_watches_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch may be half imported, hidden, or another's; and what reads the lines of a stack may be anybody's."""
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("no CUDA here")
+
+    half = types.ModuleType("torch")
+    broken = types.ModuleType("torch")
+    broken.cuda = SimpleNamespace(is_initialized=fail)  # type: ignore[attr-defined]
+    other = types.ModuleType("torch")
+    other.cuda = SimpleNamespace(  # type: ignore[attr-defined]
+        is_initialized=lambda: False, _queued_calls=[], _lazy_call=fail
+    )
+    for module in (half, broken, other, None):
+        monkeypatch.setitem(sys.modules, "torch", module)
+        cuda_use.record()
+    watch = cuda_use.FirstUse()
+    loader = SimpleNamespace(get_source=fail)
+    exec(compile("watch()", "made/up.py", "exec"), {"watch": watch, "__name__": "up", "__loader__": loader})
+
+
+def test_a_launch_watches_where_torch_came_after_the_launcher() -> None:
+    code = """
+    from notebook_accel.launch.checks import cuda_use
+    from notebook_accel.launchers import notebook_launcher
+    import torch
+    before = [call for call, _ in torch.cuda._queued_calls]
+    notebook_launcher(int, num_processes=1)
+    queued = [call for call, _ in torch.cuda._queued_calls]
+    print(before.count(cuda_use.first_use), queued.count(cuda_use.first_use))
+    """
+    assert _in_fresh_python(code, prelude="").splitlines()[-1] == "0 1"
+
+
 def test_open_device_files_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_safety.os, "listdir", lambda path: ["3"])
     monkeypatch.setattr(fork_safety.os, "readlink", lambda path: "/dev/nvidia-uvm")
@@ -101,3 +138,17 @@ def test_open_device_files_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         "CUDA was initialised by a library or by torch.cuda.is_available()"
     ]
     assert not torch.cuda.is_initialized()
+
+
+class _EndedTask:
+    """The folder of a thread that ends while it is looked at: its files open, and have nothing to read."""
+
+    def __truediv__(self, name: str) -> _EndedTask:
+        return self
+
+    def read_text(self) -> str:
+        raise ProcessLookupError(3, "No such process")
+
+
+def test_a_thread_that_ends_meanwhile_forbids_no_fork() -> None:
+    assert fork_safety._check_thread(_EndedTask(), []) == ""  # type: ignore[arg-type]

@@ -120,6 +120,12 @@ def test_who_ends_without_a_word_has_failed(group: ScriptedGroup) -> None:
     assert (found.rank, found.pid, found.exitcode, found.error) == (1, 101, -9, None)
 
 
+def test_an_end_knows_when_the_worker_was_alive(group: ScriptedGroup) -> None:
+    group._members[1].alive = 17.0
+    group.say(ended(1, -9))
+    assert group.watch() == "failed" and group.record.failures[0].alive == 17.0
+
+
 def test_after_a_failure_the_others_are_ended(group: ScriptedGroup) -> None:
     group.say(failure(0), ended(0, 1))
     assert group.watch() == "failed"

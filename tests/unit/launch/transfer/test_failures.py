@@ -129,6 +129,31 @@ def test_a_killed_rank_comes_before_its_peers_lost_connection() -> None:
     assert failures.find_first([other, killed]) is other
 
 
+def _noticed(rank: int, moment: float, *, alive: float, exitcode: int) -> Failure:
+    return replace(_failure(rank, moment, exitcode=exitcode), moment=moment, alive=alive)
+
+
+def test_an_end_that_is_noticed_late_comes_before_what_followed_from_it() -> None:
+    """Where this process stood still, an end may have been at any time since it last looked."""
+    lost = _failure(0, 5.0, RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1"))
+    lost = replace(lost, moment=5.0)
+    killed = _noticed(1, 60.0, alive=4.0, exitcode=-9)
+    assert failures.find_first([lost, killed]) is killed
+    later = _noticed(1, 60.0, alive=50.0, exitcode=-9)
+    assert failures.find_first([lost, later]) is lost
+    raised = replace(_failure(0, 5.0, ValueError("unrelated")), moment=5.0)
+    assert failures.find_first([raised, killed]) is raised
+
+
+def test_of_ends_that_are_noticed_together_a_kill_is_the_first() -> None:
+    left = _noticed(0, 60.0, alive=4.0, exitcode=1)
+    aborted = _noticed(1, 60.1, alive=4.1, exitcode=-signal.SIGABRT)
+    killed = _noticed(2, 60.2, alive=4.2, exitcode=-9)
+    assert failures.find_first([left, aborted, killed]) is killed
+    after = _noticed(2, 60.2, alive=60.15, exitcode=-9)
+    assert failures.find_first([left, after]) is left
+
+
 @pytest.mark.parametrize("number", [s for s in signal.Signals if s.name in signals.CAUSES])
 def test_every_signal_is_named_with_its_cause(number: int) -> None:
     error = failures.make_exit_error(_failure(2, 0.0, exitcode=-number))

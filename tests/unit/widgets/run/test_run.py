@@ -114,6 +114,18 @@ def test_ranks_stand_as_they_told() -> None:
     assert "SIGKILL" in shown.ranks[5].note and "rank 5" not in shown.ranks[5].note
 
 
+def test_a_clock_that_jumped_changes_neither_waits_nor_rates() -> None:
+    now, begun = time.time(), time.monotonic()
+    pulses = [
+        Pulse(rank=0, time=now + (-1) ** second * 9e6, moment=begun - 6 + second, steps=2 * second)
+        for second in range(4)
+    ]
+    waiting = Pulse(rank=1, time=now - 9e6, moment=begun - 5, steps=7, waiting="all_reduce")
+    shown = make_picture(told(running(0), *pulses, running(1), waiting, ranks=2))
+    assert shown.ranks[0].rate == pytest.approx(2)
+    assert shown.ranks[1].waited == pytest.approx(5, abs=0.5)
+
+
 def test_the_rate_is_that_of_late_and_at_the_end_that_of_all() -> None:
     now = time.time()
     pulses = [Pulse(rank=0, time=now - 100 + second, steps=second * second) for second in range(101)]
