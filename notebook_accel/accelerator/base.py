@@ -8,12 +8,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from ..compilation import TorchDynamoPlugin
+from ..gradient_state import GradientState
 from ..handlers import DataLoaderConfiguration, ProfileKwargs
 from ..optimizer import AcceleratedOptimizer
 from ..precision import Precision
 from ..runtime import Runtime
 from ..scheduler import AcceleratedScheduler
-from ..state import AcceleratorState, GradientState
+from ..state import AcceleratorState
 from ..strategies.base import Strategy
 
 

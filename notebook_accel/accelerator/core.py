@@ -17,6 +17,7 @@ from .. import compilation, detect, devices, environ, precision, runtime
 from ..compilation import TorchDynamoPlugin
 from ..fp8 import AORecipeKwargs, FP8BackendType
 from ..fsdp import FullyShardedDataParallelPlugin
+from ..gradient_state import GradientState
 from ..handlers import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -32,7 +33,7 @@ from ..parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from ..precision import Precision
 from ..runtime import Runtime
 from ..seeding import RNGType, list_sources
-from ..state import AcceleratorState, GradientState
+from ..state import AcceleratorState
 from ..strategies.base import Plugins
 from . import strategy_table, trainer
 from .arguments import UNSET, check_arguments, check_steps
@@ -153,7 +154,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         self._runtime = _resolve_runtime(installed, mixed_precision, cpu, group, check)
         settings = self._runtime.settings
         self._dynamo = dynamo or settings.dynamo_plugin or compilation.choose(None, None)
-        self.state = AcceleratorState(_from_accelerator=True)
+        self.state = AcceleratorState.__new__(AcceleratorState)  # __init__ only looks for this accelerator
         self.gradient_state = GradientState(accumulation)
         self.device_placement = bool(device_placement)
         self.step_scheduler_with_optimizer = bool(step_scheduler_with_optimizer)
