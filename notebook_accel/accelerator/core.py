@@ -38,6 +38,7 @@ from ..strategies.base import Plugins
 from . import strategy_table, trainer
 from .arguments import UNSET, check_arguments, check_steps
 from .collect import CollectPart
+from .pickling import PicklePart
 from .prepare import PreparePart
 from .process import ProcessPart
 from .profiling import ProfilePart
@@ -58,7 +59,9 @@ _HANDLERS: Final = (
 )
 
 
-class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, ProcessPart, ProfilePart):
+class Accelerator(
+    PreparePart, TrainPart, CollectPart, SavePart, TrackPart, ProcessPart, ProfilePart, PicklePart
+):
     """Prepares models, optimizers, data loaders and schedulers for the processes of a run.
 
     On XLA devices each process has one of them. With NOTEBOOK_ACCEL_TPU_MODE=spmd, or after `torch_xla`'s `use_spmd`,
