@@ -351,6 +351,20 @@ class AcceleratorState(PartialState):
         self._choose(fsdp_plugin=plugin)
 
     @property
+    def deepspeed_plugins(self) -> Any:
+        """The accelerator's plugins of DeepSpeed by name, None where DeepSpeed does not train."""
+        return self._runtime.settings.deepspeed_plugins
+
+    @property
+    def device_mesh(self) -> Any:
+        """The mesh of the ParallelismConfig, None without one."""
+        return getattr(self.parallelism_config, "device_mesh", None)
+
+    @property
+    def torch_tp_plugin(self) -> None:
+        """None: what an accelerator gets as such a plugin is its ParallelismConfig."""
+
+    @property
     def parallelism_config(self) -> Any:
         """The sizes of each kind of parallelism, None without a ParallelismConfig."""
         return self._runtime.settings.parallelism_config

@@ -38,6 +38,7 @@ from ..strategies.base import Plugins
 from . import strategy_table, trainer
 from .arguments import UNSET, check_arguments, check_steps
 from .collect import CollectPart
+from .handlers import HandlerPart
 from .pickling import PicklePart
 from .prepare import PreparePart
 from .process import ProcessPart
@@ -60,7 +61,15 @@ _HANDLERS: Final = (
 
 
 class Accelerator(
-    PreparePart, TrainPart, CollectPart, SavePart, TrackPart, ProcessPart, ProfilePart, PicklePart
+    PreparePart,
+    TrainPart,
+    CollectPart,
+    SavePart,
+    TrackPart,
+    ProcessPart,
+    ProfilePart,
+    HandlerPart,
+    PicklePart,
 ):
     """Prepares models, optimizers, data loaders and schedulers for the processes of a run.
 
@@ -162,8 +171,11 @@ class Accelerator(
         self.device_placement = bool(device_placement)
         self.step_scheduler_with_optimizer = bool(step_scheduler_with_optimizer)
         self.profile_handler = handlers.get(ProfileKwargs)
+        self.scaler_handler = handlers.get(GradScalerKwargs)
+        self.init_handler = handlers.get(InitProcessGroupKwargs)
         self._precision = _make_precision(self._runtime, handlers, plugins)
         self._strategy, kind = strategy_table.choose(self._runtime, self._precision, plugins)
+        self._strategy.options = plugins.ddp
         self._runtime.settings = dataclasses.replace(
             settings,
             dynamo_plugin=settings.dynamo_plugin or self._dynamo,
@@ -180,7 +192,7 @@ class Accelerator(
         # handles refer to them weakly, which a dict does not allow
         self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
         self._writer = None
-        self._trigger = None
+        self.flag_tensor = None
         if trainer.LIBRARY in sys.modules:
             trainer.join()
 

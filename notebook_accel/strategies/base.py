@@ -84,6 +84,8 @@ class Strategy(ABC):
 
     runtime: Runtime
     precision: Precision
+    options: DistributedDataParallelKwargs | None = None
+    """Of DistributedDataParallel, where a model is wrapped in that."""
     mesh: Any = None
     """The device mesh of a run with several kinds of parallelism."""
 
