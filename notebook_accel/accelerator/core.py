@@ -171,8 +171,7 @@ class Accelerator(
         self.device_placement = bool(device_placement)
         self.step_scheduler_with_optimizer = bool(step_scheduler_with_optimizer)
         self.profile_handler = handlers.get(ProfileKwargs)
-        self.scaler_handler = handlers.get(GradScalerKwargs)
-        self.init_handler = handlers.get(InitProcessGroupKwargs)
+        self.scaler_handler, self.init_handler = map(handlers.get, (GradScalerKwargs, InitProcessGroupKwargs))
         self._precision = _make_precision(self._runtime, handlers, plugins)
         self._strategy, kind = strategy_table.choose(self._runtime, self._precision, plugins)
         self._strategy.options = plugins.ddp
