@@ -29,6 +29,14 @@ class Choice(str, Enum, metaclass=ChoiceMeta):
         return [member.value for member in cls]
 
 
+class CustomDtype(Enum):
+    """Number formats that torch does not have, for the sizes of models."""
+
+    FP8 = "fp8"
+    INT4 = "int4"
+    INT2 = "int2"
+
+
 class ComputeEnvironment(Choice):
     """Where a run takes place."""
 

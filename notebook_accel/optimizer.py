@@ -10,7 +10,9 @@ import torch
 
 from . import runtime as process
 from .combinations import refuse
+from .gradient_state import GradientState
 from .runtime import Runtime
+from .state import AcceleratorState
 
 
 class StepHooks(Protocol):
@@ -88,6 +90,16 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"AcceleratedOptimizer({self.optimizer!r})"
+
+    @property
+    def accelerator_state(self) -> AcceleratorState:
+        """What the process is to the run."""
+        return AcceleratorState(_from_accelerator=True)
+
+    @property
+    def gradient_state(self) -> GradientState:
+        """Where gradient accumulation stands."""
+        return GradientState()
 
     @property
     def state(self) -> Any:

@@ -79,6 +79,9 @@ class Precision:
         scaling: arguments of the scaler for `fp16`.
         recipe: how `fp8` converts layers.
         is_external: a library that trains, such as DeepSpeed, casts models and scales losses itself.
+
+    Attributes:
+        handler: arguments of `torch.autocast`.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class Precision:
         self.scaler: LossScaler | None = None
         self.recipe = recipe
         self._device = device
-        self._autocast = autocast
+        self.handler = autocast
         if mode == "fp16" and not is_external:
             self.scaler = LossScaler(device.type, **({} if scaling is None else scaling.to_kwargs()))
         if mode == "fp8" and recipe is None:
@@ -108,7 +111,7 @@ class Precision:
         Args:
             handler: arguments of `torch.autocast`; by default those of the constructor.
         """
-        return self.context(self.mode, self._device, self._autocast if handler is None else handler)
+        return self.context(self.mode, self._device, self.handler if handler is None else handler)
 
     @staticmethod
     def context(
@@ -155,7 +158,7 @@ class Precision:
         if self.is_mixed and "_original_forward" not in model.__dict__:
             forward = model.forward
             # the partial does not hold this object: copies of the model would copy its scaler
-            context = functools.partial(self.context, self.mode, self._device, self._autocast)
+            context = functools.partial(self.context, self.mode, self._device, self.handler)
             vars(model).update(_original_forward=forward, forward=MixedForward(forward, context))
 
 

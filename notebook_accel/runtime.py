@@ -263,6 +263,16 @@ class Runtime:
     accelerated: bool = False
     feed: Feed | None = None
 
+    def __copy__(self) -> Runtime:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Runtime:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle a reference to the runtime of the process that unpickles it."""
+        return require, (self.topology.world_size,)
+
 
 class Reporter(Protocol):
     """Reports to the notebook from inside a launched function."""
@@ -306,6 +316,25 @@ def current() -> Runtime | None:
     """
     own: Runtime | None = getattr(_thread, "runtime", None)
     return _current if own is None else own
+
+
+def require(world_size: int) -> Runtime:
+    """Return the runtime of this thread or process for what was pickled.
+
+    Args:
+        world_size: number of processes of the run in which that was.
+
+    Raises:
+        RuntimeError: there is no runtime, or its run has another number of processes.
+    """
+    own = current()
+    if own is None:
+        raise RuntimeError("there is no runtime in this process: make an Accelerator or PartialState first")
+    if own.topology.world_size != world_size:
+        raise RuntimeError(
+            f"this was pickled in a run of {world_size} processes, not {own.topology.world_size}"
+        )
+    return own
 
 
 def install(runtime: Runtime, *, for_thread: bool = False) -> None:

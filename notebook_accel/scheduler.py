@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from . import runtime as process
+from .gradient_state import GradientState
 from .runtime import Runtime
 
 
@@ -47,6 +48,11 @@ class AcceleratedScheduler:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_runtime": None}
+
+    @property
+    def gradient_state(self) -> GradientState:
+        """Where gradient accumulation stands."""
+        return GradientState()
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step the schedule; do nothing while gradients accumulate, whatever `adjust_scheduler` says.

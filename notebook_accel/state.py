@@ -1,11 +1,11 @@
-"""PartialState, AcceleratorState and GradientState: the runtime of this process under Accelerate's names."""
+"""PartialState and AcceleratorState: the runtime of this process under Accelerate's names."""
 
 from __future__ import annotations
 
 import builtins
 import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,8 +13,9 @@ from . import detect, devices, environ, runtime
 from . import state_views as views
 from .choices import DistributedType as DistributedType
 from .comm import torch_dist
+from .gradient_state import GradientState as GradientState
 from .processes import run_if, split_between_processes, take_turns
-from .runtime import GradientFlags, Runtime
+from .runtime import Runtime
 
 
 class PartialState(metaclass=views.StateType):
@@ -32,6 +33,9 @@ class PartialState(metaclass=views.StateType):
     """
 
     _shared_state = views.SharedStateAttribute()
+    _parts: ClassVar[tuple[str, ...]] = ("debug", "distributed_type")
+    _installs: ClassVar = True
+    _place: ClassVar[object] = object()
 
     def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
         detect.ensure(cpu, **kwargs)
@@ -263,6 +267,10 @@ class AcceleratorState(PartialState):
         NotImplementedError: a plugin was given.
     """
 
+    _shared_state = views.SharedStateAttribute()
+    _parts: ClassVar[tuple[str, ...]] = (*views.SETTINGS, "accelerated")
+    _place: ClassVar[object] = object()
+
     def __init__(
         self,
         mixed_precision: str | None = None,
@@ -276,7 +284,7 @@ class AcceleratorState(PartialState):
         _from_accelerator: bool = False,
         **kwargs: Any,
     ) -> None:
-        if _from_accelerator:  # which has checked all of this
+        if _from_accelerator:  # Accelerate's own code says so
             return
         plugins = (dynamo_plugin, deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin)
         if any(plugin is not None for plugin in (*plugins, parallelism_config)):
@@ -343,6 +351,20 @@ class AcceleratorState(PartialState):
         self._choose(fsdp_plugin=plugin)
 
     @property
+    def deepspeed_plugins(self) -> Any:
+        """The accelerator's plugins of DeepSpeed by name, None where DeepSpeed does not train."""
+        return self._runtime.settings.deepspeed_plugins
+
+    @property
+    def device_mesh(self) -> Any:
+        """The mesh of the ParallelismConfig, None without one."""
+        return getattr(self.parallelism_config, "device_mesh", None)
+
+    @property
+    def torch_tp_plugin(self) -> None:
+        """None: what an accelerator gets as such a plugin is its ParallelismConfig."""
+
+    @property
     def parallelism_config(self) -> Any:
         """The sizes of each kind of parallelism, None without a ParallelismConfig."""
         return self._runtime.settings.parallelism_config
@@ -380,120 +402,3 @@ class AcceleratorState(PartialState):
         if plugins is None:
             raise ValueError("DeepSpeed is not in use: give Accelerator a deepspeed_plugin")
         return plugins
-
-
-class GradientState(metaclass=views.StateType):
-    """The state of gradient accumulation.
-
-    Args:
-        gradient_accumulation_plugin: its `to_kwargs` returns new values by name, of `num_steps`, `adjust_scheduler`,
-            `sync_with_dataloader` and `sync_each_batch`.
-    """
-
-    _shared_state = views.SharedStateAttribute()
-
-    def __init__(self, gradient_accumulation_plugin: Any = None) -> None:
-        self._alone = GradientFlags()
-        if gradient_accumulation_plugin is not None:
-            flags = self._flags
-            for name, value in gradient_accumulation_plugin.to_kwargs().items():
-                setattr(flags, name, value)
-
-    def __repr__(self) -> str:
-        return (
-            f"Sync Gradients: {self.sync_gradients}\n"
-            f"At end of current dataloader: {self.end_of_dataloader}\n"
-            f"Extra samples added: {self.remainder}\n"
-        )
-
-    @classmethod
-    def _list_shared(cls) -> dict[str, Any]:
-        installed = runtime.current()
-        return {} if installed is None else views.list_flags(installed.gradient)
-
-    @classmethod
-    def _reset_state(cls) -> None:
-        """Set all flags to their defaults."""
-        installed = runtime.current()
-        if installed is not None:
-            installed.gradient = GradientFlags()
-
-    @property
-    def _flags(self) -> GradientFlags:
-        installed = runtime.current()
-        return self._alone if installed is None else installed.gradient
-
-    @property
-    def initialized(self) -> bool:
-        """True, because the flags have defaults."""
-        return True
-
-    @property
-    def plugin_kwargs(self) -> MutableMapping[str, Any]:
-        """The batches of a step, and the other choices that differ from their defaults; what is set counts at once."""
-        return views.AccumulationChoices(self._flags)
-
-    @plugin_kwargs.setter
-    def plugin_kwargs(self, values: Mapping[str, Any]) -> None:
-        views.AccumulationChoices(self._flags).replace(values)
-
-    @property
-    def sync_gradients(self) -> bool:
-        """True when the next step of an optimizer is due."""
-        return self._flags.sync_gradients
-
-    @sync_gradients.setter
-    def sync_gradients(self, value: bool) -> None:
-        self._flags.sync_gradients = value
-
-    def _set_sync_gradients(self, sync_gradients: bool) -> None:
-        self._flags.sync_gradients = sync_gradients
-
-    @property
-    def num_steps(self) -> int:
-        """Batches per optimizer step."""
-        return self._flags.num_steps
-
-    @property
-    def adjust_scheduler(self) -> bool:
-        """The user's choice; has no effect, schedules always step with the optimizer."""
-        return self._flags.adjust_scheduler
-
-    @property
-    def sync_with_dataloader(self) -> bool:
-        """True if a step follows the last batch of a loader."""
-        return self._flags.sync_with_dataloader
-
-    @property
-    def end_of_dataloader(self) -> bool:
-        """True while the loop works on the last batch of the active loader."""
-        return self._flags.end_of_dataloader
-
-    @property
-    def remainder(self) -> int:
-        """Number of samples in the last batch of all processes without duplicates; -1 where it is unknown."""
-        return self._flags.remainder
-
-    @property
-    def in_dataloader(self) -> bool:
-        """True while a prepared loader is being iterated."""
-        return self._flags.active is not None
-
-    @property
-    def active_dataloader(self) -> Any:
-        """The innermost prepared loader that is being iterated, None without one."""
-        return self._flags.active
-
-    @property
-    def dataloader_references(self) -> list[Any]:
-        """A None, and the prepared loaders that are being iterated, innermost last."""
-        return [None, *(iteration.loader for iteration in self._flags.iterations)]
-
-    @property
-    def is_xla_gradients_synced(self) -> bool:
-        """True if gradients on XLA devices have been averaged since the last step; set it if your code averages."""
-        return self._flags.xla_gradients_synced
-
-    @is_xla_gradients_synced.setter
-    def is_xla_gradients_synced(self, is_synced: bool) -> None:
-        self._flags.xla_gradients_synced = is_synced

@@ -8,12 +8,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from ..compilation import TorchDynamoPlugin
-from ..handlers import DataLoaderConfiguration, ProfileKwargs
+from ..gradient_state import GradientState
+from ..handlers import DataLoaderConfiguration, GradScalerKwargs, InitProcessGroupKwargs, ProfileKwargs
 from ..optimizer import AcceleratedOptimizer
 from ..precision import Precision
 from ..runtime import Runtime
 from ..scheduler import AcceleratedScheduler
-from ..state import AcceleratorState, GradientState
+from ..state import AcceleratorState
 from ..strategies.base import Strategy
 
 
@@ -28,6 +29,9 @@ class Shared:
         step_scheduler_with_optimizer: False steps schedulers at every call.
         rng_types: generators that every epoch starts with as rank 0 has them.
         profile_handler: what `profile` records if it is not told.
+        scaler_handler: what made the loss scaler.
+        init_handler: what opened the process group.
+        flag_tensor: 1 where `set_trigger` was called and `check_trigger` not yet; None before the first call.
         step: batches since the last optimizer step that ended a loader.
     """
 
@@ -38,6 +42,9 @@ class Shared:
     step_scheduler_with_optimizer: bool
     rng_types: list[str]
     profile_handler: ProfileKwargs | None
+    scaler_handler: GradScalerKwargs | None
+    init_handler: InitProcessGroupKwargs | None
+    flag_tensor: torch.Tensor | None
     step: int
     _runtime: Runtime
     _strategy: Strategy
@@ -47,4 +54,3 @@ class Shared:
     _optimizers: list[AcceleratedOptimizer]
     _schedulers: list[AcceleratedScheduler]
     _dataloaders: list[DataLoader[Any]]
-    _trigger: torch.Tensor | None

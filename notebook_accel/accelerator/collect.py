@@ -100,15 +100,17 @@ class CollectPart(Shared):
 
     def set_trigger(self) -> None:
         """Set a flag in this process, for `check_trigger` of all processes."""
-        self._trigger = torch.ones(1, device=self._runtime.device)
+        self.flag_tensor = torch.ones(1, device=self._runtime.device)
 
     def check_trigger(self) -> bool:
         """Return True in every process if one of them called `set_trigger`, and clear the flag.
 
         Every process calls it: it is a collective.
         """
-        own = self._trigger if self._trigger is not None else torch.zeros(1, device=self._runtime.device)
-        self._trigger = None
+        own = (
+            self.flag_tensor if self.flag_tensor is not None else torch.zeros(1, device=self._runtime.device)
+        )
+        self.flag_tensor = torch.zeros(1, device=self._runtime.device)
         return bool(self._runtime.comm.all_reduce(own, "max").item())
 
 

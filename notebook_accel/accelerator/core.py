@@ -17,6 +17,7 @@ from .. import compilation, detect, devices, environ, precision, runtime
 from ..compilation import TorchDynamoPlugin
 from ..fp8 import AORecipeKwargs, FP8BackendType
 from ..fsdp import FullyShardedDataParallelPlugin
+from ..gradient_state import GradientState
 from ..handlers import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -32,11 +33,13 @@ from ..parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from ..precision import Precision
 from ..runtime import Runtime
 from ..seeding import RNGType, list_sources
-from ..state import AcceleratorState, GradientState
+from ..state import AcceleratorState
 from ..strategies.base import Plugins
 from . import strategy_table, trainer
 from .arguments import UNSET, check_arguments, check_steps
 from .collect import CollectPart
+from .handlers import HandlerPart
+from .pickling import PicklePart
 from .prepare import PreparePart
 from .process import ProcessPart
 from .profiling import ProfilePart
@@ -57,7 +60,17 @@ _HANDLERS: Final = (
 )
 
 
-class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, ProcessPart, ProfilePart):
+class Accelerator(
+    PreparePart,
+    TrainPart,
+    CollectPart,
+    SavePart,
+    TrackPart,
+    ProcessPart,
+    ProfilePart,
+    HandlerPart,
+    PicklePart,
+):
     """Prepares models, optimizers, data loaders and schedulers for the processes of a run.
 
     On XLA devices each process has one of them. With NOTEBOOK_ACCEL_TPU_MODE=spmd, or after `torch_xla`'s `use_spmd`,
@@ -153,13 +166,15 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         self._runtime = _resolve_runtime(installed, mixed_precision, cpu, group, check)
         settings = self._runtime.settings
         self._dynamo = dynamo or settings.dynamo_plugin or compilation.choose(None, None)
-        self.state = AcceleratorState(_from_accelerator=True)
+        self.state = AcceleratorState.__new__(AcceleratorState)  # __init__ only looks for this accelerator
         self.gradient_state = GradientState(accumulation)
         self.device_placement = bool(device_placement)
         self.step_scheduler_with_optimizer = bool(step_scheduler_with_optimizer)
         self.profile_handler = handlers.get(ProfileKwargs)
+        self.scaler_handler, self.init_handler = map(handlers.get, (GradScalerKwargs, InitProcessGroupKwargs))
         self._precision = _make_precision(self._runtime, handlers, plugins)
         self._strategy, kind = strategy_table.choose(self._runtime, self._precision, plugins)
+        self._strategy.options = plugins.ddp
         self._runtime.settings = dataclasses.replace(
             settings,
             dynamo_plugin=settings.dynamo_plugin or self._dynamo,
@@ -176,7 +191,7 @@ class Accelerator(PreparePart, TrainPart, CollectPart, SavePart, TrackPart, Proc
         # handles refer to them weakly, which a dict does not allow
         self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
         self._writer = None
-        self._trigger = None
+        self.flag_tensor = None
         if trainer.LIBRARY in sys.modules:
             trainer.join()
 

@@ -17,7 +17,7 @@ from .sizes import DtypeLike
 
 Limits = Mapping[int | str, float | str]
 _NAMED: Final = ("mps", "cpu", "disk")
-_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])(I?)B\s*")
+_SIZE: Final = re.compile(r"\s*(\d*\.?\d*(?:E[+-]?\d+)?)\s*([KMGT])(I?)(B)\s*", re.IGNORECASE)
 _POWERS: Final = {"K": 1, "M": 2, "G": 3, "T": 4}
 _SHARE: Final = 0.9  # of what is free on a GPU; kernels' work space and fragments need the rest
 
@@ -26,7 +26,8 @@ def convert_file_size_to_int(size: float | str) -> int:
     """Return a size in bytes.
 
     Args:
-        size: bytes, of which a fraction is left out, or a text such as `500MB` or `10GiB`.
+        size: bytes, of which a fraction is left out, or a text such as `500MB` or `10GiB`. A small b in `Gb`, but not
+            in `Gib`, stands for bits, as in Accelerate.
 
     Raises:
         ValueError: it is neither, or negative.
@@ -35,13 +36,17 @@ def convert_file_size_to_int(size: float | str) -> int:
         if size < 0:
             raise ValueError(f"size {size!r} is negative")
         return int(size)
-    match = _SIZE.fullmatch(str(size).upper())
-    if match is None:
+    match = _SIZE.fullmatch(str(size))
+    try:
+        number = float(match[1]) if match is not None else math.nan
+    except ValueError:
+        number = math.nan
+    if match is None or not math.isfinite(number):
         raise ValueError(
             f"size {size!r} is neither a number of bytes nor a text such as '500MB', '10GB' or '2GiB'"
         )
-    base = 1024 if match[3] else 1000
-    return int(float(match[1]) * base ** _POWERS[match[2]])
+    found = int(number * (1024 if match[3] else 1000) ** _POWERS[match[2].upper()])
+    return found // 8 if match[4] == "b" and not match[3] else found
 
 
 def get_max_memory(max_memory: Limits | None = None) -> dict[int | str, int]:

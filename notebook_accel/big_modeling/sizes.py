@@ -4,30 +4,41 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 
+from ..choices import CustomDtype
 from ..hooks.tensors import as_dtype, named_module_tensors
 
-DtypeLike = str | torch.dtype
+DtypeLike = str | torch.dtype | CustomDtype
 Named = tuple[str, Any]
 """A module, a parameter or a buffer with its full name."""
 
 
-def dtype_byte_size(dtype: torch.dtype) -> int:
+_WIDTHS: Final = {CustomDtype.FP8: 1, CustomDtype.INT4: 0.5, CustomDtype.INT2: 0.25}
+
+
+def dtype_byte_size(dtype: torch.dtype | CustomDtype) -> float:
     """Return the bytes of one value.
 
     Args:
-        dtype: of torch.
+        dtype: of torch, or a custom one, whose values may have less than a byte.
 
     Raises:
         TypeError: it is no dtype.
     """
+    if isinstance(dtype, CustomDtype):
+        return _WIDTHS[dtype]
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype_byte_size takes a dtype of torch, not {dtype!r}")
+        raise TypeError(f"dtype_byte_size takes a dtype of torch or a CustomDtype, not {dtype!r}")
     return dtype.itemsize
+
+
+def _measure(dtype: DtypeLike | None) -> float | None:
+    found = dtype if isinstance(dtype, CustomDtype) else as_dtype(dtype)
+    return None if found is None else dtype_byte_size(found)
 
 
 def is_within(name: str, module: str) -> bool:
@@ -67,16 +78,16 @@ def compute_module_sizes(
         special_dtypes: other dtypes by the full name of a tensor.
         buffers_only: leave parameters out.
     """
-    wanted = as_dtype(dtype)
-    special = {name: as_dtype(item) for name, item in (special_dtypes or {}).items()}
-    sizes: dict[str, int] = defaultdict(int)
+    wanted = _measure(dtype)
+    special = {name: _measure(item) for name, item in (special_dtypes or {}).items()}
+    sizes: dict[str, Any] = defaultdict(int)  # whole numbers, but of formats of less than a byte
     tensors = model.named_buffers() if buffers_only else named_module_tensors(model, recurse=True)
     for name, tensor in tensors:
-        width = tensor.dtype.itemsize
+        width: float = tensor.dtype.itemsize
         if (own := special.get(name)) is not None:
-            width = own.itemsize
+            width = own
         elif wanted is not None and tensor.dtype.is_floating_point:
-            width = min(width, wanted.itemsize)
+            width = min(width, wanted)
         size = tensor.numel() * width
         sizes[""] += size
         parts = name.split(".")

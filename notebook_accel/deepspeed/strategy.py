@@ -33,6 +33,7 @@ class DeepSpeed(Strategy):
 
     owns_backward: ClassVar[bool] = True
     fills_dummies: ClassVar[bool] = True
+    unpicklable: ClassVar[str] = "DeepSpeed"
 
     def __init__(self, runtime: Runtime, precision: Precision, plugins: PluginSet) -> None:
         self.runtime = runtime

@@ -79,9 +79,13 @@ class Strategy(ABC):
     """A process holds only a part of each weight."""
     fills_dummies: ClassVar[bool] = False
     """Stand-ins for optimizers and schedulers of the library's own config are prepared."""
+    unpicklable: ClassVar[str] = ""
+    """What it trains by, where no pickle can have all of that: a process holds a part, or a library does."""
 
     runtime: Runtime
     precision: Precision
+    options: DistributedDataParallelKwargs | None = None
+    """Of DistributedDataParallel, where a model is wrapped in that."""
     mesh: Any = None
     """The device mesh of a run with several kinds of parallelism."""
 

@@ -38,6 +38,7 @@ class FullySharded(SingleDevice):
     """
 
     shards_weights: ClassVar[bool] = True
+    unpicklable: ClassVar[str] = "FSDP"
 
     def __init__(
         self,

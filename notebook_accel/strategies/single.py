@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -19,8 +20,18 @@ class SingleDevice(Strategy):
     def __init__(self, runtime: Runtime, precision: Precision) -> None:
         self.runtime = runtime
         self.precision = precision
+        self._forget()
+
+    def _forget(self) -> None:
         self._renewed = WeakTensorKeyDictionary()
         self._followers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_renewed", "_followers")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget()
 
     @classmethod
     def check(cls, runtime: Runtime, mode: str, plugins: Plugins) -> None:

@@ -6,26 +6,18 @@ import functools
 import socket
 import sys
 from collections.abc import Iterable, Mapping
-from enum import Enum
 from typing import Any, Final
 
 import torch
 from torch import nn
 
 from .. import environ
+from ..choices import CustomDtype as CustomDtype
 from ..nested import send_to_device
 from ..state import PartialState
 from .modeling import id_tensor_storage
 
 _USUAL_PORT: Final = 29500
-
-
-class CustomDtype(Enum):
-    """Number formats that torch does not have, for sizes of models."""
-
-    FP8 = "fp8"
-    INT4 = "int4"
-    INT2 = "int2"
 
 
 def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:

@@ -165,6 +165,7 @@ def test_importing_has_no_side_effects() -> None:
 PARTICIPLES = {
     "_deepspeed_plugins", "_drawn_batches", "_shared_memory", "chosen_names", "deepspeed_required",
     "deepspeed_config_process", "distributed", "found_inf", "gathered_shape", "installed_names", "mixed_precision",
+    "deepspeed_ulysses_dl_adapter",
     "named_module_tensors", "reached", "shared_files", "sharded_model", "sharded_optimizer", "unused_stdin",
 }  # fmt: skip
 VERBS = {"embed", "feed", "need", "seed"}

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from notebook_accel import runtime
 from notebook_accel.runtime import GradientFlags
-from notebook_accel.state import AcceleratorState, DistributedType, GradientState, PartialState
+from notebook_accel.state import AcceleratorState, DistributedType, PartialState
 from tests.unit.multiprocess import run_ranks
 
 
@@ -129,19 +129,6 @@ def test_gradient_flags_forget_a_loader_that_is_gone() -> None:
     assert flags.position() == (1, 2, 3)
     del loader
     assert flags.active is None and not flags.end_of_dataloader and flags.position() == (0, 0, None)
-
-
-def test_gradient_state_is_a_view(clean_runtime: None) -> None:
-    before = GradientState()
-    assert before.sync_gradients and before.num_steps == 1 and not before.in_dataloader
-    PartialState(cpu=True)
-    loader = Loader()
-    installed = runtime.current()
-    assert installed is not None
-    installed.gradient.begin(loader)
-    assert before.active_dataloader is loader and before.dataloader_references == [None, loader]
-    before.sync_gradients = False
-    assert not installed.gradient.sync_gradients
 
 
 # --- two processes -----------------------------------------------------------------------------------------------

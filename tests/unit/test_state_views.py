@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import gc
+import itertools
+import weakref
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
-from notebook_accel import Accelerator, FullyShardedDataParallelPlugin, PartialState
+from notebook_accel import Accelerator, FullyShardedDataParallelPlugin, PartialState, runtime
 from notebook_accel.state import AcceleratorState, DistributedType, GradientState
 from notebook_accel.utils.registry import is_initialized
 
@@ -131,3 +135,128 @@ def test_fields_of_the_state_can_be_set() -> None:
 def test_a_type_is_told_by_its_name_and_class() -> None:
     assert str(DistributedType.NO) == "DistributedType.NO" and DistributedType.NO == "NO"
     assert f"{DistributedType.MULTI_CPU}" == "DistributedType.MULTI_CPU"
+
+
+# --- set, patched and cleared, one in another ---------------------------------------------------------------------
+
+STATES = (PartialState, AcceleratorState, GradientState)
+
+
+def describe() -> list[dict[str, object]]:
+    """Return what the states show, with the runtimes that they are of."""
+    return [kind._shared_state.copy() for kind in STATES]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+@pytest.mark.parametrize("is_nested", [True, False], ids=["nested", "interleaved"])
+@pytest.mark.parametrize("has_state", [True, False], ids=["filled", "empty"])
+def test_patches_bring_all_states_back(order: tuple[int, ...], is_nested: bool, has_state: bool) -> None:
+    """Each patch starts on what the ones before left, with an accelerator in between; they stop in any order."""
+    own = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=3) if has_state else None
+    before = describe()
+    patches = [mock.patch.object(STATES[number], "_shared_state", {}) for number in order]
+    for number, patch in enumerate(patches):
+        patch.start()
+        has_own_steps = {0, 2} & set(order[: number + 1])  # an accelerator alone has no state of accumulation
+        Accelerator(cpu=True, gradient_accumulation_steps=2 if has_own_steps else 3)
+    for patch in reversed(patches) if is_nested else patches:
+        patch.stop()
+    if own is not None:
+        assert describe() == before
+        assert own.gradient_accumulation_steps == 3 and own.state.mixed_precision == "bf16"
+        assert PartialState().device == own.device
+    elif order[0] != 2:  # else there is the accelerator that was made when only accumulation was patched
+        assert AcceleratorState._shared_state == {}
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_nested_patches_of_one_state(kind: Any) -> None:
+    seen = []
+    Accelerator(cpu=True, mixed_precision="bf16")
+    for _ in range(3):
+        seen.append(describe())
+        patch = mock.patch.object(kind, "_shared_state", {})
+        patch.start()
+        seen[-1].append({"patch": patch})
+        Accelerator(cpu=True)
+    for *shown, patched in reversed(seen):
+        patched["patch"].stop()  # type: ignore[attr-defined]
+        assert describe() == shown
+
+
+def test_monkeypatch_and_patches_of_dicts() -> None:
+    Accelerator(cpu=True, mixed_precision="bf16")
+    before = describe()
+    for kind in STATES:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(kind, "_shared_state", {})
+            Accelerator(cpu=True)
+            monkeypatch.setattr(kind, "_shared_state", {})
+        assert describe() == before
+        with mock.patch.dict(kind._shared_state, clear=True):
+            Accelerator(cpu=True)
+        assert describe() == before
+    with mock.patch.dict(AcceleratorState._shared_state, {"debug": True}):
+        assert AcceleratorState().debug
+    assert describe() == before
+
+
+def test_a_dict_that_was_read_is_the_states_own() -> None:
+    """It shows what the state is, and what the state was after another dict took its place."""
+    shared = PartialState._shared_state
+    assert shared == {} and not shared and list(shared) == [] and {} == shared  # noqa: SIM300
+    Accelerator(cpu=True)
+    assert shared == PartialState._shared_state != {} and "device" in shared and isinstance(shared, dict)
+    assert dict(shared) == {**shared} == shared | {} == {} | shared == dict(shared.items())
+    PartialState._shared_state = {}
+    assert PartialState._shared_state == {} and shared["device"] == torch.device("cpu")
+    with pytest.raises(TypeError, match="has another _shared_state"):
+        shared["debug"] = True
+    PartialState._shared_state = shared
+    assert PartialState._shared_state == shared and AcceleratorState().mixed_precision == "no"
+    PartialState._shared_state = {}
+    shared.clear()
+    assert shared == {}
+    PartialState._shared_state = shared
+    assert PartialState._shared_state == {}
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, dict, lambda shared: shared.copy()])
+def test_every_kind_of_copy_brings_the_state_back(copied: Any) -> None:
+    Accelerator(cpu=True, mixed_precision="bf16")
+    before = describe()
+    copies = [copied(kind._shared_state) for kind in STATES]
+    for kind, saved in zip(STATES, copies, strict=True):
+        kind._shared_state = {}
+        Accelerator(cpu=True)
+        kind._shared_state = saved
+        assert describe() == before
+        assert copies == before
+    PartialState().debug = True
+    saved = PartialState._shared_state.copy()
+    PartialState().debug = False
+    PartialState._shared_state = {**saved, "distributed_type": DistributedType.FSDP}
+    assert PartialState().debug and PartialState().distributed_type == "FSDP"
+
+
+def test_a_state_on_its_own_keeps_none_alive() -> None:
+    PartialState(cpu=True)
+    shared = PartialState._shared_state
+    gone = weakref.ref(runtime.current().comm)  # type: ignore[union-attr]
+    PartialState._reset_state()
+    gc.collect()
+    assert gone() is None and shared == {}
+
+
+def test_a_state_that_cannot_be_set_stays() -> None:
+    own = Accelerator(cpu=True, mixed_precision="bf16")
+    before = describe()
+    for kind in STATES:
+        for wrong in (
+            {"num_processes": 5},
+            {**kind._shared_state, "distributed_type": "MULTI", "num_processes": 7},
+        ):
+            with pytest.raises((AttributeError, ValueError)):
+                kind._shared_state = wrong  # type: ignore[assignment]
+            assert describe() == before
+    assert own.state.mixed_precision == "bf16"

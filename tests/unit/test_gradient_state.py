@@ -1,12 +1,12 @@
-"""The choices of gradient accumulation as a dict that can be changed."""
+"""GradientState, and the choices of gradient accumulation as a dict that can be changed."""
 
 from __future__ import annotations
 
 import pytest
 
-from notebook_accel import Accelerator
+from notebook_accel import Accelerator, runtime
 from notebook_accel.handlers import GradientAccumulationPlugin
-from notebook_accel.state import GradientState
+from notebook_accel.state import GradientState, PartialState
 
 pytestmark = pytest.mark.usefixtures("clean_runtime")
 
@@ -45,3 +45,22 @@ def test_the_shared_state_of_accumulation() -> None:
     assert GradientState._shared_state["plugin_kwargs"] == {"num_steps": 3}
     GradientState._shared_state.clear()
     assert state.num_steps == 1
+
+
+class Loader:
+    iteration = 1
+    batches_seen = 2
+    length = 3
+
+
+def test_gradient_state_is_a_view() -> None:
+    before = GradientState()
+    assert before.sync_gradients and before.num_steps == 1 and not before.in_dataloader
+    PartialState(cpu=True)
+    loader = Loader()
+    installed = runtime.current()
+    assert installed is not None
+    installed.gradient.begin(loader)
+    assert before.active_dataloader is loader and before.dataloader_references == [None, loader]
+    before.sync_gradients = False
+    assert not installed.gradient.sync_gradients

@@ -1,0 +1,162 @@
+"""Accelerators, states and what holds them are copied and pickled."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from notebook_accel import Accelerator, FullyShardedDataParallelPlugin, PartialState, runtime
+from notebook_accel.handlers import GradientAccumulationPlugin
+from notebook_accel.state import AcceleratorState, GradientState
+from tests.unit.multiprocess import run_ranks
+
+PICKLERS = [pickle, cloudpickle]
+
+
+def train_step(accelerator: Accelerator, model: torch.nn.Module, optimizer: Any) -> torch.Tensor:
+    """Return the weights after one step."""
+    with accelerator.accumulate(model):
+        accelerator.backward(model(torch.ones(1, 2)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    return next(model.parameters()).detach().clone()
+
+
+def make_trained(**arguments: Any) -> tuple[Any, ...]:
+    accelerator = Accelerator(cpu=True, **arguments)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    prepared = accelerator.prepare(model, optimizer, DataLoader(list(range(6)), batch_size=2))
+    train_step(accelerator, *prepared[:2])
+    return accelerator, *prepared
+
+
+@pytest.mark.usefixtures("clean_runtime")
+def test_copies_are_of_the_same_run() -> None:
+    """A deep copy is the accelerator itself, as in Accelerate: libraries deep-copy objects that hold one."""
+    accelerator, *_ = make_trained()
+    assert copy.deepcopy(accelerator) is accelerator
+    assert copy.deepcopy({"trainer": [accelerator]})["trainer"][0] is accelerator
+    other = copy.copy(accelerator)
+    assert type(other) is Accelerator and other is not accelerator and vars(other) == vars(accelerator)
+    other.step = 7
+    assert accelerator.step != 7 and other._models is accelerator._models
+    assert copy.deepcopy(runtime.current()) is copy.copy(runtime.current()) is runtime.current()
+
+
+@pytest.mark.usefixtures("clean_runtime")
+@pytest.mark.parametrize("library", PICKLERS, ids=lambda library: library.__name__)
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
+def test_an_accelerator_that_was_pickled_trains_on(library: Any, precision: str) -> None:
+    accelerator, model, optimizer, _ = make_trained(mixed_precision=precision, gradient_accumulation_steps=1)
+    other = pickle.loads(library.dumps(accelerator))
+    assert other._runtime is accelerator._runtime and other.mixed_precision == precision
+    assert other._models[0] is not model and other._optimizers[0] is not optimizer
+    expected = train_step(accelerator, model, optimizer)
+    assert torch.equal(train_step(other, other._models[0], other._optimizers[0]), expected)
+    raw = torch.nn.Linear(2, 2)
+    more = other.prepare(raw, torch.optim.SGD(raw.parameters(), 0.1))
+    train_step(other, *more)
+
+
+@pytest.mark.usefixtures("clean_runtime")
+@pytest.mark.parametrize("library", PICKLERS, ids=lambda library: library.__name__)
+def test_states_are_copied_and_pickled(library: Any) -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=3)
+    for state in (PartialState(), AcceleratorState(), GradientState(), accelerator.gradient_state):
+        for other in (copy.copy(state), copy.deepcopy(state), pickle.loads(library.dumps(state))):
+            assert type(other) is type(state) and repr(other) == repr(state)
+    assert pickle.loads(library.dumps(GradientState())).num_steps == 3
+
+
+ELSEWHERE = """
+import base64, pickle, sys
+try:
+    accelerator = pickle.loads(base64.b64decode(sys.stdin.read()))
+    kind = type(accelerator).__name__
+    if kind == "Accelerator":
+        weights = [value for model in accelerator._models for value in model.state_dict().values()]
+        print(accelerator, accelerator.gradient_accumulation_steps, accelerator.state.initialized, len(weights))
+    else:
+        print(accelerator.device)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def load_elsewhere(pickled: bytes, **variables: str) -> str:
+    """Return what a process of its own says of a pickle."""
+    from notebook_accel import environ
+
+    with environ.patch_environment(**variables):
+        done = subprocess.run(
+            [sys.executable, "-c", ELSEWHERE],
+            input=base64.b64encode(pickled).decode(),
+            text=True,
+            capture_output=True,
+        )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.usefixtures("clean_runtime")
+def test_in_a_process_without_a_run_one_is_made() -> None:
+    plugin = GradientAccumulationPlugin(num_steps=3, sync_each_batch=True)
+    accelerator, *_ = make_trained(mixed_precision="bf16", gradient_accumulation_plugin=plugin)
+    said = load_elsewhere(pickle.dumps(accelerator))
+    assert said == "Accelerator(rank 0 of 1 on cpu, mixed_precision='bf16') 3 True 2\n"
+    said = load_elsewhere(pickle.dumps(accelerator._runtime))
+    assert "RuntimeError there is no runtime" in said and "make an Accelerator" in said
+    assert "the state was reset: make a new PartialState" in load_elsewhere(pickle.dumps(PartialState()))
+
+
+@pytest.mark.usefixtures("clean_runtime")
+def test_a_later_run_that_differs_is_refused() -> None:
+    pickled = pickle.dumps(Accelerator(cpu=True, mixed_precision="bf16"))
+    runtime.reset()
+    Accelerator(cpu=True)
+    with pytest.raises(ValueError, match="'bf16' comes too late: the first Accelerator chose 'no'"):
+        pickle.loads(pickled)
+    runtime.reset()
+    PartialState(cpu=True)
+    assert pickle.loads(pickled).mixed_precision == "bf16" and AcceleratorState().mixed_precision == "bf16"
+    runtime.current().device = torch.device("meta")  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="pickled where it trains on cpu, and this process trains on meta"):
+        pickle.loads(pickled)
+
+
+def ranks_pickle(pickled: bytes) -> list[Any]:
+    with pytest.raises(ValueError, match="pickled in a run of 1 process, and this run has 2"):
+        pickle.loads(pickled)
+    runtime.reset()
+    accelerator, model, optimizer, _ = make_trained()
+    other = pickle.loads(pickle.dumps(accelerator))
+    both = [
+        train_step(accelerator, model, optimizer),
+        train_step(other, other._models[0], other._optimizers[0]),
+    ]
+    assert torch.equal(*both)
+    accelerator.end_training()
+    runtime.reset()
+    sharded = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+    with pytest.raises(TypeError, match=r"by FSDP cannot be pickled.* save_state"):
+        pickle.dumps(sharded)
+    assert copy.deepcopy(sharded) is sharded and copy.copy(sharded).is_fsdp2
+    return [value.tolist() for value in both]
+
+
+@pytest.mark.usefixtures("clean_runtime")
+def test_on_two_processes() -> None:
+    pickled = pickle.dumps(Accelerator(cpu=True))
+    first, second = run_ranks(ranks_pickle, pickled)
+    assert first == second
