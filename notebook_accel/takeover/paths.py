@@ -35,6 +35,7 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "checkpointing": {},
     "commands": {},
+    "commands.accelerate_cli": {},
     "commands.config": {"utils.registry": "default_config_file load_config_from_file"},
     "commands.config.config_args": {
         "utils.registry": "cache_dir default_config_file default_yaml_config_file=default_config_file hf_cache_home "
@@ -42,7 +43,11 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "config.schema": "BaseConfig=LaunchConfig ClusterConfig=LaunchConfig",
     },
     "commands.config.default": {"utils": "write_basic_config"},
+    "commands.env": {},
+    "commands.estimate": {},
     "commands.launch": {"cli.launch_parser": "launch_command launch_command_parser"},
+    "commands.merge": {},
+    "commands.test": {},
     "data_loader": {
         "data_loader": "BatchSamplerShard DataLoaderDispatcher DataLoaderShard IterableDatasetShard "
         "SeedableRandomSampler SkipBatchSampler SkipDataLoader prepare_data_loader skip_first_batches",
@@ -65,6 +70,21 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
     "state": {
         "state": "AcceleratorState GradientState PartialState",
         "utils.registry": "do_nothing is_initialized",
+    },
+    "test_utils": {},
+    "test_utils.testing": {
+        "utils.testing": "are_the_same_tensors device_count get_backend get_launch_command memory_allocated_func "
+        "require_aim require_bnb require_clearml require_comet_ml require_cpu require_cuda require_cuda_or_hpu "
+        "require_cuda_or_xpu require_datasets require_deepspeed require_dvclive require_fp16 require_fp8 "
+        "require_fsdp2 require_huggingface_suite require_import_timer require_matplotlib require_mlflow require_mlu "
+        "require_mps require_multi_device require_multi_gpu require_multi_gpu_or_xpu require_multi_xpu require_musa "
+        "require_neuron require_non_cpu require_non_hpu require_non_torch_xla require_non_xpu require_npu "
+        "require_pandas require_peft require_pippy require_schedulefree require_sdaa require_single_device "
+        "require_single_gpu require_single_xpu require_swanlab require_tensorboard require_timm "
+        "require_torch_min_version require_torchao require_torchdata_stateful_dataloader require_torchvision "
+        "require_tp require_tpu require_trackers require_trackio require_transformer_engine "
+        "require_transformer_engine_mxfp8 require_transformers require_triton require_wandb require_xpu run_first "
+        "skip slow torch_device",
     },
     "tracking": {
         "tracking": "AimTracker ClearMLTracker CometMLTracker DVCLiveTracker GeneralTracker MLflowTracker "
@@ -180,6 +200,17 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "utils.versions": {"utils": "compare_versions is_torch_version"},
 }
+
+MAINS: Final[Mapping[str, tuple[str, ...]]] = {
+    "commands.accelerate_cli": (),
+    "commands.config": ("config",),
+    "commands.env": ("env",),
+    "commands.estimate": ("estimate-memory",),
+    "commands.launch": ("launch",),
+    "commands.merge": ("merge-weights",),
+    "commands.test": ("test",),
+}
+"""The modules whose `main` is a command of Accelerate: the first words of ours that takes its place."""
 
 
 def is_path(path: str) -> bool:
