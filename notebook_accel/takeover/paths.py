@@ -36,11 +36,11 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
     "checkpointing": {},
     "commands": {},
     "commands.accelerate_cli": {},
-    "commands.config": {"utils.registry": "default_config_file load_config_from_file"},
+    "commands.config": {"utils.cluster": "default_config_file load_config_from_file"},
     "commands.config.config_args": {
-        "utils.registry": "cache_dir default_config_file default_yaml_config_file=default_config_file hf_cache_home "
-        "load_config_from_file",
-        "config.schema": "BaseConfig=LaunchConfig ClusterConfig=LaunchConfig",
+        "utils.registry": "cache_dir hf_cache_home",
+        "utils.cluster": "BaseConfig ClusterConfig default_config_file default_json_config_file=default_config_file "
+        "default_yaml_config_file=default_config_file load_config_from_file",
     },
     "commands.config.default": {"utils": "write_basic_config"},
     "commands.env": {},

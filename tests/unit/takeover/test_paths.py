@@ -41,10 +41,7 @@ REASONS: dict[str, dict[str, str]] = {
         ("save_accelerator_state", "load_accelerator_state", "save_custom_state", "load_custom_state"), PARTS
     ),
     "commands.config": {"get_config_parser": PARSER},
-    "commands.config.config_args": {
-        "SageMakerConfig": SAGEMAKER,
-        "default_json_config_file": "there is one default file",
-    },
+    "commands.config.config_args": {"SageMakerConfig": SAGEMAKER},
     "commands.config.default": dict.fromkeys(
         ("default_command_parser", "default_config_command", "description"), PARSER
     ),
