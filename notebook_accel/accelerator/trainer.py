@@ -64,13 +64,9 @@ def make_callback(base: type) -> type:
             self._restore_limit(args)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            """Report the numbers that Trainer logs.
-
-            The last ones come before it removes all checkpoints but the best, where it may keep one. That of a stop,
-            from which the training goes on, is kept too.
-            """
+            """Report the numbers that Trainer logs; the last ones are told before it removes checkpoints."""
             if self._is_stopping and "train_loss" in (logs or {}) and args.save_total_limit == 1:
-                self._limit, args.save_total_limit = 1, 2
+                self._limit, args.save_total_limit = 1, 2  # the best one, and that of the stop
             reporter, current = runtime.reporter(), runtime.current()
             if reporter is None or current is None or not current.topology.is_main:
                 return
