@@ -93,8 +93,14 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "utils.registry": "LOGGER_TYPE_TO_CLASS get_available_trackers",
     },
     "utils": {},
-    "utils.ao": {},
-    "utils.bnb": {"utils": "load_and_quantize_model"},
+    "utils.ao": {
+        "utils.layers": "convert_model_to_fp8_ao filter_first_and_last_linear_layers filter_linear_layers "
+        "find_first_last_linear_layers has_ao_layers",
+    },
+    "utils.bnb": {
+        "utils": "load_and_quantize_model",
+        "utils.layers": "get_parameter_device has_4bit_bnb_layers",
+    },
     "utils.constants": {
         "utils.constants": "BETA_CP_AVAILABLE_PYTORCH_VERSION BETA_SP_AVAILABLE_DEEPSPEED_VERSION "
         "BETA_TP_AVAILABLE_PYTORCH_VERSION BETA_TP_AVAILABLE_TRANSFORMERS_VERSION CUDA_DISTRIBUTED_TYPES "
@@ -126,10 +132,14 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
     "utils.environment": {
         "utils.environment": "clear_environment override_numa_affinity patch_environment "
         "purge_accelerate_environment set_numa_affinity",
+        "utils.machine": "CPUInformation check_cuda_fp8_capability check_cuda_p2p_ib_support "
+        "convert_dict_to_env_variables get_cpu_distributed_information get_current_device_type get_driver_version "
+        "get_gpu_info",
         "utils.other": "are_libraries_initialized get_int_from_env parse_choice_from_env parse_flag_from_env "
         "str_to_bool",
     },
     "utils.fsdp_utils": {
+        "utils.fsdp": "ensure_weights_retied fsdp2_canonicalize_names get_fsdp2_grad_scaler",
         "utils": "disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading fsdp2_load_full_state_dict "
         "fsdp2_prepare_model fsdp2_switch_optimizer_parameters merge_fsdp_weights",
         "utils.fsdp_files": "get_parameters_from_modules load_fsdp_model load_fsdp_optimizer save_fsdp_model "
@@ -152,7 +162,7 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "is_transformer_engine_mxfp8_available is_triton_available is_weights_only_available is_xccl_available "
         "torchao_required",
     },
-    "utils.launch": {},
+    "utils.launch": {"utils.launch": "PrepareForLaunch"},
     "utils.megatron_lm": {
         "utils": "AbstractTrainStep BertTrainStep GPTTrainStep MegatronLMDummyDataLoader MegatronLMDummyScheduler "
         "T5TrainStep avg_losses_across_data_parallel_group",
@@ -179,7 +189,8 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "utils": "CannotPadNestedTensorWarning DistributedOperationException concatenate convert_outputs_to_fp32 "
         "convert_to_fp32 find_batch_size honor_type is_namedtuple is_torch_tensor listify recursively_apply "
         "send_to_device slice_tensors",
-        "utils.operations": "broadcast broadcast_object_list gather gather_object pad_across_processes reduce",
+        "utils.operations": "broadcast broadcast_object_list copy_tensor_to_devices gather gather_object "
+        "pad_across_processes pad_input_tensors reduce",
         "utils.structure": "GatheredParameters TENSOR_INT_TO_DTYPE TENSOR_TYPE_TO_INT find_device "
         "get_data_structure get_shape initialize_tensors is_tensor_information is_torch_xpu_tensor",
         "nested": "ignorant_find_batch_size",

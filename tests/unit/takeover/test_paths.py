@@ -101,22 +101,10 @@ REASONS: dict[str, dict[str, str]] = {
         ),
         OWN_TESTS,
     ),
-    "utils.ao": dict.fromkeys(
-        (
-            "convert_model_to_fp8_ao",
-            "filter_first_and_last_linear_layers",
-            "filter_linear_layers",
-            "find_first_last_linear_layers",
-            "has_ao_layers",
-        ),
-        PARTS,
-    ),
     "utils.bnb": dict.fromkeys(
         (
             "get_keys_to_not_convert",
-            "get_parameter_device",
             "get_quantized_model_device_map",
-            "has_4bit_bnb_layers",
             "quantize_and_offload_8bit",
             "replace_with_bnb_layers",
         ),
@@ -149,32 +137,15 @@ REASONS: dict[str, dict[str, str]] = {
         "ProfilerActivity": "a word of an argument's type",
     },
     "utils.deepspeed": {"map_pytorch_optim_to_deepspeed": PARTS},
-    "utils.environment": dict.fromkeys(
-        (
-            "CPUInformation",
-            "check_cuda_fp8_capability",
-            "check_cuda_p2p_ib_support",
-            "convert_dict_to_env_variables",
-            "get_cpu_distributed_information",
-            "get_current_device_type",
-            "get_driver_version",
-            "get_gpu_info",
-        ),
-        PARTS,
-    ),
     "utils.fsdp_utils": dict.fromkeys(
         (
-            "ensure_weights_retied",
             "fsdp2_apply_ac",
-            "fsdp2_canonicalize_names",
             "fsdp2_prepare_auto_wrap_policy",
-            "get_fsdp2_grad_scaler",
         ),
         PARTS,
     ),
     "utils.launch": dict.fromkeys(
         (
-            "PrepareForLaunch",
             "env_var_path_add",
             "prepare_deepspeed_cmd_env",
             "prepare_extend_env_parallelism_config",
@@ -206,9 +177,7 @@ REASONS: dict[str, dict[str, str]] = {
         (
             "ConvertOutputsToFp32",
             "chained_operation",
-            "copy_tensor_to_devices",
             "gather_tensor_shape",
-            "pad_input_tensors",
             "verify_operation",
         ),
         PARTS,
