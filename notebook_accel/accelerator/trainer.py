@@ -52,13 +52,21 @@ def make_callback(base: type) -> type:
         def __init__(self) -> None:
             self._is_stopping = False
             self._saved_step: int | None = None
+            self._limit: int | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             """Begin anew."""
             self._is_stopping, self._saved_step = False, None
+            self._restore_limit(args)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            """Give the arguments back as they were."""
+            self._restore_limit(args)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            """Report the numbers that Trainer logs."""
+            """Report the numbers that Trainer logs; the last ones are told before it removes checkpoints."""
+            if self._is_stopping and "train_loss" in (logs or {}) and args.save_total_limit == 1:
+                self._limit, args.save_total_limit = 1, 2  # the best one, and that of the stop
             reporter, current = runtime.reporter(), runtime.current()
             if reporter is None or current is None or not current.topology.is_main:
                 return
@@ -87,5 +95,9 @@ def make_callback(base: type) -> type:
             if not float(state.epoch or 0).is_integer():
                 control.should_log = control.should_evaluate = False
             control.should_save = control.should_evaluate or self._saved_step != state.global_step
+
+        def _restore_limit(self, args: Any) -> None:
+            if self._limit is not None:
+                args.save_total_limit, self._limit = self._limit, None
 
     return NotebookReport

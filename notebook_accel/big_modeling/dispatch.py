@@ -225,7 +225,8 @@ def load_checkpoint_and_dispatch(
     """Load the weights of a checkpoint into a model, each part on its device.
 
     Weights of `disk` are read from the safetensors files of the checkpoint, so these files have to stay where they are.
-    Weights of other files are written to `offload_folder`. If the weights do not fit, nothing changes.
+    Weights of other files, and those that are converted, are written to `offload_folder`. If the weights do not fit,
+    nothing changes.
 
     Args:
         model: best built under `init_empty_weights`.
@@ -234,7 +235,7 @@ def load_checkpoint_and_dispatch(
             same amount, `balanced_low_0` gives the first one little, `sequential` fills one after the other.
         max_memory: for a map that is made, see `infer_auto_device_map`.
         no_split_module_classes: see `infer_auto_device_map`.
-        offload_folder: for weights of `disk` that are in no safetensors file.
+        offload_folder: for weights of `disk` that are in no safetensors file as they are.
         offload_buffers: see `dispatch_model`.
         dtype: floating point weights are cast to it.
         offload_state_dict: see `load_checkpoint_in_model`.

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..checkpointing import models, pickled, shards, weights
+from ..checkpointing import models, pickled, weights
 from ..checkpointing.folder import PathLike
 from ..checkpointing.models import Source
 from ..hooks import tensors
-from . import eight_bit, offload, ties
+from . import conversion, eight_bit, offload, ties
 from .device_map import DeviceMap, check_buffers, check_device_map, check_devices, check_devices_exist
 from .placing import Loading, Slot, list_slots
 
@@ -38,7 +38,8 @@ def load_checkpoint_in_model(
 
     Args:
         model: not wrapped; tensors on the meta device get values too.
-        checkpoint: a safetensors file or one of torch.save, an index of several, or a folder with one of these.
+        checkpoint: a safetensors file or one of torch.save, an index of several, or a folder with one of these. For a
+            model of Transformers it may have the names of the hub: weights are converted as `from_pretrained` does.
         device_map: a device for each part by name; weights of `disk` go to the meta device. Without it tensors stay
             where they are, and those on the meta device come to the CPU.
         offload_folder: gets an index of the weights of `disk`, and files of those that are in no safetensors file.
@@ -126,7 +127,7 @@ def check_sharded(device_map: Any, full_state_dict: bool, broadcast_from_rank0: 
 def _load_in_place(
     model: nn.Module, checkpoint: PathLike, dtype: torch.dtype | None, keep: list[str], strict: bool
 ) -> None:
-    sources = [models.open_source(path) for path in shards.find_files(checkpoint)]
+    sources = conversion.open_sources(model, checkpoint)
     formats = eight_bit.list_formats(model)
     apply = models.plan(model, sources, strict=strict, unused=formats)
     if not strict:
@@ -182,8 +183,8 @@ def _load_sharded(
         raise ValueError("broadcast_from_rank0=True needs a process group: launch several processes")
     state: dict[str, Any] = {}
     if not broadcast_from_rank0 or torch.distributed.get_rank() == 0:
-        for path in shards.find_files(checkpoint):
-            state |= load_state_dict(path)
+        for source in conversion.open_sources(model, checkpoint):
+            state |= source.read()
     if dtype is not None:
         model.to(dtype)
     options = StateDictOptions(
@@ -251,7 +252,7 @@ def plan(
         check_devices_exist(device_map)
     if whole:
         check_buffers(model)
-    sources = [models.open_source(path) for path in shards.find_files(checkpoint)]
+    sources = conversion.open_sources(model, checkpoint)
     loading = Loading(model=model, sources=sources, folder=offload_folder)
     groups = _group_by_tensor(list_slots(model))
     loading.check_names(groups, strict=strict, whole=whole)

@@ -227,14 +227,15 @@ class Loading:
                 self._values.append(_Value(slots=slots, source=source, key=key, device=device, dtype=dtype))
             return
         self._empty += [(slot, dtype) for slot in slots]
-        if source.header is None:
+        place = source.locate(key)
+        if place is None:
             self._written.append((slots, source, key, dtype))
             return
         name_of_dtype = str(dtype).removeprefix("torch.")
         for slot in slots:
             self._index[slot.name] = {
-                "safetensors_file": str(source.path.resolve()),
-                "weight_name": key,
+                "safetensors_file": str(place[0].resolve()),
+                "weight_name": place[1],
                 "dtype": name_of_dtype,
             }
 
@@ -314,8 +315,7 @@ class Loading:
         new = not folder.exists()
         try:
             for slots, source, key, dtype in self._written:
-                value = torch.empty(source.shapes[key], dtype=dtype, device="cpu")
-                source.read_into({key: value})
+                value = source.read_entry(key).to(dtype)
                 for slot in slots:
                     offload.offload_weight(value, slot.name, folder, index)
             for slots, source, key, device in self._quantized:

@@ -71,11 +71,11 @@ class Source:
 
         def choose(path: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor | Keep:
             target = targets[path[0]]
-            return target if _fits(target, tensor.dtype) else functools.partial(_copy_into, target)
+            return target if _fits(target, tensor.dtype) else functools.partial(copy_into, target)
 
         for name, value in self.outline.fill(choose, only=targets.keys()).items():
             if value is not targets[name]:
-                _copy_into(targets[name], value)
+                copy_into(targets[name], value)
 
     def _read_safe(self, header: weights.Header, targets: Mapping[str, torch.Tensor]) -> None:
         direct: dict[str, torch.Tensor] = {}
@@ -86,7 +86,7 @@ class Source:
                 continue
             value = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
             weights.read_into(self.path, header, {name: value}, self.verified)
-            _copy_into(target, value)
+            copy_into(target, value)
         weights.read_into(self.path, header, direct, self.verified)
 
     def verify(self, names: Collection[str]) -> None:
@@ -99,6 +99,10 @@ class Source:
             weights.verify(self.path, self.header, new)
             self.verified.update(new)
 
+    def locate(self, name: str) -> tuple[Path, str] | None:
+        """Return the safetensors file that has these values as they are, and their name there; None for other files."""
+        return None if self.header is None else (self.path, name)
+
 
 def is_extra_state(name: str) -> bool:
     """Return True for a name of a state dict under which a module keeps what its `get_extra_state` returned.
@@ -109,7 +113,13 @@ def is_extra_state(name: str) -> bool:
     return name.rpartition(".")[2] == EXTRA_STATE
 
 
-def _copy_into(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def copy_into(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Copy values into a tensor; one that is spread over processes gets this process's part.
+
+    Args:
+        target: gets the values.
+        value: of its whole shape.
+    """
     return target.copy_(shard_like(value, target))
 
 

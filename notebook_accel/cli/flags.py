@@ -13,7 +13,8 @@ from .. import environ
 from ..config.option import Option, as_text, read_number
 from ..config.schema import LaunchConfig, section_title, table
 
-_SHORT: Final = {"tee": ("-t",)}
+SHORT: Final = {"tee": ("-t",)}
+"""Short spellings of flags."""
 _KINDS: Final = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", tuple: "TEXT"}
 
 _OTHERS: Final = "Other options"
@@ -136,7 +137,7 @@ def add_flags(command: Callable[..., Any]) -> Callable[..., Any]:
         if is_repeatable(option):
             extra = {"multiple": True}
         command = click.option(
-            *_SHORT.get(flag, ()),
+            *SHORT.get(flag, ()),
             f"--{normalize(flag)}",
             option.name.replace(".", "__"),
             type=str,

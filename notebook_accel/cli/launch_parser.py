@@ -19,6 +19,10 @@ from .launch import launch, run
 
 _SWITCHES: Final = ("dry_run", *flags.PARADIGMS)
 """Flags without a value that are no options of a config."""
+_DESTINATIONS: Final = {"tpu_cluster": "tpu_use_cluster"}
+"""Names in the namespace that differ from the flag's."""
+_TEXTS: Final = ("fsdp_", "zero3_")
+"""How flags begin whose values Accelerate's namespace has as they were typed, such as `true`."""
 
 
 def launch_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
@@ -46,6 +50,12 @@ def launch_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
         parser.add_argument(*_spell(name), dest=name, action="store_true")
     for option in flags.options():
         _add_flag(parser, option)
+    parser.add_argument(
+        *_spell("no_tpu_cluster"), dest="tpu_use_cluster", action="store_false", help="No cluster."
+    )
+    for name in ("aws_access_key_id", "aws_secret_access_key"):
+        parser.add_argument(*_spell(name), help=argparse.SUPPRESS)  # for Amazon SageMaker
+    parser.set_defaults(tpu_use_cluster=None)
     parser.add_argument("training_script", help="The script, module or program to run.")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Its own words.")
     return parser
@@ -69,7 +79,7 @@ def launch_command(args: argparse.Namespace) -> None:
     script = Script(kind=kind, words=(args.training_script, *args.training_script_args))
     values: dict[str, Any] = {name: getattr(args, name) for name in flags.PARADIGMS}
     for option in flags.options():
-        value = getattr(args, str(option.face.flag))
+        value = getattr(args, _destination(option))
         is_several = option.kind is tuple and isinstance(value, list)
         text = tuple(map(as_text, value)) if is_several else None if value is None else as_text(value)
         values[option.name.replace(".", "__")] = text
@@ -92,11 +102,17 @@ def _spell(name: str) -> list[str]:
     return list(dict.fromkeys([f"--{flags.normalize(name)}", f"--{name}"]))
 
 
+def _destination(option: Option) -> str:
+    flag = str(option.face.flag)
+    return _DESTINATIONS.get(flag, flag)
+
+
 def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:
     flag = str(option.face.flag)
     parser.add_argument(
+        *flags.SHORT.get(flag, ()),
         *_spell(flag),
-        dest=flag,
+        dest=_destination(option),
         type=str if option.kind is tuple else functools.partial(_read_value, option),
         action="append" if flags.is_repeatable(option) else "store",
         help=option.help.replace("%", "%%"),
@@ -104,6 +120,8 @@ def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:
 
 
 def _read_value(option: Option, text: str) -> Any:
+    if str(option.face.flag).startswith(_TEXTS) and (flags.is_switch(option) or option.choices is not None):
+        return text
     if not flags.is_switch(option):
         return flags.read_value(option, text)
     try:

@@ -14,6 +14,7 @@ from ..compilation import find_original, is_compiled_module
 from ..handlers import DistributedDataParallelKwargs
 from ..precision import Precision
 from ..runtime import Runtime
+from . import tensor_parallel
 from .base import Bundle, Plugins, Strategy
 from .single import SingleDevice
 
@@ -40,6 +41,11 @@ class DataParallel(SingleDevice):
     def _wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
+        if tensor_parallel.is_split(model):
+            raise ValueError(
+                f"{type(model).__name__} is split over processes, which have to get the same batches: give "
+                "Accelerator(parallelism_config=ParallelismConfig(tp_size=...)) the number of these processes"
+            )
         device = self.runtime.device
         wrapped = DistributedDataParallel(
             model,

@@ -215,10 +215,12 @@ class FullySharded(SingleDevice):
         blocks.set_prefetching(sorted(units, key=lambda unit: order[id(unit)]), self.plugin)
 
     def _split(self, model: torch.nn.Module) -> None:
-        """Split layers over the processes of `tp`, with rank 0's weights in all copies."""
+        """Split layers over the processes of `tp`, with rank 0's weights in all copies; split ones stay as they are."""
         assert self.parallelism is not None and self.parallelism.tp_handler is not None
         model.to(self.runtime.device)
         filling.copy_first(model, self.runtime.comm)
+        if tensor_parallel.is_split(model):
+            return
         tensor_parallel.split(model, self._splits, self.parallelism.tp_handler.plan)
 
     def _require_values(self, model: torch.nn.Module, what: str) -> None:

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import torch
 
+from ..dtensors import is_sharded
+
 _WORDS: Final = (
     "colwise",
     "colwise_rep",
@@ -16,6 +18,15 @@ _WORDS: Final = (
     "embedding_rowwise",
     "sequence_parallel",
 )
+
+
+def is_split(model: torch.nn.Module) -> bool:
+    """Return True if processes hold parts of weights already, as `from_pretrained(tp_plan="auto")` leaves them.
+
+    Args:
+        model: any.
+    """
+    return any(map(is_sharded, model.parameters()))
 
 
 def split(model: torch.nn.Module, mesh: Any, plan: dict[str, Any] | None) -> None:

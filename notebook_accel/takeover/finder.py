@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.machinery
 import os
@@ -159,8 +160,17 @@ class Finder:
         inner = module.__name__.partition(".")[2]
         vars(module)["__doc__"] = f"Accelerate's `{module.__name__}`, served by {_OURS}."
         vars(module)["__all__"] = paths.names_of(inner)
+        if inner in paths.MAINS:
+            vars(module)["main"] = functools.partial(_run_command, *paths.MAINS[inner])
         if not inner:
             vars(module)["__version__"] = VERSION
+
+    def get_code(self, fullname: str) -> Any:
+        """Return the code of a module that `python -m` runs: a command, or nothing."""
+        if fullname.partition(".")[2] not in paths.MAINS:
+            return compile("", paths.__file__, "exec")
+        text = f"import sys\nfrom {fullname} import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+        return compile(text, paths.__file__, "exec")
 
     def find_distributions(self, context: Any = None) -> Iterator[Any]:
         """Yield the metadata of Accelerate, where it is asked for by name or with all others.
@@ -175,6 +185,11 @@ class Finder:
 
     def invalidate_caches(self) -> None:
         """Forget nothing, because nothing is kept."""
+
+
+def _run_command(*words: str) -> Any:
+    """Run the command of this package with these words and those of the command line."""
+    return importlib.import_module(f"{_OURS}.cli.main").main([*words, *sys.argv[1:]])
 
 
 def _replace(path: str, name: str, before: Any, after: Any) -> None:

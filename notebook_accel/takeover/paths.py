@@ -35,14 +35,19 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "checkpointing": {},
     "commands": {},
-    "commands.config": {"utils.registry": "default_config_file load_config_from_file"},
+    "commands.accelerate_cli": {},
+    "commands.config": {"utils.cluster": "default_config_file load_config_from_file"},
     "commands.config.config_args": {
-        "utils.registry": "cache_dir default_config_file default_yaml_config_file=default_config_file hf_cache_home "
-        "load_config_from_file",
-        "config.schema": "BaseConfig=LaunchConfig ClusterConfig=LaunchConfig",
+        "utils.registry": "cache_dir hf_cache_home",
+        "utils.cluster": "BaseConfig ClusterConfig default_config_file default_json_config_file=default_config_file "
+        "default_yaml_config_file=default_config_file load_config_from_file",
     },
     "commands.config.default": {"utils": "write_basic_config"},
+    "commands.env": {},
+    "commands.estimate": {},
     "commands.launch": {"cli.launch_parser": "launch_command launch_command_parser"},
+    "commands.merge": {},
+    "commands.test": {},
     "data_loader": {
         "data_loader": "BatchSamplerShard DataLoaderDispatcher DataLoaderShard IterableDatasetShard "
         "SeedableRandomSampler SkipBatchSampler SkipDataLoader prepare_data_loader skip_first_batches",
@@ -66,6 +71,21 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "state": "AcceleratorState GradientState PartialState",
         "utils.registry": "do_nothing is_initialized",
     },
+    "test_utils": {},
+    "test_utils.testing": {
+        "utils.testing": "are_the_same_tensors device_count get_backend get_launch_command memory_allocated_func "
+        "require_aim require_bnb require_clearml require_comet_ml require_cpu require_cuda require_cuda_or_hpu "
+        "require_cuda_or_xpu require_datasets require_deepspeed require_dvclive require_fp16 require_fp8 "
+        "require_fsdp2 require_huggingface_suite require_import_timer require_matplotlib require_mlflow require_mlu "
+        "require_mps require_multi_device require_multi_gpu require_multi_gpu_or_xpu require_multi_xpu require_musa "
+        "require_neuron require_non_cpu require_non_hpu require_non_torch_xla require_non_xpu require_npu "
+        "require_pandas require_peft require_pippy require_schedulefree require_sdaa require_single_device "
+        "require_single_gpu require_single_xpu require_swanlab require_tensorboard require_timm "
+        "require_torch_min_version require_torchao require_torchdata_stateful_dataloader require_torchvision "
+        "require_tp require_tpu require_trackers require_trackio require_transformer_engine "
+        "require_transformer_engine_mxfp8 require_transformers require_triton require_wandb require_xpu run_first "
+        "skip slow torch_device",
+    },
     "tracking": {
         "tracking": "AimTracker ClearMLTracker CometMLTracker DVCLiveTracker GeneralTracker MLflowTracker "
         "SwanLabTracker TensorBoardTracker TrackioTracker WandBTracker filter_trackers=choose_trackers "
@@ -73,8 +93,14 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "utils.registry": "LOGGER_TYPE_TO_CLASS get_available_trackers",
     },
     "utils": {},
-    "utils.ao": {},
-    "utils.bnb": {"utils": "load_and_quantize_model"},
+    "utils.ao": {
+        "utils.layers": "convert_model_to_fp8_ao filter_first_and_last_linear_layers filter_linear_layers "
+        "find_first_last_linear_layers has_ao_layers",
+    },
+    "utils.bnb": {
+        "utils": "load_and_quantize_model",
+        "utils.layers": "get_parameter_device has_4bit_bnb_layers",
+    },
     "utils.constants": {
         "utils.constants": "BETA_CP_AVAILABLE_PYTORCH_VERSION BETA_SP_AVAILABLE_DEEPSPEED_VERSION "
         "BETA_TP_AVAILABLE_PYTORCH_VERSION BETA_TP_AVAILABLE_TRANSFORMERS_VERSION CUDA_DISTRIBUTED_TYPES "
@@ -106,10 +132,14 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
     "utils.environment": {
         "utils.environment": "clear_environment override_numa_affinity patch_environment "
         "purge_accelerate_environment set_numa_affinity",
+        "utils.machine": "CPUInformation check_cuda_fp8_capability check_cuda_p2p_ib_support "
+        "convert_dict_to_env_variables get_cpu_distributed_information get_current_device_type get_driver_version "
+        "get_gpu_info",
         "utils.other": "are_libraries_initialized get_int_from_env parse_choice_from_env parse_flag_from_env "
         "str_to_bool",
     },
     "utils.fsdp_utils": {
+        "utils.fsdp": "ensure_weights_retied fsdp2_canonicalize_names get_fsdp2_grad_scaler",
         "utils": "disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading fsdp2_load_full_state_dict "
         "fsdp2_prepare_model fsdp2_switch_optimizer_parameters merge_fsdp_weights",
         "utils.fsdp_files": "get_parameters_from_modules load_fsdp_model load_fsdp_optimizer save_fsdp_model "
@@ -132,7 +162,7 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "is_transformer_engine_mxfp8_available is_triton_available is_weights_only_available is_xccl_available "
         "torchao_required",
     },
-    "utils.launch": {},
+    "utils.launch": {"utils.launch": "PrepareForLaunch"},
     "utils.megatron_lm": {
         "utils": "AbstractTrainStep BertTrainStep GPTTrainStep MegatronLMDummyDataLoader MegatronLMDummyScheduler "
         "T5TrainStep avg_losses_across_data_parallel_group",
@@ -159,7 +189,8 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "utils": "CannotPadNestedTensorWarning DistributedOperationException concatenate convert_outputs_to_fp32 "
         "convert_to_fp32 find_batch_size honor_type is_namedtuple is_torch_tensor listify recursively_apply "
         "send_to_device slice_tensors",
-        "utils.operations": "broadcast broadcast_object_list gather gather_object pad_across_processes reduce",
+        "utils.operations": "broadcast broadcast_object_list copy_tensor_to_devices gather gather_object "
+        "pad_across_processes pad_input_tensors reduce",
         "utils.structure": "GatheredParameters TENSOR_INT_TO_DTYPE TENSOR_TYPE_TO_INT find_device "
         "get_data_structure get_shape initialize_tensors is_tensor_information is_torch_xpu_tensor",
         "nested": "ignorant_find_batch_size",
@@ -180,6 +211,17 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "utils.versions": {"utils": "compare_versions is_torch_version"},
 }
+
+MAINS: Final[Mapping[str, tuple[str, ...]]] = {
+    "commands.accelerate_cli": (),
+    "commands.config": ("config",),
+    "commands.env": ("env",),
+    "commands.estimate": ("estimate-memory",),
+    "commands.launch": ("launch",),
+    "commands.merge": ("merge-weights",),
+    "commands.test": ("test",),
+}
+"""The modules whose `main` is a command of Accelerate: the first words of ours that takes its place."""
 
 
 def is_path(path: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -76,3 +76,54 @@ def fsdp2_switch_optimizer_parameters(
     ]
     for group, parameters in zip(optimizer.param_groups, groups, strict=True):
         group["params"] = parameters
+
+
+def ensure_weights_retied(
+    param_init_fn: Callable[[torch.nn.Module], torch.nn.Module], model: torch.nn.Module, device: torch.device
+) -> Callable[[torch.nn.Module], torch.nn.Module]:
+    """Return a function that gives values to modules as another does, and lets weights that were one be one again.
+
+    Args:
+        param_init_fn: gives a module its values, and returns it.
+        model: of Transformers, whose `_tied_weights_keys` names the weights.
+        device: accepted and not needed.
+    """
+    names = getattr(model, "_tied_weights_keys", None)
+    if not names:
+        return param_init_fn
+    first: dict[int, torch.nn.Parameter | None] = {id(model.get_parameter(name)): None for name in names}
+
+    def make(module: torch.nn.Module) -> torch.nn.Module:
+        shared = {name: id(parameter) for name, parameter in module.named_parameters(recurse=False)}
+        made = param_init_fn(module)
+        for name, key in shared.items():
+            if key in first and (known := first[key]) is not None:
+                setattr(made, name, known)
+            elif key in first:
+                first[key] = getattr(made, name)
+        return made
+
+    return make
+
+
+def fsdp2_canonicalize_names(named_params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters by the names that they have without wrappers for compiling and for recomputing activations.
+
+    Args:
+        named_params: by names of a wrapped model.
+    """
+    return {_remove_wrappers(name): parameter for name, parameter in named_params.items()}
+
+
+def _remove_wrappers(name: str) -> str:
+    parts = [part for part in name.split(".") if part != "_checkpoint_wrapped_module"]
+    return ".".join(part for part in parts if part != "_orig_mod")
+
+
+def get_fsdp2_grad_scaler(**kwargs: Any) -> torch.amp.GradScaler:
+    """Return a gradient scaler of torch.
+
+    Args:
+        kwargs: its arguments.
+    """
+    return torch.amp.GradScaler(**kwargs)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from .. import detect
 from ..comm import ops
+from ..nested import recursively_apply
 
 
 def gather(tensor: Any) -> Any:
@@ -67,6 +70,46 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
         pad_first: pad at the beginning instead of the end.
     """
     return ops.pad_across_processes(detect.ensure().comm, tensor, dim, pad_index, pad_first)
+
+
+def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
+    """Return nested tensors with zeros at the end of dim 0, so that processes get equal parts of a small batch.
+
+    Args:
+        tensor: nested data.
+        batch_size: rows that count.
+        num_processes: that share them.
+        dim: the dimension along which the values stand; the zeros are always on dim 0.
+    """
+    each, rest = divmod(batch_size, num_processes)
+    missing = num_processes - (each or batch_size)
+    if missing < 1 and rest > missing:
+        missing = rest - missing
+
+    def pad(part: torch.Tensor) -> torch.Tensor:
+        padded = part.new_zeros((batch_size + missing, *part.shape[1:]))
+        padded.narrow(dim, 0, part.shape[dim]).copy_(part)
+        return padded
+
+    return recursively_apply(pad, tensor, error_on_other_type=True)
+
+
+def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
+    """Return in all processes a tensor that one of them has.
+
+    Args:
+        tensor: None in the other processes, which need not know its shape.
+    """
+    runtime = detect.ensure()
+    kinds = ops.gather_object(runtime.comm, [None if tensor is None else (tensor.shape, tensor.dtype)])
+    shape, dtype = next(kind for kind in kinds if kind is not None)
+    mine = (
+        torch.zeros(shape, dtype=dtype, device=runtime.device)
+        if tensor is None
+        else tensor.to(runtime.device)
+    )
+    found: torch.Tensor = ops.reduce(runtime.comm, mine, "sum")
+    return found
 
 
 def wait_for_everyone() -> None:

@@ -6,6 +6,7 @@ with those of Accelerate.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,3 +127,21 @@ def test_deepspeed_trains_as_a_plain_model(done: Results) -> None:
         assert cases["stage_2"]["config"]["gradient_accumulation_steps"] == 2
         assert cases["smaller_batches"]["sizes"][-1] == 2
         assert cases["config_first"] == {"seen": [True, True, False, False, 3, False, True], "after": False}
+
+
+def test_a_model_that_transformers_split(tmp_path: Path) -> None:
+    """The processes of a split model get the same batches, and train it as if it were whole."""
+    for rank in launch(tmp_path, "ours2", "split_cases"):
+        cases = {name: case["found"] for name, case in rank["split_cases"].items()}
+        for name in ("", "_accumulated"):
+            split, whole = cases[f"split{name}"], cases[f"whole{name}"]
+            assert split["wrapped"] == "LlamaForCausalLM"
+            for ours, theirs in zip(list_values(split), list_values(whole), strict=True):
+                assert ours == pytest.approx(theirs, rel=1e-4), name
+            check_weights(split["saved"], whole["saved"], 1e-4)
+            assert split["files"] == whole["files"]
+        split, whole = cases["own_loop"]["split"], cases["own_loop"]["whole"]
+        assert split["kind"] == "LlamaForCausalLM"
+        for ours, theirs in zip(split["rows"], whole["rows"], strict=True):
+            assert ours[:2] == pytest.approx(theirs[:2], rel=1e-4)
+            assert set(theirs[2]) < set(ours[2])

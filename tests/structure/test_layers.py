@@ -52,7 +52,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "accelerator": (("arguments", "base", "strategy_table"), ("*",), ("core",)),
     "big_modeling": (
-        ("eight_bit", "explanation", "init", "mapped", "moves", "sizes", "state"),
+        ("conversion", "eight_bit", "explanation", "init", "mapped", "moves", "sizes", "state"),
         ("limits", "offload", "ties"),
         ("device_map", "placing"),
         ("load", "whole"),

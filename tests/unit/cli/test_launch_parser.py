@@ -31,7 +31,7 @@ def parse(*words: str) -> dict[str, Any]:
 
 
 def test_a_namespace_has_what_accelerates_has() -> None:
-    left_out = {"aws_access_key_id", "aws_secret_access_key", "nondefault", "tpu_use_cluster"}
+    left_out = {"nondefault"}  # for its own command
     theirs = vars(reference.launch_command_parser().parse_args(["train.py"]))
     assert theirs.keys() - left_out <= parse().keys()
     words = ["--num_processes", "4", "--multi_gpu", "--mixed_precision=bf16", "--module", "--gpu_ids", "0,1"]
@@ -40,6 +40,37 @@ def test_a_namespace_has_what_accelerates_has() -> None:
     named = ("num_processes", "multi_gpu", "mixed_precision", "module", "gpu_ids")
     for name in (*named, "training_script", "training_script_args", "config_file", "use_fsdp", "tpu"):
         assert ours[name] == theirs[name], name
+
+
+LINES = """
+--multi_gpu --num_processes 4 --mixed_precision fp16 --gpu_ids all
+--num_processes=8 --num_machines=2 --machine_rank=1 --main_process_ip=10.0.0.1 --main_process_port=29500
+--multi-gpu --num-processes 2 --mixed-precision no --same_network --enable_cpu_affinity
+--use_fsdp --fsdp_sharding_strategy FULL_SHARD --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --fsdp_version 2
+--use_fsdp --fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer --fsdp_offload_params False --fsdp_min_num_params 9
+--use_fsdp --fsdp_cpu_ram_efficient_loading true --fsdp_reshard_after_forward true --fsdp_use_orig_params true
+--use_deepspeed --zero_stage 3 --offload_optimizer_device cpu --zero3_init_flag true --zero3_save_16bit_model false
+--use_deepspeed --deepspeed_config_file ds.json --deepspeed_hostfile hosts --deepspeed_multinode_launcher pdsh
+--cpu --num_cpu_threads_per_process 4 --gradient_accumulation_steps 2 --gradient_clipping 0.5
+--dynamo_backend inductor --dynamo_mode default --dynamo_use_dynamic --dynamo_use_fullgraph
+-m -q -t 3 --debug --log_dir logs --role trainer
+--module --quiet --tee 0:1 --max_restarts 3 --monitor_interval 0.5
+--no_python --rdzv_backend c10d --rdzv_conf timeout=900,is_host=1
+--tpu --tpu_cluster --main_training_function main --downcast_bf16
+--tpu --no_tpu_cluster
+--use_parallelism_config --parallelism_config_tp_size 2 --parallelism_config_cp_comm_strategy allgather
+--fp8_backend te --fp8_margin 1 --fp8_format HYBRID --fp8_amax_compute_algo max --fp8_opt_level O1
+--use_megatron_lm --megatron_lm_tp_degree 2 --megatron_lm_num_micro_batches 2
+--aws_access_key_id a --aws_secret_access_key b
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_words_are_read_as_accelerates_parser_reads_them(line: str) -> None:
+    theirs = vars(reference.launch_command_parser().parse_args([*line.split(), "train.py", "--lr", "1"]))
+    ours = parse(*line.split())
+    names = {"training_script_args", *theirs["nondefault"]}
+    assert {name: ours[name] for name in names} == {name: theirs[name] for name in names}
 
 
 @pytest.mark.parametrize(
@@ -58,10 +89,9 @@ def test_words_of_the_script_are_its_own(words: list[str]) -> None:
         (["--debug", "false"], "debug", False),
         (["--debug", "yes"], "debug", True),
         (["--debug=True"], "debug", True),
-        (["--fsdp_offload_params", "True"], "fsdp_offload_params", True),
         (["--debug=perhaps"], "debug", "perhaps"),
         (["--cpu"], "cpu", True),
-        (["--fsdp_offload_params", "true"], "fsdp_offload_params", True),
+        (["--fsdp_offload_params"], "fsdp_offload_params", "true"),
         (["--fsdp_state_dict_type", "FULL_STATE_DICT"], "fsdp_state_dict_type", "FULL_STATE_DICT"),
         (["--deepspeed_hostfile=hosts"], "deepspeed_hostfile", "hosts"),
         (["-q"], "quiet", True),

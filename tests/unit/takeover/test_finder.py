@@ -256,3 +256,64 @@ def test_variables_are_complete_once() -> None:
     assert finder.complete_variables({"HOME": "x"}) == {"HOME": "x"}
     asked = finder.complete_variables({"NOTEBOOK_ACCEL_AS_ACCELERATE": "1"})
     assert asked == finder.list_variables({})
+
+
+COMMANDS = {"launch": "launch", "config": "config", "env": "env", "estimate": "estimate-memory"}
+COMMANDS |= {"merge": "merge-weights", "test": "test"}
+
+
+@pytest.mark.parametrize("module", COMMANDS)
+def test_the_commands_of_accelerate_are_ours(module: str) -> None:
+    code = f"""
+    import sys
+    {TAKE}
+    from accelerate.commands.{module} import main
+    from notebook_accel.cli import main as ours
+    ours.cli.main = lambda args, **options: print(args)
+    sys.argv = ["accelerate-{module}", "--option", "a"]
+    main()
+    """
+    assert run(code) == str([COMMANDS[module], "--option", "a"])
+
+
+def start(words: list[str], folder: Path) -> str:
+    """Run a command that takes over from its start, and return what it printed."""
+    variables = {name: text for name, text in os.environ.items() if not name.startswith("NOTEBOOK_ACCEL_")}
+    done = subprocess.run(
+        words,
+        env={**variables, **finder.list_variables({"PYTHONPATH": str(ROOT)})},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def console_script(folder: Path) -> list[str]:
+    """Return the command that an installed Accelerate puts beside Python; pip writes it so."""
+    path = folder / "accelerate"
+    path.write_text("import sys\nfrom accelerate.commands.accelerate_cli import main\nsys.exit(main())\n")
+    return [sys.executable, str(path)]
+
+
+@pytest.mark.parametrize("way", ["script", "accelerate_cli", "launch"])
+def test_a_launch_by_the_names_of_accelerate_is_ours(way: str, tmp_path: Path) -> None:
+    words = {
+        "script": [*console_script(tmp_path), "launch"],
+        "accelerate_cli": [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"],
+        "launch": [sys.executable, "-m", "accelerate.commands.launch"],
+    }[way]
+    (tmp_path / "train.py").write_text(
+        "import sys, accelerate\nprint(sys.argv[1:], accelerate.PartialState().num_processes)\n"
+        "assert 'notebook_accel' in accelerate.__file__\n"
+    )
+    found = start([*words, "--cpu", "--num_processes", "2", "train.py", "--lr", "1"], tmp_path)
+    assert found.count("['--lr', '1'] 2") == 2
+
+
+def test_other_modules_of_accelerate_run_too(tmp_path: Path) -> None:
+    assert start([sys.executable, "-m", "accelerate.utils.random"], tmp_path) == ""
+    assert "estimate-memory" in start([*console_script(tmp_path), "--help"], tmp_path)

@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 SCRIPT = (Path(__file__).parent / "trainer_stop_script.txt").read_text()
+LIMITED = (Path(__file__).parent / "trainer_limit_script.txt").read_text()
 
 STEPS = 400  # of the script
 
@@ -21,8 +22,12 @@ STEPS = 400  # of the script
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the script wrote."""
-    folder = tmp_path_factory.mktemp("trainer")
-    (folder / "train.py").write_text(SCRIPT)
+    return run_script(SCRIPT, tmp_path_factory.mktemp("trainer"))
+
+
+def run_script(text: str, folder: Path) -> dict[str, Any]:
+    """Run a script in a folder, and return what it wrote there."""
+    (folder / "train.py").write_text(text)
     run("import runpy; runpy.run_path('train.py', run_name='__main__')", cwd=folder, HF_HOME=str(folder))
     values: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return values
@@ -47,3 +52,11 @@ def test_a_stop_reaches_all_ranks_at_one_step(found: dict[str, Any]) -> None:
 def test_the_checkpoint_of_a_stop_resumes_exactly(found: dict[str, Any]) -> None:
     assert len(found["ranks"]) == 2
     assert all(report["resumed"] == report["whole"] for report in found["ranks"])
+
+
+def test_the_checkpoint_of_a_stop_is_kept_beside_the_best_one(tmp_path: Path) -> None:
+    """Trainer, which keeps one checkpoint, would remove all but the best when it ends."""
+    found = run_script(LIMITED, tmp_path)
+    assert found["best"] == "checkpoint-3" and found["step"] >= 7
+    assert found["kept"] == sorted({"checkpoint-3", f"checkpoint-{found['step']}"})
+    assert found["limits"] == [1, 1]

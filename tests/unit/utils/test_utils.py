@@ -126,7 +126,7 @@ def test_a_config_is_read_under_accelerates_name(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("num_processes: 3\nmixed_precision: bf16\n")
     found = registry.load_config_from_file(path)
-    assert found.num_processes == 3 and found.to_dict()["mixed_precision"] == "bf16"  # type: ignore[attr-defined]
+    assert found.num_processes == 3 and found.to_dict()["mixed_precision"] == "bf16"
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
