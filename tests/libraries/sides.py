@@ -2,52 +2,112 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-ROOT = Path(__file__).resolve().parents[2]
+import pytest
+
+from tests.libraries import hosts
+
 SCRIPTS = Path(__file__).parent / "scripts"
-LAUNCH = ["-m", "notebook_accel", "launch", "--cpu", "--as-accelerate", "--num_processes"]
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-RUNS = {"ours2": [*LAUNCH, "2"], "theirs2": TORCHRUN, "ours1": [*LAUNCH, "1"], "theirs1": []}
-SECONDS = 400
+LAUNCH = ("-m", "notebook_accel", "launch", "--cpu", "--as-accelerate", "--num_processes")
+RUNS = ("ours2", "theirs2", "ours1", "theirs1")
 LAST_SECONDS = 40
 
-Outcomes = dict[str, list[dict[str, Any]]]
-"""What each process of each run gave, by the names of the runs."""
+Hosts = Mapping[str, hosts.Host]
+Reports = list[dict[str, Any]]
+"""What each process of a run gave."""
+Outcomes = dict[str, Reports]
+"""What the processes of each run gave, by the names of the runs."""
+_T = TypeVar("_T")
 
 
-def run(script: str, folder: Path, name: str) -> list[dict[str, Any]]:
-    """Run a script in as many processes as the run's name ends with, and return what each wrote.
+def skip_without(*libraries: str) -> None:
+    """Skip a file of tests unless libraries are installed; they are not imported, which would take seconds."""
+    for name in libraries:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed", allow_module_level=True)
+
+
+def run_all(script: str, folder: Path, served_by: Hosts, names: Sequence[str] = RUNS) -> Outcomes:
+    """Run a script as often as there are names of runs, both sides at a time.
 
     Args:
         script: its name in `scripts`, without `.py`.
-        folder: where it runs; the runs of a script have folders of their own in it.
-        name: a key of `RUNS`.
+        folder: the runs of a script have folders of their own in it.
+        served_by: the hosts.
+        names: of `RUNS`.
     """
-    words = [*RUNS[name], str(SCRIPTS / f"{script}.py")]
-    own_folder = make_folder(folder / name)
-    try:
-        call(words, {"TRACKIO_DIR": str(own_folder / "trackio")}, own_folder)
-    except AssertionError:
-        if name != "theirs2":
-            raise
-        # gloo now and then breaks the connection of two processes that the reference runs in
-        own_folder = make_folder(folder / f"{name}-again")
-        call(words, {"TRACKIO_DIR": str(own_folder / "trackio")}, own_folder)
-    return [json.loads((own_folder / f"rank{rank}.json").read_text()) for rank in range(int(name[-1]))]
+    module = f"tests.libraries.scripts.{script}"
+    return on_both_sides(names, lambda name: run(module, folder, served_by, name))
 
 
-def make_folder(path: Path) -> Path:
-    """Make a folder, and return it."""
-    path.mkdir()
-    return path
+def on_both_sides(names: Sequence[str], do: Callable[[str], _T]) -> dict[str, _T]:
+    """Return what a function gives for names of runs; those of one side come one after the other."""
+
+    def do_side(side: str) -> dict[str, _T]:
+        return {name: do(name) for name in names if name.startswith(side)}
+
+    with ThreadPoolExecutor(len(hosts.SIDES)) as pool:
+        return {name: found for part in pool.map(do_side, hosts.SIDES) for name, found in part.items()}
+
+
+def run(module: str, folder: Path, served_by: Hosts, name: str) -> Reports:
+    """Run the cases of a module in as many processes as the run's name ends with.
+
+    Args:
+        module: of a script, with the `LIBRARIES` that it needs.
+        folder: for the run's own folder.
+        served_by: the hosts.
+        name: one of `RUNS`.
+    """
+    number = int(name[-1])
+    # gloo now and then breaks the connection of two processes that the reference runs in
+    for attempt in range(2 if name == "theirs2" else 1):
+        own_folder = folder / f"{name}-{attempt}"
+        own_folder.mkdir()
+        job = hosts.Job(
+            function="tests.libraries.small:run_module",
+            arguments=[module],
+            number=number,
+            folder=str(own_folder),
+            libraries=importlib.import_module(module).LIBRARIES,
+        )
+        try:
+            served_by[name[:-1]].run(job)
+        except AssertionError:
+            if name != "theirs2" or attempt == 1:
+                raise
+        else:
+            break
+    return read_reports(own_folder, number)
+
+
+def launch(script: str, folder: Path, number: int, *cases: str) -> Reports:
+    """Run cases of a script on the take-over as a user does, by the command.
+
+    Args:
+        script: see `run_all`.
+        folder: for the run's own folder.
+        number: of processes.
+        cases: their names.
+    """
+    own_folder = folder / f"launched{number}"
+    own_folder.mkdir()
+    call([*LAUNCH, str(number), str(SCRIPTS / f"{script}.py"), *cases], {}, own_folder)
+    return read_reports(own_folder, number)
+
+
+def read_reports(folder: Path, number: int) -> Reports:
+    """Return what the processes of a run wrote."""
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(number)]
 
 
 def call(words: Sequence[str], own: Mapping[str, str], folder: Path) -> None:
@@ -58,24 +118,17 @@ def call(words: Sequence[str], own: Mapping[str, str], folder: Path) -> None:
         own: variables.
         folder: where it runs.
     """
-    unset = ("ACCELERATE_", "NOTEBOOK_ACCEL_", "RANK", "WORLD_SIZE", "LOCAL_RANK")
-    kept = {key: text for key, text in os.environ.items() if not key.startswith(unset)}
-    variables = {
-        "ACCELERATE_USE_CPU": "true",
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HOME": str(folder / "home"),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-        **own,
-    }
     output = folder / "output.txt"
     with output.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, *words], env={**kept, **variables}, cwd=folder, stdout=file, stderr=file
+            [sys.executable, *words],
+            env={**hosts.make_environment(folder), **own},
+            cwd=folder,
+            stdout=file,
+            stderr=file,
         )
         try:
-            process.wait(SECONDS)
+            process.wait(hosts.SECONDS)
         except subprocess.TimeoutExpired:
             process.terminate()  # a launcher ends its processes then; a kill would leave them
             try:
@@ -83,30 +136,19 @@ def call(words: Sequence[str], own: Mapping[str, str], folder: Path) -> None:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-    assert process.returncode == 0, f"it ended with {process.returncode}:\n{output.read_text()[-8000:]}"
+    assert process.returncode == 0, (
+        f"it ended with {process.returncode}:\n{output.read_text()[-hosts.SHOWN :]}"
+    )
 
 
-def run_all(script: str, folder: Path, names: tuple[str, ...] = tuple(RUNS)) -> Outcomes:
-    """Run a script as often as there are names of runs, two at a time.
-
-    Args:
-        script: see `run`.
-        folder: see `run`.
-        names: keys of `RUNS`.
-    """
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(names, pool.map(lambda name: run(script, folder, name), names), strict=True))
-
-
-def compare(done: Outcomes, number: int, case: str) -> list[Any]:
+def compare(ours: Reports, theirs: Reports, case: str) -> list[Any]:
     """Check that a case did the same on both sides, but for `own`, and return what it gave in each process.
 
     Args:
-        done: what `run_all` returned.
-        number: of processes.
+        ours: reports of a run on the take-over.
+        theirs: those of a run on Accelerate.
         case: a name among the script's cases.
     """
-    ours, theirs = done[f"ours{number}"], done[f"theirs{number}"]
     assert all("notebook_accel" in report["library"] for report in ours)
     assert not any("notebook_accel" in report["library"] for report in theirs)
     found = [[dict(report["cases"][case]) for report in side] for side in (ours, theirs)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import random
@@ -22,28 +23,47 @@ TEMPLATE = "{% for m in messages %}{{ '<s> ' + m['content'] + ' </s> ' }}{% endf
 
 
 def run(cases: Mapping[str, Callable[[], Any]]) -> None:
-    """Run all cases in this process, or those that the command line names, and write what each gave for `sides`.
+    """Run all cases in this program, or those that the command line names, and write what each gave for `sides`.
 
     Args:
         cases: by their names.
     """
     sys.modules["deepspeed"] = None  # type: ignore[assignment]  # no case needs it, and its import takes seconds
+    run_cases({name: cases[name] for name in sys.argv[1:] or cases})
+
+
+def run_module(name: str) -> None:
+    """Run all cases of a module in this process; see `run`.
+
+    Args:
+        name: of a module of `scripts`.
+    """
+    run_cases(importlib.import_module(name).CASES)
+
+
+def run_cases(cases: Mapping[str, Callable[[], Any]]) -> None:
+    """Run cases with the Accelerate that this process imports, and write what each gave.
+
+    Args:
+        cases: by their names.
+    """
     import accelerate
     import torch
     from accelerate.state import AcceleratorState, GradientState
 
     warnings.simplefilter("ignore")
     found: dict[str, Any] = {}
-    for name in sys.argv[1:] or cases:
+    for name, case in cases.items():
         AcceleratorState._reset_state(True)
         GradientState._reset_state()
         random.seed(0)
         torch.manual_seed(0)
-        found[name] = cases[name]()
+        found[name] = case()
         gc.collect()
     text = json.dumps({"library": accelerate.__file__, "cases": found})
     Path(f"rank{os.environ.get('RANK', 0)}.json").write_text(text)
     if torch.distributed.is_initialized():
+        torch.distributed.barrier()
         torch.distributed.destroy_process_group()
 
 
@@ -141,7 +161,7 @@ def tell_log(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in entry.items() if not any(word in k for word in timed)} for entry in entries]
 
 
-def list_files(folder: str) -> list[str]:
+def list_files(folder: str | Path) -> list[str]:
     """Return the names of all files below a folder, sorted.
 
     Args:

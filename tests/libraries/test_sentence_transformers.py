@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,14 +10,14 @@ import pytest
 from tests.libraries import sides
 from tests.libraries.scripts.embed import CASES
 
-pytest.importorskip("sentence_transformers")
+sides.skip_without("sentence_transformers")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> sides.Outcomes:
+def done(tmp_path_factory: pytest.TempPathFactory, served_by: sides.Hosts) -> sides.Outcomes:
     """What the script gave on both sides."""
-    return sides.run_all("embed", tmp_path_factory.mktemp("sentence_transformers"))
+    return sides.run_all("embed", tmp_path_factory.mktemp("sentence_transformers"), served_by)
 
 
 def take_losses(reports: list[dict[str, Any]], case: str) -> list[float]:
@@ -32,7 +33,12 @@ def test_a_trainer_does_the_same(case: str, number: int, done: sides.Outcomes) -
     # reason is not found yet.
     ours, theirs = (take_losses(done[f"{side}{number}"], case) for side in ("ours", "theirs"))
     assert ours == (pytest.approx(theirs, rel=0.03) if (case, number) == ("pairs", 2) else theirs)
-    for found in sides.compare(done, number, case):
+    for found in sides.compare(done[f"ours{number}"], done[f"theirs{number}"], case):
         losses = [entry["loss"] for entry in found["log"] if "loss" in entry]
         assert found["world"] == number and len(losses) == 5
         assert any("checkpoint-" in name for name in found["files"])
+
+
+def test_the_command_does_the_same(tmp_path: Path, done: sides.Outcomes) -> None:
+    launched = sides.launch("embed", tmp_path, 1, "two sets")
+    assert sides.compare(launched, done["theirs1"], "two sets")

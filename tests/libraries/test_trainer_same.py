@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from tests.libraries import sides
-from tests.libraries.trainer.launching import Results, launch
+from tests.libraries.trainer.launching import Results, serve
 
-pytest.importorskip("accelerate")
-pytest.importorskip("datasets")
-pytest.importorskip("optuna")
+sides.skip_without("accelerate", "datasets", "optuna")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 MODULES = ("training_cases", "loading_cases", "evaluation_cases")
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
-    """What all runs found, by their names, two runs at a time."""
+def done(tmp_path_factory: pytest.TempPathFactory, served_by: sides.Hosts) -> dict[str, Results]:
+    """What all runs found, by their names."""
     folder = tmp_path_factory.mktemp("trainer")
 
     def run(name: str) -> Results:
         # Accelerate's dispatcher, left in the middle of an epoch, now and then breaks a later gather of two processes
-        return launch(folder, name, *MODULES, attempts=2 if name == "theirs2" else 1)
+        return serve(folder, served_by, name, MODULES, attempts=2 if name == "theirs2" else 1)
 
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(sides.RUNS, pool.map(run, sides.RUNS), strict=True))
+    return sides.on_both_sides(sides.RUNS, run)
 
 
 def check_stream(found: dict[str, Any]) -> None:

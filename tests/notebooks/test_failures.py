@@ -156,7 +156,7 @@ def test_exit_codes_and_signals_are_named(kernel: Kernel, code: str, name: str, 
             if os.environ["RANK"] == "1":
                 print("last words", end="", flush=True)
                 {code}
-            time.sleep(60)
+            time.sleep(3600)
         notebook_launcher(die, num_processes=2)
         """
     )
@@ -165,7 +165,6 @@ def test_exit_codes_and_signals_are_named(kernel: Kernel, code: str, name: str, 
     assert "rank 1 (process" in cell.error[1]
     assert all(text in cell.error[1] for text in texts), cell.error[1]
     assert "[1] last words" in cell.lines
-    assert cell.seconds < 50
     if "ctypes" in code:
         assert "Segmentation fault" in cell.stderr and "in die" in cell.stderr
 

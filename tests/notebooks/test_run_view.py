@@ -207,8 +207,8 @@ def test_a_stopped_run(viewer: Kernel) -> None:
     assert not viewer.children()
 
 
-def click(kernel: Kernel, code: str, icon: str) -> float:
-    """Click the view's Stop as a front end does while a run in the background goes on; return the seconds."""
+def click(kernel: Kernel, code: str, icon: str) -> None:
+    """Click the view's Stop as a front end does while a run in the background goes on, and wait for its end."""
     cell = kernel.run(code).ok()
     button = next(
         o["content"]["comm_id"]
@@ -216,17 +216,14 @@ def click(kernel: Kernel, code: str, icon: str) -> float:
         if o["type"] == "comm_open" and o["content"]["data"]["state"].get("icon") == icon
     )
     assert wait_until(lambda: kernel.run("len(run.lines()) >= 4").value == "True", 60)
-    clicked = time.monotonic()
     content = {"comm_id": button, "data": {"method": "custom", "content": {"event": "click"}}}
     message = kernel.client.session.msg("comm_msg", content)
     kernel.client.shell_channel.send(message)
-    assert wait_until(lambda: not kernel.children(), 30)
-    return time.monotonic() - clicked
+    assert wait_until(lambda: not kernel.children(), 60)
 
 
 def test_a_click_stops_a_background_run(viewer: Kernel) -> None:
-    seconds = click(viewer, "run = notebook_launcher(talk, (60,), num_processes=2, block=False)", "stop")
-    assert seconds < 50, "the function itself would go on for a minute"
+    click(viewer, "run = notebook_launcher(talk, (3600,), num_processes=2, block=False)", "stop")
     assert viewer.run("run.wait(60), run.status").ok().value == "(True, 'stopped')"
 
 

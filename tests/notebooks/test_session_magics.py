@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 
@@ -170,19 +169,12 @@ def test_a_wait_for_absent_ranks_names_the_cell_lines(magics: Kernel) -> None:
 
 
 def test_an_interrupt_stops_the_cell_not_the_session(magics: Kernel) -> None:
-    times = []
-
-    def interrupt() -> None:
-        times.append(time.monotonic())
-        magics.interrupt()
-
-    for body in ("time.sleep(100)", "dist.barrier() if rank else time.sleep(100)"):
+    for body in ("time.sleep(3600)", "dist.barrier() if rank else time.sleep(3600)"):
         cell = magics.run(
             f"%%distributed\nprint() if rank else print('go')\n{body}".replace("'go'", "' go'"),
-            during=interrupt,
+            during=magics.interrupt,
         )
         assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
-        assert time.monotonic() - times[-1] < 30
         assert sorted(magics.run("%%distributed\ndist.barrier()\nrank").ok().lines) == [
             "[0] Out: 0",
             "[1] Out: 1",

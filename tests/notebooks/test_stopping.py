@@ -16,17 +16,17 @@ from tests.notebooks.kernel import METHODS_ONCE, Kernel, wait_until
 pytestmark = pytest.mark.notebook
 
 HANGS = {
-    "python": "time.sleep(100)",
+    "python": "time.sleep(3600)",
     "swallows": """
     while True:
         try:
-            time.sleep(100)
+            time.sleep(3600)
         except BaseException:
             pass
 """,
     "ignores": """
     signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(100)
+    time.sleep(3600)
 """,
     "collective": """
     dist.init_process_group("gloo")
@@ -34,19 +34,19 @@ HANGS = {
 """,
     "c_code": """
     import ctypes
-    ctypes.PyDLL(None).sleep(100)  # holds the GIL
+    ctypes.PyDLL(None).sleep(3600)  # holds the GIL
 """,
     "children": """
     import subprocess
-    subprocess.Popen(["sleep", "100"])
-    subprocess.Popen(["setsid", "sleep", "100"])
-    subprocess.run(["sleep", "100"])
+    subprocess.Popen(["sleep", "300"])
+    subprocess.Popen(["setsid", "sleep", "300"])
+    subprocess.run(["sleep", "300"])
 """,
     "loader": """
     from torch.utils.data import DataLoader
     class Slow(torch.utils.data.Dataset):
         def __len__(self): return 8
-        def __getitem__(self, i): time.sleep(100)
+        def __getitem__(self, i): time.sleep(3600)
     list(DataLoader(Slow(), num_workers=2))
 """,
 }
@@ -61,19 +61,16 @@ def _hang(name: str) -> str:
 @pytest.mark.parametrize("name", HANGS)
 @pytest.mark.parametrize("method", METHODS_ONCE[:2])
 def test_interrupt_ends_every_worker(kernel: Kernel, name: str, method: str) -> None:
-    times = []
     kernel.run(_hang(name)).ok()
 
     def interrupt() -> None:
         time.sleep(0.4)
-        times.append(time.monotonic())
         kernel.interrupt()
 
     cell = kernel.run(
         f"notebook_launcher(hang, num_processes=2, output='first', start_method='{method}')", during=interrupt
     )
     assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
-    assert time.monotonic() - times[0] < 30
     assert wait_until(lambda: not kernel.children(), 20), kernel.children()
     again = kernel.run(f"notebook_launcher(lambda: 'works', num_processes=2, start_method='{method}')").ok()
     assert again.value == "'works'"
@@ -89,7 +86,7 @@ def test_a_worker_may_save_its_work_on_interrupt(kernel: Kernel, tmp_path: Path)
                 (folder / ("ready" + os.environ["RANK"])).touch()
                 while len(list(folder.glob("ready*"))) < 2: time.sleep(0.01)
                 print("go", flush=True)
-                time.sleep(100)
+                time.sleep(3600)
             except KeyboardInterrupt:
                 open("{tmp_path}/saved" + os.environ["RANK"], "w").close()
                 print("saved")
@@ -187,7 +184,7 @@ def job(fail):
     dist.init_process_group("gloo")
     dist.barrier()
     if fail and dist.get_rank(): raise ValueError("no")
-    if fail: time.sleep(100)
+    if fail: time.sleep(3600)
 def cycle(**options):
     for fail in (False, True):
         try: notebook_launcher(job, (fail,), **options)

@@ -62,6 +62,14 @@ def step(accelerator: Any, model: Any, optimizer: Any, scheduler: Any) -> float:
     return float(loss.detach())
 
 
+def trained(accelerator: Any, steps: int = 2, seed: int = 0) -> tuple[Any, Any, Any]:
+    """Prepare parts, train them for some steps, and return them."""
+    parts = accelerator.prepare(*make_parts(seed))
+    for _ in range(steps):
+        step(accelerator, *parts)
+    return parts  # type: ignore[no-any-return]
+
+
 def values(model: Any, optimizer: Any, scheduler: Any) -> list[Any]:
     """Return all numbers of the objects, names left out."""
     result: list[Any] = [tensor.flatten().tolist() for tensor in model.state_dict().values()]

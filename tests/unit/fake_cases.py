@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import os
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from tests.unit import fake_device, fake_group
-from tests.unit.multiprocess import free_port, run_ranks
+from tests.unit.multiprocess import reserve_port, run_ranks
 
 if sys.platform == "win32":
     pytest.skip("fake devices are compiled for Linux and macOS", allow_module_level=True)
@@ -61,10 +62,13 @@ def run_cases(cases: Sequence[Case], folder: Path, *, world_size: int = 1, **opt
     """
     for case in cases:
         (folder / case.__name__).mkdir(parents=True)
-    ports = [free_port() for _ in cases]
     environment = {"ACCELERATE_USE_CPU": "false", "CUDA_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": ""}
-    arguments = (list(cases), ports, folder, options)
-    return Outcomes(run_ranks(_run, *arguments, world_size=world_size, environment=environment, timeout=90))
+    with contextlib.ExitStack() as reserved:
+        ports = [reserved.enter_context(reserve_port()) for _ in cases]
+        arguments = (list(cases), ports, folder, options)
+        return Outcomes(
+            run_ranks(_run, *arguments, world_size=world_size, environment=environment, timeout=90)
+        )
 
 
 def _run(cases: list[Case], ports: list[int], folder: Path, options: dict[str, Any]) -> dict[str, str]:

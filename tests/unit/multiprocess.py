@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,23 @@ class NoAnswer(RankFailed):
     """Ranks did not answer in time."""
 
 
+@contextlib.contextmanager
+def reserve_port() -> Iterator[int]:
+    """Yield a TCP port that the system gives to nobody else meanwhile; who knows it may listen there.
+
+    A socket that is bound but does not listen lets others bind its port by name, if they allow for sockets of before
+    (SO_REUSEADDR), as servers do.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
+
+
 def free_port() -> int:
-    """Return a TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port where nobody listened a moment ago; who shall listen there needs `reserve_port`."""
+    with reserve_port() as port:
+        return port
 
 
 def run_ranks(
@@ -58,45 +70,31 @@ def run_ranks(
     They come from a warm fork server that has torch and its compiler loaded and has never used them. RankFailed if a
     rank raises, dies or does not answer within `timeout` seconds. Only ranks that say `starts_others` may do so.
     """
-    context = multiprocessing.get_context(start_method)
-    if start_method == "forkserver":
-        context.set_forkserver_preload(PRELOADED)
-    port = free_port()
-    pipes, processes = [], []
-    stacks = tempfile.TemporaryDirectory()
-    for rank in range(world_size):
-        receiver, sender = context.Pipe()
-        variables = _variables(rank, world_size, port) | (environment or {})
-        process = context.Process(
-            target=_child,
-            args=(sender, function, args, variables, stacks.name),
-            daemon=not starts_others,
-        )  # type: ignore[attr-defined]
-        process.start()
-        sender.close()
-        pipes.append(receiver)
-        processes.append(process)
-    try:
-        answers = _collect(pipes, timeout)
-        for pipe in pipes:
-            pipe.send_bytes(b"all have answered")
-        return answers
-    except NoAnswer as error:
-        raise NoAnswer(f"{error}\n{_where(processes, Path(stacks.name))}") from None
-    except RankFailed:
-        for process in processes:  # the others may wait for the one that failed
-            process.kill()
-        raise
-    finally:
-        stacks.cleanup()
-        for process in processes:
-            process.join(timeout=5)
-            if process.is_alive():
+    with reserve_port() as port, tempfile.TemporaryDirectory() as stacks:
+        environments = [
+            _variables(rank, world_size, port) | (environment or {}) for rank in range(world_size)
+        ]
+        processes, pipes = _start(start_method, not starts_others, (function, args), environments, stacks)
+        try:
+            answers = _collect(pipes, timeout)
+            for pipe in pipes:
+                pipe.send_bytes(b"all have answered")
+            return answers
+        except NoAnswer as error:
+            raise NoAnswer(f"{error}\n{_where(processes, Path(stacks))}") from None
+        except RankFailed:
+            for process in processes:  # the others may wait for the one that failed
                 process.kill()
-                process.join()
-            process.close()
-        for pipe in pipes:
-            pipe.close()
+            raise
+        finally:
+            for process in processes:
+                process.join(timeout=5)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+                process.close()
+            for pipe in pipes:
+                pipe.close()
 
 
 World = tuple[int, tuple[Any, ...]]
@@ -130,6 +128,28 @@ def _run_worlds(
 def do_without_deepspeed() -> None:
     """Have this rank take DeepSpeed for not installed: Accelerate imports it to look at any model, for seconds."""
     sys.modules["deepspeed"] = None  # type: ignore[assignment]
+
+
+def _start(
+    start_method: str,
+    is_daemon: bool,
+    work: tuple[Callable[..., Any], tuple[Any, ...]],
+    environments: Sequence[dict[str, str]],
+    stacks: str,
+) -> tuple[list[Any], list[Connection]]:
+    """Start a process for each rank; return the processes, and pipes to them."""
+    context = multiprocessing.get_context(start_method)
+    if start_method == "forkserver":
+        context.set_forkserver_preload(PRELOADED)
+    pipes, processes = [], []
+    for variables in environments:
+        receiver, sender = context.Pipe()
+        process = context.Process(target=_child, args=(sender, *work, variables, stacks), daemon=is_daemon)  # type: ignore[attr-defined]
+        process.start()
+        sender.close()
+        pipes.append(receiver)
+        processes.append(process)
+    return processes, pipes
 
 
 def _collect(pipes: list[Connection], timeout: float) -> list[Any]:

@@ -397,8 +397,10 @@ def checkpoint(folder: str, async_save: bool) -> dict[str, Any]:
 def programs_of_epochs() -> list[list[int]]:
     """Train three epochs and count, after each, what was compiled and run since before."""
     metrics = importlib.import_module("torch_xla.debug.metrics")
+    device = importlib.import_module("torch_xla.core.xla_model")
 
     def counts() -> list[int]:
+        device.wait_device_ops()  # programs run beside this thread, and count when they have ended
         run = sum((metrics.metric_data(name) or [0])[0] for name in ("ExecuteTime", "ExecuteReplicatedTime"))
         return [(metrics.metric_data("CompileTime") or [0])[0], run]
 

@@ -167,6 +167,8 @@ def train() -> dict[str, Any]:
 
 
 CASES = {"offload": offload, "dispatch": dispatch, "train": train}
+LIBRARIES = ("peft", "transformers:LlamaForCausalLM")
+"""What a host imports before it forks; see `hosts.Job`."""
 
 if __name__ == "__main__":
     run(CASES)

@@ -299,6 +299,13 @@ def load_pipeline() -> dict[str, Any]:
 
 
 CASES = {"train": train, "offload": offload, "offload weights": offload_weights, "load": load_pipeline}
+LIBRARIES = (
+    "diffusers:StableDiffusionPipeline",
+    "diffusers:UNet2DModel",
+    "torch.utils.tensorboard",
+    "transformers:CLIPTextModel",
+)
+"""What a host imports before it forks; see `hosts.Job`."""
 
 if __name__ == "__main__":
     run(CASES)

@@ -122,6 +122,8 @@ def learn_two_sets() -> dict[str, Any]:
 
 
 CASES = {"pairs": rank_pairs, "two sets": learn_two_sets}
+LIBRARIES = ("datasets", "sentence_transformers", "transformers:BertModel")
+"""What a host imports before it forks; see `hosts.Job`."""
 
 if __name__ == "__main__":
     run(CASES)

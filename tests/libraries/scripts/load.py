@@ -140,6 +140,8 @@ def quantize() -> dict[str, Any]:
 
 
 CASES = {"choose": choose, "tied": offload_tied, "quantize": quantize}
+LIBRARIES = ("bitsandbytes", "transformers:LlamaForCausalLM")
+"""What a host imports before it forks; see `hosts.Job`."""
 
 if __name__ == "__main__":
     run(CASES)

@@ -191,6 +191,16 @@ CASES = {
     "reward": reward,
     "GRPO": reinforce,
 }
+LIBRARIES = (
+    "datasets",
+    "peft",
+    "trl:DPOTrainer",
+    "trl:GRPOTrainer",
+    "trl:RewardTrainer",
+    "trl:SFTTrainer",
+    "transformers:LlamaForCausalLM",
+)
+"""What a host imports before it forks; see `hosts.Job`."""
 
 if __name__ == "__main__":
     run(CASES)

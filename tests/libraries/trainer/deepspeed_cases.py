@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import DeepSpeedPlugin
-from transformers import Trainer
 from transformers.integrations import HfDeepSpeedConfig, is_deepspeed_zero3_enabled
 
 from .parts import (
     Table,
+    WithoutMemory,
     make_arguments,
     make_bert,
     make_llama,
@@ -200,27 +201,18 @@ def plugin(folder: Path) -> dict[str, Any]:
 @CASES.add
 def smaller_batches(folder: Path) -> dict[str, Any]:
     """Batches shrink until they fit, and the config with them."""
-    sizes: list[int] = []
-
-    class Full(Trainer):
-        def training_step(self, model: Any, inputs: Any, *more: Any) -> Any:
-            sizes.append(len(inputs["input_ids"]))
-            if sizes[-1] > 2:
-                raise RuntimeError("CUDA out of memory.")
-            return super().training_step(model, inputs, *more)
-
     arguments = make_arguments(
         folder,
         deepspeed={**AUTO, "zero_optimization": {"stage": 1}},
         auto_find_batch_size=True,
         per_device_train_batch_size=3,
     )
-    trainer = make_trainer(folder, make_bert(), kind=Full, args=arguments)
+    trainer = make_trainer(folder, make_bert(), kind=partial(WithoutMemory, most=2), args=arguments)
     trainer.train()
     config = trainer.accelerator.state.deepspeed_plugin.deepspeed_config
     return {
         **tell(trainer),
         "weights": None,
-        "sizes": sizes,
+        "sizes": trainer.sizes,
         "batch": config["train_micro_batch_size_per_gpu"],
     }

@@ -14,12 +14,13 @@ import torch
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
-    LlamaConfig,
     LlamaForCausalLM,
     Trainer,
     TrainerCallback,
     TrainingArguments,
 )
+
+from tests.libraries import small
 
 Case = Callable[[Path], dict[str, Any]]
 TIMES = ("runtime", "per_second", "preparation_time", "total_time", "jit_compilation")
@@ -45,9 +46,8 @@ def make_bert(**options: Any) -> BertForSequenceClassification:
 
 def make_llama(**options: Any) -> LlamaForCausalLM:
     """Return a language model; its loss takes `num_items_in_batch`."""
-    torch.manual_seed(0)
-    sizes = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 32}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=64, pad_token_id=0, **{**sizes, **options}))
+    sizes = {**SIZES, "vocab_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 32}
+    return small.make_llama(**{**sizes, **options})
 
 
 def make_sentences(number: int, length: int = 8) -> list[dict[str, Any]]:
@@ -112,13 +112,15 @@ def make_arguments(folder: Path, **options: Any) -> TrainingArguments:
     )
 
 
-def make_trainer(folder: Path, model: Any = None, kind: type[Trainer] = Trainer, **options: Any) -> Trainer:
+def make_trainer(
+    folder: Path, model: Any = None, kind: Callable[..., Trainer] = Trainer, **options: Any
+) -> Any:
     """Return a trainer.
 
     Args:
         folder: for its files.
         model: a classifier if None.
-        kind: class of the trainer.
+        kind: makes the trainer.
         options: for the trainer where it knows them, else for its arguments.
     """
     own = {key: options.pop(key) for key in list(options) if key in OF_TRAINER}
@@ -193,10 +195,10 @@ def digest(tensors: dict[str, Any]) -> str:
 
 
 def list_files(folder: Path) -> list[str]:
-    """Return the files below a folder."""
+    """Return the files below a folder when all processes have written theirs."""
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return small.list_files(folder)
 
 
 def measure(predicted: Any) -> dict[str, Any]:
@@ -208,6 +210,25 @@ def measure(predicted: Any) -> dict[str, Any]:
 def numbers() -> list[float]:
     """Return the next random numbers of each source, which shows that both used as many before."""
     return [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
+
+
+class WithoutMemory(Trainer):
+    """Has no memory for large batches, and notes how many samples each batch had.
+
+    Args:
+        most: samples for which there is memory.
+    """
+
+    def __init__(self, *args: Any, most: int, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.most = most
+        self.sizes: list[int] = []
+
+    def training_step(self, model: Any, inputs: Any, *more: Any) -> Any:
+        self.sizes.append(len(inputs["input_ids"]))
+        if self.sizes[-1] > self.most:
+            raise RuntimeError("CUDA out of memory.")
+        return super().training_step(model, inputs, *more)
 
 
 class Recorder(TrainerCallback):

@@ -1,4 +1,4 @@
-"""A program: runs cases of a module with the Accelerate that is imported, and writes what each found."""
+"""Runs cases of a module with the Accelerate that is imported, and writes what each found; also a program."""
 
 from __future__ import annotations
 
@@ -31,17 +31,22 @@ def run(case: Any, folder: Path) -> dict[str, Any]:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     gc.collect()
+    gc.freeze()  # Trainer collects garbage often, which takes long with so many modules
     return found
 
 
-def main() -> None:
-    """Run the cases of several modules, and write the results of this rank."""
-    folder, *names = sys.argv[1:]
-    if not any("deepspeed" in name for name in names):
-        sys.modules["deepspeed"] = None  # type: ignore[assignment]  # Accelerate imports it for seconds
+def run_modules(folder: str, *names: str) -> None:
+    """Run the cases of several modules, and write the results of this rank.
+
+    Args:
+        folder: for the files of all cases.
+        names: of modules in this folder.
+    """
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
     modules = {name: importlib.import_module(f"{__package__}.{name}") for name in names}
     importlib.import_module("transformers.trainer_seq2seq")
-    gc.freeze()  # Trainer collects garbage often, which takes long with so many modules
+    gc.freeze()
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     results = {
         name: {
@@ -59,6 +64,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
-    main()
+    run_modules(*sys.argv[1:])

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from accelerate import ParallelismConfig
 from safetensors.torch import load_file
-from transformers import Trainer
 
 from .parts import (
     Table,
+    WithoutMemory,
     list_files,
     make_bert,
     make_llama,
@@ -126,24 +127,15 @@ def fsdp_by_variables(folder: Path) -> dict[str, Any]:
 @CASES.add
 def fsdp_smaller_batches(folder: Path) -> dict[str, Any]:
     """A model that is sharded already is sharded anew for smaller batches."""
-    sizes: list[int] = []
-
-    class Full(Trainer):
-        def training_step(self, model: Any, inputs: Any, *more: Any) -> Any:
-            sizes.append(len(inputs["input_ids"]))
-            if sizes[-1] > 2:
-                raise RuntimeError("CUDA out of memory.")
-            return super().training_step(model, inputs, *more)
-
     options = {
         "auto_find_batch_size": True,
         "per_device_train_batch_size": 3,
         "fsdp": True,
         "fsdp_config": wrap(),
     }
-    trainer = make_trainer(folder, kind=Full, **options)
+    trainer = make_trainer(folder, kind=partial(WithoutMemory, most=2), **options)
     trainer.train()
-    return {**tell(trainer), "sizes": sizes}
+    return {**tell(trainer), "sizes": trainer.sizes}
 
 
 @CASES.add

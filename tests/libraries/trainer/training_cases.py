@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, set_seed
+from transformers import EarlyStoppingCallback, TrainerCallback, set_seed
 
 from .parts import (
     Recorder,
     Table,
+    WithoutMemory,
     list_files,
     make_bert,
     make_llama,
@@ -116,6 +118,7 @@ def compiled(folder: Path) -> dict[str, Any]:
     """A compiled model trains, evaluates and is saved under the names of its own parameters."""
     trainer = make_trainer(
         folder,
+        make_bert(num_hidden_layers=1),
         torch_compile=True,
         torch_compile_backend="eager",
         max_steps=2,
@@ -239,19 +242,14 @@ def evaluated_first(folder: Path) -> dict[str, Any]:
 @CASES.add
 def smaller_batches(folder: Path) -> dict[str, Any]:
     """`auto_find_batch_size` tries again where memory is said to be full."""
-    sizes: list[int] = []
-
-    class Full(Trainer):
-        def training_step(self, model: Any, inputs: Any, *more: Any) -> Any:
-            sizes.append(len(inputs["input_ids"]))
-            if sizes[-1] > 4:
-                raise RuntimeError("CUDA out of memory.")
-            return super().training_step(model, inputs, *more)
-
-    return {
-        **train(folder, kind=Full, auto_find_batch_size=True, per_device_train_batch_size=5),
-        "sizes": sizes,
-    }
+    trainer = make_trainer(
+        folder,
+        kind=partial(WithoutMemory, most=4),
+        auto_find_batch_size=True,
+        per_device_train_batch_size=5,
+    )
+    trainer.train()
+    return {**tell(trainer), "sizes": trainer.sizes}
 
 
 @CASES.add

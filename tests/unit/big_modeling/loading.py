@@ -7,23 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from notebook_accel import init_empty_weights, load_checkpoint_and_dispatch
-
-
-def reset_peak() -> int:
-    """Forget the peak of resident memory, and return what is resident now."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return status("VmRSS")
-
-
-def status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+from tests.unit.big_modeling.measured import peak_above, reset_peak
 
 
 def build(layers: int, width: int) -> torch.nn.Module:
@@ -40,12 +29,12 @@ def main(file: str, layers: int, width: int) -> dict[str, Any]:
     before = reset_peak()
     places = {str(number): "cpu" if number < layers // 2 else "disk" for number in range(layers)}
     model = load_checkpoint_and_dispatch(model, file, places)
-    found["load"] = status("VmHWM") - before
+    found["load"] = peak_above(before)
     before = reset_peak()
     with torch.no_grad():
         for _ in range(2):
             output = model(batch)
-    found["forward"] = status("VmHWM") - before
+    found["forward"] = peak_above(before)
     return {**found, "sum": float(output.double().sum())}
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,9 @@ from notebook_accel import (
     load_checkpoint_in_model,
 )
 from notebook_accel.checkpointing import weights
-from tests.structure.source import ROOT
+from tests.unit.big_modeling import loading
 from tests.unit.big_modeling.loading import build
+from tests.unit.big_modeling.measured import run_program
 from tests.unit.big_models import Words, half, save, words
 from tests.unit.checkpoints import small_files
 from tests.unit.multiprocess import run_ranks
@@ -52,17 +51,7 @@ def test_peaks(tmp_path: Path, form: str) -> None:
         load_checkpoint_in_model(fresh, file, {"": "cpu"})
         assert torch.equal(fresh[7].weight, state["7.weight"])
         return
-    command = [sys.executable, "-W", "ignore", "-m", "tests.unit.big_modeling.loading"]
-    done = subprocess.run(
-        [*command, str(file), str(LAYERS), str(WIDTH)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = run_program(loading.__name__, file, LAYERS, WIDTH)
     stays = LAYERS // 2 * LAYER
     # work space, 11 MB of it for the threads that compare checksums
     assert found["load"] < 1.1 * stays + 2**24, (found, stays)

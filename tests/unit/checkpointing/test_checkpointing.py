@@ -17,9 +17,9 @@ import torch
 from accelerate.state import AcceleratorState as TheirState
 
 from notebook_accel import Accelerator, CheckpointError
-from notebook_accel.checkpointing import folder, names, write
+from notebook_accel.checkpointing import names, write
 from notebook_accel.handlers import ProjectConfiguration
-from tests.unit.checkpoints import Counter, Tied, make_loader, make_parts, step, values
+from tests.unit.checkpoints import Counter, Tied, make_loader, make_parts, step, trained, values
 
 pytestmark = pytest.mark.usefixtures("clean_runtime")
 
@@ -29,13 +29,6 @@ def theirs() -> Any:
     TheirState._reset_state(True)
     yield accelerate.Accelerator(cpu=True)
     TheirState._reset_state(True)
-
-
-def trained(accelerator: Any, steps: int = 2, seed: int = 0) -> tuple[Any, Any, Any]:
-    parts = accelerator.prepare(*make_parts(seed))
-    for _ in range(steps):
-        step(accelerator, *parts)
-    return parts  # type: ignore[no-any-return]
 
 
 def draw() -> tuple[float, float, float]:
@@ -195,76 +188,6 @@ def test_hooks_see_models_and_folder_and_can_be_removed(tmp_path: Path) -> None:
     assert len(seen) == 2 and (tmp_path / "kept" / "extra" / "config.json").exists()
 
 
-@pytest.mark.parametrize("can_exchange", [True, False])
-def test_other_files_in_the_folder_stay(
-    tmp_path: Path, can_exchange: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not can_exchange:
-        monkeypatch.setattr(folder, "_exchange", lambda one, other: False)
-    accelerator = Accelerator(cpu=True)
-    trained(accelerator)
-    where = tmp_path / "run"
-    (where / "logs").mkdir(parents=True)
-    (where / "logs" / "events").write_text("kept")
-    (where / "optimizer_1.bin").write_text("of an older run with two optimizers")
-    with open(where / "open.log", "w") as log:
-        accelerator.save_state(where)
-        log.write("written after the save")
-    assert (where / "logs" / "events").read_text() == "kept"
-    assert (where / "open.log").read_text() == "written after the save"
-    assert not (where / "optimizer_1.bin").exists()
-    accelerator.load_state(where)
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def test_automatic_names_and_a_limit(tmp_path: Path) -> None:
-    config = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, total_limit=2)
-    accelerator = Accelerator(cpu=True, project_config=config)
-    assert accelerator.project_dir == accelerator.logging_dir == str(tmp_path)
-    counter = Counter()
-    accelerator.register_for_checkpointing(counter)
-    assert accelerator.load_state("latest") is False  # the first start of what may be started again
-    with pytest.raises(ValueError, match="checkpoints holds no checkpoint to load"):
-        accelerator.load_state()
-    for value in range(12):
-        counter.value = value
-        assert accelerator.save_iteration == value
-        accelerator.save_state()
-    assert [n for n, _ in names.checkpoints(tmp_path / "checkpoints")] == [10, 11]
-    for choice in (None, "latest"):
-        counter.value = 0
-        assert accelerator.load_state(choice) is True
-        assert counter.value == 11
-    again = Accelerator(cpu=True, project_config=ProjectConfiguration(tmp_path, None, True))
-    again.register_for_checkpointing(counter)
-    again.project_configuration.iteration = 11
-    with pytest.raises(ValueError, match="checkpoint_11 exists"):
-        again.save_state()
-    again.load_state()
-    assert again.save_state().name == "checkpoint_12"
-
-
-def test_the_limit_removes_nothing_before_the_new_one_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = ProjectConfiguration(tmp_path, automatic_checkpoint_naming=True, total_limit=1)
-    accelerator = Accelerator(cpu=True, project_config=config)
-    trained(accelerator)
-    accelerator.save_state()
-
-    def full(self: write.File, where: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(write.File, "write", full)
-        with pytest.raises(CheckpointError, match=r"untouched: rank 0: OSError: .*No space left"):
-            accelerator.save_state()
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint_0"]
-    accelerator.load_state()
-    accelerator.save_state()
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint_1"]
-
-
 @pytest.mark.parametrize(
     ("call", "match"),
     [
@@ -331,37 +254,6 @@ def test_an_error_of_the_thread_is_raised_at_the_next_call(
         assert not list(tmp_path.iterdir())
     accelerator.save_state(tmp_path / "kept")
     gc.collect()
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_a_link_leads_to_the_checkpoint(tmp_path: Path, there: bool) -> None:
-    accelerator = Accelerator(cpu=True)
-    parts = trained(accelerator)
-    real, link = tmp_path / "real", tmp_path / "link"
-    link.symlink_to(real)
-    if there:
-        real.mkdir()
-        (real / "notes.txt").write_text("not ours")
-    for _ in range(2):
-        assert accelerator.save_state(link) == real
-    wanted = values(*parts)
-    step(accelerator, *parts)
-    accelerator.load_state(link)
-    assert values(*parts) == wanted
-    assert link.is_symlink() and sorted(tmp_path.iterdir()) == [link, real]
-    assert (real / "notes.txt").exists() == there
-
-
-def test_the_limit_removes_links_and_not_what_they_lead_to(tmp_path: Path) -> None:
-    config = ProjectConfiguration(tmp_path / "run", automatic_checkpoint_naming=True, total_limit=1)
-    accelerator = Accelerator(cpu=True, project_config=config)
-    trained(accelerator)
-    first = accelerator.save_state()
-    first.rename(tmp_path / "elsewhere")
-    first.symlink_to(tmp_path / "elsewhere")
-    second = accelerator.save_state()
-    assert list(second.parent.iterdir()) == [second]
-    assert (tmp_path / "elsewhere" / names.MANIFEST).exists()
 
 
 def test_numbers_of_numpy(tmp_path: Path) -> None:
@@ -456,15 +348,6 @@ def test_weights_without_values(tmp_path: Path, safe: bool) -> None:
         with pytest.raises(ValueError, match="'weight' is on the meta device"):
             call(*arguments)
     assert not list(tmp_path.iterdir())
-
-
-def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
-    accelerator = Accelerator(cpu=True)
-    trained(accelerator)
-    for name in ("kept[1].meeting-12ab", "kept[1].saving", "kept1.meeting-12ab"):
-        (tmp_path / name).mkdir()
-    accelerator.save_state(tmp_path / "kept[1]")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept1.meeting-12ab", "kept[1]"]
 
 
 def test_tensors_may_be_made_elsewhere_by_default(tmp_path: Path, clean_runtime: None) -> None:

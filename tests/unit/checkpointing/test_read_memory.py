@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch import nn
 from notebook_accel import Accelerator
 from notebook_accel.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.state import AcceleratorState
-from tests.unit.big_modeling.loading import reset_peak, status
+from tests.unit.big_modeling.measured import free_at_once, peak_above, reset_peak
 from tests.unit.multiprocess import run_ranks
 
 LAYERS, WIDTH, RANKS = 12, 768, 4
@@ -53,7 +52,7 @@ def local_values(model: Any, optimizer: Any) -> list[torch.Tensor]:
 
 def grow(folder: str) -> dict[str, float]:
     """Return how much memory each kind of loading takes at most, in bytes."""
-    ctypes.CDLL(None).mallopt(-3, 65536)  # freed memory goes back to the system at once
+    free_at_once()
     accelerator, *parts = build(steps=2)
     saved = [value.clone() for value in local_values(*parts)]
     found: dict[str, float] = {}
@@ -65,7 +64,7 @@ def grow(folder: str) -> dict[str, float]:
             fresh, *others = build(steps=steps)
             before = reset_peak()
             fresh.load_state(where)
-            found[f"safetensors {safe}, {steps} steps"] = status("VmHWM") - before
+            found[f"safetensors {safe}, {steps} steps"] = peak_above(before)
             assert all(map(torch.equal, local_values(*others), saved))
             del fresh, others
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import warnings
@@ -20,6 +19,7 @@ from notebook_accel.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.state import AcceleratorState
 from notebook_accel.utils import TorchDynamoPlugin, TorchTensorParallelPlugin, merge_fsdp_weights
 from tests.unit import gpt
+from tests.unit.big_modeling.measured import free_at_once, peak_above, reset_peak
 from tests.unit.multiprocess import run_ranks
 from tests.unit.strategies import fsdp_hooks
 
@@ -413,31 +413,26 @@ def test_the_kind_of_checkpoint_changes_between_two(tmp_path: Path) -> None:
     assert {"model.safetensors", "optimizer.bin"} <= whole and "pytorch_model_fsdp_0" not in whole
 
 
-def resident(what: str = "VmRSS") -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:")) * 1024
-
-
 def memory() -> dict[str, float]:
     """Return peaks while the model is prepared and trained, in parts of what they may be."""
-    ctypes.CDLL(None).mallopt(-3, 65536)  # freed memory goes back to the system at once
+    free_at_once()
     accelerator = make(fsdp_plugin=plugin())
-    before = resident()
+    before = reset_peak()
     with torch.device("cpu" if accelerator.is_main_process else "meta"):
         built = gpt.GPT(width=384, layers=32)
     whole = sum(parameter.nbytes for parameter in built.parameters())
     block = sum(parameter.nbytes for parameter in built.blocks[0].parameters())
     found = {}
-    Path("/proc/self/clear_refs").write_text("5")
+    reset_peak()
     prepared = accelerator.prepare(built)
-    found["prepare"] = (resident("VmHWM") - before) / (whole / 4)
+    found["prepare"] = peak_above(before) / (whole / 4)
     optimizer = accelerator.prepare(adam(prepared))
-    Path("/proc/self/clear_refs").write_text("5")
+    reset_peak()
     for _ in range(2):  # the second has the optimizer's state from its start
         accelerator.backward(prepared(torch.zeros(1, 4, dtype=torch.long)).sum())
         optimizer.step()
         optimizer.zero_grad()
-    found["train"] = (resident("VmHWM") - before) / (1.15 * 4 * whole / 4 + block)
+    found["train"] = peak_above(before) / (1.15 * 4 * whole / 4 + block)
     return found
 
 

@@ -83,8 +83,8 @@ def job(where: Rendezvous) -> Job:
     return make_job(now, distributed=True, rendezvous=where)
 
 
-def test_a_node_that_is_enough_begins_however_short_it_waits_for_others() -> None:
-    where = place(num_nodes=2, min_nodes=1, backend="c10d", settings={"join_timeout": 0.5})
+def test_a_node_that_is_enough_begins_however_short_it_waits_for_others(port: int) -> None:
+    where = place(port=port, num_nodes=2, min_nodes=1, backend="c10d", settings={"join_timeout": 0.5})
     nodes = ElasticNodes(job(where))
     try:
         assert nodes.next_rendezvous().world_size == 1
@@ -97,12 +97,11 @@ def test_of_many_missing_nodes_some_are_named() -> None:
     assert nodes._describe_missing([]).endswith(f"node 7 (rank 7), {10**12 - 8} more nodes")
 
 
-def test_a_store_that_cannot_be_made_keeps_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_made_keeps_no_port(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     def fail(*args: object, **options: object) -> None:
         raise RuntimeError("too many files")
 
     monkeypatch.setattr(stores, "TCPStore", fail)
-    port = free_port()
     with pytest.raises(RuntimeError):
         stores.open_for_nodes("127.0.0.1", port)
     socket.create_server(("127.0.0.1", port)).close()

@@ -257,8 +257,7 @@ def make_elastic(port: int, secret: str | None, **more: Any) -> ElasticNodes:
 
 
 @pytest.mark.parametrize("secret", [None, SECRET], ids=["open", "secret"])
-def test_nothing_of_the_store_is_loaded(secret: str | None, hostile: bytes) -> None:
-    port = free_port()
+def test_nothing_of_the_store_is_loaded(secret: str | None, hostile: bytes, port: int) -> None:
     nodes = make_elastic(port, secret)
     said: list[str] = []
     nodes.tell = said.append
@@ -285,8 +284,7 @@ def test_nothing_of_the_store_is_loaded(secret: str | None, hostile: bytes) -> N
 
 
 @pytest.mark.parametrize("secret", [None, SECRET], ids=["open", "secret"])
-def test_nodes_that_come_and_go_meet(secret: str | None) -> None:
-    port = free_port()
+def test_nodes_that_come_and_go_meet(secret: str | None, port: int) -> None:
     nodes = [make_elastic(port, secret, node_rank=rank, min_nodes=2) for rank in range(2)]
     with ThreadPoolExecutor() as pool:
         meeting = [pool.submit(each.next_rendezvous) for each in nodes]
@@ -307,8 +305,7 @@ def test_nodes_that_come_and_go_meet(secret: str | None) -> None:
     ("own", "text"),
     [(None, "this node has none"), ("another secret, as long", "another secret than this node")],
 )
-def test_a_node_with_another_secret_is_told(own: str | None, text: str) -> None:
-    port = free_port()
+def test_a_node_with_another_secret_is_told(own: str | None, text: str, port: int) -> None:
     nodes = make_elastic(port, SECRET)
     try:
         nodes.next_rendezvous()
@@ -445,10 +442,10 @@ def test_a_value_that_cannot_be_written_or_read_is_a_problem_of_the_value(
 
 
 def test_a_second_node_of_a_machine_connects_where_ports_may_be_shared(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, port: int
 ) -> None:
     """On macOS a port may be taken at all addresses while it is in use at one of them."""
-    nodes = make_fixed(backend="c10d")
+    nodes = make_fixed(backend="c10d", port=port)
     with socket.create_server(("127.0.0.1", nodes._port)):
         find = addresses.find_listen_problem
         monkeypatch.setattr(
