@@ -15,7 +15,8 @@ from ..handlers import require_torchdata
 from ..nested import send_to_device
 from ..runtime import GradientFlags, Runtime
 from .iterable import IterableDatasetShard
-from .resume import Epoch, EpochState, ResumableSampler, order_of, restore_order
+from .order import order_of, restore_order
+from .resume import Epoch, EpochState, ResumableSampler
 from .samplers import SkipBatchSampler, is_plain, sampler_chain, start_at
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class PreparedLoader(DataLoader[Any]):
         length: batches of this iteration, None where nobody knows.
         epoch_state: what decides the order of its epochs.
         dataset_shards: how many processes the dataset itself is shared out to; 1 where it is not.
+        is_led: samplers without a generator draw the order of an epoch from rank 0's random numbers, as all ranks do.
     """
 
     end_of_dataloader: bool = False
@@ -62,6 +64,7 @@ class PreparedLoader(DataLoader[Any]):
     batches_seen: int = 0
     length: int | None = None
     dataset_shards: int = 1
+    is_led: bool = False
     use_stateful_dataloader: bool = False
 
     def __new__(cls, *args: Any, use_stateful_dataloader: bool = False, **kwargs: Any) -> Self:
@@ -224,7 +227,9 @@ class PreparedLoader(DataLoader[Any]):
         sampler = outer_sampler(self)
         if isinstance(self.dataset, IterableDataset) or hasattr(sampler, "load_state_dict"):
             return sampler
-        return ResumableSampler(sampler, self.epoch_state)
+        runtime = self.runtime if self.is_led else None
+        comm = None if runtime is None or runtime.comm.world_size == 1 else runtime.comm
+        return ResumableSampler(sampler, self.epoch_state, comm)
 
     @property
     def _reads(self) -> bool:

@@ -116,7 +116,12 @@ def prepare_data_loader(
     outer = outer_sampler(dataloader)
     if use_seedable_sampler:
         outer = _seedable(outer, data_seed, place, runtime)
-    source = _source(dataloader, outer, None if dispatch_batches or num_processes == 1 else place)
+    source = _source(
+        dataloader,
+        outer,
+        None if dispatch_batches or num_processes == 1 else place,
+        gives_generator=not use_seedable_sampler,
+    )
     shared: dict[str, Any] = {
         "_drop_last": bool(dataloader.drop_last or getattr(outer, "drop_last", False)),
         "_non_blocking": non_blocking,
@@ -142,6 +147,7 @@ def prepare_data_loader(
         **options,
     )
     shard.dataset_shards = source.shards
+    shard.is_led = num_processes > 1 or torch_device_mesh is not None
     return shard
 
 
@@ -158,13 +164,15 @@ def _batch_size(dataloader: DataLoader[Any]) -> int | None:
     return size
 
 
-def _source(dataloader: DataLoader[Any], outer: Any, place: _Place | None) -> _Source:
+def _source(
+    dataloader: DataLoader[Any], outer: Any, place: _Place | None, *, gives_generator: bool
+) -> _Source:
     """Return what the prepared loader reads: all of it where `place` is None."""
     if isinstance(dataloader.dataset, IterableDataset):
         return _iterable_source(dataloader, place)
     generator = None
     if place is not None:
-        generator = _order_of(getattr(outer, "sampler", outer))
+        generator = _order_of(getattr(outer, "sampler", outer), gives_generator=gives_generator)
         outer = BatchSamplerShard(
             outer,
             num_processes=place.num_processes,
@@ -206,14 +214,19 @@ def _shards_itself(dataset: Any, place: _Place) -> bool:
     return library and not place.split_batches and bool(dataset.n_shards >= place.num_processes)
 
 
-def _order_of(sampler: Any) -> torch.Generator | None:
-    """Return the generator that the sampler draws its order from, giving it one where it would make its own."""
+def _order_of(sampler: Any, *, gives_generator: bool) -> torch.Generator | None:
+    """Return the generator that the sampler draws its order from, None for the global one.
+
+    Args:
+        sampler: of single indices.
+        gives_generator: a sampler that could have a generator and has none gets one.
+    """
     if isinstance(sampler, SeedableRandomSampler) or not hasattr(sampler, "generator"):
         return None
-    if sampler.generator is None:
+    if sampler.generator is None and gives_generator:
         sampler.generator = torch.Generator(device=find_default())
         sampler.generator.manual_seed(draw_seed())
-    generator: torch.Generator = sampler.generator
+    generator: torch.Generator | None = sampler.generator
     return generator
 
 

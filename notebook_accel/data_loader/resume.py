@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader
 
 from ..combinations import refuse
-from .indices import draw_seed
-from .samplers import (
-    BatchSamplerShard,
-    SeedableRandomSampler,
-    SkipBatchSampler,
-    batches_from,
-    sampler_chain,
-)
+from ..comm.base import Comm
+from .lead import Lead, share_state
+from .order import Order, are_same, order_of, restore_order
+from .samplers import SkipBatchSampler, batches_from
 
 _END: Final = object()
-_DRAWING: Final = (RandomSampler.__iter__, SubsetRandomSampler.__iter__, WeightedRandomSampler.__iter__)
-"""How torch's samplers draw, of which it is known what they draw from the global generator."""
-
-Order = list[dict[str, Any]]
-"""What decides the order of an epoch, a dict for each sampler; see `order_of`."""
-
 Rounds = list[tuple[int | None, int | str]]
 """For each run of an epoch how many batches it read, None for the last run, and its `PreparedLoader.round_size`. So the
 samples before a batch are known, whatever the number of processes was."""
@@ -251,17 +235,24 @@ def _describe(round_size: int | str) -> str:
 
 
 class ResumableSampler(BatchSampler):
-    """A batch sampler, or sampler, whose iterators have `state_dict` and `load_state_dict` for torchdata."""
+    """A batch sampler, or sampler, whose iterators have `state_dict` and `load_state_dict` for torchdata.
 
-    def __init__(self, sampler: Any, epoch_state: EpochState) -> None:
+    Args:
+        sampler: the batch sampler or sampler.
+        epoch_state: of the loader.
+        comm: of the ranks that need the same order where no sampler has a generator; None for this one alone.
+    """
+
+    def __init__(self, sampler: Any, epoch_state: EpochState, comm: Comm | None = None) -> None:
         self.inner = sampler
         self.epoch_state = epoch_state
+        self.comm = comm
 
     def __len__(self) -> int:
         return len(self.inner)
 
     def __iter__(self) -> ResumableIterator:
-        return ResumableIterator(self.inner, self.epoch_state)
+        return ResumableIterator(self.inner, self.epoch_state, self.comm)
 
 
 class ResumableIterator:
@@ -271,9 +262,14 @@ class ResumableIterator:
 
     Positions count from the start of the epoch, also where `skip_first_batches` left some batches out. So a state
     fits loaders that skip batches and loaders that do not.
+
+    Args:
+        sampler: see `ResumableSampler`.
+        epoch_state: see `ResumableSampler`.
+        comm: see `ResumableSampler`.
     """
 
-    def __init__(self, sampler: Any, epoch_state: EpochState) -> None:
+    def __init__(self, sampler: Any, epoch_state: EpochState, comm: Comm | None) -> None:
         self._skipped = 0
         while type(sampler) is SkipBatchSampler:
             self._skipped += sampler.skip_batches
@@ -281,17 +277,22 @@ class ResumableIterator:
         self._sampler = sampler
         self._position = self._skipped
         self._epoch_state = epoch_state
+        self._comm = comm
+        self._lead: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         self._epoch = epoch_state.newest
         self._order: Order | None = None
         self._batches: Iterator[Any] | None = None
+        self._has_drawn = False
         self._following: Any = _END
         self._num_drawn = 0
+        if comm is None and epoch_state.next_order is None:
+            self._iterate()
 
     def __iter__(self) -> ResumableIterator:
         return self
 
     def __next__(self) -> Any:
-        if self._batches is None:
+        if not self._has_drawn:
             self._draw(self._epoch_state.next_order)
         batch = self._following
         if batch is _END:
@@ -302,7 +303,8 @@ class ResumableIterator:
 
     def _look_ahead(self) -> None:
         assert self._batches is not None
-        self._following = next(self._batches, _END)
+        with self._lead:
+            self._following = next(self._batches, _END)
         if self._following is _END:
             self._epoch.total = self._num_drawn
         else:
@@ -310,7 +312,7 @@ class ResumableIterator:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and what decided the order; None where nothing was drawn yet."""
-        return {"position": self._position, "order": None if self._batches is None else self._order}
+        return {"position": self._position, "order": self._order if self._has_drawn else None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on at the position, in the order of the epoch that the state is of."""
@@ -319,14 +321,32 @@ class ResumableIterator:
         self._position = state_dict["position"]
         self._draw(state_dict["order"])
 
+    def _iterate(self) -> None:
+        """Iterate the sampler as torch's loaders do, before they draw the seed of loader processes.
+
+        A sampler that draws its order then draws before them; one that is a generator function draws later.
+        """
+        before = order_of(self._sampler, with_global=True)
+        self._batches = batches_from(self._sampler, self._position)
+        if not are_same(before, order_of(self._sampler, with_global=True)):
+            self._order = before
+
     def _draw(self, order: Order | None) -> None:
         """Start with the batches from the position on, in this order where there is one."""
         here = None if order is None else torch.get_rng_state()
         if order is not None:
             restore_order(self._sampler, order)
-        self._order = order_of(self._sampler, with_global=True)
+        if order is not None or self._order is None:
+            self._order = order_of(self._sampler, with_global=True)
+        if self._comm is not None and "global" in self._order[-1]:
+            if order is None:
+                self._order[-1]["global"] = share_state(self._comm)
+            self._lead = Lead(self._order[-1]["global"])
         self._epoch_state.draw(self._epoch, self._order)
-        self._batches = batches_from(self._sampler, self._position)
+        if order is not None or self._batches is None:
+            with self._lead:
+                self._batches = batches_from(self._sampler, self._position)
+        self._has_drawn = True
         self._look_ahead()
         if here is not None and any("global" in state for state in self._order):
             # samplers without a generator draw from the global one at the first batch
@@ -375,85 +395,3 @@ def _index_sampler(loader: DataLoader[Any]) -> Any:
     """Return the sampler of single indices, None where batches are not made of such."""
     outer = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     return getattr(outer, "sampler", None)
-
-
-def order_of(sampler: Any, *, with_global: bool = False) -> Order:
-    """Return what decides the order of a sampler's next epoch, whatever the number of processes.
-
-    Args:
-        sampler: a batch sampler or sampler.
-        with_global: add torch's global generator where no sampler of a shuffled epoch has one of its own.
-
-    Returns:
-        A dict for each of the user's samplers, from the outermost to the innermost; see `restore_order`.
-    """
-    states: Order = []
-    part: Any = None
-    for part in _own_parts(sampler):
-        generator = getattr(part, "generator", None)
-        if isinstance(part, SeedableRandomSampler):
-            states.append({"epoch": part.epoch, "initial_seed": part.initial_seed})
-        elif isinstance(generator, torch.Generator):
-            states.append({"generator": generator.get_state()})
-        else:
-            states.append({})
-    if with_global and not any(states) and not isinstance(part, SequentialSampler):
-        states[-1] = {"global": torch.get_rng_state()}
-    return states
-
-
-def _own_parts(sampler: Any) -> list[Any]:
-    """Return the user's own samplers of a chain: those that share out and skip decide no order."""
-    return [
-        part for part in sampler_chain(sampler) if type(part) not in (SkipBatchSampler, BatchSamplerShard)
-    ]
-
-
-def restore_order(sampler: Any, states: Order) -> None:
-    """Let the sampler's next epoch have the order of `states`.
-
-    In a run of several processes samplers have generators of their own; alone they draw from the global one.
-
-    Args:
-        sampler: made as the one that `order_of` was called with.
-        states: what `order_of` returned.
-
-    Raises:
-        ValueError: the states are of other samplers.
-    """
-    parts = _own_parts(sampler)
-    if len(parts) != len(states) or not all(map(_fits, parts, states)):
-        raise ValueError(
-            f"the state is of a loader with {len(states)} samplers, {[sorted(state) for state in states]}, and does "
-            f"not fit this one's, {[type(part).__name__ for part in parts]}: make and prepare the loader as before"
-        )
-    for part, state in zip(parts, states, strict=True):
-        if "epoch" in state:
-            part.epoch, part.initial_seed = state["epoch"], state["initial_seed"]
-        elif "generator" in state:
-            if part.generator is None:
-                part.generator = torch.Generator()
-            part.generator.set_state(state["generator"])
-        elif "global" in state and getattr(part, "generator", None) is None:
-            torch.set_rng_state(state["global"])
-        elif "global" in state:
-            part.generator.set_state(_as_own(part, state["global"]))
-
-
-def _fits(part: Any, state: dict[str, Any]) -> bool:
-    if isinstance(part, SeedableRandomSampler) or "epoch" in state:
-        return isinstance(part, SeedableRandomSampler) and "epoch" in state
-    if "generator" in state:
-        return hasattr(part, "generator")
-    if "global" in state and isinstance(getattr(part, "generator", None), torch.Generator):
-        return type(part).__iter__ in _DRAWING
-    return True
-
-
-def _as_own(sampler: Any, state: torch.Tensor) -> torch.Tensor:
-    """Return the state of a sampler's own generator that gives the order which the global one gave."""
-    generator = torch.Generator()
-    generator.set_state(state)
-    if isinstance(sampler, RandomSampler):  # it draws a seed
-        generator.manual_seed(draw_seed(generator))
-    return generator.get_state()

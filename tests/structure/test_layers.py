@@ -80,9 +80,10 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("basic", "launch"),
     ),
     "data_loader": (
-        ("exchange", "indices", "rows"),
+        ("exchange", "indices", "lead", "rows"),
         ("samplers",),
-        ("iterable", "resume"),
+        ("iterable", "order"),
+        ("resume",),
         ("base",),
         ("dispatch", "shard"),
         ("prepare", "skip"),
