@@ -14,6 +14,7 @@ from ...events import Ended, Event, Failure, Order, SignalOrder
 from ...stream.record import RunRecord
 from .. import signals
 from ..job import Job
+from ..transfer import failures
 from .control import Control
 from .delivery import Deliver, Delivery
 from .hang_watch import HangWatch
@@ -296,11 +297,19 @@ class WorkerGroup(ABC, Generic[MemberT]):
         """Note that a worker was killed and does not end: nobody waits for it any more."""
 
     def settle(self) -> None:
-        """End the workers after a failure; those that end by themselves right now are heard first."""
-        deadline = time.monotonic() + _LAST_WORDS_SECONDS
-        while self.is_running and time.monotonic() < deadline:
+        """End the workers after a failure; those that end by themselves right now are heard first.
+
+        A rank that has only lost its connection to another one tells of an end that this process does not see yet.
+        """
+        began = time.monotonic()
+        while self.is_running and time.monotonic() - began < self._find_settle_seconds():
             self.poll(_LAST_WORDS_SECONDS / 5)
         self.stop(_SETTLE_SECONDS, signal.SIGTERM)
+
+    def _find_settle_seconds(self) -> float:
+        found = self._record.failures
+        follows = bool(found) and failures.is_lost_peer(failures.find_first(found))
+        return _SETTLE_SECONDS if follows else _LAST_WORDS_SECONDS
 
     def stop(self, grace: float, signum: int = signal.SIGINT) -> None:
         """End every worker, and all that the workers started.

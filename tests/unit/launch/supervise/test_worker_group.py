@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +26,7 @@ from notebook_accel.events import (
     StopOrder,
 )
 from notebook_accel.launch import signals
+from notebook_accel.launch.supervise import worker_group
 from notebook_accel.launch.supervise.control import Control
 from notebook_accel.launch.supervise.worker_group import Attempt, Member, WorkerGroup
 from notebook_accel.stream.record import RunRecord
@@ -133,6 +136,28 @@ def test_after_a_failure_the_others_are_ended(group: ScriptedGroup) -> None:
     assert group.signals_sent == [(1, signal.SIGTERM), (1, signals.KILL)]
     assert group.stopped_ranks == {1} and not group.is_running
     assert [each.rank for each in group.record.failures] == [0], "the one that was ended has not failed"
+
+
+def test_who_lost_a_peer_is_no_cause_while_the_peers_own_end_may_come(
+    group: ScriptedGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system closes the connections of a process before it says that the process has ended."""
+    monkeypatch.setattr(worker_group, "_SETTLE_SECONDS", 3600.0)
+    receive, looks = group.receive, itertools.count()
+
+    def receive_late(timeout: float) -> Sequence[Event]:
+        if next(looks) == 100:
+            group.say(ended(1, -9))
+        return receive(timeout)
+
+    monkeypatch.setattr(group, "receive", receive_late)
+    raised = RaisedError(
+        type_name="RuntimeError", message="Connection closed by peer", pickled=None, frames=()
+    )
+    group.say(replace(failure(0), error=raised), ended(0, 1))
+    assert group.watch() == "failed"
+    group.settle()
+    assert [each.rank for each in group.record.failures] == [0, 1] and not group.stopped_ranks
 
 
 def test_who_ends_after_the_signal_is_not_killed() -> None:
