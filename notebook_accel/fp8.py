@@ -50,6 +50,10 @@ class AORecipeKwargs(KwargsHandler):
     pad_inner_dim: bool | None = None
     enable_fsdp_float8_all_gather: bool | None = None
 
+    def _prepare_check(self, name: str) -> None:
+        if name != "config":
+            self.config = None
+
     def __post_init__(self) -> None:
         require_torchao()
         if self.config is not None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from . import environ
+from .checked import Checked
 from .combinations import refuse
 
 STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
@@ -40,7 +41,7 @@ _OPTIONAL_FLAGS: Final = ("sync_module_states", "use_orig_params")
 
 
 @dataclass
-class FullyShardedDataParallelPlugin:
+class FullyShardedDataParallelPlugin(Checked):
     """How FSDP shards models; FSDP_* variables, which a config writes, replace a None.
 
     torch's `fully_shard` does it with the options of either version. `sharding_strategy` is the spelling of version 1,
@@ -127,6 +128,18 @@ class FullyShardedDataParallelPlugin:
         if isinstance(self.mixed_precision_policy, (str, dict)):
             self.set_mixed_precision(self.mixed_precision_policy, override=True)
         self.validate_mixed_precision_policy()
+
+    def _prepare_check(self, name: str) -> None:
+        anew: dict[str, Any] = {
+            "state_dict_type": {"state_dict_config": None, "optim_state_dict_config": None},
+            "sharding_strategy": {"reshard_after_forward": None},
+            "reshard_after_forward": {"sharding_strategy": None},
+        }.get(name, {})
+        if name != "backward_prefetch" and not self.prefetches_backward and self.backward_prefetch is None:
+            anew["backward_prefetch"] = "NO_PREFETCH"  # a None would be read from the environment
+        if name != "auto_wrap_policy" and self.auto_wrap_policy is None:
+            anew["auto_wrap_policy"] = "NO_WRAP"
+        vars(self).update(anew)
 
     def _resolve_flags(self) -> None:
         for name in _FLAGS:
@@ -329,7 +342,7 @@ class FullyShardedDataParallelPlugin:
         Args:
             model: the user's.
         """
-        self.auto_wrap_policy = self.wrap_policy(model)
+        vars(self)["auto_wrap_policy"] = self.wrap_policy(model)
 
     def set_mixed_precision(
         self, mixed_precision: Any, buffer_autocast: bool = False, override: bool = False

@@ -24,7 +24,6 @@ class GradientState(metaclass=views.StateType):
     _place: ClassVar = object()
 
     def __init__(self, gradient_accumulation_plugin: Any = None) -> None:
-        self._alone = GradientFlags()
         if gradient_accumulation_plugin is not None:
             flags = self._flags
             for name, value in gradient_accumulation_plugin.to_kwargs().items():
@@ -54,8 +53,10 @@ class GradientState(metaclass=views.StateType):
 
     @property
     def _flags(self) -> GradientFlags:
-        installed = runtime.current()
-        return self._alone if installed is None else installed.gradient
+        if (installed := runtime.current()) is not None:
+            return installed.gradient
+        alone: GradientFlags = vars(self).setdefault("_alone", GradientFlags())
+        return alone
 
     @property
     def initialized(self) -> bool:

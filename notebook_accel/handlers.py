@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from .checked import Checked
 from .choices import Choice
 from .probes import at_least, version
 
@@ -21,7 +22,7 @@ _CYCLE: Final = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first
 
 
 @dataclass
-class KwargsHandler:
+class KwargsHandler(Checked):
     """Base of all handlers; only fields that differ from their defaults are passed on."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -290,8 +291,8 @@ class ProfileKwargs(KwargsHandler):
         )
 
 
-@dataclass(init=False)
-class DataLoaderConfiguration:
+@dataclass
+class DataLoaderConfiguration(Checked):
     """How data loaders are shared out among the processes.
 
     Attributes:
@@ -315,28 +316,16 @@ class DataLoaderConfiguration:
     non_blocking: bool = False
     use_stateful_dataloader: bool = False
 
-    def __init__(
-        self,
-        split_batches: bool = False,
-        dispatch_batches: bool | None = None,
-        even_batches: bool = True,
-        use_seedable_sampler: bool = False,
-        data_seed: int | None = None,
-        non_blocking: bool = False,
-        use_stateful_dataloader: bool = False,
-    ) -> None:
-        vars(self).update((name, value) for name, value in locals().items() if name != "self")
-        if use_stateful_dataloader:
+    def __post_init__(self) -> None:
+        if self.use_stateful_dataloader:
             require_torchdata()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a field, checked as the constructor checks it; loaders that are prepared already stay as they are."""
-        if name not in vars(self):
+        """Set a field; loaders that are prepared already stay as they are."""
+        if name not in (names := [item.name for item in fields(self)]):
             raise AttributeError(
-                f"DataLoaderConfiguration has no field {name!r}, its fields are {', '.join(vars(self))}"
+                f"DataLoaderConfiguration has no field {name!r}, its fields are {', '.join(names)}"
             )
-        if name == "use_stateful_dataloader" and value:
-            require_torchdata()
         super().__setattr__(name, value)
 
 
@@ -351,7 +340,7 @@ def require_torchdata() -> None:
 
 
 @dataclass
-class ProjectConfiguration:
+class ProjectConfiguration(Checked):
     """Folders and checkpoints of a run.
 
     Attributes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from . import environ
+from .checked import Checked
 from .choices import Choice
 from .combinations import refuse
 
@@ -23,7 +24,7 @@ class _Exchange(Choice):
 
 
 @dataclass
-class TorchTensorParallelConfig:
+class TorchTensorParallelConfig(Checked):
     """How torch splits layers over processes.
 
     Attributes:
@@ -49,20 +50,26 @@ class TorchTensorParallelConfig:
 
 
 @dataclass
-class TorchTensorParallelPlugin:
+class TorchTensorParallelPlugin(Checked):
     """Tensor parallel in the spelling of older code; the same as `ParallelismConfig(tp_size=...)`.
 
     Attributes:
         tp_size: number of processes that share each layer.
         torch_device_mesh: a mesh with a dimension `tp` of this size; by default a new one.
+
+    Raises:
+        ValueError: `tp_size` is no whole number from 1 on.
     """
 
     tp_size: int = 1
     torch_device_mesh: DeviceMesh | None = None
 
+    def __post_init__(self) -> None:
+        _check_size("tp_size", self.tp_size)
+
 
 @dataclass
-class TorchContextParallelConfig:
+class TorchContextParallelConfig(Checked):
     """How processes that share sequences exchange keys and values.
 
     Attributes:
@@ -82,7 +89,7 @@ class TorchContextParallelConfig:
 
 
 @dataclass(repr=False)
-class ParallelismConfig:
+class ParallelismConfig(Checked):
     """The number of processes for each kind of parallelism; their product is the world size.
 
     PARALLELISM_CONFIG_* variables replace a None, and without them a size is 1. Ranks that differ only in `tp` or `cp`
@@ -123,8 +130,7 @@ class ParallelismConfig:
             size = getattr(self, f"{name}_size")
             if size is None:
                 size = environ.integer(f"PARALLELISM_CONFIG_{name.upper()}_SIZE", 1)
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ValueError(f"{name}_size {size!r} is no whole number from 1 on")
+            _check_size(f"{name}_size", size)
             setattr(self, f"{name}_size", size)
         for name, legal in (("cp_backend", "torch"), ("sp_backend", "deepspeed")):
             word = getattr(self, name) or environ.get(f"PARALLELISM_CONFIG_{name.upper()}") or legal
@@ -144,6 +150,13 @@ class ParallelismConfig:
                 raise ValueError(
                     f"{name}_handler is given and {name}_size is 1: set {name}_size, or leave it out"
                 )
+
+    def _prepare_check(self, name: str) -> None:
+        if name.endswith("_size"):
+            self.device_mesh = None
+            for kind in ("tp", "cp"):  # a kind that is no longer there has no options
+                if name == f"{kind}_size" and getattr(self, name) in (None, 1):
+                    setattr(self, f"{kind}_handler", None)
 
     def _check_combination(self) -> None:
         if self.cp_enabled and self.sp_enabled:
@@ -309,6 +322,11 @@ class ParallelismConfig:
                 "make a new ParallelismConfig"
             )
         return self.device_mesh
+
+
+def _check_size(name: str, size: Any) -> None:
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ValueError(f"{name} {size!r} is no whole number from 1 on")
 
 
 def check_variables(environment: Mapping[str, str], world_size: int) -> list[str]:

@@ -15,6 +15,7 @@ from .big_modeling.device_map import check_devices_exist
 from .big_modeling.dispatch import dispatch_model, make_device_map
 from .big_modeling.eight_bit import Linear8bit, list_names, swap_layers
 from .big_modeling.load import load_checkpoint_in_model
+from .checked import Checked
 from .checkpointing.folder import PathLike
 from .hooks import tensors
 
@@ -31,7 +32,7 @@ _FORMATS: Final = ("fp4", "nf4")
 
 
 @dataclass
-class BnbQuantizationConfig:
+class BnbQuantizationConfig(Checked):
     """How `load_and_quantize_model` quantizes; either `load_in_8bit` or `load_in_4bit` has to be True.
 
     Attributes:

@@ -167,7 +167,7 @@ class Accelerator(
         settings = self._runtime.settings
         self._dynamo = dynamo or settings.dynamo_plugin or compilation.choose(None, None)
         self.state = AcceleratorState.__new__(AcceleratorState)  # __init__ only looks for this accelerator
-        self.gradient_state = GradientState(accumulation)
+        self.gradient_state = _start_accumulation(self._runtime, accumulation)
         self.device_placement = bool(device_placement)
         self.step_scheduler_with_optimizer = bool(step_scheduler_with_optimizer)
         self.profile_handler = handlers.get(ProfileKwargs)
@@ -359,14 +359,21 @@ def _resolve_accumulation(
             "gradient_accumulation_steps and gradient_accumulation_plugin were both given: set num_steps in the latter"
         )
     given = plugin is not None
-    name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # "auto" is a word for DeepSpeed: the argument counts
+    name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
     if plugin is None:
-        plugin = GradientAccumulationPlugin(
-            num_steps=steps if environ.get(name) == "auto" else environ.integer(name, steps)
-        )
+        is_set = environ.get(name) not in (None, "auto")  # a word for DeepSpeed: the argument counts
+        plugin = GradientAccumulationPlugin(num_steps=environ.integer(name, steps) if is_set else steps)
     if plugin.num_steps is not None:
         check_steps("num_steps of the GradientAccumulationPlugin" if given else name, plugin.num_steps)
     return plugin
+
+
+def _start_accumulation(own: Runtime, plugin: GradientAccumulationPlugin) -> GradientState:
+    """Set what the plugin says besides its defaults."""
+    for item in dataclasses.fields(plugin):
+        if (value := getattr(plugin, item.name)) != item.default:
+            setattr(own.gradient, item.name, value)
+    return GradientState.__new__(GradientState)  # __init__ would do the same
 
 
 def _resolve_group_options(handlers: dict[type, Any], plugins: Plugins, cpu: bool) -> dict[str, Any]:

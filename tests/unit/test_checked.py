@@ -1,0 +1,199 @@
+"""What is set in the option classes is checked as by their constructors, and counts."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from notebook_accel import FullyShardedDataParallelPlugin, ParallelismConfig
+from notebook_accel.checked import Checked
+from notebook_accel.compilation import DynamoBackend, TorchDynamoPlugin
+from notebook_accel.deepspeed.plugin import DeepSpeedPlugin
+from notebook_accel.handlers import DistributedDataParallelKwargs, ProfileKwargs, ProjectConfiguration
+from notebook_accel.parallelism import (
+    TorchContextParallelConfig,
+    TorchTensorParallelConfig,
+    TorchTensorParallelPlugin,
+)
+from notebook_accel.quantization import BnbQuantizationConfig
+
+Make = Callable[..., Any]
+WRONG: list[tuple[Make, dict[str, Any]]] = [
+    (
+        DistributedDataParallelKwargs,
+        {"comm_hook": "zip", "comm_wrapper": "power_sgd", "comm_state_option": [1]},
+    ),
+    (DistributedDataParallelKwargs, {"comm_state_option": {"rank": 3}}),
+    (ProfileKwargs, {"activities": ["gpu"], "schedule_option": {"wait": 1}}),
+    (TorchTensorParallelPlugin, {"tp_size": 0}),
+    (TorchTensorParallelPlugin, {"tp_size": "2"}),
+    (TorchTensorParallelConfig, {"enable_async_tp": True, "plan": [1]}),
+    (TorchContextParallelConfig, {"cp_comm_strategy": "ring"}),
+    (
+        ParallelismConfig,
+        {"tp_size": 0, "cp_size": True, "dp_shard_size": 1.5, "cp_backend": "x", "sp_backend": 1},
+    ),
+    (
+        ParallelismConfig,
+        {"tp_handler": 5, "cp_handler": TorchContextParallelConfig(), "dp_replicate_size": "2"},
+    ),
+    (ProjectConfiguration, {"total_limit": 0, "iteration": -1}),
+    (TorchDynamoPlugin, {"backend": "warp"}),
+    (
+        FullyShardedDataParallelPlugin,
+        {
+            "fsdp_version": 3,
+            "sharding_strategy": "SOME",
+            "backward_prefetch": "BACK",
+            "mixed_precision_policy": "int3",
+            "auto_wrap_policy": int,
+            "cpu_offload": "yes",
+            "ignored_modules": torch.nn.Linear(1, 1),
+            "state_dict_type": "LOCAL_STATE_DICT",
+            "param_init_fn": 4,
+            "limit_all_gathers": "maybe",
+            "activation_checkpointing_offload": True,
+            "activation_checkpointing": True,
+            "transformer_cls_names_to_wrap": 5,
+            "min_num_params": -1,
+        },
+    ),
+    (
+        DeepSpeedPlugin,
+        {
+            "zero_stage": 4,
+            "gradient_clipping": "much",
+            "offload_optimizer_device": "disk",
+            "zero3_init_flag": True,
+            "transformer_moe_cls_names": ["A"],
+            "enable_msamp": True,
+            "gradient_accumulation_steps": 0,
+            "hf_ds_config": {"zero_optimization": {"stage": 9}},
+        },
+    ),
+    (
+        lambda **given: BnbQuantizationConfig(**{"load_in_8bit": True, **given}),
+        {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf3",
+            "bnb_4bit_compute_dtype": "x",
+            "torch_dtype": "y",
+        },
+    ),
+]
+CASES = [(make, name, value) for make, fields in WRONG for name, value in fields.items()]
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "value"), CASES, ids=lambda item: item if isinstance(item, str) else ""
+)
+def test_what_the_constructor_refuses_is_refused(make: Make, name: str, value: Any) -> None:
+    with pytest.raises((ValueError, TypeError, NotImplementedError)) as refused:
+        make(**{name: value})
+    options = make()
+    before = dict(vars(options))
+    with pytest.raises(refused.type) as later:
+        setattr(options, name, value)
+    assert str(later.value) == str(refused.value)
+    assert vars(options) == before
+
+
+RIGHT: list[tuple[Make, str, Any]] = [
+    (DistributedDataParallelKwargs, "comm_hook", "fp16"),
+    (ProfileKwargs, "activities", ["cpu"]),
+    (TorchTensorParallelPlugin, "tp_size", 2),
+    (TorchContextParallelConfig, "cp_comm_strategy", "alltoall"),
+    (ParallelismConfig, "tp_size", 2),
+    (ParallelismConfig, "dp_replicate_size", 4),
+    (ProjectConfiguration, "iteration", 4),
+    (ProjectConfiguration, "project_dir", "here"),
+    (TorchDynamoPlugin, "backend", "inductor"),
+    (FullyShardedDataParallelPlugin, "sharding_strategy", "SHARD_GRAD_OP"),
+    (FullyShardedDataParallelPlugin, "state_dict_type", "SHARDED_STATE_DICT"),
+    (FullyShardedDataParallelPlugin, "backward_prefetch", "NO_PREFETCH"),
+    (FullyShardedDataParallelPlugin, "auto_wrap_policy", "TRANSFORMER_BASED_WRAP"),
+    (FullyShardedDataParallelPlugin, "cpu_offload", True),
+    (lambda **given: FullyShardedDataParallelPlugin(fsdp_version=2, **given), "reshard_after_forward", False),
+    (FullyShardedDataParallelPlugin, "mixed_precision_policy", "bf16"),
+    (FullyShardedDataParallelPlugin, "limit_all_gathers", "false"),
+    (lambda **given: BnbQuantizationConfig(**{"load_in_8bit": True, **given}), "torch_dtype", "bf16"),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "value"), RIGHT, ids=lambda item: item if isinstance(item, str) else ""
+)
+def test_what_is_set_is_completed_as_by_the_constructor(make: Make, name: str, value: Any) -> None:
+    options, expected = make(), make(**{name: value})
+    setattr(options, name, value)
+    assert options == expected and vars(options).keys() - {"device_mesh"} == vars(expected).keys()
+    for other in (
+        copy.copy(options),
+        copy.deepcopy(options),
+        pickle.loads(pickle.dumps(options)),
+        replace(options),
+    ):
+        assert type(other) is type(options) and getattr(other, name) == getattr(options, name)
+
+
+def test_what_followed_from_a_value_follows_from_the_new_one() -> None:
+    config = ParallelismConfig(tp_size=2)
+    config.tp_size = 1
+    assert config.tp_handler is None and config.total_size == 1
+    config.cp_size = 2
+    assert isinstance(config.cp_handler, TorchContextParallelConfig)
+    plugin = FullyShardedDataParallelPlugin(
+        state_dict_type="FULL_STATE_DICT", backward_prefetch="NO_PREFETCH"
+    )
+    plugin.state_dict_type = "SHARDED_STATE_DICT"
+    assert plugin.saves_shards and type(plugin.state_dict_config).__name__ == "ShardedStateDictConfig"
+    plugin.sharding_strategy = "HYBRID_SHARD"
+    assert plugin.strategy == "HYBRID_SHARD" and not plugin.prefetches_backward
+    dynamo = TorchDynamoPlugin()
+    dynamo.backend = "eager"  # type: ignore[assignment]
+    assert dynamo.backend is DynamoBackend.EAGER and dynamo.is_active
+    project = ProjectConfiguration(project_dir="here")
+    project.logging_dir = None
+    assert project.logging_dir == "here"
+
+
+def test_choices_of_the_user_outlive_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = FullyShardedDataParallelPlugin(auto_wrap_policy="NO_WRAP", backward_prefetch="NO_PREFETCH")
+    monkeypatch.setenv("FSDP_AUTO_WRAP_POLICY", "SIZE_BASED_WRAP")
+    monkeypatch.setenv("FSDP_BACKWARD_PREFETCH", "BACKWARD_PRE")
+    plugin.limit_all_gathers = False
+    assert plugin.auto_wrap_policy is None and not plugin.prefetches_backward
+
+
+@dataclass
+class Outer(Checked):
+    """Options with a check, as a user may derive them."""
+
+    size: int = 1
+    half: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size {self.size} < 1")
+        self.half = self.size / 2
+
+
+@dataclass
+class Inner(Outer):
+    name: str = ""
+
+
+def test_classes_that_derive() -> None:
+    options = Inner(size=4, name="a")
+    options.size = 6
+    options.anything = 3  # type: ignore[attr-defined]
+    assert (options.half, options.name) == (3, "a")
+    with pytest.raises(ValueError, match="size 0 < 1"):
+        options.size = 0
+    assert options == Inner(size=6, name="a")
