@@ -13,6 +13,8 @@ import rich_click as click
 import torch
 
 from .. import devices
+from ..config import file
+from ..config.schema import LaunchConfig
 from ..launch import preflight
 from ..launch.engines.base import Engine
 from ..launch.job import Job
@@ -65,18 +67,25 @@ class Machine:
 
 @click.command()
 @click.option(
+    "--config-file",
+    "--config_file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Config that says how many processes, and whether on the CPU.",
+)
+@click.option(
     "--num-processes",
     "--num_processes",
     type=click.IntRange(min=2),
     help="Processes of a launch [default: one for each GPU, 2 without several]",
 )
-def test(num_processes: int | None) -> None:
+def test(config_file: str | None, num_processes: int | None) -> None:
     """Try out whether launches work on this machine.
 
     Starts processes, lets them talk, shares out data and trains a small model. The exit code is 1 where a test failed.
     """
     try:
-        machine = _find_machine(num_processes)
+        config = LaunchConfig() if config_file is None else file.read(config_file).config
+        machine = _find_machine(num_processes or config.num_processes, use_cpu=config.use_cpu or None)
     except ValueError as error:  # a variable of the environment has no legal value
         raise click.ClickException(str(error)) from None
     failed = 0
@@ -97,10 +106,10 @@ def test(num_processes: int | None) -> None:
     sys.exit(failed > 0)
 
 
-def _find_machine(num_processes: int | None) -> Machine:
-    """Return the devices to test, the CPU where there are fewer than processes."""
-    kind = devices.best()
-    number = num_processes or max(2, devices.count(kind))
+def _find_machine(num_processes: int | None, use_cpu: bool | None = None) -> Machine:
+    """Return the devices to test, the CPU where there are fewer than processes; at least two processes."""
+    kind = devices.best(use_cpu)
+    number = max(2, num_processes or devices.count(kind))
     if kind is not devices.CPU and (number > devices.count(kind) or kind.backend is None):
         kind = devices.CPU
     environment = {"ACCELERATE_USE_CPU": "true"} if kind is devices.CPU else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
@@ -10,13 +11,14 @@ import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import psutil
 import torch
 
 from .. import devices, environ, probes
-from ..config import file
+from ..config import document, file
 from ..errors import ConfigError
 from ..launch.checks import fork_safety
 from ..takeover import finder, tried
@@ -128,11 +130,15 @@ class Environment:
     config: str | None
 
 
-def collect() -> Environment:
-    """Look at this machine and process."""
+def collect(config_file: str | os.PathLike[str] | None = None) -> Environment:
+    """Look at this machine and process.
+
+    Args:
+        config_file: the config to show; by default the one that launches look for.
+    """
     reasons = tuple(map(str, fork_safety.reasons()))
     found = gpus()
-    path = file.default_path()
+    path = file.default_path() if config_file is None else document.expand(config_file)
     return Environment(
         version=probes.version("notebook-accel") or "not installed, on the path only",
         python=platform.python_version(),
@@ -152,7 +158,7 @@ def collect() -> Environment:
         packages={name: number for name in PACKAGES if (number := probes.version(name)) is not None},
         variables=select_relevant(environ.snapshot()),
         config_path=str(path),
-        config=_config() if path.exists() else None,
+        config=_config(path) if path.exists() else None,
     )
 
 
@@ -227,12 +233,12 @@ def _devices() -> str:
     return devices.describe_count(devices.count(kind), kind)
 
 
-def _config() -> str:
-    """Return the default config as a file would hold it, its secrets left out; or why it cannot be read."""
+def _config(path: Path) -> str:
+    """Return the config in a file as a file would hold it, its secrets left out; or why it cannot be read."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = file.read(file.default_path()).config
+            found = file.read(path).config
     except ConfigError as error:
         return leave_out_secrets(f"cannot be read: {error}")
     texts = {

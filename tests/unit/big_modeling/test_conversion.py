@@ -84,6 +84,42 @@ def test_as_from_pretrained(tmp_path: Path, kind: str, dtype: torch.dtype | None
         assert torch.equal(model(WORDS).logits, expected(WORDS).logits)
 
 
+def make_llava() -> Any:
+    vision = transformers.CLIPVisionConfig(**{**PICTURES, "intermediate_size": 24})
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**SIZES), vision_config=vision, image_token_index=3
+    )
+    return transformers.LlavaForConditionalGeneration(config)
+
+
+PICTURES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 8,
+    "patch_size": 4,
+}
+OTHERS: dict[str, Any] = {
+    "parts with other prefixes": make_llava,
+    "weights that are cut": lambda: transformers.Dinov2ForImageClassification(
+        transformers.Dinov2Config(**PICTURES)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_conversions(tmp_path: Path, kind: str) -> None:
+    torch.manual_seed(0)
+    original = OTHERS[kind]()
+    folder = save(original, tmp_path / "m")
+    stored = {name for file in folder.glob("*.safetensors") for name in load_file(file)}
+    assert stored != original.state_dict().keys()
+    with init_empty_weights():
+        model = OTHERS[kind]()
+    load_checkpoint_and_dispatch(model, folder, device_map={"": "cpu"}, strict=True)
+    assert same(model.state_dict(), original.state_dict())
+
+
 @pytest.mark.parametrize("places", ["disk", "layers", "auto"])
 @pytest.mark.parametrize("form", ["safetensors", "bin"])
 def test_weights_of_the_disk(tmp_path: Path, places: str, form: str) -> None:

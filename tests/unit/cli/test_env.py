@@ -41,3 +41,10 @@ def test_env_shows_a_config_that_cannot_be_read(tmp_path: Path) -> None:
     done = run(tmp_path, "env")
     assert done.returncode == 0, done.stderr
     assert f"{path}:1: num_processes 'none of them' is no whole number" in done.stdout
+
+
+def test_env_shows_a_config_that_is_named(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("num_processes: 7\n")
+    done = run(tmp_path, "env", "--config_file", str(tmp_path / "own.yaml"))
+    assert done.returncode == 0 and "num_processes: 7" in done.stdout
+    assert run(tmp_path, "env", "--config_file", "none.yaml").returncode == 2

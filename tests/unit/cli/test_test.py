@@ -25,6 +25,16 @@ def test_the_self_test_passes_here(tmp_path: Path) -> None:
         assert text in done.stdout
 
 
+def test_the_self_test_takes_a_config(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 3\n")
+    done = run(tmp_path, "test", "--config_file", str(tmp_path / "own.yaml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "process start: 3 by " in done.stdout
+    (tmp_path / "own.yaml").write_text("num_processes: many\n")
+    wrong = run(tmp_path, "test", "--config_file", str(tmp_path / "own.yaml"))
+    assert (wrong.returncode, "many" in wrong.stderr, "Traceback" in wrong.stderr) == (2, True, False)
+
+
 def test_the_self_test_says_what_failed(tmp_path: Path) -> None:
     done = run(tmp_path, "test", ACCELERATE_USE_CPU="true", RANK="0", WORLD_SIZE="2")
     assert done.returncode == 1
