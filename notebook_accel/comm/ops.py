@@ -256,15 +256,19 @@ def pad_across_processes(
         TypeError: something in it is no tensor.
     """
     if comm.world_size == 1:
+        if type(tensor) is torch.Tensor:
+            return tensor
         return nested.recursively_apply(lambda leaf: leaf, tensor, error_on_other_type=True)
     flat = nested.flatten(tensor)
     if comm.debug:
         compare_inputs(comm, "pad_across_processes", flat, free_dim=dim)
     leaves = _tensors(flat.leaves, "pad_across_processes", comm.device)
-    lengths = torch.tensor([_length(leaf, dim) for leaf in leaves], device=comm.device)
-    if not leaves or bool((lengths < 0).all()):
+    lengths = [_length(leaf, dim) for leaf in leaves]
+    if max(lengths, default=-1) < 0:
         return tensor
-    longest = comm.all_gather(lengths).view(comm.world_size, -1).amax(0).tolist()
+    # in Python: a torch call costs more than all of these few numbers
+    everyone = comm.all_gather(torch.tensor(lengths, device=comm.device)).tolist()
+    longest = [max(everyone[place :: len(leaves)]) for place in range(len(leaves))]
     padded = [
         _pad(leaf, dim, length, pad_index, pad_first) for leaf, length in zip(leaves, longest, strict=True)
     ]

@@ -15,8 +15,7 @@ from ..handlers import require_torchdata
 from ..nested import send_to_device
 from ..runtime import GradientFlags, Runtime
 from .iterable import IterableDatasetShard
-from .order import order_of, restore_order
-from .resume import Epoch, EpochState, ResumableSampler
+from .resume import Epoch, EpochState, ResumableSampler, order_of, restore_order
 from .samplers import SkipBatchSampler, is_plain, sampler_chain, start_at
 
 if TYPE_CHECKING:

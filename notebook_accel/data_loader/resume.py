@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
-from ..combinations import refuse
 from ..comm.base import Comm
+from .indices import draw_seed
 from .lead import Lead, share_state
-from .order import Order, are_same, order_of, restore_order
-from .samplers import SkipBatchSampler, batches_from
+from .rounds import Rounds, count_samples, first_rounds
+from .samplers import (
+    BatchSamplerShard,
+    SeedableRandomSampler,
+    SkipBatchSampler,
+    batches_from,
+    is_plain,
+    sampler_chain,
+)
 
 _END: Final = object()
-Rounds = list[tuple[int | None, int | str]]
-"""For each run of an epoch how many batches it read, None for the last run, and its `PreparedLoader.round_size`. So the
-samples before a batch are known, whatever the number of processes was."""
+_DRAWING: Final = (RandomSampler.__iter__, SubsetRandomSampler.__iter__, WeightedRandomSampler.__iter__)
+"""How torch's samplers draw, of which it is known what they draw from the global generator."""
+
+Order = list[dict[str, Any]]
+"""What decides the order of an epoch, a dict for each sampler; see `order_of`."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -152,9 +169,9 @@ class EpochState:
                 epoch = self.interrupted_epoch
             if epoch == self.interrupted_epoch:
                 made.next_order = self.interrupted
-                read = _first_rounds(self.interrupted_rounds, num_batches)
+                read = first_rounds(self.interrupted_rounds, num_batches)
                 if any(size != round_size for _, size in read):
-                    made.rounds, first = read, _count_samples(read, round_size)
+                    made.rounds, first = read, count_samples(read, round_size)
         return made, epoch, first
 
     def state_dict(self, epoch: int) -> dict[str, Any]:
@@ -204,34 +221,6 @@ class EpochState:
         while state is not None:
             state.interrupted, state.ended = None, False
             state = state.parent
-
-
-def _first_rounds(rounds: Rounds, num_batches: int) -> Rounds:
-    """Return the runs that read the first batches of an epoch, with the number that each read of these."""
-    first: Rounds = []
-    for number, size in rounds:
-        read = num_batches if number is None else min(number, num_batches)
-        num_batches -= read
-        if read > 0:
-            first.append((read, size))
-    return first
-
-
-def _count_samples(rounds: Rounds, round_size: int | str) -> int:
-    """Return the samples that runs have read, for a loader with this `round_size`."""
-    samples = 0
-    for number, size in rounds:
-        if isinstance(size, str) or isinstance(round_size, str):
-            readers = f"by {_describe(size)}, and this run has {_describe(round_size)}"
-            raise refuse("own shards, other processes", readers)
-        samples += (number or 0) * size
-    return samples
-
-
-def _describe(round_size: int | str) -> str:
-    return (
-        round_size if isinstance(round_size, str) else f"processes that read {round_size} samples at a time"
-    )
 
 
 class ResumableSampler(BatchSampler):
@@ -285,7 +274,8 @@ class ResumableIterator:
         self._has_drawn = False
         self._following: Any = _END
         self._num_drawn = 0
-        if comm is None and epoch_state.next_order is None:
+        draws_later = inspect.isgeneratorfunction(type(sampler).__iter__)
+        if comm is None and epoch_state.next_order is None and not draws_later:
             self._iterate()
 
     def __iter__(self) -> ResumableIterator:
@@ -324,11 +314,11 @@ class ResumableIterator:
     def _iterate(self) -> None:
         """Iterate the sampler as torch's loaders do, before they draw the seed of loader processes.
 
-        A sampler that draws its order then draws before them; one that is a generator function draws later.
+        What it draws by then, it draws before them. A generator function draws later.
         """
         before = order_of(self._sampler, with_global=True)
         self._batches = batches_from(self._sampler, self._position)
-        if not are_same(before, order_of(self._sampler, with_global=True)):
+        if not _are_same(before, order_of(self._sampler, with_global=True)):
             self._order = before
 
     def _draw(self, order: Order | None) -> None:
@@ -395,3 +385,98 @@ def _index_sampler(loader: DataLoader[Any]) -> Any:
     """Return the sampler of single indices, None where batches are not made of such."""
     outer = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     return getattr(outer, "sampler", None)
+
+
+def order_of(sampler: Any, *, with_global: bool = False) -> Order:
+    """Return what decides the order of a sampler's next epoch, whatever the number of processes.
+
+    Args:
+        sampler: a batch sampler or sampler.
+        with_global: add torch's global generator where no sampler of a shuffled epoch has one of its own.
+
+    Returns:
+        A dict for each of the user's samplers, from the outermost to the innermost; see `restore_order`.
+    """
+    states: Order = []
+    parts = _own_parts(sampler)
+    for part in parts:
+        generator = getattr(part, "generator", None)
+        if isinstance(part, SeedableRandomSampler):
+            states.append({"epoch": part.epoch, "initial_seed": part.initial_seed})
+        elif isinstance(generator, torch.Generator):
+            states.append({"generator": generator.get_state()})
+        else:
+            states.append({})
+    if with_global and not any(states) and not _is_sequential(parts):
+        states[-1] = {"global": torch.get_rng_state()}
+    return states
+
+
+def _are_same(one: Order, other: Order) -> bool:
+    return all(
+        torch.equal(value, found[key]) if isinstance(value, torch.Tensor) else value == found[key]
+        for state, found in zip(one, other, strict=True)
+        for key, value in state.items()
+    )
+
+
+def _is_sequential(parts: list[Any]) -> bool:
+    """Return True for samplers of which it is known that they draw nothing: the samples come in their order."""
+    return isinstance(parts[-1], SequentialSampler) and all(map(is_plain, parts[:-1]))
+
+
+def _own_parts(sampler: Any) -> list[Any]:
+    """Return the user's own samplers of a chain: those that share out and skip decide no order."""
+    return [
+        part for part in sampler_chain(sampler) if type(part) not in (SkipBatchSampler, BatchSamplerShard)
+    ]
+
+
+def restore_order(sampler: Any, states: Order) -> None:
+    """Let the sampler's next epoch have the order of `states`.
+
+    In a run of several processes samplers have generators of their own; alone they draw from the global one.
+
+    Args:
+        sampler: made as the one that `order_of` was called with.
+        states: what `order_of` returned.
+
+    Raises:
+        ValueError: the states are of other samplers.
+    """
+    parts = _own_parts(sampler)
+    if len(parts) != len(states) or not all(map(_fits, parts, states)):
+        raise ValueError(
+            f"the state is of a loader with {len(states)} samplers, {[sorted(state) for state in states]}, and does "
+            f"not fit this one's, {[type(part).__name__ for part in parts]}: make and prepare the loader as before"
+        )
+    for part, state in zip(parts, states, strict=True):
+        if "epoch" in state:
+            part.epoch, part.initial_seed = state["epoch"], state["initial_seed"]
+        elif "generator" in state:
+            if part.generator is None:
+                part.generator = torch.Generator()
+            part.generator.set_state(state["generator"])
+        elif "global" in state and getattr(part, "generator", None) is None:
+            torch.set_rng_state(state["global"])
+        elif "global" in state:
+            part.generator.set_state(_as_own(part, state["global"]))
+
+
+def _fits(part: Any, state: dict[str, Any]) -> bool:
+    if isinstance(part, SeedableRandomSampler) or "epoch" in state:
+        return isinstance(part, SeedableRandomSampler) and "epoch" in state
+    if "generator" in state:
+        return hasattr(part, "generator")
+    if "global" in state and isinstance(getattr(part, "generator", None), torch.Generator):
+        return type(part).__iter__ in _DRAWING
+    return True
+
+
+def _as_own(sampler: Any, state: torch.Tensor) -> torch.Tensor:
+    """Return the state of a sampler's own generator that gives the order which the global one gave."""
+    generator = torch.Generator()
+    generator.set_state(state)
+    if isinstance(sampler, RandomSampler):  # it draws a seed
+        generator.manual_seed(draw_seed(generator))
+    return generator.get_state()

@@ -68,3 +68,9 @@ def test_what_differs_is_right(name: str, done: dict[str, Results]) -> None:
     for ours, theirs in zip(done["ours2"], done["theirs2"], strict=True):
         DIFFERENT[name](ours["loading_cases"][name]["found"])
         assert ours["loading_cases"][name] != theirs["loading_cases"][name]
+
+
+def test_rank_0_groups_by_length_as_on_accelerate(done: dict[str, Results]) -> None:
+    ours, theirs = (done[name][0]["loading_cases"]["by_length"]["found"] for name in ("ours2", "theirs2"))
+    assert ours["seen"] == theirs["seen"]
+    assert ours["log"][:4] == theirs["log"][:4], "in the first epoch the ranks' random states are alike"

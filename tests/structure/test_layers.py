@@ -80,10 +80,9 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("basic", "launch"),
     ),
     "data_loader": (
-        ("exchange", "indices", "lead", "rows"),
+        ("exchange", "indices", "lead", "rounds", "rows"),
         ("samplers",),
-        ("iterable", "order"),
-        ("resume",),
+        ("iterable", "resume"),
         ("base",),
         ("dispatch", "shard"),
         ("prepare", "skip"),
