@@ -29,8 +29,8 @@ def take_losses(reports: list[dict[str, Any]], case: str) -> list[float]:
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("case", CASES)
 def test_a_trainer_does_the_same(case: str, number: int, done: sides.Outcomes) -> None:
-    # In two processes the loss of an evaluation differs by 2 %, where training and the batches of each are equal: the
-    # reason is not found yet.
+    # In two processes the library drops short rounds, in a batch sampler of its own. Accelerate does not see that and
+    # cuts the last batch, which is whole, by the 3 samples that were left of 11: the loss of rank 0 alone remains.
     ours, theirs = (take_losses(done[f"{side}{number}"], case) for side in ("ours", "theirs"))
     assert ours == (pytest.approx(theirs, rel=0.03) if (case, number) == ("pairs", 2) else theirs)
     for found in sides.compare(done[f"ours{number}"], done[f"theirs{number}"], case):
