@@ -150,7 +150,7 @@ APART := unshare --mount sh -c 'mount -t tmpfs none /dev/shm && exec "$$0" "$$@"
 CAN_BE_APART = $(shell $(APART) true 2>/dev/null && echo yes)
 IF_APART = $(if $(CAN_BE_APART),$(APART))
 NUM_LANES = $(if $(CAN_BE_APART),$(shell $(BASE_PYTHON) -c 'import os; print(os.cpu_count() + 1)'),1)
-LANES := test-unit test-nodes test-notebooks test-colab test-libraries lint test-xla test-contract
+LANES := test-unit test-nodes test-notebooks test-colab test-libraries test-contract test-xla lint
 test:
 	$(MAKE) --keep-going --jobs=$(NUM_LANES) --output-sync=target $(LANES)
 
