@@ -3,6 +3,7 @@
 #   make check      lint and the tests that matter for your change, in three minutes
 #   make test       format, lint, types, every test that needs no GPU, the notebooks on Colab's old stack, XLA, and the
 #                   libraries that use Accelerate
+#   make test-matrix  the tests in other environments, one after the other: other Pythons, torches and hosted notebooks
 #   make bench      our times side by side with Accelerate's and plain torch's
 #   make soak       launches, interrupts and kills at random for SOAK_MINUTES (60), until something leaks or hangs
 #   make test-gpu   tests/gpu; skips with a reason where there is no CUDA
@@ -23,7 +24,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint con
 SPEC := pyproject.toml constraints.txt
 
 .PHONY: help demo check check-tests test test-unit test-notebooks test-nodes test-contract test-colab test-xla test-libraries
-.PHONY: test-gpu bench soak lint format clean
+.PHONY: test-gpu test-matrix bench soak lint format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -184,6 +185,10 @@ test-xla: $(if $(HAS_XLA),$(XLA)/stamp)
 test-gpu: $(if $(PYTHON),,$(VENV)/dev.stamp)
 	$(or $(PYTHON),$(PY)) -m pytest tests/gpu --durations=10
 
+# Takes hours. ROWS='--only colab' tries one.
+test-matrix: $(VENV)/dev.stamp
+	$(PY) -m tests.matrix $(ROWS)
+
 SOAK_MINUTES := 60
 soak: $(VENV)/dev.stamp
 	$(PY) -m tests.soak --minutes $(SOAK_MINUTES) $(SOAK)
@@ -192,5 +197,5 @@ bench: $(VENV)/bench.stamp
 	$(PY) -m tests.benchmarks
 
 clean:
-	rm -rf $(VENV) $(COLAB) $(XLA) $(LIBRARIES) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(COLAB) $(XLA) $(LIBRARIES) .venv-matrix build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -158,7 +158,7 @@ class SavePart(Shared):
         else:
             checkpointing.write.finish(plan, barrier)
         self._warn_of_gradients()  # last: other ranks would wait for one on which a warning is an error
-        self.project_configuration.iteration += 1
+        vars(self.project_configuration)["iteration"] += 1  # without the checks for users' values
         return target
 
     def _describe_spread(self) -> dict[str, int]:

@@ -48,10 +48,10 @@ def open_sources(model: nn.Module, checkpoint: PathLike) -> list[Source]:
     try:
         mapping = importlib.import_module("transformers.conversion_mapping")
         loading = importlib.import_module("transformers.core_model_loading")
-        transforms = mapping.get_model_conversion_mapping(model)
-    except (ImportError, AttributeError):  # Transformers 4 has models with the names of the files
+        find_transforms = mapping.get_model_conversion_mapping
+    except (ImportError, AttributeError):  # most models of Transformers 4 have the names of the files
         return sources
-    return [_convert(model, state, sources, transforms, loading)]
+    return [_convert(model, state, sources, find_transforms(model), loading)]
 
 
 def _fit(sources: Sequence[Source], state: Mapping[str, Any]) -> bool:
@@ -111,7 +111,7 @@ class _Recipe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Converted(Source):
-    """The weights of all files of a checkpoint, by the names of the model.
+    """The weights of all files of a checkpoint, by the names of the model; `path` is their folder if there are several.
 
     Attributes:
         places: where those are that are in a file as they are.
@@ -207,7 +207,7 @@ def _convert(
         if converter is not None:
             inputs.setdefault(name, (converter, []))[1].append((pattern, place))
         elif key in stored:
-            places[name] = place
+            places.setdefault(name, place)  # of two, Transformers takes the first too
         else:
             twins[name] = rename(strip(place[1]))[0]
     recipes: dict[str, _Recipe] = {}
@@ -217,7 +217,7 @@ def _convert(
         for made, shape in recipe.find_shapes().items():
             recipes[made], shapes[made] = recipe, shape
     return Converted(
-        path=sources[0].path,
+        path=sources[0].path if len(sources) == 1 else sources[0].path.parent,
         shapes=shapes,
         twins=twins,
         others=tuple(name for name in places if name not in shapes),

@@ -266,7 +266,7 @@ def _make_client(book: Any, request: Request, ended_by: list[int], file: Noteboo
 
         async def async_execute_cell(self, cell: Any, cell_index: int, *args: Any, **kwargs: Any) -> Any:
             """Run a cell between its two lines; nbclient before 0.6 has no hooks for them."""
-            if cell_index not in code:
+            if cell_index not in code or self.skip_cells_with_tag in cell.metadata.get("tags", []):
                 return await super().async_execute_cell(cell, cell_index, *args, **kwargs)
             _take_signals(self, ended_by)
             file.start()

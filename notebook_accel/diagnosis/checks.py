@@ -291,8 +291,8 @@ def _torch_xla(name: str) -> Iterable[Check]:
             name=name,
             status="problem",
             text=f"this machine has a TPU (chips: {tpu.chips()}), and torch_xla is not installed",
-            remedy=f"pip install 'torch_xla=={own}.*' for torch {own}; if there is none, "
-            f"pip install '{_DISTRIBUTION}[xla]', which takes the torch that it needs",
+            remedy=f"pip install 'torch_xla=={own}.*' for torch {own}; if there is none, pip install torch and "
+            "torch_xla of one number",
         )
 
 

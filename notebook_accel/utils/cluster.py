@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from ruamel.yaml import YAML
+import yaml
 
 from ..choices import ComputeEnvironment
 from ..config import document, file
@@ -191,8 +191,11 @@ def _path(path: str | os.PathLike[str] | None) -> Path:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    """Return the values in a file of YAML, of which JSON is a part."""
-    return dict(YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8")) or {})
+    """Return the values in a file of YAML 1.1, in which `no` is False; JSON is a part of it."""
+    values = dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    if values.get("mixed_precision") is False:
+        values["mixed_precision"] = "no"
+    return values
 
 
 def _simplify(value: Any) -> Any:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -100,12 +100,8 @@ def get_driver_version() -> str:
 
 
 def check_cuda_fp8_capability() -> bool:
-    """Return True if the first GPU computes in float8; CUDA is initialised only where nvidia-smi does not tell."""
-    try:
-        capability: Any = tuple(map(int, _ask("compute_cap")[0].split(".")))
-    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
-        capability = torch.cuda.get_device_capability()
-    return bool(capability >= _FP8_CAPABILITY)
+    """Return True if this process's GPU computes in float8; this initialises CUDA."""
+    return torch.cuda.get_device_capability() >= _FP8_CAPABILITY
 
 
 def check_cuda_p2p_ib_support() -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from .. import devices, environ, probes
 from ..state import PartialState
-from . import availability, libraries, operations
+from . import availability, libraries, machine, operations
 from .availability import compare_versions, is_torch_version
 
 _EXTENDED: Final = ("mlu", "sdaa", "musa", "npu", "xpu", "hpu", "neuron")
@@ -140,7 +140,13 @@ require_multi_gpu_or_xpu = _require(
     lambda: devices.count("cuda") + devices.count("xpu") > 0 and device_count > 1, "several GPUs or XPUs"
 )
 require_fp16 = _require(availability.is_fp16_available, "float16")
-require_fp8 = _require(libraries.is_fp8_available, "float8")
+require_fp8 = _require(
+    lambda: (
+        libraries.is_fp8_available()
+        and (not torch.cuda.is_available() or machine.check_cuda_fp8_capability())
+    ),
+    "float8",
+)
 require_fsdp2 = _require(lambda: is_torch_version(">=", "2.5.0"), "torch 2.5")
 require_tp = _require(
     lambda: is_torch_version(">=", "2.3.0") and compare_versions("transformers", ">=", "4.52.0"),

@@ -117,7 +117,7 @@ def test_a_job_past_its_limit_is_killed(tmp_path: Path) -> None:
     with hosts.open_hosts(tmp_path) as opened:
         host = opened["ours"]
         with pytest.raises(AssertionError, match="'is_late': True"):
-            host.run(make_job(tmp_path, "wait", seconds=3))
+            host.run(make_job(tmp_path, "wait", libraries=[__name__], seconds=10))
         pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
         assert len(pids) == 2 and wait_until(lambda: not any(map(is_alive, pids)), 20)
 

@@ -57,13 +57,15 @@ def run(row: Row, words: str | None) -> str:
     """
     environment = Environment(row)
     print(f"== {row.name}: Python {row.python}, torch {row.torch or 'of today'}", flush=True)
+    python = str(environment.python)
     try:
         environment.make()
+        subprocess.run([python, "-c", _IMPORT_ALL], cwd=ROOT, check=True)
     except NoInterpreterError as error:
         return f"skipped: {error}"
+    except (subprocess.CalledProcessError, AssertionError) as error:
+        return f"error: {error}"
     started = time.monotonic()
-    python = str(environment.python)
-    subprocess.run([python, "-c", _IMPORT_ALL], cwd=ROOT, check=True)
     apart = _APART if subprocess.run([*_APART, "true"], capture_output=True).returncode == 0 else ()
     command = [
         *apart,

@@ -13,7 +13,7 @@ import transformers.conversion_mapping  # what its import takes is not counted
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from notebook_accel import init_empty_weights, load_checkpoint_and_dispatch
-from tests.unit.big_modeling.loading import reset_peak, status
+from tests.unit.big_modeling.measured import peak_above, reset_peak
 
 
 def main(folder: Path) -> dict[str, int]:
@@ -25,7 +25,7 @@ def main(folder: Path) -> dict[str, int]:
             model = MixtralForCausalLM(config)
         before = reset_peak()
         load_checkpoint_and_dispatch(model, folder / "m", {"": place}, offload_folder=folder / "off")
-        found[place] = status("VmHWM") - before
+        found[place] = peak_above(before)
     return found
 
 

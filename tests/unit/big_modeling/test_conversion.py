@@ -215,6 +215,27 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
         load_checkpoint_and_dispatch(model, folder, device_map={"": "cpu"})
 
 
+def test_of_two_names_for_a_weight_the_first_counts(tmp_path: Path) -> None:
+    original = make("mixtral")
+    folder = save(original, tmp_path / "m", "1GB")
+    state = load_file(folder / "model.safetensors")
+    save_file({**state, "norm.weight": state["model.norm.weight"] + 4}, folder / "model.safetensors")
+    expected = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model = load_checkpoint_and_dispatch(make_empty("mixtral"), folder, device_map={"": "cpu"})
+    assert same(model.state_dict(), expected.state_dict())
+
+
+def test_what_transformers_raises_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save(make("mixtral"), tmp_path / "m")
+
+    def fail(model: Any) -> None:
+        raise AttributeError("of Transformers")
+
+    monkeypatch.setattr("transformers.conversion_mapping.get_model_conversion_mapping", fail)
+    with pytest.raises(AttributeError, match="of Transformers"):
+        load_checkpoint_in_model(make("mixtral"), folder)
+
+
 def test_other_models_import_nothing(tmp_path: Path) -> None:
     save_file({"other": torch.ones(2)}, tmp_path / "m.safetensors")
     code = (

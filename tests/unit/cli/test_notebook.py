@@ -46,6 +46,16 @@ def test_a_notebook_runs_with_parameters_and_is_written_although_a_cell_fails() 
     assert nbformat.read("x.ipynb", as_version=4).cells[1].outputs == []
 
 
+def test_a_cell_that_is_to_be_skipped_is_not_announced() -> None:
+    path = write_book("print(1)", "print(2)")
+    book = nbformat.read(path, as_version=4)
+    book.cells[0].metadata["tags"] = ["skip-execution"]
+    nbformat.write(book, path)
+    out, errors = run("x.ipynb")
+    assert out == "2\n"
+    assert [line for line in errors.splitlines() if "cell " in line] == ["--- cell 2 of 2: print(2)"]
+
+
 def test_an_interrupt_reaches_the_cell() -> None:
     write_book("import time\nprint('up', flush=True)\ntime.sleep(60)", "print('never')")
     launched = Launched(("x.ipynb",))

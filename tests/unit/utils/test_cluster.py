@@ -58,6 +58,18 @@ def test_what_older_files_say(values: dict[str, Any]) -> None:
     assert ours == theirs
 
 
+def test_words_without_quotes_are_truth_values(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: NO\nuse_cpu: no\nsame_network: yes\n"
+    )
+    theirs = reference.load_config_from_file(str(path))
+    assert vars(cluster.load_config_from_file(path)) == vars(theirs)
+    assert theirs.use_cpu is False and theirs.same_network is True
+    path.write_text("distributed_type: NO\nmixed_precision: no\n")
+    assert cluster.load_config_from_file(path).mixed_precision == "no"  # there: False
+
+
 def test_wrong_files(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("distributed_type: NO\nno_such_key: 1\n")

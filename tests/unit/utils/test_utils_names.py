@@ -80,8 +80,16 @@ def test_gpus_that_cannot_send_to_each_other(
     monkeypatch.setenv("NAMES", names)
     monkeypatch.setenv("DRIVER", driver)
     assert machine.get_gpu_info() == (names.split(","), len(names.split(",")))
-    assert machine.get_driver_version() == driver and machine.check_cuda_fp8_capability()
+    assert machine.get_driver_version() == driver
     assert machine.check_cuda_p2p_ib_support() is expected
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((8, 6), False), ((8, 9), True), ((9, 0), True)])
+def test_gpus_that_compute_in_float8(
+    capability: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
+    assert machine.check_cuda_fp8_capability() is expected
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 7, 8, 15, 16, 17, 20, 21])
