@@ -115,9 +115,8 @@ class Run:
         except BaseException as error:
             self._error = error
             if isinstance(error, LaunchError) and self.job.distributed:
-                failures.forget_variables(
-                    error
-                )  # of the package, which would keep workers and what they were sent
+                # of the package: they would keep workers and what they were sent
+                failures.forget_variables(error)
             raise
         finally:
             # a second one would leave the view open, or the run without an end
@@ -172,20 +171,22 @@ class Run:
             with self._lock:
                 self._ended.set()
                 callbacks, self._callbacks = self._callbacks, []
-        try:
-            signals.obey_interrupt()  # an earlier one: the callbacks are called all the same
-        finally:
-            self._call_back(callbacks)
+        self._call_back(callbacks)
 
     def _call_back(self, callbacks: Sequence[Callable[[], None]]) -> None:
         """Call functions of the user's at the end; what one raises is told, and an interrupt comes after the last."""
         interrupt = None
         for callback in callbacks:
             try:
+                signals.obey_interrupt()
+            except KeyboardInterrupt as error:  # of what came before: this one is called all the same
+                interrupt = error
+            try:
                 with signals.allow_interrupt():
                     callback()
             except BaseException as error:
-                text = f"{callback!r} failed at the end of {self!r}: {error!r}"
+                name = getattr(callback, "__qualname__", type(callback).__name__)
+                text = f"{name} failed at the end of {self!r}: {type(error).__name__}: {error}"
                 print(f"notebook_accel: {text}", file=sys.stderr)
                 interrupt = error if isinstance(error, KeyboardInterrupt) else interrupt
         if interrupt is not None:
@@ -450,9 +451,8 @@ class Run:
 
         self.when_ended(wake)
         try:
-            while not (
-                ended.done() or self.is_over
-            ):  # ipykernel's event loop sees an interrupt only when it wakes up
+            # ipykernel's event loop sees an interrupt only when it wakes up
+            while not (ended.done() or self.is_over):
                 await asyncio.wait([ended], timeout=_LOOK_SECONDS)
         except BaseException:
             self.stop(_INTERRUPT_GRACE)

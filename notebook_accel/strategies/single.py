@@ -20,9 +20,9 @@ class SingleDevice(Strategy):
     def __init__(self, runtime: Runtime, precision: Precision) -> None:
         self.runtime = runtime
         self.precision = precision
-        self._forget()
+        self._forget_parameters()
 
-    def _forget(self) -> None:
+    def _forget_parameters(self) -> None:
         self._renewed = WeakTensorKeyDictionary()
         self._followers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
@@ -31,7 +31,7 @@ class SingleDevice(Strategy):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._forget()
+        self._forget_parameters()
 
     @classmethod
     def check(cls, runtime: Runtime, mode: str, plugins: Plugins) -> None:

@@ -18,6 +18,7 @@ from ..config import document, file
 from ..state import DistributedType
 
 _Config = TypeVar("_Config", bound="BaseConfig")
+_NO: Final = {"mixed_precision": "no", "distributed_type": "NO"}  # what a word without quotes means there
 _OFF: Final = ("use_cpu", "debug", "enable_cpu_affinity")
 
 default_config_file: Final = str(file.default_path())
@@ -193,9 +194,7 @@ def _path(path: str | os.PathLike[str] | None) -> Path:
 def _read_yaml(path: Path) -> dict[str, Any]:
     """Return the values in a file of YAML 1.1, in which `no` is False; JSON is a part of it."""
     values = dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    if values.get("mixed_precision") is False:
-        values["mixed_precision"] = "no"
-    return values
+    return values | {name: word for name, word in _NO.items() if values.get(name) is False}
 
 
 def _simplify(value: Any) -> Any:

@@ -174,10 +174,29 @@ try:
     notebook_launcher(work, num_processes=2, start_method="fork", log_dir="logs")
 except KeyboardInterrupt:
     print("twice", called)
+
+# nor one that comes while a message about another is shown
+run.close_sink = close_sink
+class Nameless:
+    def __call__(self):
+        raise ValueError("odd")
+    def __repr__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        return "a run"
+called.clear()
+os.remove("go")
+na.runtime.runs().clear()
+run.Run.__repr__ = Nameless.__repr__
+add_callbacks(Nameless(), note)
+try:
+    notebook_launcher(work, num_processes=2, start_method="fork", view="none")
+except KeyboardInterrupt:
+    print("then", called)
 """,
         tmp_path,
     )
     assert "interrupted ['hang', 'done'] 7" in out and "twice ['done', 'done']" in out, out
+    assert "then ['done']" in out, out
 
 
 def test_a_callback_that_raises_leaves_the_value_and_other_callbacks(tmp_path: Path) -> None:

@@ -302,8 +302,8 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
 
     def note_ends(self) -> None:
         """Note which processes have ended, and read what they left."""
+        looked = time.monotonic()  # of all alike: ends that this pass notices have no order
         for member in self.list_running():
-            looked = time.monotonic()
             has_ended = member.end.has_ended()
             self._watch(member, member.end.fd)
             if not has_ended:

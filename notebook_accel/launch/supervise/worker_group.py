@@ -28,6 +28,7 @@ _END_LOOK_SECONDS: Final = 0.02  # between two looks at workers that are being e
 _LEAST_KILL_SECONDS: Final = 2.0  # that killed workers have also where the user interrupts the wait for them
 _LAST_WORDS_SECONDS: Final = 0.1
 _SETTLE_SECONDS: Final = 1.0
+_PEER_END_SECONDS: Final = 1.0  # until the end of a rank is noticed whose peers have lost it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +310,7 @@ class WorkerGroup(ABC, Generic[MemberT]):
     def _find_settle_seconds(self) -> float:
         found = self._record.failures
         follows = bool(found) and failures.is_lost_peer(failures.find_first(found))
-        return _SETTLE_SECONDS if follows else _LAST_WORDS_SECONDS
+        return _PEER_END_SECONDS if follows else _LAST_WORDS_SECONDS
 
     def stop(self, grace: float, signum: int = signal.SIGINT) -> None:
         """End every worker, and all that the workers started.

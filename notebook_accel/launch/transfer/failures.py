@@ -283,8 +283,8 @@ def find_first(failures: Sequence[Failure]) -> Failure:
     def find_time(failure: Failure) -> float:
         return failure.moment if is_of_here and failure.moment is not None else failure.time
 
-    def may_precede(end: Failure, moment: float) -> bool:
-        return is_of_here and end.alive is not None and end.alive <= moment
+    def may_precede(end: Failure, moment: float | None) -> bool:
+        return is_of_here and end.alive is not None and moment is not None and end.alive <= moment
 
     cause = min(failures, key=find_time)
     ends = [failure for failure in failures if failure.error is None]
@@ -294,7 +294,7 @@ def find_first(failures: Sequence[Failure]) -> Failure:
         if not (ends and _names_lost_peer(cause.error)):
             return cause
         cause = min(ends, key=find_time)
-    together = [end for end in ends if end is cause or may_precede(end, find_time(cause))]
+    together = [end for end in ends if end is cause or may_precede(end, cause.alive)]
     return min(together, key=lambda end: (not _was_killed(end), find_time(end)))
 
 

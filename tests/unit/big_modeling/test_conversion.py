@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -231,7 +232,8 @@ def test_what_transformers_raises_is_not_hidden(tmp_path: Path, monkeypatch: pyt
     def fail(model: Any) -> None:
         raise AttributeError("of Transformers")
 
-    monkeypatch.setattr("transformers.conversion_mapping.get_model_conversion_mapping", fail)
+    mapping = importlib.import_module("transformers.conversion_mapping")
+    monkeypatch.setattr(mapping, "get_model_conversion_mapping", fail)
     with pytest.raises(AttributeError, match="of Transformers"):
         load_checkpoint_in_model(make("mixtral"), folder)
 

@@ -61,7 +61,7 @@ def test_what_older_files_say(values: dict[str, Any]) -> None:
 def test_words_without_quotes_are_truth_values(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(
-        "compute_environment: LOCAL_MACHINE\ndistributed_type: NO\nuse_cpu: no\nsame_network: yes\n"
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\nuse_cpu: no\nsame_network: yes\n"
     )
     theirs = reference.load_config_from_file(str(path))
     assert vars(cluster.load_config_from_file(path)) == vars(theirs)

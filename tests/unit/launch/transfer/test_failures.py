@@ -147,9 +147,13 @@ def test_an_end_that_is_noticed_late_comes_before_what_followed_from_it() -> Non
 
 def test_of_ends_that_are_noticed_together_a_kill_is_the_first() -> None:
     left = _noticed(0, 60.0, alive=4.0, exitcode=1)
-    aborted = _noticed(1, 60.1, alive=4.1, exitcode=-signal.SIGABRT)
-    killed = _noticed(2, 60.2, alive=4.2, exitcode=-9)
+    aborted = _noticed(1, 60.1, alive=4.0, exitcode=-signal.SIGABRT)
+    killed = _noticed(2, 60.2, alive=4.0, exitcode=-9)
     assert failures.find_first([left, aborted, killed]) is killed
+    crashed = _noticed(
+        2, 60.2, alive=60.0, exitcode=-11
+    )  # it was alive when the other was looked at for the last time
+    assert failures.find_first([left, crashed]) is left
     after = _noticed(2, 60.2, alive=60.15, exitcode=-9)
     assert failures.find_first([left, after]) is left
 
