@@ -127,11 +127,13 @@ class Session:
             try:
                 workers.start()
                 self._call(service.join, (), name="the start of the session", returns="none", is_start=True)
-            except KeyboardInterrupt:
+            except BaseException as error:
                 workers.close()
-                raise KeyboardInterrupt("the session was interrupted at its start, and is closed") from None
-            except BaseException:
-                workers.close()
+                # a terminal interrupts the workers too, and the end of one may be noticed first
+                if isinstance(error, KeyboardInterrupt) or signals.is_interrupted():
+                    raise KeyboardInterrupt(
+                        "the session was interrupted at its start, and is closed"
+                    ) from None
                 raise
 
     @property

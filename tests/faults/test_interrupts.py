@@ -123,6 +123,28 @@ print("all came back")
     assert "all came back" in run(WORK + code, tmp_path)
 
 
+def test_a_session_whose_ranks_an_interrupt_reaches_first(tmp_path: Path) -> None:
+    """A terminal interrupts the ranks too: that one has ended is no reason of its own."""
+    out = run(
+        """
+from notebook_accel.session.workers import Workers
+start = Workers.start
+def start_and_lose(self):
+    start(self)
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(self.pids[0], signal.SIGKILL)
+    wait_until(lambda: self.dead, "the end of a rank")
+Workers.start = start_and_lose
+try:
+    Session(2, start_method="fork")
+except KeyboardInterrupt as error:
+    print("interrupted:", error)
+""",
+        tmp_path,
+    )
+    assert "interrupted: the session was interrupted at its start" in out, out
+
+
 CALLBACKS = """
 called = []
 def fail():
