@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 from dataclasses import dataclass
 from typing import Any
 
-from .. import detect, precision, runtime
+import torch
+
+from .. import detect, precision, runtime, topology
+from ..comm import torch_dist
+from ..comm.single import AbsentComm
 from ..compilation import TorchDynamoPlugin
 from ..gradient_state import AccumulationChoices
+from ..runtime import Runtime, Settings
 from ..state import AcceleratorState
+from ..topology import Topology
 from .base import Shared
 
 
@@ -18,17 +25,19 @@ class Origin:
     """The run in which an accelerator was pickled.
 
     Attributes:
-        world_size: number of its processes.
-        device_type: where they train.
+        topology: the place of the process in it.
+        device: where the process trains.
         cpu: whether an argument or the environment asked for the CPU.
+        backend: of the process group; None in a single process.
         mixed_precision: `no`, `bf16`, `fp16` or `fp8`.
         accumulation: choices of gradient accumulation by name.
         dynamo_plugin: how the accelerator compiles models.
     """
 
-    world_size: int
-    device_type: str
+    topology: Topology
+    device: torch.device
     cpu: bool
+    backend: str | None
     mixed_precision: str
     accumulation: dict[str, Any]
     dynamo_plugin: TorchDynamoPlugin
@@ -55,9 +64,10 @@ class PicklePart(Shared):
             )
         own = self._runtime
         origin = Origin(
-            world_size=own.topology.world_size,
-            device_type=own.device.type,
+            topology=own.topology,
+            device=own.device,
             cpu=own.settings.cpu,
+            backend=own.settings.backend,
             mixed_precision=self._precision.mode,
             accumulation=dict(AccumulationChoices(own.gradient)),
             dynamo_plugin=self._dynamo,
@@ -75,15 +85,15 @@ def _make_empty(kind: type[PicklePart], origin: Origin) -> PicklePart:
     Raises:
         ValueError: the run is another.
     """
-    own = runtime.current() or detect.ensure(origin.cpu)
-    if own.topology.world_size != origin.world_size:
+    own = runtime.current()
+    if own is None and torch_dist.group_exists():
+        own = detect.ensure(origin.cpu)
+    if own is None:
+        own = _join(origin)
+    _refuse_other_size(origin, own.topology.world_size)
+    if own.device.type != origin.device.type:
         raise ValueError(
-            f"this Accelerator was pickled in a run of {_count(origin.world_size)}, and this run has "
-            f"{own.topology.world_size}: make a new one, and load what save_state saved"
-        )
-    if own.device.type != origin.device_type:
-        raise ValueError(
-            f"this Accelerator was pickled where it trains on {origin.device_type}, and this process trains on "
+            f"this Accelerator was pickled where it trains on {origin.device.type}, and this process trains on "
             f"{own.device.type}: make a new one, and load what save_state saved"
         )
     if own.accelerated:
@@ -94,6 +104,34 @@ def _make_empty(kind: type[PicklePart], origin: Origin) -> PicklePart:
     own.accelerated = True
     AccumulationChoices(own.gradient).replace(origin.accumulation)
     return object.__new__(kind)
+
+
+def _join(origin: Origin) -> Runtime:
+    """Return the runtime of a process that has none, nor a process group. No group is opened.
+
+    A process that a rank started, such as a worker of its data loader, inherits the rank's variables, and the place in
+    the group that they name is taken: the runtime says what the rank's says, and has no collectives.
+    """
+    ours, world_size = origin.topology, topology.from_environ().world_size
+    if ours.world_size == 1 or (world_size == 1 and multiprocessing.parent_process() is None):
+        _refuse_other_size(origin, world_size)
+        return detect.ensure(origin.cpu)
+    made = Runtime(
+        topology=ours,
+        device=origin.device,
+        comm=AbsentComm(ours.rank, ours.world_size, origin.device),
+        settings=Settings(cpu=origin.cpu, backend=origin.backend),
+    )
+    runtime.install(made)
+    return made
+
+
+def _refuse_other_size(origin: Origin, world_size: int) -> None:
+    if world_size != origin.topology.world_size:
+        raise ValueError(
+            f"this Accelerator was pickled in a run of {_count(origin.topology.world_size)}, and this run has "
+            f"{world_size}: make a new one, and load what save_state saved"
+        )
 
 
 def _count(world_size: int) -> str:

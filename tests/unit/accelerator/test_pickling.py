@@ -138,6 +138,8 @@ def test_a_later_run_that_differs_is_refused() -> None:
 def ranks_pickle(pickled: bytes) -> list[Any]:
     with pytest.raises(ValueError, match="pickled in a run of 1 process, and this run has 2"):
         pickle.loads(pickled)
+    assert not torch.distributed.is_initialized()
+    PartialState(cpu=True)  # opens the group for all that follows: ranks cannot meet twice at one port
     runtime.reset()
     accelerator, model, optimizer, _ = make_trained()
     other = pickle.loads(pickle.dumps(accelerator))
@@ -160,3 +162,35 @@ def test_on_two_processes() -> None:
     pickled = pickle.dumps(Accelerator(cpu=True))
     first, second = run_ranks(ranks_pickle, pickled)
     assert first == second
+
+
+class Numbers:
+    """A dataset that holds an accelerator, as those do that print in one process only."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, number: int) -> Any:
+        own = self.accelerator
+        with pytest.raises(RuntimeError, match="none of the 2 ranks of the run"):
+            own.wait_for_everyone()
+        place = (own.process_index, own.num_processes, str(own.device), torch.distributed.is_initialized())
+        return number, own.mixed_precision, own.gradient_accumulation_steps, place
+
+
+def ranks_have_spawned_workers() -> list[Any]:
+    numbers: Any = Numbers(Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=3))
+    loader = DataLoader(numbers, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    return list(loader)
+
+
+@pytest.mark.usefixtures("clean_runtime")
+def test_workers_of_a_data_loader_open_no_group() -> None:
+    """They inherit the variables of their rank, whose place in the group is taken."""
+    answers = run_ranks(ranks_have_spawned_workers, starts_others=True, start_method="spawn", timeout=120.0)
+    assert answers == [
+        [[number, "bf16", 3, [rank, 2, "cpu", False]] for number in range(4)] for rank in range(2)
+    ]
