@@ -2,50 +2,84 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABCMeta
+from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any
+from typing import Any, ClassVar
 
 
 class CheckedType(ABCMeta):
-    """Constructs without checks of single fields: until it is complete, an instance is of a subclass without them."""
+    """Constructs without checks of single fields: they begin when the instance is complete."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        made: Any = object.__new__(cls._find_unchecked())
-        made.__init__(*args, **kwargs)
-        made.__class__ = cls
+        make: Any = cls.__new__
+        made = make(cls, *args, **kwargs)
+        if isinstance(made, cls):
+            with _complete(made):
+                made.__init__(*args, **kwargs)
         return made
-
-    def _find_unchecked(cls) -> Any:
-        if "_own_unchecked" not in vars(cls):
-            methods = {"__setattr__": object.__setattr__, "__doc__": cls.__doc__}
-            cls._own_unchecked: Any = type(cls)(cls.__name__, (cls,), methods)
-        return cls._own_unchecked
 
 
 class Checked(metaclass=CheckedType):
     """Base of a dataclass; its `__post_init__` checks fields and completes them, also those that are complete.
 
     A field that is set later is checked together with the others. Where the check fails, all keep their values.
+
+    Attributes:
+        _is_closed: whether nothing but fields can be set.
     """
+
+    _is_closed: ClassVar[bool] = False
+    __slots__ = ("__dict__", "__weakref__", "_is_incomplete")  # no entry of vars()
 
     def __post_init__(self) -> None:
         """Check nothing."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if any(item.name == name and item.init for item in fields(self)):  # type: ignore[arg-type]
-            vars(self).update(self._check(name, value))
-        else:
+        if hasattr(self, "_is_incomplete"):
             super().__setattr__(name, value)
+            return
+        names = [item.name for item in fields(self) if item.init]  # type: ignore[arg-type]
+        if self._is_closed and name not in names:
+            raise AttributeError(
+                f"{type(self).__name__} has no field {name!r}, its fields are {', '.join(names)}"
+            )
+        values = self._check(name, value) if name in names and hasattr(self, name) else {name: value}
+        for other, completed in values.items():
+            super().__setattr__(other, completed)
 
     def _check(self, name: str, value: Any) -> dict[str, Any]:
         """Return all fields with a new value of one, checked and completed."""
-        trial = object.__new__(type(self)._find_unchecked())
-        vars(trial).update({**vars(self), name: value})
-        trial._prepare_check(name)
-        trial.__post_init__()
-        completed: dict[str, Any] = vars(trial)
-        return completed
+        trial = object.__new__(type(self))
+        with _complete(trial):
+            for other, current in _list_values(self).items():
+                setattr(trial, other, current)
+            setattr(trial, name, value)
+            trial._prepare_check(name, getattr(self, name))
+            trial.__post_init__()
+            return _list_values(trial)
 
-    def _prepare_check(self, name: str) -> None:
-        """Change, in a copy that is checked next, what followed from the earlier value of a field."""
+    def _prepare_check(self, name: str, before: Any) -> None:
+        """Change, in a copy that is checked next, what followed from the earlier value of a field.
+
+        Args:
+            name: of the field.
+            before: that value.
+        """
+
+
+@contextlib.contextmanager
+def _complete(options: Checked) -> Iterator[None]:
+    """Let fields be set without a check in this block."""
+    object.__setattr__(options, "_is_incomplete", True)
+    try:
+        yield
+    finally:
+        object.__delattr__(options, "_is_incomplete")  # copies and pickles know nothing of it
+
+
+def _list_values(options: Checked) -> dict[str, Any]:
+    """Return attributes by name, also those that a dataclass keeps in slots."""
+    named = [item.name for item in fields(options) if hasattr(options, item.name)]  # type: ignore[arg-type]
+    return {**vars(options), **{name: getattr(options, name) for name in named}}

@@ -50,9 +50,9 @@ class AORecipeKwargs(KwargsHandler):
     pad_inner_dim: bool | None = None
     enable_fsdp_float8_all_gather: bool | None = None
 
-    def _prepare_check(self, name: str) -> None:
-        if name != "config":
-            self.config = None
+    def _prepare_check(self, name: str, before: Any) -> None:
+        if name in ("pad_inner_dim", "enable_fsdp_float8_all_gather"):
+            self.config = None  # it is made of these
 
     def __post_init__(self) -> None:
         require_torchao()

@@ -129,7 +129,7 @@ class FullyShardedDataParallelPlugin(Checked):
             self.set_mixed_precision(self.mixed_precision_policy, override=True)
         self.validate_mixed_precision_policy()
 
-    def _prepare_check(self, name: str) -> None:
+    def _prepare_check(self, name: str, before: Any) -> None:
         anew: dict[str, Any] = {
             "state_dict_type": {"state_dict_config": None, "optim_state_dict_config": None},
             "sharding_strategy": {"reshard_after_forward": None},

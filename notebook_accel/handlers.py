@@ -308,6 +308,8 @@ class DataLoaderConfiguration(Checked):
             an epoch; needs torchdata.
     """
 
+    _is_closed = True
+
     split_batches: bool = False
     dispatch_batches: bool | None = None
     even_batches: bool = True
@@ -319,14 +321,6 @@ class DataLoaderConfiguration(Checked):
     def __post_init__(self) -> None:
         if self.use_stateful_dataloader:
             require_torchdata()
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set a field; loaders that are prepared already stay as they are."""
-        if name not in (names := [item.name for item in fields(self)]):
-            raise AttributeError(
-                f"DataLoaderConfiguration has no field {name!r}, its fields are {', '.join(names)}"
-            )
-        super().__setattr__(name, value)
 
 
 def require_torchdata() -> None:
@@ -362,6 +356,10 @@ class ProjectConfiguration(Checked):
     total_limit: int | None = None
     iteration: int = 0
     save_on_each_node: bool = False
+
+    def _prepare_check(self, name: str, before: Any) -> None:
+        if name == "project_dir" and self.logging_dir == before:
+            self.logging_dir = None  # it followed from the other
 
     def __post_init__(self) -> None:
         if self.total_limit is not None and self.total_limit < 1:

@@ -151,7 +151,7 @@ class ParallelismConfig(Checked):
                     f"{name}_handler is given and {name}_size is 1: set {name}_size, or leave it out"
                 )
 
-    def _prepare_check(self, name: str) -> None:
+    def _prepare_check(self, name: str, before: Any) -> None:
         if name.endswith("_size"):
             self.device_mesh = None
             for kind in ("tp", "cp"):  # a kind that is no longer there has no options

@@ -137,7 +137,7 @@ class Precision:
             model: changed in place.
             will_be_sharded: FSDP will shard its weights.
         """
-        if self.recipe is not None:
+        if self.mode == "fp8" and self.recipe is not None:
             fp8.convert(model, self.recipe, will_be_sharded=will_be_sharded)
 
     def apply(self, model: torch.nn.Module) -> None:

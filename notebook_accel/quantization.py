@@ -61,6 +61,12 @@ class BnbQuantizationConfig(Checked):
     skip_modules: list[str] | None = None
     keep_in_fp32_modules: list[str] | None = None
 
+    def _prepare_check(self, name: str, before: Any) -> None:
+        if name == "load_in_8bit" and self.load_in_8bit:
+            self.load_in_4bit = False
+        elif name == "load_in_4bit" and self.load_in_4bit:
+            self.load_in_8bit = False
+
     def __post_init__(self) -> None:
         if self.load_in_8bit == self.load_in_4bit:
             raise ValueError(

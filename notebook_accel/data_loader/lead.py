@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import torch
 
 from ..comm import ops
@@ -36,6 +40,23 @@ class Lead:
         self._state = torch.get_rng_state()
         if self._own is not None:
             torch.set_rng_state(self._own)
+
+
+def begin_without(make: Callable[[], Iterator[Any]]) -> Iterator[Any] | None:
+    """Return an iterator over batches that needs no lead; None where the global generator decides the first batch.
+
+    The generator is then as before. Samplers are alike on all ranks, so all find the same.
+
+    Args:
+        make: makes the iterator; called once.
+    """
+    state = torch.get_rng_state()
+    batches = make()
+    first = list(itertools.islice(batches, 1))
+    if torch.equal(torch.get_rng_state(), state):
+        return itertools.chain(first, batches)
+    torch.set_rng_state(state)
+    return None
 
 
 def share_state(comm: Comm) -> torch.Tensor:

@@ -147,7 +147,9 @@ def prepare_data_loader(
         **options,
     )
     shard.dataset_shards = source.shards
-    shard.is_led = num_processes > 1 or torch_device_mesh is not None
+    shard.is_led = runtime is not None and (
+        torch_device_mesh is not None or 1 < num_processes == runtime.topology.world_size
+    )
     return shard
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from ..comm.base import Comm
 from .indices import draw_seed
-from .lead import Lead, share_state
+from .lead import Lead, begin_without, share_state
 from .rounds import Rounds, count_samples, first_rounds
 from .samplers import (
     BatchSamplerShard,
@@ -274,8 +274,9 @@ class ResumableIterator:
         self._has_drawn = False
         self._following: Any = _END
         self._num_drawn = 0
-        draws_later = inspect.isgeneratorfunction(type(sampler).__iter__)
-        if comm is None and epoch_state.next_order is None and not draws_later:
+        draws_later = inspect.isgeneratorfunction(getattr(type(sampler), "__iter__", None))
+        goes_on = epoch_state.goes_on or epoch_state.next_order is not None
+        if comm is None and not goes_on and not draws_later:
             self._iterate()
 
     def __iter__(self) -> ResumableIterator:
@@ -318,7 +319,7 @@ class ResumableIterator:
         """
         before = order_of(self._sampler, with_global=True)
         self._batches = batches_from(self._sampler, self._position)
-        if not _are_same(before, order_of(self._sampler, with_global=True)):
+        if _have_moved(before, order_of(self._sampler, with_global=True)):
             self._order = before
 
     def _draw(self, order: Order | None) -> None:
@@ -329,9 +330,12 @@ class ResumableIterator:
         if order is not None or self._order is None:
             self._order = order_of(self._sampler, with_global=True)
         if self._comm is not None and "global" in self._order[-1]:
-            if order is None:
-                self._order[-1]["global"] = share_state(self._comm)
-            self._lead = Lead(self._order[-1]["global"])
+            if order is None and not _lacks_generator(self._sampler):
+                self._batches = begin_without(lambda: batches_from(self._sampler, self._position))
+            if self._batches is None:
+                if order is None:
+                    self._order[-1]["global"] = share_state(self._comm)
+                self._lead = Lead(self._order[-1]["global"])
         self._epoch_state.draw(self._epoch, self._order)
         if order is not None or self._batches is None:
             with self._lead:
@@ -412,12 +416,20 @@ def order_of(sampler: Any, *, with_global: bool = False) -> Order:
     return states
 
 
-def _are_same(one: Order, other: Order) -> bool:
-    return all(
-        torch.equal(value, found[key]) if isinstance(value, torch.Tensor) else value == found[key]
-        for state, found in zip(one, other, strict=True)
+def _have_moved(before: Order, after: Order) -> bool:
+    """Return True if samplers have drawn; not where one got a generator meanwhile, whose state before nobody knows."""
+    if [state.keys() for state in before] != [state.keys() for state in after]:
+        return False
+    return any(
+        not torch.equal(value, found[key]) if isinstance(value, torch.Tensor) else value != found[key]
+        for state, found in zip(before, after, strict=True)
         for key, value in state.items()
     )
+
+
+def _lacks_generator(sampler: Any) -> bool:
+    """Return True if one of the user's samplers can have a generator and has none; others may draw nothing."""
+    return any(getattr(part, "generator", sampler) is None for part in _own_parts(sampler))
 
 
 def _is_sequential(parts: list[Any]) -> bool:

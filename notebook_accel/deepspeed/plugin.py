@@ -11,7 +11,6 @@ from typing import Any, Final, NoReturn
 import torch
 
 from .. import environ, probes
-from ..checked import Checked
 from ..combinations import refuse
 from .config import AUTO, HfDeepSpeedConfig, leaves
 from .library import load
@@ -22,7 +21,7 @@ _BATCHES: Final = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradie
 
 
 @dataclass
-class DeepSpeedPlugin(Checked):
+class DeepSpeedPlugin:
     """How DeepSpeed trains.
 
     An argument that is None is read from the environment variables of `notebook-accel launch`. With a config of
@@ -109,12 +108,6 @@ class DeepSpeedPlugin(Checked):
         self._selected = False
         self._device = torch.device("cpu")
         self._for_transformers: HfDeepSpeedConfig | None = None
-
-    def _check(self, name: str, value: Any) -> dict[str, Any]:
-        """Return the new value of a field; DeepSpeed's config stays as it is."""
-        others = {} if name == "hf_ds_config" else {other: getattr(self, other) for other in KEYS}
-        type(self)(**{**others, name: value})
-        return {name: value}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_for_transformers": None}

@@ -132,7 +132,7 @@ class Session:
                 # a terminal interrupts the workers too, and the end of one may be noticed first
                 if isinstance(error, KeyboardInterrupt) or signals.is_interrupted():
                     raise KeyboardInterrupt(
-                        "the session was interrupted at its start, and is closed"
+                        "the start of the session was interrupted: it is closed"
                     ) from None
                 raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import torch
 from notebook_accel import FullyShardedDataParallelPlugin, ParallelismConfig
 from notebook_accel.checked import Checked
 from notebook_accel.compilation import DynamoBackend, TorchDynamoPlugin
-from notebook_accel.deepspeed.plugin import DeepSpeedPlugin
+from notebook_accel.fp8 import AORecipeKwargs
 from notebook_accel.handlers import DistributedDataParallelKwargs, ProfileKwargs, ProjectConfiguration
 from notebook_accel.parallelism import (
     TorchContextParallelConfig,
@@ -65,22 +66,9 @@ WRONG: list[tuple[Make, dict[str, Any]]] = [
         },
     ),
     (
-        DeepSpeedPlugin,
-        {
-            "zero_stage": 4,
-            "gradient_clipping": "much",
-            "offload_optimizer_device": "disk",
-            "zero3_init_flag": True,
-            "transformer_moe_cls_names": ["A"],
-            "enable_msamp": True,
-            "gradient_accumulation_steps": 0,
-            "hf_ds_config": {"zero_optimization": {"stage": 9}},
-        },
-    ),
-    (
         lambda **given: BnbQuantizationConfig(**{"load_in_8bit": True, **given}),
         {
-            "load_in_4bit": True,
+            "load_in_8bit": False,
             "bnb_4bit_quant_type": "nf3",
             "bnb_4bit_compute_dtype": "x",
             "torch_dtype": "y",
@@ -197,3 +185,65 @@ def test_classes_that_derive() -> None:
     with pytest.raises(ValueError, match="size 0 < 1"):
         options.size = 0
     assert options == Inner(size=6, name="a")
+
+
+def test_the_number_of_bits_can_be_changed() -> None:
+    config = BnbQuantizationConfig(load_in_8bit=True)
+    config.load_in_4bit = True
+    assert not config.load_in_8bit
+    config.load_in_8bit = True
+    assert not config.load_in_4bit
+
+
+def test_the_folder_for_logs_follows_the_project_only_where_it_was_not_given() -> None:
+    project = ProjectConfiguration()
+    project.project_dir = "a"
+    project.project_dir = "b"
+    assert project.logging_dir == "b"
+    project.logging_dir = "logs"
+    project.project_dir = "c"
+    assert project.logging_dir == "logs"
+
+
+def test_a_recipe_keeps_its_config() -> None:
+    pytest.importorskip("torchao")
+    own = importlib.import_module("torchao.float8").Float8LinearConfig(pad_inner_dim=False)
+    recipe = AORecipeKwargs(config=own)
+    recipe.module_filter_func = lambda module, name: True
+    assert recipe.config is own
+    recipe.pad_inner_dim = True
+    assert recipe.config.pad_inner_dim
+
+
+REGISTERED: list[str] = []
+
+
+class Registered(Outer):
+    """Options with all that a class of the user's may have."""
+
+    def __init_subclass__(cls) -> None:
+        REGISTERED.append(cls.__name__)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__new__(cls)
+        made.made_by = "new"  # type: ignore[attr-defined]
+        return made
+
+
+@dataclass(slots=True)
+class Slotted(Registered):
+    extra: int = 1
+
+    def __post_init__(self) -> None:
+        Registered.__post_init__(self)
+        assert type(copy.deepcopy(self)) is type(self)
+
+
+def test_odd_classes_that_derive() -> None:
+    options = Slotted(size=2)
+    options.extra = 5
+    options.size = 8
+    assert (options.extra, options.half, options.made_by) == (5, 4, "new")  # type: ignore[attr-defined]
+    assert set(REGISTERED) == {"Slotted"}
+    with pytest.raises(ValueError, match="size 0"):
+        options.size = 0
