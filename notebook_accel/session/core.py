@@ -132,7 +132,7 @@ class Session:
                 # a terminal interrupts the workers too, and the end of one may be noticed first
                 if isinstance(error, KeyboardInterrupt) or signals.is_interrupted():
                     raise KeyboardInterrupt(
-                        "the start of the session was interrupted: it is closed"
+                        "the session was interrupted at its start, and is closed"
                     ) from None
                 raise
 
@@ -450,12 +450,7 @@ class Session:
             raise SessionError("the session belongs to the process that made it, of which this one is a copy")
         if workers.is_over:
             raise SessionError("the session is closed: make a new one")
-        if workers.broken:
-            raise SessionError(
-                f"{workers.broken}: session.restart() starts new workers, without their variables"
-            )
-        if workers.dead:
-            causes = "; ".join(workers.describe_ends())
+        if causes := workers.broken or "; ".join(workers.describe_ends()):
             raise SessionError(f"{causes}. session.restart() starts new workers, without their variables")
 
     def _resolve_ranks(self, ranks: Ranks) -> list[int]:

@@ -142,7 +142,7 @@ except KeyboardInterrupt as error:
 """,
         tmp_path,
     )
-    assert "interrupted: the start of the session was interrupted" in out, out
+    assert "interrupted: the session was interrupted at its start" in out, out
 
 
 CALLBACKS = """
