@@ -402,8 +402,8 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether the session is closed."""
-        return self._workers.is_over
+        """Whether the session is closed; one whose start failed has no workers."""
+        return not self._held or self._workers.is_over
 
     @property
     def status(self) -> Status:
