@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.libraries import sides
+from tests.structure.source import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-PAGE = (sides.ROOT / "docs" / "from_accelerate.md").read_text()
+PAGE = (ROOT / "docs" / "from_accelerate.md").read_text()
 CELL = re.compile(r"### ([^\n]+)\n+```python\n(.*?)```", re.DOTALL)
 RECIPES = dict(CELL.findall(PAGE.partition("## Recipes")[2]))
 NEEDS = {
