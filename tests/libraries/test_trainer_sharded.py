@@ -131,7 +131,7 @@ def test_deepspeed_trains_as_a_plain_model(done: Results) -> None:
 
 def test_a_model_that_transformers_split(tmp_path: Path) -> None:
     """The processes of a split model get the same batches, and train it as if it were whole."""
-    for rank in launch(tmp_path, "ours2", "split_cases"):
+    for rank in launch(tmp_path, 2, "split_cases"):
         cases = {name: case["found"] for name, case in rank["split_cases"].items()}
         for name in ("", "_accumulated"):
             split, whole = cases[f"split{name}"], cases[f"whole{name}"]
