@@ -71,7 +71,16 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "state": "AcceleratorState GradientState PartialState",
         "utils.registry": "do_nothing is_initialized",
     },
-    "test_utils": {},
+    "test_utils": {
+        "utils.testing": "are_the_same_tensors get_launch_command "
+        "require_bnb require_cpu require_cuda require_cuda_or_hpu "
+        "require_cuda_or_xpu require_fp16 require_fp8 require_huggingface_suite require_mlu require_mps "
+        "require_multi_device require_multi_gpu require_multi_gpu_or_xpu require_multi_xpu require_musa "
+        "require_non_cpu require_non_hpu require_non_torch_xla require_non_xpu require_npu require_pippy "
+        "require_sdaa require_single_device require_single_gpu require_single_xpu "
+        "require_torch_min_version require_torchao require_torchvision require_tpu "
+        "require_transformer_engine require_transformer_engine_mxfp8 require_xpu run_first skip slow",
+    },
     "test_utils.testing": {
         "utils.testing": "are_the_same_tensors device_count get_backend get_launch_command memory_allocated_func "
         "require_aim require_bnb require_clearml require_comet_ml require_cpu require_cuda require_cuda_or_hpu "

@@ -16,7 +16,7 @@ from notebook_accel import Accelerator, ParallelismConfig, combinations, fp8, pr
 from notebook_accel.accelerator import strategy_table
 from notebook_accel.accelerator.prepare import PreparePart
 from notebook_accel.comm.single import SingleComm
-from notebook_accel.data_loader import prepare_data_loader, resume
+from notebook_accel.data_loader import prepare_data_loader, rounds
 from notebook_accel.data_loader.base import StatefulLoader
 from notebook_accel.deepspeed.dummies import DummyOptim
 from notebook_accel.deepspeed.plugin import DeepSpeedPlugin
@@ -213,7 +213,7 @@ CASES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
         DataLoader([1]), dispatch_batches=True, put_on_device=False
     ),
     "stateful, other processes": lambda patch: StatefulLoader.start_at_batch(object(), 3),  # type: ignore[arg-type]
-    "own shards, other processes": lambda patch: resume._count_samples([(1, "2 processes")], 4),
+    "own shards, other processes": lambda patch: rounds.count_samples([(1, "2 processes")], 4),
 }
 
 
