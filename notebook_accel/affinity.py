@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
-import warnings
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 from . import devices, environ, probes
+from .caller import warn
 
 _DRIVER: Final = Path("/proc/driver/nvidia/gpus")
 _PCI: Final = Path("/sys/bus/pci/devices")
@@ -50,9 +50,7 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
         verbose = environ.flag("ACCELERATE_DEBUG_MODE")
     cores = _find_cores(local_process_index)
     if isinstance(cores, str):
-        warnings.warn(
-            f"CPU affinity of process {local_process_index} is left as it is: {cores}", stacklevel=2
-        )
+        warn(f"CPU affinity of process {local_process_index} is left as it is: {cores}")
         return
     if hasattr(os, "sched_setaffinity"):  # other systems have no such call
         os.sched_setaffinity(0, cores)

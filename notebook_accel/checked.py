@@ -16,15 +16,19 @@ class CheckedType(ABCMeta):
         make: Any = cls.__new__
         made = make(cls, *args, **kwargs)
         if isinstance(made, cls):
-            with _complete(made):
+            with _set_freely(made):
                 made.__init__(*args, **kwargs)
+                # a `__post_init__` of the user need not call that of its base
+                if made._is_incomplete and cls.__post_init__ is not Checked.__post_init__:
+                    made._complete_fields()
         return made
 
 
 class Checked(metaclass=CheckedType):
-    """Base of a dataclass; its `__post_init__` checks fields and completes them, also those that are complete.
+    """Base of a dataclass; its `_complete_fields` checks fields and completes them, also those that are complete.
 
-    A field that is set later is checked together with the others. Where the check fails, all keep their values.
+    A field that is set later is checked together with the others. Where the check fails, all keep their values. The
+    `__post_init__` of a class that a user derives runs once, in the constructor.
 
     Attributes:
         _is_closed: whether nothing but fields can be set.
@@ -34,6 +38,11 @@ class Checked(metaclass=CheckedType):
     __slots__ = ("__dict__", "__weakref__", "_is_incomplete")  # no entry of vars()
 
     def __post_init__(self) -> None:
+        self._complete_fields()
+        if hasattr(self, "_is_incomplete"):
+            object.__setattr__(self, "_is_incomplete", False)
+
+    def _complete_fields(self) -> None:
         """Check nothing."""
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -52,12 +61,12 @@ class Checked(metaclass=CheckedType):
     def _check(self, name: str, value: Any) -> dict[str, Any]:
         """Return all fields with a new value of one, checked and completed."""
         trial = object.__new__(type(self))
-        with _complete(trial):
+        with _set_freely(trial):
             for other, current in _list_values(self).items():
                 setattr(trial, other, current)
             setattr(trial, name, value)
             trial._prepare_check(name, getattr(self, name))
-            trial.__post_init__()
+            trial._complete_fields()
             return _list_values(trial)
 
     def _prepare_check(self, name: str, before: Any) -> None:
@@ -70,7 +79,7 @@ class Checked(metaclass=CheckedType):
 
 
 @contextlib.contextmanager
-def _complete(options: Checked) -> Iterator[None]:
+def _set_freely(options: Checked) -> Iterator[None]:
     """Let fields be set without a check in this block."""
     object.__setattr__(options, "_is_incomplete", True)
     try:

@@ -61,7 +61,7 @@ class TorchDynamoPlugin(KwargsHandler):
     disable: bool = False
     use_regional_compilation: bool | None = None
 
-    def __post_init__(self) -> None:
+    def _complete_fields(self) -> None:
         word = self.backend if self.backend is not None else environ.get("ACCELERATE_DYNAMO_BACKEND") or "no"
         if str(word).upper() not in DynamoBackend:
             legal = ", ".join(name.lower() for name in DynamoBackend.list())

@@ -53,9 +53,11 @@ def renew(port: int) -> None:
     Raises:
         RuntimeError: the ranks are on XLA devices, which cannot meet twice.
     """
+    current = runtime.current()
+    if current is not None and isinstance(current.comm, torch_dist.TorchComm):
+        current.comm.leave_sockets()
     torch_dist.close_group()
     environ.put({"MASTER_PORT": str(port)})
-    current = runtime.current()
     if current is None:
         current = ensure()
     elif current.device.type == "xla":

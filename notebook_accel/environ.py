@@ -113,8 +113,11 @@ TABLE: Final[Mapping[str, str]] = {
     "MPLBACKEND": "matplotlib's backend",
     "RAY_ADDRESS": "Ray cluster to use",
     "RAY_TMPDIR": "Ray's folder for temporary files",
-    # TPU machines
+    # TPU machines and hosted notebooks
     "XLA_USE_SPMD": "1: one process uses all devices of a machine; set by torch_xla",
+    "KAGGLE_KERNEL_RUN_TYPE": "Interactive or Batch on Kaggle's machines",
+    "KAGGLE_URL_BASE": "address of Kaggle, on its machines",
+    "COLAB_RELEASE_TAG": "release of the image, on Google Colab's machines",
     "ISTPUVM": "1 on Kaggle's machines with a TPU",
     "TPU_NAME": "name of the TPU",
     "TPU_ACCELERATOR_TYPE": "kind and size of the TPU, for example v5litepod-8",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from . import environ, probes
+from .caller import warn
 from .choices import Choice
 from .combinations import refuse
 from .dtensors import is_sharded
@@ -54,7 +54,7 @@ class AORecipeKwargs(KwargsHandler):
         if name in ("pad_inner_dim", "enable_fsdp_float8_all_gather"):
             self.config = None  # it is made of these
 
-    def __post_init__(self) -> None:
+    def _complete_fields(self) -> None:
         require_torchao()
         if self.config is not None:
             return
@@ -129,10 +129,9 @@ def convert(model: torch.nn.Module, recipe: AORecipeKwargs, *, will_be_sharded: 
     is_chosen = recipe.module_filter_func or _inner_layers(model)
     linear = [(part, name) for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)]
     if not any(is_chosen(part, name) for part, name in linear):
-        warnings.warn(
+        warn(
             f"mixed_precision 'fp8' found no layer to convert in {type(model).__name__}, which runs in bfloat16: by "
             f"default linear layers with sizes of multiples of {_MULTIPLE} are converted, but the first and the last",
-            stacklevel=2,
         )
         return
     if any(is_sharded(parameter) for parameter in model.parameters()):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from . import environ
+from .caller import warn
 from .checked import Checked
 from .combinations import refuse
 
@@ -107,7 +107,7 @@ class FullyShardedDataParallelPlugin(Checked):
     transformer_cls_names_to_wrap: list[str] | str | None = None
     min_num_params: int | None = None
 
-    def __post_init__(self) -> None:
+    def _complete_fields(self) -> None:
         if self.fsdp_version is None:
             self.fsdp_version = environ.integer("FSDP_VERSION", 1)
         if self.fsdp_version not in (1, 2):
@@ -263,10 +263,9 @@ class FullyShardedDataParallelPlugin(Checked):
             raise ValueError(f"min_num_params {least!r} is no whole number")
         if policy is None and (names or least):
             what = "transformer_cls_names_to_wrap" if names else "min_num_params"
-            warnings.warn(
+            warn(
                 f"{what} is not looked at: auto_wrap_policy is NO_WRAP, and all weights are gathered at once. Choose "
                 f"{'TRANSFORMER' if names else 'SIZE'}_BASED_WRAP",
-                stacklevel=4,
             )
 
     def set_state_dict_type(self, state_dict_type: Any = None) -> None:

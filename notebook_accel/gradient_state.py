@@ -18,16 +18,14 @@ class GradientState(metaclass=views.StateType):
             `sync_with_dataloader` and `sync_each_batch`.
     """
 
-    _shared_state = views.SharedStateAttribute()
-    _parts: ClassVar = ("gradient",)
-    _installs: ClassVar = False
-    _place: ClassVar = object()
+    _shared_state: ClassVar[Any]
+    _restore: ClassVar = views.SavedState.restore_gradient
+    _enters: ClassVar = False
 
     def __init__(self, gradient_accumulation_plugin: Any = None) -> None:
+        choices = AccumulationChoices(self._flags)
         if gradient_accumulation_plugin is not None:
-            flags = self._flags
-            for name, value in gradient_accumulation_plugin.to_kwargs().items():
-                setattr(flags, name, value)
+            choices.replace(gradient_accumulation_plugin.to_kwargs())
 
     def __repr__(self) -> str:
         return (
@@ -38,25 +36,23 @@ class GradientState(metaclass=views.StateType):
 
     @classmethod
     def _list_shared(cls) -> dict[str, Any]:
-        """Return what all instances show, by name; nothing without a runtime."""
-        if (installed := runtime.current()) is None:
+        """Return what all instances show, by name; nothing before the first instance or runtime."""
+        flags = runtime.slot().gradient
+        if flags is None:
             return {}
-        flags = installed.gradient
         return {"sync_gradients": flags.sync_gradients, "plugin_kwargs": AccumulationChoices(flags)}
 
     @classmethod
     def _reset_state(cls) -> None:
         """Set all flags to their defaults."""
-        installed = runtime.current()
-        if installed is not None:
-            installed.gradient = GradientFlags()
+        runtime.slot().gradient = None
 
     @property
     def _flags(self) -> GradientFlags:
-        if (installed := runtime.current()) is not None:
-            return installed.gradient
-        alone: GradientFlags = vars(self).setdefault("_alone", GradientFlags())
-        return alone
+        slot = runtime.slot()
+        if (flags := slot.gradient) is None:
+            flags = slot.gradient = GradientFlags()
+        return flags
 
     @property
     def initialized(self) -> bool:
@@ -148,6 +144,12 @@ class AccumulationChoices(MutableMapping[str, Any]):
 
     def __repr__(self) -> str:
         return repr(dict(self))
+
+    def __deepcopy__(self, memo: Any) -> dict[str, Any]:
+        return dict(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
 
     def __getitem__(self, name: str) -> Any:
         if name not in list(self):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from .caller import warn
 from .checked import Checked
 from .choices import Choice
 from .probes import at_least, version
@@ -98,7 +98,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
     comm_wrapper: DDPCommunicationHookType = DDPCommunicationHookType.NO
     comm_state_option: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def _complete_fields(self) -> None:
         kind = DDPCommunicationHookType
         legal = {"comm_hook": tuple(kind), "comm_wrapper": (kind.NO, kind.FP16, kind.BF16)}
         for name, choices in legal.items():
@@ -249,7 +249,7 @@ class ProfileKwargs(KwargsHandler):
     with_modules: bool = False
     output_trace_dir: str | None = None
 
-    def __post_init__(self) -> None:
+    def _complete_fields(self) -> None:
         if unknown := [name for name in self.activities or () if not _is_device_type(name)]:
             raise ValueError(
                 f"activities {unknown} are unknown, choose 'cpu' or kinds of devices such as 'cuda'"
@@ -278,7 +278,7 @@ class ProfileKwargs(KwargsHandler):
                 text = f"activities {missing} cannot be recorded here"
                 if not activities:
                     raise ValueError(f"{text}, choose among {', '.join(sorted(able))}")
-                warnings.warn(f"{text} and are left out", stacklevel=3)
+                warn(f"{text} and are left out")
         return profiler.profile(
             activities=activities,
             schedule=None if self.schedule_option is None else profiler.schedule(**self.schedule_option),
@@ -318,7 +318,7 @@ class DataLoaderConfiguration(Checked):
     non_blocking: bool = False
     use_stateful_dataloader: bool = False
 
-    def __post_init__(self) -> None:
+    def _complete_fields(self) -> None:
         if self.use_stateful_dataloader:
             require_torchdata()
 
@@ -361,7 +361,7 @@ class ProjectConfiguration(Checked):
         if name == "project_dir" and self.logging_dir == before:
             self.logging_dir = None  # it followed from the other
 
-    def __post_init__(self) -> None:
+    def _complete_fields(self) -> None:
         if self.total_limit is not None and self.total_limit < 1:
             raise ValueError(f"total_limit {self.total_limit} < 1: the last checkpoint is always kept")
         if self.iteration < 0:

@@ -42,7 +42,7 @@ class TorchTensorParallelConfig(Checked):
     enable_async_tp: bool = False
     plan: dict[str, Any] | None = None
 
-    def __post_init__(self) -> None:
+    def _complete_fields(self) -> None:
         if self.enable_async_tp:
             raise ValueError("enable_async_tp=True is not supported by torch's tensor parallel: leave it out")
         if self.plan is not None and not isinstance(self.plan, dict):
@@ -64,7 +64,7 @@ class TorchTensorParallelPlugin(Checked):
     tp_size: int = 1
     torch_device_mesh: DeviceMesh | None = None
 
-    def __post_init__(self) -> None:
+    def _complete_fields(self) -> None:
         _check_size("tp_size", self.tp_size)
 
 
@@ -81,7 +81,7 @@ class TorchContextParallelConfig(Checked):
 
     cp_comm_strategy: str | None = None
 
-    def __post_init__(self) -> None:
+    def _complete_fields(self) -> None:
         word = self.cp_comm_strategy or environ.get("PARALLELISM_CONFIG_CP_COMM_STRATEGY") or "allgather"
         if word not in _Exchange:
             raise ValueError(f"cp_comm_strategy {word!r} is unknown, choose {' or '.join(_Exchange.list())}")
@@ -125,7 +125,7 @@ class ParallelismConfig(Checked):
     sp_handler: Any = None
     device_mesh: Any = field(default=None, init=False, compare=False)
 
-    def __post_init__(self) -> None:
+    def _complete_fields(self) -> None:
         for name in _ORDER:
             size = getattr(self, f"{name}_size")
             if size is None:

@@ -81,7 +81,7 @@ class Precision:
         is_external: a library that trains, such as DeepSpeed, casts models and scales losses itself.
 
     Attributes:
-        handler: arguments of `torch.autocast`.
+        handler: arguments of `torch.autocast`, for models that are prepared.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class Precision:
         """Return a context in which operations run in this precision.
 
         Args:
-            handler: arguments of `torch.autocast`; by default those of the constructor.
+            handler: arguments of `torch.autocast`; None for its defaults.
         """
-        return self.context(self.mode, self._device, self.handler if handler is None else handler)
+        return self.context(self.mode, self._device, handler)
 
     @staticmethod
     def context(

@@ -31,6 +31,21 @@ def is_available(name: str) -> bool:
 
 
 @cache
+def has_module(name: str) -> bool:
+    """Return True if a module inside a package can be imported. The packages around it are imported, it is not.
+
+    Args:
+        name: such as `google.colab`.
+    """
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:  # of a package around it
+        return False
+    except ValueError:  # as above
+        return True
+
+
+@cache
 def version(name: str) -> str | None:
     """Return the installed version of a distribution, None if it is not installed.
 

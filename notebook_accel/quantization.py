@@ -67,7 +67,7 @@ class BnbQuantizationConfig(Checked):
         elif name == "load_in_4bit" and self.load_in_4bit:
             self.load_in_8bit = False
 
-    def __post_init__(self) -> None:
+    def _complete_fields(self) -> None:
         if self.load_in_8bit == self.load_in_4bit:
             raise ValueError(
                 f"load_in_8bit={self.load_in_8bit} and load_in_4bit={self.load_in_4bit}: one of them is to be True"

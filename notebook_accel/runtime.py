@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -253,6 +254,7 @@ class Runtime:
         gradient: the state of gradient accumulation.
         accelerated: whether there is an `Accelerator`; the first one fixes the precision.
         feed: sends batches to the device; None where they are only copied.
+        token: stands for this runtime where a reference would keep it alive.
     """
 
     topology: Topology
@@ -262,6 +264,7 @@ class Runtime:
     gradient: GradientFlags = field(default_factory=GradientFlags)
     accelerated: bool = False
     feed: Feed | None = None
+    token: object = field(default_factory=object, repr=False, compare=False)
 
     def __copy__(self) -> Runtime:
         return self
@@ -272,6 +275,41 @@ class Runtime:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle a reference to the runtime of the process that unpickles it."""
         return require, (self.topology.world_size,)
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """Holds the runtime of a process, or of a thread that is a rank.
+
+    Attributes:
+        runtime: None before the first `PartialState` or `Accelerator`.
+        waiting: the state of gradient accumulation for the first runtime; None where nobody asked for it yet.
+    """
+
+    runtime: Runtime | None = None
+    waiting: GradientFlags | None = None
+
+    @property
+    def gradient(self) -> GradientFlags | None:
+        """The state of gradient accumulation, None where there is none."""
+        return self.waiting if self.runtime is None else self.runtime.gradient
+
+    @gradient.setter
+    def gradient(self, flags: GradientFlags | None) -> None:
+        if self.runtime is None:
+            self.waiting = flags
+        else:
+            self.runtime.gradient = GradientFlags() if flags is None else flags
+
+    def install(self, runtime: Runtime) -> None:
+        """Hold another runtime; it takes over the state of gradient accumulation that waits for one.
+
+        Args:
+            runtime: the new one.
+        """
+        if self.waiting is not None:
+            runtime.gradient, self.waiting = self.waiting, None
+        self.runtime = runtime
 
 
 class Reporter(Protocol):
@@ -292,7 +330,7 @@ class Reporter(Protocol):
         """Return whether the run is to stop. All ranks of a node get True at the same call."""
 
 
-_current: Runtime | None = None
+_slot = Slot()
 _thread = threading.local()
 _reporter: Reporter | None = None
 _runs: list[Any] = []
@@ -308,14 +346,37 @@ def is_accelerated() -> bool:
     return installed is not None and installed.accelerated
 
 
+def slot() -> Slot:
+    """Return the slot of this thread if it is a rank, else that of the process."""
+    own: Slot | None = getattr(_thread, "slot", None)
+    return _slot if own is None else own
+
+
+def values_of_thread() -> dict[Any, Any] | None:
+    """Return what a thread that is a rank keeps for itself, None in other threads; changes of the dict count."""
+    return getattr(_thread, "values", None)
+
+
 def current() -> Runtime | None:
-    """Return the runtime of this thread if it has its own, else that of the process.
+    """Return the runtime of this thread if it is a rank, else that of the process.
 
     Returns:
         None before the first `PartialState` or `Accelerator`.
     """
-    own: Runtime | None = getattr(_thread, "runtime", None)
-    return _current if own is None else own
+    return slot().runtime
+
+
+def enter(other: Slot) -> None:
+    """Replace the slot of this thread if it is a rank, else that of the process.
+
+    Args:
+        other: a new one, or one that `slot` returned in the same thread.
+    """
+    global _slot
+    if getattr(_thread, "slot", None) is None:
+        _slot = other
+    else:
+        _thread.slot = other
 
 
 def require(world_size: int) -> Runtime:
@@ -338,26 +399,27 @@ def require(world_size: int) -> Runtime:
 
 
 def install(runtime: Runtime, *, for_thread: bool = False) -> None:
-    """Set the runtime of the process or of this thread.
+    """Set the runtime of this thread if it is a rank, else that of the process.
 
     Args:
         runtime: the new one.
-        for_thread: set it for this thread only, because each rank is a thread.
+        for_thread: this thread is a rank from now on.
     """
-    global _current
-    if for_thread:
-        _thread.runtime = runtime
-    else:
-        _current = runtime
+    if for_thread and getattr(_thread, "slot", None) is None:
+        _thread.slot, _thread.values = Slot(waiting=copy.copy(_slot.waiting)), {}
+    slot().install(runtime)
 
 
 def reset() -> None:
     """Remove the runtime. Its process group stays open, see `Comm.close`."""
-    global _current
-    if getattr(_thread, "runtime", None) is not None:
-        _thread.runtime = None
-    else:
-        _current = None
+    own = slot()
+    own.runtime = own.waiting = None
+
+
+def forget() -> None:
+    """Drop the runtimes that a fork copied from its parent, also that of the thread that forked."""
+    global _slot
+    _slot, _thread.slot, _thread.values = Slot(), None, None
 
 
 def reporter() -> Reporter | None:

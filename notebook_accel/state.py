@@ -32,10 +32,9 @@ class PartialState(metaclass=views.StateType):
         ValueError: variables contradict each other, or an argument differs from that of the first instance.
     """
 
-    _shared_state = views.SharedStateAttribute()
-    _parts: ClassVar[tuple[str, ...]] = ("debug", "distributed_type")
-    _installs: ClassVar = True
-    _place: ClassVar[object] = object()
+    _shared_state: ClassVar[Any]
+    _restore: ClassVar = views.SavedState.restore_run
+    _enters: ClassVar = True
 
     def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
         detect.ensure(cpu, **kwargs)
@@ -267,9 +266,8 @@ class AcceleratorState(PartialState):
         NotImplementedError: a plugin was given.
     """
 
-    _shared_state = views.SharedStateAttribute()
-    _parts: ClassVar[tuple[str, ...]] = (*views.SETTINGS, "accelerated")
-    _place: ClassVar[object] = object()
+    _restore: ClassVar = views.SavedState.restore_choices
+    _enters: ClassVar = False
 
     def __init__(
         self,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABCMeta
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final, cast
 
 from . import devices, runtime
 from .choices import DistributedType
-from .runtime import Runtime, Settings
+from .runtime import GradientFlags, Runtime, Settings, Slot
 
 SHARED: Final = (
     *("backend", "device", "debug", "distributed_type", "num_processes", "process_index"),
@@ -21,9 +21,7 @@ CHOSEN: Final = (
     *("mixed_precision", "dynamo_plugin", "fsdp_plugin", "deepspeed_plugins", "parallelism_config"),
 )
 """What an accelerator has chosen."""
-SETTINGS: Final = tuple(item.name for item in fields(Settings))
-_SAVED: Final = "_saved"
-_MAX_KEPT: Final = 32
+_DICT: Final[Any] = dict  # what a class does that derives from it besides another mapping is unknown to mypy
 
 
 def list_values(owner: object, names: Iterable[str]) -> dict[str, Any]:
@@ -42,114 +40,225 @@ def find_distributed_type(own: Runtime) -> DistributedType:
     return DistributedType(devices.kind_of(own.device.type).distributed_type)
 
 
-@dataclass(repr=False, eq=False, slots=True)
+@dataclass(frozen=True, repr=False, eq=False, slots=True)
 class SavedState:
-    """What a state was, to be brought back.
+    """What the states were, to be brought back.
 
     Attributes:
-        state: its class.
-        shown: what it showed, by name; empty where there was none.
-        own: the runtime that it was of, None where there was none.
-        parts: the parts of this runtime that the state owns, as they were, by name.
+        shown: what the state of one class showed, by name; empty where there was none.
+        slot: where the runtime was.
+        own: the runtime, None where there was none.
+        settings: of the runtime.
+        accelerated: of the runtime.
+        gradient: the state of gradient accumulation, None where there was none.
+        flags: what that was, by name.
     """
 
-    state: StateType
-    shown: dict[str, Any]
-    own: Runtime | None
-    parts: dict[str, Any]
+    shown: Mapping[str, Any]
+    slot: Slot
+    own: Runtime | None = None
+    settings: Settings | None = None
+    accelerated: bool = False
+    gradient: GradientFlags | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, state: StateType) -> SavedState:
-        """Return what a state is now.
+    def of(cls, shown: Mapping[str, Any]) -> SavedState:
+        """Return what the states are now.
 
         Args:
-            state: its class.
+            shown: what one of them shows.
         """
-        own = runtime.current()
-        parts = {} if own is None else {name: _read(own, name) for name in state._parts}
-        return cls(state, state._list_shared(), own, parts)
+        slot = runtime.slot()
+        own, gradient = slot.runtime, slot.gradient
+        flags = {} if gradient is None else list_values(gradient, gradient.__slots__)
+        if own is None:
+            return cls(shown, slot, gradient=gradient, flags=flags)
+        return cls(shown, slot, own, own.settings, own.accelerated, gradient, flags)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return what the state showed, and this; nothing where there was no state."""
-        return {_SAVED: self, **self.shown} if self.shown else {}
-
-    def forget(self) -> None:
-        """Be a state that there was not."""
-        self.shown, self.own, self.parts = {}, None, {}
-
-    def restore(self) -> None:
-        """Bring the state back."""
-        if self.own is None:
-            return self.state._reset_state()
-        for name, value in self.parts.items():
-            _write(self.own, name, value)
-        if self.state._installs and runtime.current() is not self.own:
-            runtime.install(self.own)
-
-    def follow(self, older: SavedState) -> None:
-        """Take over what was brought back now and is older than this: this was saved while that was away.
+    def restore(self, slot: Slot) -> None:
+        """Bring all states back.
 
         Args:
-            older: of any state.
+            slot: gets the runtime.
         """
-        if older.state._installs and self.own is not older.own:
-            self.own, self.parts = older.own, {}
-        if self.own is older.own:
-            self.parts |= {name: older.parts[name] for name in self.parts.keys() & older.parts.keys()}
+        self.restore_run(slot)
+        self.restore_choices(slot)
+        self.restore_gradient(slot)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SavedState) and self.own is other.own and self.parts == other.parts
+    def restore_run(self, slot: Slot) -> None:
+        """Bring back what a `PartialState` has: the runtime, and whether inputs of collectives are compared.
 
-    def __deepcopy__(self, memo: Any) -> SavedState:
+        Args:
+            slot: gets the runtime.
+        """
+        slot.runtime = self.own
+        if self.own is not None and self.settings is not None:
+            self.own.settings = replace(self.own.settings, debug=self.settings.debug)
+            self.own.comm.debug = self.settings.debug
+
+    def restore_choices(self, slot: Slot) -> None:
+        """Bring back what an `AcceleratorState` has besides: the choices of the accelerator.
+
+        Args:
+            slot: gets the runtime that they are of; where there was no accelerator, its own has none either.
+        """
+        if self.own is not None and self.settings is not None:
+            self.own.settings = replace(self.settings, debug=self.own.settings.debug)
+            self.own.accelerated = self.accelerated
+        if self.accelerated:
+            slot.runtime = self.own
+        elif slot.runtime is not None:
+            slot.runtime.accelerated = False
+
+    def restore_gradient(self, slot: Slot) -> None:
+        """Bring back the state of gradient accumulation.
+
+        Args:
+            slot: its runtime gets it.
+        """
+        for name, value in self.flags.items():
+            setattr(self.gradient, name, value)
+        slot.gradient = self.gradient
+        if self.own is not None and self.gradient is not None:
+            self.own.gradient = self.gradient
+
+
+class Name(str):
+    """The name of a value in a copy of a state's dict; whoever has the copy can bring the state back.
+
+    Attributes:
+        saved: what the state was.
+    """
+
+    __slots__ = ("saved",)
+    saved: SavedState
+
+    def __new__(cls, text: str, saved: SavedState) -> Name:
+        made = super().__new__(cls, text)
+        made.saved = saved
+        return made
+
+    def __deepcopy__(self, memo: Any) -> Name:
         return self
 
-    def __repr__(self) -> str:
-        return f"SavedState({self.state.__name__})"
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
 
 
 class SharedState(MutableMapping[str, Any], dict[str, Any]):  # type: ignore[misc,metaclass]
-    """What a state shows, by name; empty where there is none.
+    """The class attribute `_shared_state`: what a state shows, by name; empty where there is none.
 
     What is set here counts at once. Where another dict was set in its place, this shows what the state was before.
-    A copy is a plain dict. It brings the state back as it was, where it is set in place of this or put into it, because
-    one of its values is a `SavedState`.
+    A copy is a plain dict. It brings the state back as it was, where it is set in place of this or put into it. A
+    pickle is a plain dict of values.
+
+    Code in C, such as that of an object whose `__dict__` this is, reads and sets the underlying dict. It finds what
+    the state showed when the class was last asked for this. What it sets under other names stays until a reset.
 
     Args:
         state: the class of the state.
-        place: stands for the dict that the class has now.
     """
 
-    __slots__ = ("_place", "_state")
+    __slots__ = ("_home", "_names", "_saved", "_state", "_token")
 
-    def __init__(self, state: StateType, place: object) -> None:
+    def __init__(self, state: StateType) -> None:
         super().__init__()
         self._state = state
-        self._place = place
+        self._home = runtime.values_of_thread()
+        self._names: frozenset[str] = frozenset()
+        self._token: object = None
+        self._saved: SavedState | None = None
 
-    def _find(self) -> SavedState | None:
-        """Return what the state was while the class had this dict; None where it still has it."""
-        return None if self._place is self._state._place else self._state._find_kept(self._place)
+    def __get__(self, instance: Any, owner: StateType) -> SharedState:
+        own = owner._find_dict()
+        own._fill()
+        return own
+
+    def __set__(self, instance: Any, values: Any) -> None:
+        type(instance)._shared_state = values
+
+    def _fill(self) -> dict[str, Any]:
+        """Put what the state shows into the underlying dict, and return all that is there then."""
+        if self._saved is not None:
+            return dict(self._saved.shown)
+        shown = self._state._list_shared()
+        names, token = frozenset(shown), getattr(runtime.current(), "token", None)
+        if shown and token is self._token:
+            shown = {
+                name: value for name, value in list(_DICT.items(self)) if name not in self._names
+            } | shown
+        self._names, self._token = names, token
+        for name in list(_DICT.keys(self)):  # other threads read and fill it too
+            if name not in shown:
+                _DICT.pop(self, name, None)
+        _DICT.update(self, shown)
+        return dict(shown)
+
+    def _save(self) -> SavedState:
+        """Return what the state is; what it was, where the class has another dict."""
+        return self._saved or SavedState.of(_detach(self._fill()))
+
+    def _restore(self, saved: SavedState, slot: Slot) -> None:
+        """Bring a state back, also the values under names of the user."""
+        self._state._restore(saved, slot)
+        self._fill()
+        _DICT.update(self, {str(name): saved.shown[name] for name in saved.shown.keys() - self._names})
+
+    def belongs_to(self, state: StateType) -> bool:
+        """Return whether it is one that a class had in this thread, if that is a rank, or in the others.
+
+        Args:
+            state: the class.
+        """
+        return self._state is state and self._home is runtime.values_of_thread()
+
+    def leave(self) -> None:
+        """Show from now on what the state is now."""
+        self._saved = self._save()
+
+    def enter(self) -> None:
+        """Bring the state back that was left, and show what it is from then on."""
+        if (saved := self._saved) is not None:
+            self._saved = None
+            try:
+                if self._state._enters:
+                    runtime.enter(saved.slot)
+                self._restore(saved, saved.slot)
+            except BaseException:
+                self._saved = saved
+                raise
+
+    def _tag(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        saved = self._save()
+        return {Name(name, saved): value for name, value in values.items()}
 
     def copy(self) -> dict[str, Any]:
         """Return a plain dict that brings the state back as it is now."""
-        return (self._find() or SavedState.of(self._state)).as_dict()
+        return self._tag(self._fill())
 
     __copy__ = copy
 
     def __deepcopy__(self, memo: Any) -> dict[str, Any]:
-        return self.copy()
+        return self._tag(_detach(self._fill()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (_detach(self._fill()),)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return self.__reduce__()
 
     def __getitem__(self, name: str) -> Any:
-        return self.copy()[name]
+        return self._fill()[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.copy())
 
     def __len__(self) -> int:
-        return len(self.copy())
+        return len(self._fill())
 
     def __repr__(self) -> str:
-        return repr(self.copy())
+        return repr(self._fill())
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -161,14 +270,7 @@ class SharedState(MutableMapping[str, Any], dict[str, Any]):  # type: ignore[mis
         return dict(values) | self.copy()
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if self._find() is not None:
-            raise TypeError(f"{self._state.__name__} has another _shared_state: this one does not change")
-        if name == _SAVED:
-            value.restore()
-        elif hasattr(self._state, name):
-            setattr(self._state(), name, value)
-        else:
-            raise AttributeError(f"{name!r} is no part of {self._state.__name__}")
+        self.update({name: value})
 
     def update(self, values: Any = (), /, **named: Any) -> None:
         """Set values of the state; a copy of an earlier one brings that back.
@@ -179,16 +281,25 @@ class SharedState(MutableMapping[str, Any], dict[str, Any]):  # type: ignore[mis
 
         Raises:
             AttributeError: a value is no part of the state, or cannot be set; all stay as they were.
+            TypeError: the class has another dict.
         """
-        wanted, before = dict(values, **named), SavedState.of(self._state)
+        if self._saved is not None:
+            raise TypeError(f"{self._state.__name__} has another _shared_state: this one does not change")
+        wanted, before = dict(values, **named), self._save()
         try:
-            if _SAVED in wanted:
-                self[_SAVED] = wanted.pop(_SAVED)
-            for name, value in wanted.items():
-                if name not in self or self[name] != value:
-                    self[name] = value
-        except Exception:
-            before.restore()
+            if (saved := _find_saved(wanted)) is not None:
+                self._restore(saved, runtime.slot())
+            shown = self._fill()
+            changed = {
+                name: value for name, value in wanted.items() if name not in shown or shown[name] != value
+            }
+            self._state._refuse_unknown(changed)
+            kind: Any = self._state
+            made = kind.__new__(kind) if shown or not changed else kind()
+            for name, value in changed.items():
+                setattr(made, name, value)
+        except BaseException:  # an interrupt too leaves all as it was
+            before.restore(before.slot)
             raise
 
     def __ior__(self, values: Any) -> SharedState:
@@ -197,11 +308,11 @@ class SharedState(MutableMapping[str, Any], dict[str, Any]):  # type: ignore[mis
 
     def clear(self) -> None:
         """Remove the state."""
-        kept = self._find()
-        if kept is None:
+        if self._saved is None:
             self._state._reset_state()
         else:
-            kept.forget()
+            self._saved = SavedState({}, self._saved.slot)
+        _DICT.clear(self)
 
     def __delitem__(self, name: str) -> None:
         if name not in self:
@@ -213,94 +324,98 @@ class SharedState(MutableMapping[str, Any], dict[str, Any]):  # type: ignore[mis
         raise TypeError("no value can be removed from a state: clear() removes the state")
 
 
-class SharedStateAttribute:
-    """The class attribute `_shared_state` of a state."""
-
-    def __get__(self, instance: Any, owner: StateType) -> SharedState:
-        return SharedState(owner, owner._place)
-
-    def __set__(self, instance: Any, values: Any) -> None:
-        type(instance)._shared_state = values
-
-
 class StateType(ABCMeta):
-    """The class of states: their attribute `_shared_state` can be set.
+    """The class of states: each has a `_shared_state`, which can be set; in a thread that is a rank, one of its own.
 
-    What is set takes the place of the state, and nothing is left of that where it is an empty dict. What the state was
-    is kept. It is brought back where the attribute of the class is set back or deleted, as `mock.patch` and pytest's
-    `monkeypatch` do: of one class in the opposite order, of several classes in any order.
+    What is set takes the place of the state, and nothing is left of that where it is an empty dict. The dict that was
+    there keeps what the state was. Set back, as `mock.patch` and pytest's `monkeypatch` do, it brings the state back:
+    of one class in the opposite order, of several classes in any order.
 
     Attributes:
-        _parts: names of the parts of the runtime, and of its settings, that a state of this class owns.
-        _installs: whether to bring the state back is to bring the runtime back.
-        _place: stands for the dict that the class has now.
+        _restore: brings back, of what was saved, what a state of this class has.
+        _enters: whether that is the runtime, so that another dict is another place for one.
     """
 
-    _parts: tuple[str, ...]
-    _installs: bool
-    _place: object
+    _shared_state: Any
+    _restore: Callable[[SavedState, Slot], None]
+    _enters: bool
     _reset_state: Callable[[], None]
     _list_shared: Callable[[], dict[str, Any]]
-    # limited, because code that only sets the attribute never asks for what it was
-    _kept: ClassVar[deque[tuple[object, SavedState]]] = deque(maxlen=_MAX_KEPT)
+
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> None:
+        super().__init__(name, bases, namespace, **kwargs)
+        # also in place of a dict in the body of the class
+        super().__setattr__("_shared_state", SharedState(cls))
 
     def __setattr__(cls, name: str, value: Any) -> None:
         if name != "_shared_state":
             super().__setattr__(name, value)
-        elif isinstance(value, SharedStateAttribute):
-            cls._bring_back()
+        elif not isinstance(value, Mapping):
+            raise TypeError(f"_shared_state is a dict, not {value!r}")
+        elif value is not (current := cls._shared_state):
+            own = value if isinstance(value, SharedState) and value.belongs_to(cls) else None
+            values = dict(value)  # copied first: it may be a view of the state that is removed below
+            if _find_saved(values) is None:
+                cls._refuse_unknown(values)
+            try:
+                current.leave()
+                cls._put_dict(SharedState(cls) if own is None else own)
+                cls._begin(values) if own is None else own.enter()
+            except BaseException:  # an interrupt too leaves all as it was
+                cls._put_dict(current)
+                current.enter()
+                raise
+
+    @property  # type: ignore[misc]  # final for mypy, not for Python
+    def __dict__(cls) -> Any:  # type: ignore[override]
+        """The attributes; `mock.patch` and `monkeypatch` find in them what they set back."""
+        found = super().__dict__
+        if "_shared_state" not in found or runtime.values_of_thread() is None:
+            return found
+        return MappingProxyType({**found, "_shared_state": cls._find_dict()})
+
+    def _find_dict(cls) -> SharedState:
+        values = runtime.values_of_thread()
+        found: Any = super().__dict__["_shared_state"] if values is None else values.get(cls)
+        if found is None and values is not None:
+            found = values[cls] = SharedState(cls)
+        return cast("SharedState", found)
+
+    def _put_dict(cls, shared: SharedState) -> None:
+        if (values := runtime.values_of_thread()) is None:
+            super().__setattr__("_shared_state", shared)
         else:
-            cls._replace(value)
+            values[cls] = shared
 
     def __delattr__(cls, name: str) -> None:
-        if name != "_shared_state":
-            super().__delattr__(name)
-        else:
-            cls._bring_back()
+        if name == "_shared_state":
+            raise AttributeError(
+                f"{cls.__name__} needs a _shared_state: set an empty dict to remove the state"
+            )
+        super().__delattr__(name)
 
-    def _find_kept(cls, place: object) -> SavedState:
-        """Return what the state was while the class had another dict, for which `place` stands."""
-        found = (saved for at, saved in reversed(cls._kept) if at is place)
-        return next(found, SavedState(cls, {}, None, {}))
-
-    def _bring_back(cls) -> None:
-        found = [number for number, (_, saved) in enumerate(cls._kept) if saved.state is cls]
-        if not found:
-            return
-        cls._place, kept = cls._kept[found[-1]]
-        del cls._kept[found[-1]]
-        kept.restore()
-        for _, later in list(cls._kept)[found[-1] :]:
-            later.follow(kept)
-
-    def _replace(cls, values: Any) -> None:
-        if not isinstance(values, Mapping):
-            raise TypeError(f"_shared_state is a dict, not {values!r}")
-        before, wanted = SavedState.of(cls), dict(values)
-        is_new = bool(wanted) and _SAVED not in wanted
-        if is_new and (unknown := [name for name in wanted if not hasattr(cls, name)]):
+    def _refuse_unknown(cls, names: Iterable[str]) -> None:
+        if unknown := [name for name in names if not hasattr(cls, name)]:
             raise AttributeError(f"{unknown[0]!r} is no part of {cls.__name__}")
-        try:
+
+    def _begin(cls, values: Mapping[str, Any]) -> None:
+        """Replace the state by one of these values; by none where there are none."""
+        if cls._enters:
+            runtime.enter(Slot())
+        else:
             cls._reset_state()
-            if is_new:
-                cls()
-            SharedState(cls, cls._place).update(wanted)
-        except Exception:
-            before.restore()
-            raise
-        cls._kept.append((cls._place, before))
-        own = values if isinstance(values, SharedState) and values._state is cls else None
-        cls._place = object() if own is None else own._place
+        if values and _find_saved(values) is None:
+            cls()
+        cls._shared_state.update(values)
 
 
-def _read(own: Runtime, name: str) -> Any:
-    return getattr(own.settings if name in SETTINGS else own, name)
+def _find_saved(values: Iterable[str]) -> SavedState | None:
+    """Return what the state was that a dict is a copy of; None for other dicts."""
+    return next((name.saved for name in values if isinstance(name, Name)), None)
 
 
-def _write(own: Runtime, name: str, value: Any) -> None:
-    if name not in SETTINGS:
-        setattr(own, name, value)
-        return
-    own.settings = replace(own.settings, **{name: value})
-    if name == "debug":
-        own.comm.debug = value
+def _detach(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with copies of those that are dicts."""
+    return {
+        name: dict(value) if isinstance(value, MutableMapping) else value for name, value in values.items()
+    }

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import guards
+from tests import forker, guards
 
 # OpenMP reads it when torch is imported. Threads without work would else spin, on processors that other tests need.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Accelerate and Transformers, beside which tests run this package, would compute with torch_xla wherever it is there.
+os.environ.setdefault("USE_TORCH_XLA", "0")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,6 +43,13 @@ def _own_temp_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     else:
         os.environ["TMPDIR"] = before
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forker(_own_temp_folder: None) -> Iterator[None]:
+    """Let tests start programs as copies of a process that has imported torch, with the session's temp folder."""
+    with forker.session():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -16,6 +17,11 @@ from typing import Any
 
 import psutil
 
+from tests import forker
+
+_TORCHS = "_remote_module_non_scriptable.py"
+LISTED_BY_THREAD = Path(f"/proc/self/task/{os.getpid()}/children")
+"""Linux has such a file for each thread; some builds leave it out."""
 GRACE_S = 5.0  # what is on its way out (a joined process, a closing socket) gets this long
 
 
@@ -41,9 +47,7 @@ class Guard(ABC):
 class Environment(Guard):
     kind = "environment"
     # pytest's own, and what OpenMP's loaders (torch, scikit-learn) set when first imported
-    IGNORED = frozenset(
-        {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
-    )
+    IGNORED = frozenset({"PYTEST_CURRENT_TEST"}) | forker.SET_BY_LIBRARIES
 
     def snapshot(self) -> dict[str, str]:
         return {name: text for name, text in os.environ.items() if name not in self.IGNORED}
@@ -83,7 +87,7 @@ class RuntimeSlot(Guard):
 
     def snapshot(self) -> object:
         runtime = sys.modules.get("notebook_accel.runtime")
-        return None if runtime is None else runtime.current()
+        return None if runtime is None else runtime.current() or runtime.slot().waiting
 
     def leaks(self, before: object) -> list[str]:
         after = self.snapshot()
@@ -112,18 +116,51 @@ class Threads(Guard):
         ]
 
 
+def list_descendants(pid: int) -> set[int]:
+    """Return the ids of a process's children of any depth; it takes no look at other processes, which are many.
+
+    Linux may leave some out while others of them end, so that it is read twice.
+    """
+    found = {child for _ in range(2) for child in _list_children(pid)}
+    return found.union(*(list_descendants(child) for child in found))
+
+
+def _list_children(pid: int) -> list[int]:
+    found = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+                found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return found
+
+
 class Children(Guard):
-    """Child processes of any depth; the warm fork server and resource tracker of multiprocessing stay by design."""
+    """Child processes of any depth; those that serve the next test too stay by design.
+
+    They are the warm fork server and resource tracker of multiprocessing, and the process of `tests/forker.py`.
+    """
 
     kind = "children"
-    WARM = ("multiprocessing.forkserver import main", "multiprocessing.resource_tracker import main")
+    WARM = (
+        "multiprocessing.forkserver import main",
+        "multiprocessing.resource_tracker import main",
+        "-m tests.forking ",
+    )
 
     def snapshot(self) -> set[psutil.Process]:
-        return set(psutil.Process().children(recursive=True))
+        if not LISTED_BY_THREAD.exists():
+            return set(psutil.Process().children(recursive=True))
+        found = set()
+        for pid in list_descendants(os.getpid()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.add(psutil.Process(pid))
+        return found
 
     def leaks(self, before: set[psutil.Process]) -> list[str]:
         found = []
-        for child in self.snapshot() - before:
+        new = self.snapshot() - before
+        # psutil looks at every process of the machine: only where there seems to be a leak
+        for child in new and new.intersection(psutil.Process().children(recursive=True)):
             try:
                 if self._stays(child):
                     continue
@@ -150,10 +187,12 @@ class Children(Guard):
     def _stays(self, child: psutil.Process) -> bool:
         # a worker that the fork server forked has the server's command line, and the server as its parent
         parent = child.parent()
-        return self._is_warm(child) and not (parent is not None and self._is_warm(parent))
+        mark = self._find_mark(child)
+        return mark is not None and not (parent is not None and self._find_mark(parent) == mark)
 
-    def _is_warm(self, process: psutil.Process) -> bool:
-        return any(mark in " ".join(process.cmdline()) for mark in self.WARM)
+    def _find_mark(self, process: psutil.Process) -> str | None:
+        line = " ".join(process.cmdline())
+        return next((mark for mark in self.WARM if mark in line), None)
 
 
 class SharedMemory(Guard):
@@ -191,7 +230,7 @@ class SharedMemory(Guard):
 
 
 class Descriptors(Guard):
-    """Open file descriptors; those that lead to multiprocessing's warm processes stay by design."""
+    """Open file descriptors; those that lead to warm processes stay by design."""
 
     kind = "descriptors"
     FOLDER = Path("/proc/self/fd")
@@ -227,8 +266,8 @@ class Descriptors(Guard):
 
     @staticmethod
     def _warm() -> set[int]:
-        """Return the descriptors of this process's fork server and resource tracker."""
-        found: set[int] = set()
+        """Return the descriptors of this process's fork server, resource tracker and forker."""
+        found = {descriptor for one in forker.CURRENT for descriptor in one.descriptors}
         for module, slot, fields in (
             ("multiprocessing.forkserver", "_forkserver", ("_forkserver_alive_fd",)),
             ("multiprocessing.resource_tracker", "_resource_tracker", ("_fd",)),
@@ -250,7 +289,19 @@ class TempFiles(Guard):
 
     def leaks(self, before: set[str]) -> list[str]:
         new = sorted(name for name in self.snapshot() - before if not name.startswith(self.KEPT))
-        return [f"{name} was left in the temp folder" for name in new]
+        return [f"{name} was left in the temp folder" for name in new if not _is_of_torch(name)]
+
+
+def _is_of_torch(name: str) -> bool:
+    """Return whether an entry of the temp folder is the one that torch up to 2.9 makes when it is imported.
+
+    The process removes it at its end. This process and the fork server of the ranks go on until the session ends.
+    """
+    try:
+        entries = set(os.listdir(os.path.join(tempfile.gettempdir(), name)))
+    except OSError:  # no folder, or gone meanwhile
+        return False
+    return entries - {"__pycache__"} == {_TORCHS}
 
 
 class Signals(Guard):

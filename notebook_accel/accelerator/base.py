@@ -8,8 +8,16 @@ import torch
 from torch.utils.data import DataLoader
 
 from ..compilation import TorchDynamoPlugin
+from ..fp8 import AORecipeKwargs
 from ..gradient_state import GradientState
-from ..handlers import DataLoaderConfiguration, GradScalerKwargs, InitProcessGroupKwargs, ProfileKwargs
+from ..handlers import (
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    ProfileKwargs,
+)
 from ..optimizer import AcceleratedOptimizer
 from ..precision import Precision
 from ..runtime import Runtime
@@ -50,6 +58,9 @@ class Shared:
     _strategy: Strategy
     _precision: Precision
     _dynamo: TorchDynamoPlugin
+    _ddp_handler: DistributedDataParallelKwargs | None
+    _autocast_handler: AutocastKwargs | None
+    _recipe: AORecipeKwargs | None
     _models: list[torch.nn.Module]
     _optimizers: list[AcceleratedOptimizer]
     _schedulers: list[AcceleratedScheduler]

@@ -44,7 +44,9 @@ class CollectPart(Shared):
             The same nested data on every process, where a tensor of shape [n, ...] becomes [num * n, ...] for `num`
             processes that see different batches; for objects one list of all.
         """
-        as_objects = use_gather_object or not _is_all_tensors(input_data)
+        # what loops gather most: walks over it take longer than sending it
+        is_tensor = type(input_data) is torch.Tensor
+        as_objects = use_gather_object or not (is_tensor or _is_all_tensors(input_data))
         collect = ops.gather_object if as_objects else ops.gather
         gathered = collect(self._strategy.data_comm, input_data)
         keep = self._count_unique_samples()
@@ -55,6 +57,8 @@ class CollectPart(Shared):
                 torch.is_tensor(gathered) and gathered.ndim > 0
             )
             return gathered[:keep] if has_samples else gathered
+        if is_tensor:
+            return gathered[:keep] if gathered.ndim else gathered
         return nested.recursively_apply(lambda tensor: tensor[:keep] if tensor.ndim else tensor, gathered)
 
     def _count_unique_samples(self) -> int | None:

@@ -170,11 +170,11 @@ class Accelerator(
         self.gradient_state = _start_accumulation(self._runtime, accumulation)
         self.device_placement = bool(device_placement)
         self.step_scheduler_with_optimizer = bool(step_scheduler_with_optimizer)
-        self.profile_handler = handlers.get(ProfileKwargs)
+        self.profile_handler, self._autocast_handler = map(handlers.get, (ProfileKwargs, AutocastKwargs))
         self.scaler_handler, self.init_handler = map(handlers.get, (GradScalerKwargs, InitProcessGroupKwargs))
         self._precision = _make_precision(self._runtime, handlers, plugins)
         self._strategy, kind = strategy_table.choose(self._runtime, self._precision, plugins)
-        self._strategy.options = plugins.ddp
+        self._ddp_handler, self._recipe = plugins.ddp, self._precision.recipe
         self._runtime.settings = dataclasses.replace(
             settings,
             dynamo_plugin=settings.dynamo_plugin or self._dynamo,
@@ -369,10 +369,10 @@ def _resolve_accumulation(
 
 
 def _start_accumulation(own: Runtime, plugin: GradientAccumulationPlugin) -> GradientState:
-    """Set what the plugin says besides its defaults."""
-    for item in dataclasses.fields(plugin):
-        if (value := getattr(plugin, item.name)) != item.default:
-            setattr(own.gradient, item.name, value)
+    """Set all choices; what the plugin does not say gets its default."""
+    for item in dataclasses.fields(GradientAccumulationPlugin):
+        value = getattr(plugin, item.name)
+        setattr(own.gradient, item.name, 1 if value is None else value)
     return GradientState.__new__(GradientState)  # __init__ would do the same
 
 

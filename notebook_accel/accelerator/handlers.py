@@ -24,32 +24,32 @@ class HandlerPart(Shared):
     @property
     def ddp_handler(self) -> DistributedDataParallelKwargs | None:
         """Options of DistributedDataParallel for models that are prepared from now on."""
-        return self._strategy.options
+        return self._ddp_handler
 
     @ddp_handler.setter
     def ddp_handler(self, handler: DistributedDataParallelKwargs | None) -> None:
         _check("ddp_handler", handler, DistributedDataParallelKwargs)
-        self._strategy.options = handler
+        self._ddp_handler = handler
 
     @property
     def autocast_handler(self) -> AutocastKwargs | None:
         """Arguments of `torch.autocast` for `autocast`, and for models that are prepared from now on."""
-        return self._precision.handler
+        return self._autocast_handler
 
     @autocast_handler.setter
     def autocast_handler(self, handler: AutocastKwargs | None) -> None:
         _check("autocast_handler", handler, AutocastKwargs)
-        self._precision.handler = handler
+        self._autocast_handler = handler
 
     @property
     def ao_recipe_handler(self) -> AORecipeKwargs | None:
         """How torchao converts models that are prepared from now on; None unless the precision is `fp8`."""
-        return self._precision.recipe
+        return self._recipe
 
     @ao_recipe_handler.setter
     def ao_recipe_handler(self, handler: AORecipeKwargs | None) -> None:
         _check("ao_recipe_handler", handler, AORecipeKwargs)
-        self._precision.recipe = handler
+        self._recipe = handler
 
     @property
     def fp8_enabled(self) -> bool:
@@ -59,7 +59,7 @@ class HandlerPart(Shared):
     @property
     def has_fp8_handler(self) -> bool:
         """True if there is an `ao_recipe_handler`."""
-        return self._precision.recipe is not None
+        return self._recipe is not None
 
     @property
     def has_lomo_optimizer(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import multiprocessing
 from dataclasses import dataclass
@@ -46,12 +47,26 @@ class Origin:
 class PicklePart(Shared):
     """Copies refer to the same run; what is unpickled belongs to the run of the process where that happens.
 
-    A pickle has copies of all that was prepared. Trackers and hooks have to allow it.
+    A pickle has copies of all that was prepared. Trackers and hooks have to allow it. A derived class may have a
+    `__getstate__` and a `__setstate__`.
     """
 
+    def __getstate__(self) -> Any:
+        """Return the attributes, and with them those in slots where a derived class has such."""
+        names: list[str] = copyreg._slotnames(type(self))  # type: ignore[attr-defined]
+        slots = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        return (dict(vars(self)), slots) if slots else dict(vars(self))
+
     def __copy__(self) -> Any:
-        made = object.__new__(type(self))
-        vars(made).update(vars(self))
+        made: Any = object.__new__(type(self))
+        state = self.__getstate__()
+        if hasattr(made, "__setstate__"):
+            made.__setstate__(state)
+            return made
+        named, slots = state if isinstance(state, tuple) else (state, {})
+        vars(made).update(named)
+        for name, value in slots.items():
+            setattr(made, name, value)
         return made
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -72,8 +87,7 @@ class PicklePart(Shared):
             accumulation=dict(AccumulationChoices(own.gradient)),
             dynamo_plugin=self._dynamo,
         )
-        # a checkpoint that is being written is this one's own
-        return _make_empty, (type(self), origin), {**vars(self), "_writer": None}
+        return _make_empty, (type(self), origin), self.__getstate__()
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return self.__reduce__()

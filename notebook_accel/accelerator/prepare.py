@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -47,7 +47,12 @@ class PreparePart(Shared):
             raise ValueError(f"device_placement has {len(device_placement)} items for {len(args)} objects")
         places = [self.device_placement if place is None else place for place in device_placement]
         results = list(args)
-        self._prepare_training(results, places, evaluation=False)
+        ready: list[int] = []
+        if self._asks_for_models():
+            ready = [index for index, item in enumerate(results) if isinstance(item, torch.nn.Module)]
+        for index in ready:
+            results[index] = self.prepare_model(results[index], device_placement=device_placement[index])
+        self._prepare_training(results, places, evaluation=False, ready=ready)
         for index, item in enumerate(results):
             if isinstance(item, DataLoader):
                 results[index] = self.prepare_data_loader(item, device_placement=places[index])
@@ -91,6 +96,7 @@ class PreparePart(Shared):
         if isinstance(optimizer, AcceleratedOptimizer):
             _remember(self._optimizers, optimizer)
             return optimizer
+        self._hand_over()
         self._strategy.follow(optimizer)
         prepared = AcceleratedOptimizer(
             optimizer,
@@ -246,11 +252,35 @@ class PreparePart(Shared):
         """Do what `free_memory` does."""
         return self.free_memory(*objects)
 
-    def _prepare_training(self, results: list[Any], places: Sequence[bool], *, evaluation: bool) -> None:
-        """Replace the models and optimizers in `results` by prepared ones; the strategy prepares them in one call."""
+    def _asks_for_models(self) -> bool:
+        """Whether models are prepared one by one, since a subclass has its own `prepare_model`.
+
+        DeepSpeed takes a model together with its optimizer: there nobody is asked, as in Accelerate.
+        """
+        own = getattr(self.prepare_model, "__func__", None)
+        return own is not PreparePart.prepare_model and not self._strategy.fills_dummies
+
+    def _prepare_training(
+        self,
+        results: list[Any],
+        places: Sequence[bool],
+        *,
+        evaluation: bool,
+        ready: Collection[int] = (),
+    ) -> None:
+        """Replace the models and optimizers in `results` by prepared ones; the strategy prepares them in one call.
+
+        Args:
+            results: of `prepare` so far.
+            places: for each, whether to move it to the device.
+            evaluation: as of `prepare_model`.
+            ready: where models are that stay as they are.
+        """
         models: list[int] = []
         optimizers: list[int] = []
         for index, item in enumerate(results):
+            if index in ready:
+                continue
             if isinstance(item, torch.nn.Module):
                 if getattr(item, _MARK, False):
                     _remember(self._models, item)
@@ -265,6 +295,7 @@ class PreparePart(Shared):
         if not (models or optimizers or schedulers):
             return
         self._refuse_strangers(results)
+        self._hand_over()
         bundle = self._strategy.prepare(
             Bundle(
                 models=tuple(results[index] for index in models),
@@ -290,6 +321,11 @@ class PreparePart(Shared):
             if isinstance(scheduler, AcceleratedScheduler):
                 _remember(self._schedulers, scheduler)
                 results[index] = scheduler
+
+    def _hand_over(self) -> None:
+        """Give the handlers to the strategy and the precision, which a copy of this accelerator has too."""
+        self._strategy.options = self._ddp_handler
+        self._precision.handler, self._precision.recipe = self._autocast_handler, self._recipe
 
     def _refuse_strangers(self, items: Sequence[Any]) -> None:
         """Refuse what goes with DeepSpeed only, or does not go with it."""

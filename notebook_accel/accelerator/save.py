@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import uuid
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from .. import checkpointing
+from ..caller import warn
 from ..errors import CheckpointError
 from ..handlers import ProjectConfiguration
 from .base import Shared
@@ -167,10 +167,9 @@ class SavePart(Shared):
 
     def _warn_of_gradients(self) -> None:
         if not self._runtime.gradient.sync_gradients and self._runtime.topology.rank == 0:
-            warnings.warn(
+            warn(
                 "save_state in the middle of an accumulation: the gradients so far are not saved, so a run that goes "
                 "on from here computes its first step without them; save where accelerator.sync_gradients is True",
-                stacklevel=3,
             )
 
     def _wait_for_writer(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch.distributed.algorithms.join import Join, Joinable
 
 from .. import probes
+from ..caller import warn
 from ..combinations import refuse
 from ..data_loader.base import outer_sampler
 from ..data_loader.samplers import sampler_chain
@@ -181,10 +181,9 @@ class TrainPart(Shared):
         found = [next((part for part in chain if hasattr(part, "even_batches")), None) for chain in chains]
         shards = [part for part in found if part is not None]
         if without := len(found) - len(shards):
-            warnings.warn(
+            warn(
                 f"even_batches does not apply to {without} of the {len(found)} prepared loaders: neither to those of "
                 "iterable datasets nor to those that dispatch their batches",
-                stacklevel=4,
             )
         return shards
 
@@ -243,7 +242,7 @@ class TrainPart(Shared):
         Args:
             autocast_handler: arguments of `torch.autocast`; by default those of `kwargs_handlers`.
         """
-        return self._precision.autocast(autocast_handler)
+        return self._precision.autocast(autocast_handler or self._autocast_handler)
 
     @property
     def optimizer_step_was_skipped(self) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import sys
-import warnings
 from typing import Any, Final
 
 from .. import processes, runtime
+from ..caller import warn
 from ..takeover import finder
 
 LIBRARY: Final = "transformers.trainer"
@@ -25,11 +25,10 @@ def join() -> None:
     defaults = getattr(sys.modules[LIBRARY], "DEFAULT_CALLBACKS", None)
     if not isinstance(kind, type) or not isinstance(defaults, list):
         version = getattr(sys.modules["transformers"], "__version__", "without a version")
-        warnings.warn(
+        warn(
             f"transformers {version} is not known: it has no TrainerCallback, or no list trainer.DEFAULT_CALLBACKS. "
             "The notebook shows no losses of Trainer, and a stop ends it without a checkpoint. "
             "`notebook-accel doctor` says which versions were tried",
-            stacklevel=4,
         )
     elif (callback := make_callback(kind)) not in defaults:
         defaults.append(callback)

@@ -11,7 +11,7 @@ import copy
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,19 +39,30 @@ def open_sources(model: nn.Module, checkpoint: PathLike) -> list[Source]:
         CheckpointError: a file is missing or damaged, or its weights cannot be converted.
     """
     sources = [models.open_source(path) for path in shards.find_files(checkpoint)]
-    library = sys.modules.get("transformers.modeling_utils")
-    if library is None or not isinstance(model, library.PreTrainedModel):
+    library = _find_library(model)
+    if library is None:
         return sources
     state: dict[str, Any] = model.state_dict()
     if _fit(sources, state):
         return sources
+    find_transforms, loading = library
+    return [_convert(model, state, sources, find_transforms(model), loading)]
+
+
+def _find_library(model: nn.Module) -> tuple[Callable[[nn.Module], Sequence[Any]], Any] | None:
+    """Return what Transformers converts the names of this model with: what finds them, and the module that has them.
+
+    None for models of others, and for Transformers 4, where most models have the names of the files.
+    """
+    library = sys.modules.get("transformers.modeling_utils")
+    if library is None or not isinstance(model, library.PreTrainedModel):
+        return None
     try:
         mapping = importlib.import_module("transformers.conversion_mapping")
         loading = importlib.import_module("transformers.core_model_loading")
-        find_transforms = mapping.get_model_conversion_mapping
-    except (ImportError, AttributeError):  # most models of Transformers 4 have the names of the files
-        return sources
-    return [_convert(model, state, sources, find_transforms(model), loading)]
+        return mapping.get_model_conversion_mapping, loading
+    except (ImportError, AttributeError):
+        return None
 
 
 def _fit(sources: Sequence[Source], state: Mapping[str, Any]) -> bool:
@@ -116,10 +127,12 @@ class Converted(Source):
     Attributes:
         places: where those are that are in a file as they are.
         recipes: how the others are made.
+        transforms: Transformers' renamings and converters that were used.
     """
 
     places: dict[str, Place]
     recipes: dict[str, _Recipe]
+    transforms: Sequence[Any] = ()
 
     def read(self) -> dict[str, Any]:
         """Return all entries, on the CPU."""
@@ -154,6 +167,16 @@ class Converted(Source):
             for name in names:
                 models.copy_into(targets[name], made[name])
             del made  # before the next ones are read
+
+    def read_together(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        """Yield these entries; what one recipe makes is made once, and comes one after the other."""
+        by_recipe: dict[_Recipe | None, list[str]] = {}
+        for name in names:
+            by_recipe.setdefault(self.recipes.get(name), []).append(name)
+        for recipe, together in by_recipe.items():
+            made = {} if recipe is None else recipe.make(_read_place)
+            for name in together:
+                yield name, self.read_entry(name) if recipe is None else made.pop(name)
 
     def verify(self, names: Collection[str]) -> None:
         """Raise CheckpointError where values that these are made of are not those that were written."""
@@ -223,7 +246,28 @@ def _convert(
         others=tuple(name for name in places if name not in shapes),
         places=places,
         recipes=recipes,
+        transforms=[
+            transform
+            for transform in transforms
+            if not hasattr(transform, "was_used") or transform.was_used()  # Transformers 5.0 keeps all
+        ],
     )
+
+
+def note_conversion(model: nn.Module, sources: Sequence[Source]) -> None:
+    """Note for `save_pretrained` how the names of the files became those of the model, as `from_pretrained` does.
+
+    Without a note it would write the names of the hub, also where the files have those of the model.
+
+    Args:
+        model: that has been loaded.
+        sources: the files; none where another rank has read them.
+    """
+    if sources and _find_library(model) is not None:
+        transforms = [
+            step for source in sources if isinstance(source, Converted) for step in source.transforms
+        ]
+        model._weight_conversions = transforms  # type: ignore[assignment]
 
 
 def _make_renaming(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from .. import devices
+from ..caller import warn
 from ..checkpointing.models import is_extra_state, join_names
 from ..hooks.tensors import as_device, named_module_tensors, non_persistent_buffers
 from . import limits, sizes, ties
@@ -103,7 +103,7 @@ def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
     known = {name for name, _ in model.named_modules()} | set(tensors)
     known |= {name for name, _ in named_module_tensors(model, recurse=True)}
     if unknown := sorted(name for name in device_map if name not in known):
-        warnings.warn(f"the device map names what the model does not have: {unknown}", stacklevel=3)
+        warn(f"the device map names what the model does not have: {unknown}")
     lost = [name for name in tensors if ties.find_device(name, device_map) is None]
     if lost:
         raise ValueError(f"the device map says no device for {join_names(lost)}")
@@ -207,10 +207,9 @@ class _Planner:
         self.model = model
         self._largest: tuple[int, list[str]] = (0, [])
         if not self.ties and ties.check_tied_parameters_in_config(model):
-            warnings.warn(
+            warn(
                 "the config says that weights are shared, and this model has none that are: "
                 "call model.tie_weights() before a device map is made",
-                stacklevel=4,
             )
 
     def run(self) -> dict[str, int | str]:
@@ -362,9 +361,8 @@ class _Planner:
         tensors = [name for name, _ in self.model.named_buffers()]
         away = sum(by_name[name] for name in tensors if ties.find_device(name, found) in ("cpu", "disk"))
         room = max(self.limits[device] - self.used[device] - self.reserved[device] for device in gpus)
-        if away > room:
-            warnings.warn(
+        if away > max(room, 0):
+            warn(
                 f"buffers of the parts that are on no GPU need {away:,} bytes on one, which leaves {max(room, 0):,}: "
                 "offload_buffers=True keeps them with their parts",
-                stacklevel=3,
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from .. import devices
+from ..caller import warn
 from . import sizes
 from .sizes import DtypeLike
 
@@ -81,7 +81,7 @@ def get_max_memory(max_memory: Limits | None = None) -> dict[int | str, int]:
     kind = devices.best(use_cpu=False)
     count = kind.counter() if kind.indexed else 0
     if missing := [number for number in numbers if number >= count]:
-        warnings.warn(f"max_memory names GPU {missing}, and this machine has {count}", stacklevel=3)
+        warn(f"max_memory names GPU {missing}, and this machine has {count}")
     order: list[int | str] = [*numbers, *(name for name in _NAMED if name in limits)]
     return {name: limits[name] for name in order}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..caller import warn
 from ..checkpointing import models, pickled, weights
 from ..checkpointing.folder import PathLike
 from ..checkpointing.models import Source
@@ -140,13 +140,14 @@ def _load_in_place(
                 tensor.data = tensor.data.to(wanted)
         apply = models.plan(model, sources, strict=strict, unused=formats)
     apply()
+    conversion.note_conversion(model, sources)
 
 
 def _warn_of_unknown(checkpoint: PathLike, sources: Sequence[Source], known: set[str]) -> None:
     names = {name for source in sources for name in source.shapes}
     renamed = models.strip_prefixes(names, known)
     if unknown := sorted(name for name in names if renamed(name) not in known):
-        warnings.warn(f"{checkpoint} has weights that the model does not use: {unknown}", stacklevel=4)
+        warn(f"{checkpoint} has weights that the model does not use: {unknown}")
 
 
 def _group_by_tensor(slots: Iterable[Slot]) -> list[list[Slot]]:
@@ -182,8 +183,10 @@ def _load_sharded(
     if broadcast_from_rank0 and not distributed:
         raise ValueError("broadcast_from_rank0=True needs a process group: launch several processes")
     state: dict[str, Any] = {}
+    sources: Sequence[Source] = ()
     if not broadcast_from_rank0 or torch.distributed.get_rank() == 0:
-        for source in conversion.open_sources(model, checkpoint):
+        sources = conversion.open_sources(model, checkpoint)
+        for source in sources:
             state |= source.read()
     if dtype is not None:
         model.to(dtype)
@@ -191,6 +194,7 @@ def _load_sharded(
         full_state_dict=full_state_dict, broadcast_from_rank0=broadcast_from_rank0, strict=strict
     )
     set_model_state_dict(model, state, options=options)
+    conversion.note_conversion(model, sources)
 
 
 def load_state_dict(checkpoint_file: PathLike, device_map: DeviceMap | None = None) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from .. import devices
+from ..caller import warn
 from ..hooks.align import align_hook
 
 
@@ -27,9 +27,8 @@ class _Move:
                 "the forward; take the hooks off first, by notebook_accel.hooks.remove_hook_from_submodules(model)"
             )
         if any("_hf_hook" in vars(part) for part in self._model.modules()):
-            warnings.warn(
+            warn(
                 f"model.{self._name}() moves parts that dispatch_model put on their devices, whose hooks stay",
-                stacklevel=2,
             )
         return self._inner(*args, **kwargs)
 

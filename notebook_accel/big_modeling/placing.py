@@ -17,7 +17,7 @@ from ..checkpointing.models import Source
 from ..errors import CheckpointError
 from ..hooks import tensors
 from ..hooks.offloaded_tensor import like_parameter
-from . import eight_bit, offload
+from . import conversion, eight_bit, offload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -304,6 +304,7 @@ class Loading:
                 tensors.put(slot.owner, slot.key, empty.setdefault(id(slot.tensor), made))
         for module, state in extras:
             module.set_extra_state(state)
+        conversion.note_conversion(self.model, self.sources)
         return index
 
     def _write(self) -> dict[str, dict[str, Any]]:
@@ -314,10 +315,11 @@ class Loading:
         folder = Path(str(self.folder))
         new = not folder.exists()
         try:
-            for slots, source, key, dtype in self._written:
-                value = source.read_entry(key).to(dtype)
-                for slot in slots:
-                    offload.offload_weight(value, slot.name, folder, index)
+            for source, wanted in self._group_written():
+                for key, value in source.read_together(list(wanted)):
+                    for slots, dtype in wanted[key]:
+                        for slot in slots:
+                            offload.offload_weight(value.to(dtype), slot.name, folder, index)
             for slots, source, key, device in self._quantized:
                 if device != "disk":
                     continue
@@ -332,6 +334,15 @@ class Loading:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         return index
+
+    def _group_written(self) -> Iterator[tuple[Source, dict[str, list[tuple[list[Slot], torch.dtype]]]]]:
+        """Yield the files with weights to write: the slots and the dtype of each, by its name in the file."""
+        for one in self.sources:
+            wanted: dict[str, list[tuple[list[Slot], torch.dtype]]] = {}
+            for slots, source, key, dtype in self._written:
+                if source is one:
+                    wanted.setdefault(key, []).append((slots, dtype))
+            yield one, wanted
 
     def _read_quantized(self) -> list[tuple[list[Slot], dict[str, torch.Tensor]]]:
         """Return new tensors of the 8-bit layers whose weights do not stay on the disk, by their names there."""

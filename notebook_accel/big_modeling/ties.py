@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..caller import warn
 from ..hooks import tensors
 from .sizes import is_within
 
@@ -94,10 +94,9 @@ def check_tied_parameters_on_same_device(
     for group in tied_params:
         places = {name: find_device(name, device_map) for name in group}
         if len(set(places.values())) > 1:
-            warnings.warn(
+            warn(
                 f"the device map puts one weight on several devices, each gets its own copy: {places}; "
                 "infer_auto_device_map keeps them together",
-                stacklevel=3,
             )
 
 

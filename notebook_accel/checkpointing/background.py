@@ -38,12 +38,18 @@ def snapshot(files: Sequence[File], copies: Copies) -> list[File]:
 
 
 class BackgroundWriter:
-    """Writes one checkpoint at a time; its errors are raised by the next `wait`."""
+    """Writes one checkpoint at a time; its errors are raised by the next `wait`.
+
+    Pickled it is None: the checkpoint that it writes is of this process alone.
+    """
 
     def __init__(self) -> None:
         self.copies = Copies()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
 
     def start(self, work: Callable[[], None], what: str) -> None:
         """Run `work` in a thread, which the interpreter waits for before it ends.

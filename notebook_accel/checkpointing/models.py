@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -61,6 +61,11 @@ class Source:
             return value
         assert self.outline is not None
         return self.outline.fill(lambda path, tensor: None, only={name})[name]
+
+    def read_together(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        """Yield the name and the value of each of these entries, in any order."""
+        for name in names:
+            yield name, self.read_entry(name)
 
     def read_into(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Copy the tensors of these names into tensors of the same shapes, of any device and dtype."""

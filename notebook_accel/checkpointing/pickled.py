@@ -109,7 +109,7 @@ class Outline:
         self._lazy = not options and sys.byteorder == "little" and _is_whole_zip(path)
         if self._lazy:
             try:
-                self.content = read(path, map_location="meta")
+                self.content = _read_outline(path)
                 size = path.stat().st_size
                 self._lazy = all(_is_placed(tensor, size) for tensor in tensors_in(self.content))
             except (
@@ -214,10 +214,32 @@ def names_in(path: Path, start: int, stop: int) -> list[str]:
             found.append(".".join(map(str, where)))
 
     try:
-        replace_tensors(read(path, map_location="meta"), look)
+        replace_tensors(_read_outline(path), look)
     except CheckpointError:  # the damage hides them, or they are of a kind without outlines
         return []
     return found
+
+
+def _read_outline(path: Path) -> Any:
+    """Return the object in a file, its tensors on the meta device; their storages know their places in the file.
+
+    Raises:
+        CheckpointError: the file is damaged, or of a kind without outlines.
+    """
+    content = read(path, map_location="meta")
+    tensors = tensors_in(content)
+    if not all(type(tensor) is torch.Tensor and tensor.layout is torch.strided for tensor in tensors):
+        return content  # no outline is made of others
+    storages: list[Any] = [tensor.untyped_storage() for tensor in tensors]
+    if all(getattr(storage, "_checkpoint_offset", None) is not None for storage in storages):
+        return content
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():  # in torch 2.8 only these tell their places, and not their right sizes
+        placed = tensors_in(read(path, map_location=None))
+    for storage, tensor in zip(storages, placed, strict=True):
+        storage._checkpoint_offset = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
+    return content
 
 
 def _is_placed(tensor: torch.Tensor, size: int) -> bool:

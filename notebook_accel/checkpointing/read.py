@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 import torch
 
+from ..caller import warn
 from ..data_loader import resume
 from ..dtensors import is_sharded, shard_like
 from ..errors import CheckpointError
@@ -245,7 +245,7 @@ def _plan_stateful(
         reason = "was saved without their states"
         if was != spread:
             reason = f"was saved by {_describe_spread(was)}, not by {_describe_spread(spread)}"
-        warnings.warn(f"stateful loaders start a new epoch: {folder} {reason}", stacklevel=4)
+        warn(f"stateful loaders start a new epoch: {folder} {reason}")
         return []
     listed.verify(path)
     states = pickled.read(path, weights_only=False)

@@ -113,7 +113,7 @@ def _forward_signals(run: Any, console: Console) -> Iterator[list[signal.Signals
     def handle(signum: int, frame: Any) -> None:
         came.append(signal.Signals(signum))
         if len(came) > 1:
-            signals.kill_groups([], signals.descendants([os.getpid()]))
+            signals.kill_all(signals.descendants([os.getpid()]))
             return
         if signum == signal.SIGINT:
             console.say("ending all processes; a second Ctrl-C kills them")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
 from .. import nested
+from ..caller import warn
 from .base import Comm
 from .check import compare_inputs
 from .packing import pack, pack_by, unpack, unpack_by
@@ -50,6 +50,8 @@ def gather(comm: Comm, tensor: Any) -> Any:
         return tensor
     if comm.debug:
         compare_inputs(comm, "gather", nested.flatten(tensor))
+    if type(tensor) is torch.Tensor:
+        return _gather_leaves(comm, [tensor])[0]
     # a plain list of leaves: this is the one collective that training loops call for every batch
     return nested.refill(tensor, _gather_leaves(comm, nested.leaves_of(tensor)))
 
@@ -278,9 +280,7 @@ def pad_across_processes(
 def _length(leaf: torch.Tensor, dim: int) -> int:
     """Return the length along `dim`, -1 where it cannot be padded."""
     if leaf.is_nested:
-        warnings.warn(
-            "a nested tensor cannot be padded and stays as it is", CannotPadNestedTensorWarning, stacklevel=4
-        )
+        warn("a nested tensor cannot be padded and stays as it is", CannotPadNestedTensorWarning)
         return -1
     return leaf.shape[dim] if -leaf.ndim <= dim < leaf.ndim else -1
 

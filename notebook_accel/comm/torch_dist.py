@@ -13,16 +13,21 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import AllgatherOptions
+from torch.distributed.distributed_c10d import AllgatherOptions, default_pg_timeout
 
 from .. import devices, environ
 from ..topology import Topology
+from . import local_sockets
 from .base import Comm, ReduceOp
+from .local_sockets import LocalSockets
 from .packing import view_as_bytes
 
 _LAST_WORK_S: Final = 0.01
 """Seconds to wait before Python ends. In these gloo's thread frees the tensors of the last collective. A thread that
 asks for Python's lock later is ended within C++ code, which aborts the process."""
+
+_GATHERS_BEFORE_SOCKETS: Final = 32
+"""Gathers by gloo before ranks of one machine connect for small ones; fewer are not worth it."""
 
 _OPS: Final = {
     "sum": dist.ReduceOp.SUM,
@@ -67,6 +72,16 @@ class TorchComm(Comm):
         self._gather_options = AllgatherOptions()
         self._gather_options.asyncOp = False
         self._barrier_ids = None if device.index is None else [device.index]
+        # only what all ranks know alike decides whether they connect
+        self._may_use_sockets = (
+            device.type == "cpu"
+            and group is dist.group.WORLD
+            and self.world_size <= local_sockets.MAX_RANKS
+            and dist.get_backend(group) == "gloo"
+            and dist.get_debug_level() != dist.DebugLevel.DETAIL  # then torch compares collectives
+        )
+        self._num_gathers = 0
+        self._sockets: LocalSockets | None = None
 
     @property
     def group(self) -> Any:
@@ -84,11 +99,43 @@ class TorchComm(Comm):
             return as_bytes.view(tensor.dtype).view(self.world_size * tensor.shape[0], *tensor.shape[1:])
         rows, *others = tensor.shape
         gathered = tensor.new_empty((self.world_size * rows, *others))
+        if self._may_use_sockets:
+            sockets = self._find_sockets()
+            if sockets is not None:
+                # a size that differs raises on all ranks, also where it would send them different ways
+                if tensor.nbytes <= local_sockets.MAX_BYTES:
+                    own = tensor.resolve_neg().contiguous()
+                    sockets.exchange(own.data_ptr(), own.nbytes, gathered.data_ptr())
+                    return gathered
+                sockets.agree_on_size(tensor.nbytes)
         # the group's own method: dist.all_gather_into_tensor adds a third to the time of a small message
         work = getattr(self.group, self._gather)(gathered, tensor.contiguous(), self._gather_options)
         if work is not None:
             work.wait()
         return gathered
+
+    def _find_sockets(self) -> LocalSockets | None:
+        """Return the sockets of all gathers from one on, at which all ranks connect."""
+        group = self.group  # raises where it was destroyed
+        self._num_gathers += 1
+        if self._num_gathers == _GATHERS_BEFORE_SOCKETS:
+            options = getattr(group._get_backend(self.device), "options", None)
+            timeout = getattr(options, "_timeout", None) or default_pg_timeout
+            self._sockets = local_sockets.connect(
+                self.rank, self.world_size, self._gather_objects, timeout.total_seconds()
+            )
+            self._may_use_sockets = self._sockets is not None
+        return self._sockets
+
+    def count_gathers(self) -> dict[str, int]:
+        """Return what decides which way the next gather goes; ranks where it differs would wait for each other."""
+        if self._sockets is None:
+            return {"gathers": self._num_gathers, "sockets": 0, "gathers over sockets": 0}
+        return {
+            "gathers": self._num_gathers,
+            "sockets": 1,
+            "gathers over sockets": self._sockets.num_exchanges,
+        }
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
         dist.all_reduce(tensor, _OPS[op], group=self.group)
@@ -108,6 +155,10 @@ class TorchComm(Comm):
         return tensor
 
     def all_gather_object(self, obj: Any) -> list[Any]:
+        return self._gather_objects(obj)
+
+    def _gather_objects(self, obj: Any) -> list[Any]:
+        """Gather as `all_gather_object`; who counts or replaces that one does not see how ranks connect."""
         gathered: list[Any] = [None] * self.world_size
         dist.all_gather_object(gathered, obj, group=self.group)
         return gathered
@@ -121,9 +172,23 @@ class TorchComm(Comm):
         dist.barrier(group=self.group, device_ids=self._barrier_ids)
 
     def close(self) -> None:
-        if self.owned and dist.is_initialized():
+        if not self.owned:  # some ranks may go on: the way of their gathers stays
+            return
+        self.leave_sockets()
+        if dist.is_initialized():
             dist.destroy_process_group()
         self.owned = False
+
+    def leave_sockets(self) -> None:
+        """Close the sockets to other ranks: the process group ends."""
+        if self._sockets is not None:
+            self._sockets.close()
+        self._sockets, self._may_use_sockets = None, False
+
+    def shut_down_sockets(self) -> None:
+        """End the gather over sockets in which a thread waits; gathers raise from then on."""
+        if self._sockets is not None:
+            self._sockets.shut_down()
 
 
 def group_exists() -> bool:
@@ -224,10 +289,13 @@ def new_group(backend: str) -> Any:
     return dist.new_group(backend=backend)
 
 
-def count_collectives() -> dict[str, int] | None:
+def count_collectives(comm: Comm | None = None) -> dict[str, int] | None:
     """Return how many collectives each group of this process has begun, by the group's name.
 
     A group that has a backend for each kind of device counts those of all of them.
+
+    Args:
+        comm: whose gathers without the process group count too, and what decides about them.
 
     Returns:
         None if there is no default group.
@@ -246,6 +314,8 @@ def count_collectives() -> dict[str, int] | None:
                 numbers[id(backend)] = backend._get_sequence_number_for_group()
         if numbers:
             counts[group.group_name] = sum(numbers.values())
+    if isinstance(comm, TorchComm):
+        counts |= comm.count_gathers()
     return counts
 
 

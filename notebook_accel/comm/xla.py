@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import pickle
-import warnings
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
 from .. import nested
+from ..caller import warn
 from .base import Comm, ReduceOp
 
 _SEEDS: Final = 2**64
@@ -278,10 +278,9 @@ class XlaFeed:
             return
         self._silent = True
         before, after = next(pair for pair in zip(first, other, strict=False) if pair[0] != pair[1])
-        warnings.warn(
+        warn(
             f"a batch of shape {list(after)} comes after one of shape {list(before)}: every new shape is compiled, "
             "which takes longer than a step. Give the DataLoader drop_last=True, or pad batches in its collate_fn",
-            stacklevel=7,
         )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import model_validator
 
+from ..caller import warn
 from ..errors import ConfigError
 from . import document, problems
 from .document import Document
@@ -78,7 +78,7 @@ class LaunchConfig(Section, LaunchOptions):
             raise ConfigError(found.locate(error.problems)) from None
         if found.ignored:
             names = ", ".join(found.ignored)
-            warnings.warn(f"{found.path}: {names} means nothing any more and is ignored", stacklevel=3)
+            warn(f"{found.path}: {names} means nothing any more and is ignored")
         return config
 
     def write(self, path: str | os.PathLike[str], *, replace: bool = False) -> Path:

@@ -11,22 +11,24 @@ from typing import Any, Final, NoReturn
 import torch
 
 from .. import environ, probes
+from ..checked import Checked
 from ..combinations import refuse
 from .config import AUTO, HfDeepSpeedConfig, leaves
 from .library import load
-from .settings import DEFAULTS, KEYS, check_arguments, read_environment
+from .settings import DEFAULTS, KEYS, check_arguments, check_value, read_environment
 
 _INIT: Final = "ACCELERATE_DEEPSPEED_ZERO3_INIT"
 _BATCHES: Final = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
 @dataclass
-class DeepSpeedPlugin:
+class DeepSpeedPlugin(Checked):
     """How DeepSpeed trains.
 
     An argument that is None is read from the environment variables of `notebook-accel launch`. With a config of
     DeepSpeed's own, the other arguments replace its "auto" values and add what it lacks; one that contradicts it is an
-    error. Afterwards the attributes hold the final values, and `deepspeed_config` is DeepSpeed's config.
+    error. Afterwards the attributes hold the final values, and `deepspeed_config` is DeepSpeed's config. A value that
+    is set later is checked by itself, and does not change that config: libraries set several one after the other.
 
     Args:
         hf_ds_config: DeepSpeed's own config: path of a JSON file, a dict, which is copied, or an
@@ -67,7 +69,7 @@ class DeepSpeedPlugin:
     msamp_opt_level: str | None = None
     deepspeed_config: dict[str, Any] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    def _complete_fields(self) -> None:
         given = read_environment() | {
             name: value for name in KEYS if (value := getattr(self, name)) is not None
         }
@@ -79,19 +81,12 @@ class DeepSpeedPlugin:
         if asked_init is None and environ.get(_INIT):
             asked_init = environ.flag(_INIT)
         problems = check_arguments(given, own)
-        if asked_init not in (None, False, True):
-            problems.append(f"zero3_init_flag {asked_init!r} is neither True nor False")
-            asked_init = None
-        if not isinstance(self.transformer_moe_cls_names, str | None):
-            problems.append(
-                f"transformer_moe_cls_names {self.transformer_moe_cls_names!r} is no text: separate names by commas"
-            )
-        if self.enable_msamp:
-            problems.append("enable_msamp: MS-AMP is not supported, use mixed_precision='bf16'")
+        for name in ("zero3_init_flag", "is_train_batch_min", "transformer_moe_cls_names", "enable_msamp"):
+            problems += check_value(name, getattr(self, name))
         stage = given.get("zero_stage", DEFAULTS["zero_stage"])
         if own is not None and isinstance(own.get_value(KEYS["zero_stage"]), int):
             stage = own.get_value(KEYS["zero_stage"])
-        if asked_init and stage != 3:
+        if asked_init == 1 and stage != 3:
             problems.append(f"zero3_init_flag is for zero_stage 3, not {stage}")
         if problems:
             raise ValueError("\n- ".join(["this DeepSpeedPlugin is wrong or contradicts itself:", *problems]))
@@ -108,6 +103,11 @@ class DeepSpeedPlugin:
         self._selected = False
         self._device = torch.device("cpu")
         self._for_transformers: HfDeepSpeedConfig | None = None
+
+    def _check(self, name: str, value: Any) -> dict[str, Any]:
+        if problems := check_value(name, value):
+            raise ValueError(problems[0])
+        return {name: value}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_for_transformers": None}

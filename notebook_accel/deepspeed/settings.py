@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from .. import environ
@@ -43,6 +44,44 @@ _VARIABLES: Final = {
     "zero3_save_16bit_model": "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
 }
 _DEVICES: Final = ("none", "cpu", "nvme")
+_LEGAL: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "gradient_accumulation_steps": (
+        lambda value: value == AUTO or _is_number(value, int, 1),
+        'is neither "auto" nor a whole number from 1',
+    ),
+    "gradient_clipping": (
+        lambda value: value == AUTO or _is_number(value, (int, float), 0),
+        'is neither "auto" nor a number from 0',
+    ),
+    "zero_stage": (lambda value: value in range(4) and not isinstance(value, bool), "is none of 0, 1, 2, 3"),
+    **{
+        f"offload_{what}_device": (lambda value: value in _DEVICES, f"is none of {', '.join(_DEVICES)}")
+        for what in ("optimizer", "param")
+    },
+    **{
+        f"offload_{what}_nvme_path": (
+            lambda value: isinstance(value, str | os.PathLike),
+            "is no path of a folder",
+        )
+        for what in ("optimizer", "param")
+    },
+    "zero3_save_16bit_model": (lambda value: value in (False, True, AUTO), "is neither True nor False"),
+    "zero3_init_flag": (lambda value: value in (False, True), "is neither True nor False"),
+    "is_train_batch_min": (lambda value: value in (False, True), "is neither True nor False"),
+    "transformer_moe_cls_names": (
+        lambda value: isinstance(value, str),
+        "is no text: separate names by commas",
+    ),
+    "enable_msamp": (
+        lambda value: not value,
+        "cannot be: MS-AMP is not supported, use mixed_precision='bf16'",
+    ),
+    "hf_ds_config": (
+        lambda value: isinstance(getattr(value, "config", None), dict) and hasattr(value, "get_value"),
+        "is no HfDeepSpeedConfig",
+    ),
+}
+"""Which values an attribute of the plugin can have whatever the others have, and what is said of another."""
 _SECTIONS: Final = (
     "zero_optimization",
     "zero_optimization.offload_optimizer",
@@ -137,24 +176,23 @@ def _check_shape(own: HfDeepSpeedConfig) -> list[str]:
     return found
 
 
+def check_value(name: str, value: Any) -> list[str]:
+    """Return a sentence where an attribute of the plugin cannot have a value; any may be None.
+
+    Args:
+        name: of the attribute.
+        value: its value.
+    """
+    is_legal, reason = _LEGAL.get(name, (lambda value: True, ""))
+    return [] if value is None or is_legal(value) else [f"{name} {value!r} {reason}"]
+
+
 def _check_values(values: Mapping[str, Any]) -> list[str]:
-    found = []
-    stage, steps, norm = (
-        values[name] for name in ("zero_stage", "gradient_accumulation_steps", "gradient_clipping")
-    )
-    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        found.append(f"zero_stage {stage!r} is none of 0, 1, 2, 3")
-    if steps != AUTO and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-        found.append(f'gradient_accumulation_steps {steps!r} is neither "auto" nor a whole number from 1')
-    if norm != AUTO and (isinstance(norm, bool) or not isinstance(norm, (int, float)) or norm < 0):
-        found.append(f'gradient_clipping {norm!r} is neither "auto" nor a number from 0')
-    if values["zero3_save_16bit_model"] not in (False, True, AUTO):
-        found.append(f"zero3_save_16bit_model {values['zero3_save_16bit_model']!r} is neither True nor False")
+    found = [problem for name, value in values.items() for problem in check_value(name, value)]
+    stage = values["zero_stage"]
     for what, least in (("optimizer", 1), ("param", 3)):
         device, path = values[f"offload_{what}_device"], values[f"offload_{what}_nvme_path"]
-        if device not in _DEVICES:
-            found.append(f"offload_{what}_device {device!r} is none of {', '.join(_DEVICES)}")
-        elif device != "none" and stage in (0, 1, 2, 3) and stage < (3 if device == "nvme" else least):
+        if device in ("cpu", "nvme") and stage in (0, 1, 2, 3) and stage < (3 if device == "nvme" else least):
             needed = 3 if device == "nvme" else least
             found.append(
                 f"offload_{what}_device {device!r} needs zero_stage {needed}{'' if needed == 3 else ' or more'}, "
@@ -167,3 +205,7 @@ def _check_values(values: Mapping[str, Any]) -> list[str]:
                 f"offload_{what}_nvme_path {path!r} is for offload_{what}_device 'nvme', not {device!r}"
             )
     return found
+
+
+def _is_number(value: Any, kinds: Any, least: int) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool) and bool(value >= least)

@@ -23,6 +23,7 @@ from ..config.schema import LaunchConfig
 from ..errors import ConfigError
 from ..launch.checks import addresses, fork_safety
 from ..takeover import finder, tried
+from . import hosted
 from .environment import gpus
 
 Status = Literal["ok", "warning", "problem"]
@@ -67,6 +68,21 @@ def run_checks() -> Iterable[Check]:
             yield Check(
                 name=name, status="problem", text=str(error), remedy="unset it or set it to a legal one"
             )
+
+
+def _place(name: str) -> Iterable[Check]:
+    """Yield which hosted place this is and what it has; nothing elsewhere."""
+    if place := hosted.find_place():
+        hint = f"; {hosted.MENUS[place]} has GPUs and TPUs" if hosted.lacks_accelerator() else ""
+        yield Check(name=name, status="ok", text=f"{place}: {hosted.describe_machine()}{hint}")
+
+
+def _launch(name: str) -> Iterable[Check]:
+    try:
+        yield Check(name=name, status="ok", text=f"notebook_launcher(train) says: {hosted.describe_launch()}")
+    except ValueError as error:
+        remedy = "do what the sentence names, or pass other arguments to notebook_launcher"
+        yield Check(name=name, status="problem", text=str(error), remedy=remedy)
 
 
 def _ports(name: str) -> Iterable[Check]:
@@ -425,6 +441,8 @@ def _size(number: int) -> str:
 
 
 _CHECKS: Final[tuple[tuple[str, Callable[[str], Iterable[Check]]], ...]] = (
+    ("place", _place),
+    ("launch", _launch),
     ("ports", _ports),
     ("shared memory", _shared_memory),
     ("limits", _limits),

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..nested import send_to_device
@@ -83,6 +84,7 @@ class AlignDevicesHook(ModelHook):
         self.input_device: torch.device | None = None
         self.original_devices: dict[str, torch.device] = {}
         self._slots: list[_Slot] = []
+        self._handles: list[RemovableHandle] = []
         self._need: Need | None = None
         self._lease = ReentrantLease()
 
@@ -156,6 +158,8 @@ class AlignDevicesHook(ModelHook):
                         _Slot(owner=part, key=key, name=name, shape=tensor.shape, empty=places[tensor])
                     )
         self._empty_slots()
+        for owner in {id(slot.owner): slot.owner for slot in self._slots}.values():
+            self._handles.append(owner.register_load_state_dict_pre_hook(self._before_load))
         if needed:
             assert self.weights_map is not None
             self._need = Need(
@@ -165,6 +169,29 @@ class AlignDevicesHook(ModelHook):
                 device=self._device(),
                 nbytes=sum(tensor.nbytes for tensor in needed.values()),
             )
+
+    def _before_load(self, owner: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Take the values of offloaded weights out of a state dict.
+
+        A value that differs from the weight's is an error, which torch raises at the end.
+        """
+        errors: list[str] = others[-1]
+        assert self.weights_map is not None
+        for slot in self._slots:
+            given = state.get(prefix + slot.key)
+            is_away = owner._parameters.get(slot.key, owner._buffers.get(slot.key)) is slot.empty
+            if slot.owner is not owner or not is_away or not isinstance(given, torch.Tensor) or given.is_meta:
+                continue
+            if given.shape != slot.shape:
+                continue  # torch says so
+            own = self.weights_map[slot.name]
+            given = given.to(own)
+            if not ((own == given) | (own.isnan() & given.isnan())).all():
+                errors.append(
+                    f"{prefix + slot.key!r} is offloaded, and load_state_dict has other values for it: load them with "
+                    "load_checkpoint_and_dispatch, or load_checkpoint_in_model before the model is dispatched"
+                )
+            state[prefix + slot.key] = slot.empty
 
     def _device(self) -> torch.device:
         return (
@@ -248,7 +275,9 @@ class AlignDevicesHook(ModelHook):
 
     def forget(self) -> None:
         """Leave the module with what is in the places of its weights now."""
-        self._slots, self._need = [], None
+        for handle in self._handles:
+            handle.remove()
+        self._slots, self._handles, self._need = [], [], None
 
     @contextlib.contextmanager
     def bring_weights(self, module: nn.Module, device: Device | None = None) -> Iterator[None]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from .. import devices, environ, probes, tpu
+from ..caller import warn
 from ..config import arguments
 from ..config.argument_checks import find_problems
 from ..errors import LaunchError
@@ -53,7 +53,7 @@ class Machine(NamedTuple):
 
 
 def check(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
-    """Check a request and resolve it to a job and an engine.
+    """Check a request, and prepare it: its start method is resolved, and what its workers need is imported.
 
     Args:
         request: what the user asked for.
@@ -61,6 +61,26 @@ def check(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
 
     Returns:
         The job, ready to run, and the engine that runs it.
+
+    Raises:
+        ValueError, TypeError: everything that is wrong with the request, in one message.
+    """
+    __tracebackhide__ = True
+    job, engine = resolve(request, caller)
+    if job.rendezvous.num_nodes > 1 and (exposure := node_options.find_exposure(job.rendezvous)):
+        warn(exposure)
+    return _prepare(job, engine, caller), engine
+
+
+def resolve(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
+    """Check a request and resolve it to a job and an engine. Nothing is imported for it.
+
+    Args:
+        request: what the user asked for.
+        caller: name of the function that the user called, for messages.
+
+    Returns:
+        The job, its start method as the user chose it, and the engine that runs it.
 
     Raises:
         ValueError, TypeError: everything that is wrong with the request, in one message.
@@ -122,9 +142,7 @@ def check(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
     _check_engine(problems, job, engine)
     if problems:
         raise_all(problems, caller)
-    if rendezvous.num_nodes > 1 and (exposure := node_options.find_exposure(rendezvous)):
-        warnings.warn(exposure, stacklevel=2)
-    return _prepare(job, engine, caller), engine
+    return job, engine
 
 
 def _prepare(job: Job, engine: Engine, caller: str) -> Job:

@@ -329,7 +329,7 @@ def kill_group(leader: int, signum: int = KILL) -> bool:
     Returns:
         Whether there was such a group. Always False on Windows, which has none.
     """
-    if sys.platform == "win32":
+    if sys.platform == "win32" or leader <= 0:  # 0 is the group of this process
         return False
     try:
         os.killpg(leader, signum)
@@ -338,35 +338,12 @@ def kill_group(leader: int, signum: int = KILL) -> bool:
     return True
 
 
-def kill_groups(pids: Sequence[int], below: Sequence[psutil.Process]) -> None:
-    """Kill workers and all processes that they started.
+def kill_all(processes: Sequence[psutil.Process]) -> None:
+    """Kill processes. If one has ended, nothing happens to it.
 
     Args:
-        pids: process ids of the workers; each is the leader of a process group.
-        below: their `descendants`, some of which may be in other groups.
+        processes: such as `descendants`.
     """
-    for pid in pids:
-        if not kill_group(pid):
-            kill(pid)
-    for process in below:
+    for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
-
-
-def wait_until_ended(processes: Sequence[psutil.Process], seconds: float) -> None:
-    """Wait until processes have ended.
-
-    Args:
-        processes: which ones.
-        seconds: how long to wait at most.
-    """
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and any(map(_is_alive, processes)):
-        time.sleep(0.005)
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False

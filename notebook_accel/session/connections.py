@@ -14,16 +14,20 @@ from typing import Any
 
 import psutil
 
+from .. import runtime
 from ..comm import torch_dist
 
 
 def close_connections_to(pids: Sequence[int]) -> None:
-    """Shut this process's TCP connections to others, and abort its groups of other backends than gloo.
+    """Shut this process's connections to others, and abort its groups of other backends than gloo.
 
     Args:
         pids: process ids of the others.
     """
     torch_dist.abort_groups()
+    current = runtime.current()
+    if current is not None and isinstance(current.comm, torch_dist.TorchComm):
+        current.comm.shut_down_sockets()
     own = _connections(psutil.Process().pid)
     theirs = {_ports(found) for pid in pids for found in _connections(pid)}
     for found in own:

@@ -16,7 +16,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from .. import detect
+from .. import detect, runtime
 from ..comm import torch_dist
 from ..errors import WorkerExitedError
 from ..events import (
@@ -124,13 +124,14 @@ class Service:
         with contextlib.suppress(Exception):
             displays.flush_figures()
         self._output.push()
+        current = runtime.current()
         emitter.emit(
             CallEnd(
                 rank=emitter.rank,
                 time=emitter.now(),
                 call=order.call,
                 outcome=outcome,
-                positions=torch_dist.count_collectives(),
+                positions=torch_dist.count_collectives(None if current is None else current.comm),
             )
         )
 

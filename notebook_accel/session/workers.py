@@ -165,7 +165,7 @@ class Workers:
 
     def _read(self) -> None:
         try:
-            while not self._leaving.is_set() and self._group.is_running:
+            while not self._leaving.is_set() and (self._group.is_running or self._group.has_leftovers):
                 self._group.poll(_POLL_SECONDS)
         except Exception as error:  # this thread ends: a call that waits for events has to know
             with self._changed:
@@ -287,8 +287,7 @@ class Workers:
 
     def _kill(self, rank: int) -> None:
         self.killed.add(rank)
-        if not signals.kill_group(self.pids[rank]):
-            signals.kill(self.pids[rank])
+        signals.kill(self.pids[rank])  # the group ends what it started
 
     def show(self, call: Call, sink: Sink) -> None:
         """Show the new events of a call, or wait a moment for some. Then take the next step if one is due.

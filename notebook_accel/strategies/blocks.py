@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from types import MethodType
@@ -14,7 +13,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from .. import devices
+from .. import devices, probes
+from ..caller import warn
 from ..fsdp import FullyShardedDataParallelPlugin
 
 
@@ -48,11 +48,10 @@ def choose(
     shared = _owners(model)
     kept = [part for part in found if _is_apart(part, shared) and not _is_container(part)]
     if not kept and warns:
-        warnings.warn(
+        warn(
             f"no block of {type(model).__name__} is sharded on its own, so that all weights are gathered at once: name "
             "classes in transformer_cls_names_to_wrap (fsdp_transformer_layer_cls_to_wrap), or a smaller "
             "min_num_params",
-            stacklevel=2,
         )
     return kept
 
@@ -225,3 +224,21 @@ def set_prefetching(blocks: Sequence[Any], plugin: FullyShardedDataParallelPlugi
             block.set_modules_to_backward_prefetch(
                 [block]
             )  # of itself, which it has already, instead of the next
+
+
+def let_torch_divide(model: torch.nn.Module, device: torch.device) -> None:
+    """Let torch itself divide summed gradients where gloo, which is asked for their mean, would return the sum.
+
+    That is so in torch 2.8: gloo's reduce-scatter takes AVG for SUM there.
+
+    Args:
+        model: sharded by fully_shard, in whole or in parts.
+        device: of this process.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    if device.type != "cpu" or probes.at_least("torch", "2.9"):
+        return
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,6 +12,7 @@ from typing import Any, ClassVar, Final
 import torch
 
 from .. import fp8, gradients
+from ..caller import warn
 from ..checkpointing import sharded
 from ..checkpointing.parts import CollectiveFolder, Parts
 from ..combinations import refuse
@@ -58,6 +58,7 @@ class FullySharded(SingleDevice):
         if self.mesh is not None and parallelism is not None and parallelism.tp_enabled:
             self._splits = self.mesh["tp"]
         self._units: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]] = weakref.WeakKeyDictionary()
+        self._needs_scales = False
         self._quiet: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._background: Any = None
         if precision.scaler is not None:
@@ -118,6 +119,9 @@ class FullySharded(SingleDevice):
     @property
     def wraps_steps(self) -> bool:
         """Whether weights are sent in float8: the scales follow from a step."""
+        return self._needs_scales or self._will_need_scales()
+
+    def _will_need_scales(self) -> bool:
         recipe = self.precision.recipe
         return recipe is not None and self._shards is not None and recipe.config.enable_fsdp_float8_all_gather
 
@@ -141,6 +145,7 @@ class FullySharded(SingleDevice):
         from torch.distributed.fsdp import FSDPModule
 
         if isinstance(model, FSDPModule):  # by the user
+            blocks.let_torch_divide(model, self.runtime.device)
             self.precision.apply(model)
             return
         if next(model.parameters(), None) is None:  # a loss, for example
@@ -155,6 +160,7 @@ class FullySharded(SingleDevice):
         if self.parallelism is not None and self.parallelism.cp_enabled:
             context_parallel.use_causal_attention(model)
         self.precision.convert(model, will_be_sharded=self._shards is not None)
+        self._needs_scales |= self._will_need_scales()
         ignored = self._find_ignored(model)
         units = blocks.choose(model, self.plugin, ignored, warns=self.runtime.topology.is_main)
         if self._shards is not None:
@@ -211,6 +217,7 @@ class FullySharded(SingleDevice):
         for unit in units:
             fully_shard(unit, reshard_after_forward=reshards, **options)
         fully_shard(model, **options)  # torch keeps the model's own weights gathered from forward to backward
+        blocks.let_torch_divide(model, self.runtime.device)
         order = {id(part): place for place, part in enumerate(model.modules())}
         blocks.set_prefetching(sorted(units, key=lambda unit: order[id(unit)]), self.plugin)
 
@@ -357,10 +364,9 @@ def _step_one_by_one(optimizer: torch.optim.Optimizer, group: dict[str, Any]) ->
     """Keep an optimizer from torch's operations on lists of tensors, which take weights of one mesh only."""
     given = [name for name in ("foreach", "fused") if group.get(name)]
     if given:
-        warnings.warn(
+        warn(
             f"{' and '.join(f'{name}=True' for name in given)} of an optimizer has no effect: some of its weights are "
             "sharded in another way than others, or whole",
-            stacklevel=2,
         )
     group.update(dict.fromkeys({"foreach", "fused"} & group.keys(), False))
     if "fused" in given:  # else a loss scaler leaves unscaling to the fused step

@@ -20,18 +20,17 @@ class SingleDevice(Strategy):
     def __init__(self, runtime: Runtime, precision: Precision) -> None:
         self.runtime = runtime
         self.precision = precision
-        self._forget_parameters()
-
-    def _forget_parameters(self) -> None:
         self._renewed = WeakTensorKeyDictionary()
         self._followers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_renewed", "_followers")}
+        return {**vars(self), "_renewed": list(self._renewed.items()), "_followers": list(self._followers)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._forget_parameters()
+        self._renewed = WeakTensorKeyDictionary()
+        self._renewed.update(state["_renewed"])
+        self._followers = weakref.WeakSet(state["_followers"])
 
     @classmethod
     def check(cls, runtime: Runtime, mode: str, plugins: Plugins) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
-import warnings
 from typing import Any
 
 from .. import probes
+from ..caller import warn
 from . import table
 from .base import GeneralTracker, check_tracker_class
 from .table import tracker_class
@@ -28,7 +28,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     is_known = kind.name in GeneralTracker._registered or kind.name in table.BUILT_IN
     before = table.tracker_class(kind.name) if is_known else None
     if before is not None and before is not kind:
-        warnings.warn(f"the tracker {kind.name!r} was {before} and is {kind} now", stacklevel=2)
+        warn(f"the tracker {kind.name!r} was {before} and is {kind} now")
     GeneralTracker._registered = {**GeneralTracker._registered, kind.name: kind}
 
 
@@ -94,7 +94,7 @@ def _is_usable(name: str) -> bool:
     try:
         tracker_class(name)
     except ValueError as error:
-        warnings.warn(f"log_with='all' leaves one out: {error}", stacklevel=2)
+        warn(f"log_with='all' leaves one out: {error}")
         return False
     return True
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from typing import Any
 
 from .. import environ
+from ..caller import warn
 from .base import GeneralTracker, on_main_process
 from .values import as_number, warn_dropped
 
@@ -89,9 +89,8 @@ class MLflowTracker(GeneralTracker):
         kept = []
         for name, value in values.items():
             if len(str(value)) > longest:
-                warnings.warn(
+                warn(
                     f"mlflow cannot store {name!r}: its text is longer than {longest} characters",
-                    stacklevel=2,
                 )
             else:
                 kept.append((name, value))

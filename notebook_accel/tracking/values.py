@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
 import torch
+
+from ..caller import warn
 
 
 def as_number(value: Any) -> float | None:
@@ -62,10 +63,10 @@ def warn_dropped(tracker: str, name: str, value: Any) -> None:
 
     Args:
         tracker: name of the tracker.
-        name: name of the value. Python shows the warning once for each name and type.
+        name: name of the value. Python shows the warning once for each name, type and line of the user.
         value: the value, of which the type is told.
     """
-    warnings.warn(f"{tracker} cannot log {name!r}: a {type(value).__name__} is no number", stacklevel=2)
+    warn(f"{tracker} cannot log {name!r}: a {type(value).__name__} is no number")
 
 
 def _item(value: Any) -> Any:

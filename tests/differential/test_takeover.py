@@ -41,7 +41,7 @@ def run(folder: Path, name: str) -> list[dict[str, Any]]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

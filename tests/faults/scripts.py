@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from tests import forker
+
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 90.0  # for a program; torch's import takes seconds where much else runs
 SEED = int(os.environ.get("FAULTS_SEED", random.randrange(10**6)))  # of what a test chooses at random
@@ -31,18 +33,20 @@ def wait_until(is_true, what):
 """
 
 
-def start(code: str, folder: Path, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+def start(code: str, folder: Path, prefix: Sequence[str] = (), is_copy: bool = True) -> subprocess.Popen[str]:
     """Start a program; it leads a process group, and its output is a pipe.
 
     Args:
         code: what it runs, after `HEAD`.
         folder: its working folder.
+        is_copy: whether it is a copy of a process that has imported torch; with a prefix it is none.
         prefix: words before its command, such as those of `places`.
     """
     path = folder / "program.py"
     path.write_text(HEAD + textwrap.dedent(code))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "1"}
-    return subprocess.Popen(
+    begin = forker.start if is_copy else subprocess.Popen
+    return begin(
         [*prefix, sys.executable, str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -53,9 +57,11 @@ def start(code: str, folder: Path, prefix: Sequence[str] = ()) -> subprocess.Pop
     )
 
 
-def run(code: str, folder: Path, *, expected: int = 0, prefix: Sequence[str] = ()) -> str:
+def run(
+    code: str, folder: Path, *, expected: int = 0, prefix: Sequence[str] = (), is_copy: bool = True
+) -> str:
     """Return the output of a program, which has to end with an exit code in time."""
-    process = start(code, folder, prefix)
+    process = start(code, folder, prefix, is_copy)
     try:
         output, _ = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:

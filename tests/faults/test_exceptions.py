@@ -203,7 +203,8 @@ for method in ("fork", "forkserver"):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no exception groups")
-def test_parts_of_a_wide_group_come_along(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_copy", [True, False], ids=["torch is imported", "torch is not imported"])
+def test_parts_of_a_wide_group_come_along(tmp_path: Path, is_copy: bool) -> None:
     out = run(
         ODD
         + """
@@ -213,5 +214,6 @@ except ExceptionGroup as group:
     print(len(group.exceptions), {type(part).__name__ for part in group.exceptions})
 """,
         tmp_path,
+        is_copy=is_copy,
     )
     assert "300 {'Fits'}" in out, out[-4000:]

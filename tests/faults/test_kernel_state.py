@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.faults.scripts import is_alive, run, start, wait_until
 
 
@@ -281,6 +283,35 @@ def test_an_interrupt_ends_the_wait_for_a_fork_server(tmp_path: Path) -> None:
     assert out.splitlines()[-2:] == ["obeyed", "2"], out
 
 
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGSTOP"])
+def test_a_worker_that_never_reads_what_it_shall_do(tmp_path: Path, end: str) -> None:
+    """A spawned process gets its work by a pipe, which holds 64 KiB; this is more."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "if '--multiprocessing-fork' in sys.orig_argv:\n"
+        "    open('began', 'w').close()\n"
+        f"    os.kill(os.getpid(), signal.{end})\n"
+    )
+    out = run(
+        """
+        os.environ["PYTHONPATH"] += ":" + os.path.abspath("site")
+        def interrupt():
+            wait_until(lambda: os.path.exists("began"), "a worker starts")
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGINT)
+        if END == "SIGSTOP":
+            threading.Thread(target=interrupt).start()
+        try:
+            notebook_launcher(os.getpid, num_processes=2, start_method="spawn", environment={"LARGE": "x" * 200_000})
+        except (na.WorkerKilledError, KeyboardInterrupt) as error:
+            print(type(error).__name__)
+        """.replace("END", repr(end)),
+        tmp_path,
+    )
+    assert out.splitlines()[-1] == {"SIGKILL": "WorkerKilledError", "SIGSTOP": "KeyboardInterrupt"}[end], out
+
+
 def test_a_worker_that_does_not_end_is_left_behind(tmp_path: Path) -> None:
     """Nothing here can make a process that outlives SIGKILL: the look for its end is played."""
     out = run(
@@ -328,20 +359,36 @@ def test_sockets_of_killed_workers_are_removed(tmp_path: Path) -> None:
     assert out.splitlines() == ["fork set()", "forkserver set()"], out
 
 
-def test_the_socket_of_a_killed_fork_server_is_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", ["between launches", "before a worker"])
+def test_the_socket_of_a_killed_fork_server_is_removed(tmp_path: Path, moment: str) -> None:
     out = run(
         """
         import multiprocessing.forkserver, multiprocessing.util
+        from notebook_accel.launch.supervise import local_group
         server = multiprocessing.forkserver._forkserver
+        def kill():
+            os.kill(server._forkserver_pid, signal.SIGKILL)
+            os.waitid(os.P_PID, server._forkserver_pid, os.WEXITED | os.WNOWAIT)
         def launch():
             notebook_launcher(os.getpid, num_processes=2, start_method="forkserver", view="none")
             return os.listdir(multiprocessing.util.get_temp_dir())
         before = launch()
-        os.kill(server._forkserver_pid, signal.SIGKILL)
-        os.waitid(os.P_PID, server._forkserver_pid, os.WEXITED | os.WNOWAIT)
-        assert before != (after := launch())
+        if MOMENT == "between launches":
+            kill()
+        else:
+            start_process = local_group.LocalWorkerGroup.start_process
+            def start_after_a_kill(self, rank, ends):
+                if rank == 1:
+                    kill()
+                return start_process(self, rank, ends)
+            local_group.LocalWorkerGroup.start_process = start_after_a_kill
+        try:
+            after = launch()
+        except na.errors.LaunchError:
+            after = os.listdir(multiprocessing.util.get_temp_dir())
+        assert before != after
         print(len(before), len(after))
-        """,
+        """.replace("MOMENT", repr(moment)),
         tmp_path,
     )
     before, after = out.split()[-2:]

@@ -65,6 +65,13 @@ TESTED: dict[str, tuple[str, ...]] = {
         "unit/launch/supervise/test_end_watch.py::test_a_process_runs_as_long_as_the_system_says_so",
         "unit/launch/supervise/test_local_group.py::test_a_fork_server_that_ended_says_why",
     ),
+    "what ranks have started does not obey, and shared memory that they forget": (
+        "faults/test_leftovers.py::test_by_a_function",
+        "faults/test_leftovers.py::test_by_a_script",
+        "faults/test_leftovers.py::test_by_a_session",
+        "faults/test_leftovers.py::test_what_goes_on_starting_processes",
+        "faults/test_leftovers.py::test_sockets_of_killed_loader_workers",
+    ),
     "all of these at random": ("faults/test_soak.py::test_some_steps",),
     "a stranger on a port, also one who knows the protocol": (
         "faults/test_strangers.py::test_a_run_goes_on_whatever_a_stranger_says",
@@ -130,6 +137,7 @@ TESTED: dict[str, tuple[str, ...]] = {
         "faults/test_kernel_state.py::test_other_code_waits_for_the_workers",
         "faults/test_kernel_state.py::test_a_child_that_writes_for_ever_ends_with_its_worker",
         "faults/test_kernel_state.py::test_a_worker_that_does_not_end_is_left_behind",
+        "faults/test_kernel_state.py::test_a_worker_that_never_reads_what_it_shall_do",
     ),
 }
 

@@ -128,7 +128,8 @@ class Environment:
         self._run("-m", "pip", "--disable-pip-version-check", command, "--quiet", *words)
 
     def _run(self, *words: str) -> str:
-        done = subprocess.run(
-            [str(self.python), *words], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
-        )
+        # a path of the caller's would show pip what is not of this environment
+        own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        command = [str(self.python), *words]
+        done = subprocess.run(command, cwd=ROOT, env=own, stdout=subprocess.PIPE, text=True, check=True)
         return done.stdout

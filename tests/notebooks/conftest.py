@@ -18,16 +18,18 @@ torch.set_num_threads(1)  # tests say themselves when the kernel is to use OpenM
 """
 
 
+os.environ.setdefault("PYDEVD_USE_FRAME_EVAL", "NO")  # what old kernels' managers set when they start one
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _event_loop() -> None:
     make_event_loop()
-    os.environ.setdefault("PYDEVD_USE_FRAME_EVAL", "NO")  # what old kernels' managers set when they start one
 
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """A kernel that the tests of a module share, with the usual imports done."""
-    started = Kernel(tmp_path_factory.mktemp("kernel"))
+    started = Kernel(tmp_path_factory.mktemp("kernel"), is_copy=True)
     started.run(IMPORTS).ok()
     yield started
     started.close()
@@ -36,7 +38,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 @pytest.fixture
 def fresh_kernel(tmp_path: Path) -> Iterator[Kernel]:
     """A kernel of the test's own, with the usual imports done."""
-    started = Kernel(tmp_path)
+    started = Kernel(tmp_path, is_copy=True)
     started.run(IMPORTS).ok()
     yield started
     started.close()

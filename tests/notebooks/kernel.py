@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import jupyter_client.launcher
 import jupyter_core.utils
 import psutil
 import pytest
 from jupyter_client import BlockingKernelClient, KernelManager
+
+from tests import forker
 
 ROOT = Path(__file__).resolve().parents[2]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -111,11 +117,17 @@ class Kernel:
         folder: its working folder.
         prefix: words before the kernel's command.
         transport: `tcp`, or `ipc` for a kernel in a network of its own.
+        is_copy: whether it may be a copy of a process that has imported torch, by `tests/forker.py`.
         environment: further variables.
     """
 
     def __init__(
-        self, folder: Path, prefix: Sequence[str] = (), transport: str = "tcp", **environment: str
+        self,
+        folder: Path,
+        prefix: Sequence[str] = (),
+        transport: str = "tcp",
+        is_copy: bool = False,
+        **environment: str,
     ) -> None:
         unset = ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "ACCELERATE_DEBUG_MODE")
         self.folder = folder
@@ -130,9 +142,11 @@ class Kernel:
             assert self.manager.kernel_spec is not None
             # the manager fills in this interpreter where the first word is a Python
             self.manager.kernel_spec.argv[:1] = [*prefix, sys.executable]
-        self.manager.start_kernel(
-            env=env, cwd=str(folder), extra_arguments=["--HistoryManager.enabled=False"]
-        )
+        self.is_copy = is_copy
+        with self._starting():
+            self.manager.start_kernel(
+                env=env, cwd=str(folder), extra_arguments=["--HistoryManager.enabled=False"]
+            )
         self.client: BlockingKernelClient = self.manager.blocking_client()
         self.client.start_channels()
         try:
@@ -141,6 +155,16 @@ class Kernel:
         except BaseException:
             self.close()  # its threads would go on asking
             raise
+
+    @contextlib.contextmanager
+    def _starting(self) -> Iterator[None]:
+        """Let Jupyter start this kernel's process as a copy, if it may be one."""
+        if self.is_copy:
+            start = partial(forker.start, libraries=forker.KERNEL)
+            with mock.patch.object(jupyter_client.launcher, "Popen", start):
+                yield
+        else:
+            yield
 
     def run(
         self, code: str, timeout: float = 100, during: Callable[[], None] | None = None, at: str = "go"
@@ -194,7 +218,8 @@ class Kernel:
 
     def restart(self, now: bool) -> None:
         """Restart as a front end does; `now` kills the kernel after an interrupt, else it is asked to end first."""
-        self.manager.restart_kernel(now=now)
+        with self._starting():
+            self.manager.restart_kernel(now=now)
         try:
             self.client.wait_for_ready(timeout=60)
             self.pid = int(self.run("import os; os.getpid()").value)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 from collections.abc import Iterator
 
 import pytest
 
 from tests.notebooks.kernel import Cell, Kernel
 
-pytest.importorskip("deepspeed", reason="the extra deepspeed is not installed")
-pytestmark = [pytest.mark.notebook, pytest.mark.slow, pytest.mark.once]
+# an import would take this process seconds, even where these tests are not chosen
+HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
+pytestmark = [
+    pytest.mark.notebook,
+    pytest.mark.slow,
+    pytest.mark.once,
+    pytest.mark.skipif(not HAS_DEEPSPEED, reason="the extra deepspeed is not installed"),
+]
 
 SETUP = """
 import sys, torch

@@ -82,7 +82,7 @@ FORMS = {
 @pytest.fixture(scope="module")
 def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """A kernel for tests that restart it."""
-    started = Kernel(tmp_path_factory.mktemp("restarted"))
+    started = Kernel(tmp_path_factory.mktemp("restarted"), is_copy=True)
     yield started
     started.close()
 

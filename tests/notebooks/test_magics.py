@@ -92,7 +92,7 @@ def test_the_reports_are_values(kernel: Kernel) -> None:
     shown = kernel.run(
         "found = %accel_doctor\nprint([check.name for check in found.checks][0], found.summary)"
     )
-    assert shown.ok().stdout.startswith("ports ")
+    assert shown.ok().stdout.startswith("launch ")
     block = kernel.run("block = %accel_env\nprint(block)").ok()
     assert block.stdout.count("- torch: ") == 1
     assert not block.value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.notebooks.kernel import METHODS, METHODS_ONCE, Kernel
@@ -30,6 +32,23 @@ def test_functions_lambdas_and_classes_of_cells(kernel: Kernel, method: str) -> 
         """
     ).ok()
     assert cell.value == "((Point(x=8), Point(x=21), 3), True, True)"
+
+
+def test_a_kernel_that_has_not_imported_torch(tmp_path: Path) -> None:
+    fresh = Kernel(tmp_path)  # the fixtures' kernels are copies of a process that has
+    try:
+        cell = fresh.run(
+            """
+            import sys
+            before = "torch" in sys.modules
+            from notebook_accel import notebook_launcher
+            def rank(): import os; return int(os.environ["RANK"])
+            before, notebook_launcher(rank, num_processes=2, returns="all")
+            """
+        ).ok()
+    finally:
+        fresh.close()
+    assert cell.value == "(False, [0, 1])"
 
 
 @pytest.mark.parametrize("method", METHODS_ONCE)

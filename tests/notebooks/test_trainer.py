@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,16 @@ import pytest
 
 from tests.notebooks.kernel import ROOT, Cell, Kernel
 
-pytest.importorskip("accelerate")
-pytest.importorskip("transformers")
-pytestmark = [pytest.mark.notebook, pytest.mark.slow, pytest.mark.once]
+pytestmark = [
+    pytest.mark.notebook,
+    pytest.mark.slow,
+    pytest.mark.once,
+    *(
+        # an import would take this process seconds, even where these tests are not chosen
+        pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"{name} is not installed")
+        for name in ("accelerate", "transformers")
+    ),
+]
 
 SCRIPT = (ROOT / "tests" / "differential" / "trainer_script.txt").read_text()
 # Trainer's Accelerator imports DeepSpeed to look at the model, for seconds: here in fresh processes only

@@ -7,10 +7,15 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from unittest import mock
 
+import psutil
 import pytest
 
+from tests import guards
+from tests.guards import LISTED_BY_THREAD, list_descendants
 from tests.structure.source import ROOT
+from tests.unit.clock import wait_until
 
 LEAKS = """
 import multiprocessing, os, signal, subprocess, sys, tempfile, threading
@@ -142,3 +147,33 @@ def test_a_clean_test_passes(errors: dict[str, str], name: str) -> None:
 def test_one_leak_is_one_sentence(errors: dict[str, str]) -> None:
     assert errors["test_environment"].count("  - ") == 1
     assert errors["test_process_group"].count("  - ") == 1
+
+
+@pytest.mark.skipif(not LISTED_BY_THREAD.exists(), reason="this system does not list children by thread")
+def test_children_are_those_that_psutil_finds() -> None:
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(input())'])"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    try:
+        # each starts one of its own
+        wait_until(lambda: all(list_descendants(process.pid) for process in processes))
+        found = sorted(list_descendants(os.getpid()))
+        assert found == sorted(child.pid for child in psutil.Process().children(recursive=True))
+        assert {process.pid for process in processes} < set(found)
+    finally:
+        for process in processes:
+            assert process.communicate(b"ended\n")[0] == b"ended\n"
+
+
+def test_children_that_one_reading_leaves_out_are_found() -> None:
+    with mock.patch.object(guards, "_list_children", side_effect=[[5, 6], [6], [], [7], [], [], [], []]):
+        assert list_descendants(4) == {5, 6, 7}
+
+
+@pytest.mark.skipif(not LISTED_BY_THREAD.exists(), reason="this system does not list children by thread")
+def test_a_process_that_ends_while_it_is_read_has_no_children() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert list_descendants(process.pid) == set()

@@ -16,7 +16,7 @@ MAX_FUNCTION_LINES = 60
 FORBIDDEN_WORDS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 # module.name: why this module may hold a slot that changes
 SLOTS = {
-    "notebook_accel.runtime._current": "the one global slot of the package",
+    "notebook_accel.runtime._slot": "the one global slot of the package",
     "notebook_accel.runtime._fork_server": "the process id of the one that has answered",
     "notebook_accel.runtime._thread": "the same for threads that are ranks, as on some TPUs",
     "notebook_accel.runtime._reporter": "what a launch gives to the code that it calls",

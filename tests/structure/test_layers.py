@@ -13,7 +13,7 @@ from tests.structure.source import ROOT, modules, resolve
 # Bottom to top. A name stands for the module, or for the package with all that is in it; where both a package
 # and one of its modules are listed, the module has its own floor.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "events", "environ", "probes", "checked", "choices", "combinations"),
+    ("errors", "events", "environ", "probes", "caller", "checked", "choices", "combinations"),
     ("tpu", "takeover"),
     (
         "topology",
@@ -35,12 +35,12 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("precision", "seeding", "logging", "optimizer", "scheduler", "hooks"),
     ("data_loader",),
     ("launch",),
-    ("tracking", "checkpointing", "diagnosis"),
+    ("tracking", "checkpointing"),
     ("big_modeling",),
     ("strategies",),
     ("deepspeed",),
     ("accelerator", "memory", "inference", "quantization", "estimation", "metrics", "launch.preflight"),
-    ("local_sgd",),
+    ("local_sgd", "diagnosis"),
     ("widgets.run",),
     ("launchers", "session"),
     ("widgets",),
@@ -70,7 +70,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("background",),
     ),
     "cli": (("console", "flags", "progress", "questions", "refusal"), ("plan", "tee"), ("start",), ("*",)),
-    "comm": (("packing",), ("base",), ("check", "single", "torch_dist", "xla"), ("ops",)),
+    "comm": (("local_sockets", "packing"), ("base",), ("check", "single", "torch_dist", "xla"), ("ops",)),
     "config": (
         ("argument_checks", "comments"),
         ("document", "option"),
@@ -94,12 +94,12 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("fill", "pairs", "plugin_set"),
         ("resolve", "strategy"),
     ),
-    "diagnosis": (("environment",), ("checks",), ("report",)),
+    "diagnosis": (("environment",), ("hosted",), ("checks",), ("report",)),
     "estimation": (("building", "sizes"), ("sources",)),
     "hooks": (("*",), ("align", "cpu"), ("attach",)),
     "launch": (
         ("descriptors", "durations", "job", "main_module", "request", "signals"),
-        ("script",),
+        ("leftovers", "script"),
         ("checks", "transfer"),
         ("worker",),
         ("supervise",),

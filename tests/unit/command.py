@@ -7,14 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import forker
+from tests.structure.source import ROOT
+
 
 def run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return forker.run(
         [sys.executable, "-m", "notebook_accel", *arguments],
-        env={**os.environ, "HF_HOME": str(folder), **variables},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(folder), **variables},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
         timeout=100,
     )
 

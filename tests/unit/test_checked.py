@@ -6,7 +6,7 @@ import copy
 import importlib
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -161,12 +161,12 @@ def test_choices_of_the_user_outlive_the_environment(monkeypatch: pytest.MonkeyP
 
 @dataclass
 class Outer(Checked):
-    """Options with a check, as a user may derive them."""
+    """Options with a check."""
 
     size: int = 1
     half: float | None = None
 
-    def __post_init__(self) -> None:
+    def _complete_fields(self) -> None:
         if self.size < 1:
             raise ValueError(f"size {self.size} < 1")
         self.half = self.size / 2
@@ -247,3 +247,51 @@ def test_odd_classes_that_derive() -> None:
     assert set(REGISTERED) == {"Slotted"}
     with pytest.raises(ValueError, match="size 0"):
         options.size = 0
+
+
+def count_post_inits(library: Any, *, calls_base: bool) -> list[Any]:
+    """Return what handlers of a user show whose `__post_init__` does something else each time."""
+
+    @dataclass
+    class Doubling(library.DistributedDataParallelKwargs):  # type: ignore[misc,name-defined]
+        names: list[str] = field(default_factory=list)
+        size: int = 1
+
+        def __post_init__(self) -> None:
+            if calls_base and hasattr(super(), "__post_init__"):
+                super().__post_init__()
+            self.size *= 2
+            self.names.append("made")
+
+    handler = Doubling(size=3)
+    handler.bucket_cap_mb = 30
+    handler.size = 5
+    handler.names.append("mine")
+    handler.static_graph = True
+    seen = [handler.size, handler.names, handler.bucket_cap_mb, handler.to_kwargs()]
+    for other in (copy.copy(handler), copy.deepcopy(handler), replace(handler, names=[])):
+        seen.append((other.size, other.names))
+    return seen
+
+
+@pytest.mark.parametrize("calls_base", [True, False])
+def test_a_post_init_of_the_user_runs_once(calls_base: bool) -> None:
+    own, reference = (importlib.import_module(f"{name}.utils") for name in ("notebook_accel", "accelerate"))
+    assert count_post_inits(own, calls_base=calls_base) == count_post_inits(reference, calls_base=calls_base)
+
+
+@dataclass
+class Proud(DistributedDataParallelKwargs):
+    """Does not call the `__post_init__` of its base."""
+
+    def __post_init__(self) -> None:
+        self.made = True
+
+
+def test_fields_are_checked_whatever_a_post_init_of_the_user_calls() -> None:
+    with pytest.raises(ValueError, match="comm_hook 'zip' is unknown"):
+        Proud(comm_hook="zip")  # type: ignore[arg-type]
+    handler = Proud()
+    with pytest.raises(ValueError, match="comm_hook 'zip' is unknown"):
+        handler.comm_hook = "zip"  # type: ignore[assignment]
+    assert handler.made and handler.comm_hook == "no"

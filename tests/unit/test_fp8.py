@@ -7,6 +7,7 @@ import sys
 import types
 import warnings
 from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 import torch
@@ -136,6 +137,27 @@ def test_a_model_without_layers_to_convert_runs_in_bfloat16_however_it_is_spread
     pytest.importorskip("torchao")
     for rank in run_ranks(_prepare_without_layers):
         assert rank == [(1, True, torch.float32)] * 3
+
+
+def _count_scales() -> list[int]:
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    recipe = AORecipeKwargs(enable_fsdp_float8_all_gather=True)
+    accelerator = Accelerator(cpu=True, mixed_precision="fp8", fsdp_plugin=plugin, kwargs_handlers=[recipe])
+    model, found = accelerator.prepare(make_model()), []
+    other = copy.copy(accelerator)
+    other.ao_recipe_handler = None
+    other.prepare(make_model())
+    for one in (other, accelerator):
+        optimizer = one.prepare_optimizer(torch.optim.SGD(model.parameters(), 0.1))
+        with mock.patch.object(fp8, "precompute_scales") as scales:
+            optimizer.step()
+        found.append(scales.call_count)
+    return found
+
+
+def test_scales_are_computed_whatever_a_copy_is_told_later() -> None:
+    pytest.importorskip("torchao")
+    assert run_ranks(_count_scales) == [[1, 1]] * 2
 
 
 def test_recipe_of_the_accelerator(clean_runtime: None, monkeypatch: pytest.MonkeyPatch) -> None:

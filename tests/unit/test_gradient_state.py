@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 import pytest
 
 from notebook_accel import Accelerator, runtime
@@ -64,3 +67,43 @@ def test_gradient_state_is_a_view() -> None:
     assert before.active_dataloader is loader and before.dataloader_references == [None, loader]
     before.sync_gradients = False
     assert not installed.gradient.sync_gradients
+
+
+def test_what_was_chosen_before_there_is_a_runtime_stays() -> None:
+    first = GradientState(GradientAccumulationPlugin(num_steps=4))
+    assert GradientState().num_steps == 4 and GradientState._shared_state["plugin_kwargs"] == {"num_steps": 4}
+    first.sync_gradients = False
+    PartialState(cpu=True)
+    assert first.num_steps == GradientState().num_steps == 4 and not GradientState().sync_gradients
+    PartialState._reset_state()
+    assert GradientState._shared_state == {}
+    GradientState(GradientAccumulationPlugin(num_steps=4))
+    GradientState._reset_state()
+    assert GradientState._shared_state == {} and GradientState().num_steps == 1
+
+
+def replace_choices(library: Any, plugins: list[dict[str, Any]]) -> list[Any]:
+    seen = []  # ours shows a number of steps that is the default too
+    for given in plugins:
+        plugin = library.utils.GradientAccumulationPlugin(**given)
+        library.Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
+        state = library.state.GradientState()
+        seen.append(({"num_steps": 1} | dict(state.plugin_kwargs), state.num_steps))
+    for given in plugins:
+        state = library.state.GradientState(library.utils.GradientAccumulationPlugin(**given))
+        seen.append(({"num_steps": 1} | dict(state.plugin_kwargs), state.num_steps))
+    return seen
+
+
+def test_a_later_plugin_replaces_all_choices_as_in_accelerate() -> None:
+    plugins = [{"num_steps": 2, "sync_each_batch": True}, {"num_steps": 3}, {"adjust_scheduler": False}]
+    own, reference = (importlib.import_module(name) for name in ("notebook_accel", "accelerate"))
+    try:
+        assert replace_choices(own, plugins) == replace_choices(reference, plugins)
+    finally:
+        for kind in (
+            reference.state.AcceleratorState,
+            reference.state.PartialState,
+            reference.state.GradientState,
+        ):
+            kind._reset_state()

@@ -60,12 +60,32 @@ def test_a_thread_can_have_a_runtime_of_its_own(clean_runtime: None) -> None:
         seen.append(PartialState().device.type)
         runtime.reset()
         seen.append(runtime.current())
+        seen.append(PartialState(cpu=True).device.type)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [shared, "meta", shared]
+    assert seen == [shared, "meta", None, "cpu"]
+    assert runtime.current() is shared
     assert PartialState().device.type == "cpu"
+
+
+def test_no_thread_of_a_fork_has_a_runtime_of_its_parent(clean_runtime: None) -> None:
+    PartialState(cpu=True)
+    shared, seen = runtime.current(), []
+    assert shared is not None
+
+    def work() -> None:
+        runtime.install(shared, for_thread=True)
+        runtime.forget()
+        seen.append(runtime.current())
+        PartialState(cpu=True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [None]
+    assert runtime.current() not in (None, shared), "the one that the fork made is that of all its threads"
 
 
 def test_wrong_arguments(clean_runtime: None) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import json
+import pickle
 import weakref
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
-from notebook_accel import Accelerator, FullyShardedDataParallelPlugin, PartialState, runtime
+from notebook_accel import Accelerator, FullyShardedDataParallelPlugin, PartialState, detect, runtime
 from notebook_accel.state import AcceleratorState, DistributedType, GradientState
 from notebook_accel.utils.registry import is_initialized
 
@@ -260,3 +263,213 @@ def test_a_state_that_cannot_be_set_stays() -> None:
                 kind._shared_state = wrong  # type: ignore[assignment]
             assert describe() == before
     assert own.state.mixed_precision == "bf16"
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_an_unknown_name_makes_no_runtime(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detect, "ensure", None)
+    with pytest.raises(AttributeError, match=f"'misspelt' is no part of {kind.__name__}"):
+        kind._shared_state = {"misspelt": 1}
+
+
+def test_an_interrupt_leaves_the_state_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    Accelerator(cpu=True, mixed_precision="bf16")
+    before, ensure = describe(), detect.ensure
+
+    def interrupt(*args: Any, **kwargs: Any) -> None:
+        ensure(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(detect, "ensure", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        PartialState._shared_state = {"debug": True}
+    assert describe() == before
+    PartialState._reset_state()
+    with pytest.raises(KeyboardInterrupt):
+        PartialState._shared_state.update(debug=True)
+    assert PartialState._shared_state == {}
+
+
+def test_the_dict_of_another_class_brings_the_state_along() -> None:
+    class Derived(PartialState):
+        pass
+
+    own = Accelerator(cpu=True, mixed_precision="bf16")
+    for kind, other in ((Derived, PartialState), (PartialState, AcceleratorState)):
+        with mock.patch.object(kind, "_shared_state", other._shared_state):
+            assert runtime.current() is own._runtime and PartialState().num_processes == 1
+        assert runtime.current() is own._runtime and own.state.mixed_precision == "bf16"
+
+
+# --- what code finds that takes it for the plain dict of Accelerate -----------------------------------------------
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_a_patched_block_that_sets_the_dict_itself(kind: Any) -> None:
+    Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=3)
+    before = describe()
+    with mock.patch.object(kind, "_shared_state", {}):
+        Accelerator(cpu=True, gradient_accumulation_steps=2)
+        kind._shared_state = {}
+        Accelerator(cpu=True)
+        kind._shared_state = {}
+    assert describe() == before
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(kind, "_shared_state", {})
+        kind._shared_state = {}
+        Accelerator(cpu=True)
+    assert describe() == before
+
+
+def test_a_runtime_that_was_left_is_not_kept() -> None:
+    PartialState(cpu=True)
+    gone = weakref.ref(runtime.current().comm)  # type: ignore[union-attr]
+    PartialState._shared_state = {}
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_reset_within_a_patch_is_undone() -> None:
+    own = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=3)
+    before = describe()
+    for number, kind in enumerate(STATES):
+        with mock.patch.object(kind, "_shared_state", {}):
+            PartialState._reset_state()
+            Accelerator(cpu=True, gradient_accumulation_steps=2)
+        assert describe()[number] == before[number]
+        assert kind is GradientState or describe() == before
+    assert own.gradient_accumulation_steps == 3
+
+
+def test_code_in_c_finds_the_values() -> None:
+    Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=3)
+    for kind in STATES:
+        shared = kind._shared_state
+        assert json.loads(json.dumps(shared, default=str)).keys() == set(shared) == set(vars(Holder(shared)))
+        assert dict.__len__(shared) == len(shared) > 0
+    assert vars(Holder(PartialState._shared_state))["num_processes"] == 1
+    PartialState._reset_state()
+    assert json.dumps(PartialState._shared_state) == "{}"
+    assert dict.__len__(PartialState._shared_state) == 0
+
+
+class Holder:
+    """Shares its attributes with a state, as Accelerate's own states do."""
+
+    def __init__(self, shared: Any) -> None:
+        self.__dict__ = shared
+
+
+def test_the_names_are_those_of_the_state() -> None:
+    Accelerator(cpu=True)
+    for kind in STATES:
+        copied = kind._shared_state.copy()
+        assert not any(name.startswith("_saved") for name in [*kind._shared_state, *copied])
+        assert all(type(value).__name__ != "SavedState" for value in copied.values())
+        assert kind._shared_state is kind._shared_state
+    from accelerate.state import PartialState as Reference
+
+    Reference(cpu=True)
+    try:
+        assert set(Reference._shared_state) - {"torch_device"} <= {*PartialState._shared_state}
+    finally:
+        Reference._reset_state()
+
+
+def test_what_was_copied_does_not_change() -> None:
+    state = Accelerator(cpu=True, gradient_accumulation_steps=3).gradient_state
+    deep, pickled = copy.deepcopy(GradientState._shared_state), pickle.dumps(GradientState._shared_state)
+    state.plugin_kwargs["num_steps"], state.sync_gradients = 5, False
+    for saved in (deep, pickle.loads(pickled)):
+        assert saved == {"sync_gradients": True, "plugin_kwargs": {"num_steps": 3}}
+        assert type(saved) is type(saved["plugin_kwargs"]) is dict
+    GradientState._shared_state = deep
+    assert state.num_steps == 3 and state.sync_gradients
+    PartialState().debug = True
+    first = PartialState._shared_state.copy()
+    second = copy.copy(first)
+    shared = PartialState._shared_state
+    PartialState._shared_state = {}
+    shared.clear()
+    PartialState._shared_state = second
+    assert PartialState().debug and PartialState._shared_state == first
+
+
+def test_the_dict_is_pickled_as_a_plain_one() -> None:
+    Accelerator(cpu=True, mixed_precision="bf16")
+    for kind in STATES:
+        for saved in (kind._shared_state, kind._shared_state.copy()):
+            other = pickle.loads(pickle.dumps(saved))
+            assert (
+                type(other) is dict
+                and other == kind._shared_state
+                and {type(name) for name in other} == {str}
+            )
+
+
+# --- subclasses of a user ----------------------------------------------------------------------------------------
+
+
+def count_in_subclasses(library: Any) -> list[Any]:
+    """Return what subclasses show that share attributes as the states of Accelerate do."""
+    seen: list[Any] = []
+
+    class Counting(library.PartialState):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__(cpu=True)
+            self.__dict__ = self._shared_state
+            if not hasattr(self, "count"):
+                self.count = 0
+            self.count += 1
+
+    class OfItsOwn(library.PartialState):  # type: ignore[misc,name-defined]
+        _shared_state: dict[str, Any] = {}  # noqa: RUF012
+
+        def __init__(self) -> None:
+            self.__dict__ = self._shared_state
+            super().__init__(cpu=True)
+            self.asked = getattr(self, "asked", 0) + 1
+
+    class Choosing(library.AcceleratorState):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            self.__dict__ = self._shared_state
+            self.colour = getattr(self, "colour", "") + "red"
+
+    for kind in (Counting, OfItsOwn):
+        kind()
+        state = kind()
+        seen.append(
+            (vars(state).get("count"), vars(state).get("asked"), state.num_processes, state.device.type)
+        )
+        seen.append({"count", "asked", "num_processes", "device"} & kind._shared_state.keys())
+        saved = copy.copy(kind._shared_state)
+        kind._shared_state.clear()
+        seen.append(kind._shared_state == {})
+        kind._shared_state.update(saved)
+        seen.append({"count", "asked", "num_processes"} & kind._shared_state.keys())
+    library.PartialState._reset_state()
+    library.Accelerator(cpu=True, mixed_precision="bf16")
+    Choosing()
+    seen.append((Choosing().colour, Choosing().mixed_precision, Choosing().num_processes))
+    with mock.patch.object(Choosing, "_shared_state", {}):
+        seen.append(library.PartialState().num_processes)
+    seen.append((Choosing().colour, Choosing().initialized))
+    library.AcceleratorState._reset_state(True)
+    seen.append(library.PartialState._shared_state == library.AcceleratorState._shared_state == {})
+    return seen
+
+
+def test_subclasses_share_their_attributes_as_with_accelerate() -> None:
+    import accelerate
+
+    import notebook_accel
+
+    reference = SimpleNamespace(
+        PartialState=accelerate.PartialState,
+        AcceleratorState=accelerate.state.AcceleratorState,
+        Accelerator=accelerate.Accelerator,
+    )
+    own = SimpleNamespace(
+        PartialState=PartialState, AcceleratorState=AcceleratorState, Accelerator=notebook_accel.Accelerator
+    )
+    assert count_in_subclasses(own) == count_in_subclasses(reference)

@@ -9,6 +9,7 @@ import pytest
 
 from notebook_accel import devices, probes, tpu
 from notebook_accel.launch import preflight
+from notebook_accel.launch.checks import xla_runtime
 from notebook_accel.launch.engines import xla
 from notebook_accel.launch.job import Job
 from notebook_accel.launch.request import LaunchRequest
@@ -48,8 +49,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 @pytest.fixture
 def torch_xla(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let torch_xla count as installed: these tests need none of it."""
+    """Let torch_xla count as installed and imported: these tests need none of it.
+
+    Where it is there, importing it would set PJRT_DEVICE to what the machine really has.
+    """
     known = probes.is_available
+    monkeypatch.setattr(xla_runtime, "load", lambda: False)
     monkeypatch.setattr(probes, "is_available", lambda name: name == "torch_xla" or known(name))
 
 

@@ -14,6 +14,7 @@ from ...takeover import finder
 from .. import signals
 from ..checks import xla_runtime
 from ..job import Job
+from ..supervise import socket_folder
 from ..supervise.control import Control
 from ..supervise.delivery import Deliver
 from ..worker.order_listener import make_pulse
@@ -44,19 +45,21 @@ class InProcessEngine(Engine):
         deliver([self.announce(job)])
         if environ.flag_in(job.environment, finder.VARIABLE):
             finder.take_over_accelerate()
-        before, reporter_before = runtime.current(), runtime.reporter()
-        runtime.reset()
+        before, reporter_before = runtime.slot(), runtime.reporter()
+        runtime.enter(runtime.Slot())
         runtime.set_reporter(CellReporter(deliver, control))
         try:
-            with environ.patch_environment(**job.environment), signals.allow_interrupt():
+            with (
+                socket_folder.keep_tidy(),
+                environ.patch_environment(**job.environment),
+                signals.allow_interrupt(),
+            ):
                 if job.tpu_mode == "spmd":
                     xla_runtime.shard()
                 value = job.function(*job.args)
         finally:
-            runtime.reset()
             runtime.set_reporter(reporter_before)
-            if before is not None:
-                runtime.install(before)
+            runtime.enter(before)
         return Outcome(values={0: value})
 
 

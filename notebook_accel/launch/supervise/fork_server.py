@@ -55,13 +55,8 @@ def start(job: Job, check: Callable[[], None]) -> None:
 
     server: Any = forkserver._forkserver
     forkserver.set_forkserver_preload(_choose_modules(job, getattr(server, "_preload_modules", ())))
-    before = getattr(server, "_forkserver_address", None)
     with explain_end(job, check), signals.block_interrupt_in_children():
         forkserver.ensure_running()
-        if isinstance(before, str) and before != server._forkserver_address:
-            # one that was killed has left its socket; some have no file
-            with contextlib.suppress(OSError, ValueError):
-                os.unlink(before)
         if server._forkserver_pid == runtime.fork_server():
             _check_it_goes_on(server._forkserver_pid)
             return
@@ -105,11 +100,13 @@ def explain_end(job: Job, check: Callable[[], None]) -> Iterator[None]:
     Raises:
         LaunchError: the server has ended, or a worker.
     """
-    try:
+    if job.start_method != "forkserver":
         yield
+        return
+    try:
+        with _remove_old_socket():
+            yield
     except (EOFError, OSError) as error:
-        if job.start_method != "forkserver":
-            raise
         runtime.set_fork_server(
             None
         )  # it ends where a request breaks off: the next launch asks whether it answers
@@ -118,6 +115,21 @@ def explain_end(job: Job, check: Callable[[], None]) -> Iterator[None]:
         if not _has_ended(check):
             raise LaunchError("a worker ended before it began: something has killed it") from error
         raise LaunchError(_explain_end(check)) from error
+
+
+@contextlib.contextmanager
+def _remove_old_socket() -> Iterator[None]:
+    """Remove the socket of a server that was killed where another one takes its place: any request may start one."""
+    from multiprocessing import forkserver
+
+    server: Any = forkserver._forkserver
+    before = getattr(server, "_forkserver_address", None)
+    try:
+        yield
+    finally:
+        if isinstance(before, str) and before != server._forkserver_address:
+            with contextlib.suppress(OSError, ValueError):  # some have no file
+                os.unlink(before)
 
 
 def _has_ended(check: Callable[[], None]) -> bool:

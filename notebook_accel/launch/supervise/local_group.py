@@ -23,6 +23,7 @@ from ...events import Event, Notice, Order, Phase
 from ...stream.inbox import Channel, End, Inbox
 from ...stream.wire import GO, PipeEnd
 from .. import descriptors, signals
+from ..leftovers import Leftovers
 from ..transfer.parent_state import ParentState
 from ..worker import early, environment
 from ..worker.main import WorkerSpec, main
@@ -34,9 +35,9 @@ from .worker_group import Attempt, Member, WorkerGroup
 OUTPUT_BY_PIPES = sys.platform != "win32"  # there it comes as events: the ends of a pipe cannot be waited for
 _KILL_SECONDS: Final = 30.0  # the system takes a while to take down a large process
 _REDIRECTING: Final = threading.Lock()
-_GONE_SECONDS: Final = 1.0  # for what workers started, once it was killed
 _ADVICE: Final = {
     errno.EAGAIN: "raise the limit on processes (ulimit -u, or pids.max of the control group), or start fewer",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
     errno.EMFILE: "raise the limit on open files (ulimit -n), or start fewer processes",
     errno.ENFILE: "the whole system has as many open files as it may have: close some, or start fewer processes",
     errno.ENOMEM: "the system has no memory for a further process: start fewer",
@@ -149,6 +150,8 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         self._inbox = Inbox()
         self._sockets = socket_folder.WorkersFolder()
         self._memory_kills = MemoryKills()
+        self._leftovers = Leftovers()
+        self._abandoned: set[int] = set()
         self._context = multiprocessing.get_context(self._job.start_method)
         descriptors.keep_from_forks(self)
 
@@ -257,14 +260,17 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
             random_states=self._parent_state.random_states,
             sources=self._parent_state.sources,
         )
-        work: tuple[Any, ...] = (main, spec)
-        if self._job.start_method == "forkserver":
-            work = (early.run, ends.stderr, early.Sealed(*work))
+        sealed = early.Sealed(main, spec)
+        # a spawned one has it from the start, see _hear_errors
+        stderr = ends.stderr if self._job.start_method == "forkserver" else None
         process: WorkerProcess = self._context.Process(  # type: ignore[attr-defined]
-            target=work[0], args=work[1:], name=f"notebook_accel rank {rank}"
+            target=main if forked else early.run,
+            args=(spec,) if forked else (stderr, sealed),
+            name=f"notebook_accel rank {rank}",
         )
         self._sockets.assign(process)
         with (
+            contextlib.closing(sealed),
             _without_main_module(forked),
             _hear_errors(self._job.start_method, ends.stderr),
             fork_server.explain_end(self._job, self._control.check),
@@ -311,11 +317,10 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
                 continue
             now = time.time()
             self._leave_alone(member)
-            if member.pid:  # what it started would outlive it, and write for ever
-                has_returned = member.rank in self._record.results
-                # a tracker of shared memory ignores SIGTERM, and ends once it has removed what the worker left there
-                signals.kill_group(member.pid, signal.SIGTERM if has_returned else signals.KILL)
+            if member.pid:
+                self._leftovers.end(member.pid)  # what it started would outlive it, and write for ever
             self.note_end(member, member.end.exitcode, now, self._inbox.finish(member.rank))
+        self._leftovers.look()
 
     def find_killer(self) -> str:
         """Return whether the system has killed processes for want of memory; empty where it counts none."""
@@ -338,12 +343,8 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
     # -- ending
 
     def send_signal(self, rank: int, signum: int) -> None:
-        """Send a signal to a worker; SIGKILL goes to its process group."""
-        pid = self.pids[rank]
-        if signum == signals.KILL:
-            signals.kill_groups([pid], ())
-        else:
-            signals.send(pid, signum)
+        """Send a signal to a worker; what it started is ended after it."""
+        signals.send(self.pids[rank], signum)
 
     def find_state(self, rank: int) -> str:
         """Return why the process of a worker cannot go on: it is stopped, or waits in the system, or has ended."""
@@ -357,16 +358,23 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
             signum: the signal.
         """
         pids = [member.pid for member in self.list_running()]
-        below = signals.descendants(pids)  # before their parents end: afterwards nobody knows whose they are
+        # before their parents end: afterwards nobody knows whose they are
+        below = {pid: signals.descendants([pid]) for pid in pids}
         super().stop(grace, signum)
-        for pid in pids:
-            signals.kill_group(pid)  # what a worker left that ended by itself
-        signals.kill_groups((), below)
-        signals.wait_until_ended(below, _GONE_SECONDS)
+        for pid in set(pids) - self._abandoned:
+            self._leftovers.end(pid, below[pid])
+        self._leftovers.finish()
+
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether something runs that an ended worker has started; `poll` ends it."""
+        return bool(self._leftovers)
 
     def abandon(self, member: _LocalMember) -> None:
         """Note that a worker was killed and does not end: nobody waits for it any more."""
         self._leave_alone(member)
+        self._abandoned.add(member.pid)
+        signals.kill_group(member.pid)  # what it started does end
         text = (
             f"rank {member.rank} (process {member.pid}) was killed and has not ended: "
             f"{signals.describe_state(member.pid)}. It is left behind"
@@ -375,6 +383,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
 
     def close(self) -> None:
         """Give back what the processes held; `stop` has ended them."""
+        self._leftovers.finish()
         descriptors.forget(self)
         self._inbox.close()
         for member in self._members:

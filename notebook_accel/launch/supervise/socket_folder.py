@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from multiprocessing import process, util
+from pathlib import Path
 from typing import Any, Final
 
 from ...errors import LaunchError
@@ -73,6 +76,37 @@ class WorkersFolder:
         if self._path is not None:
             shutil.rmtree(self._path, ignore_errors=True)
             self._path = None
+
+
+@contextlib.contextmanager
+def keep_tidy() -> Iterator[None]:
+    """Let processes that this one starts have their sockets in its folder, and remove those of killed ones.
+
+    Data loader workers have such sockets. Which are in use is known on Linux only: elsewhere they stay until this
+    process ends, or longer.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    with contextlib.suppress(OSError, LaunchError):
+        use_short_folder()
+        util.get_temp_dir()
+    try:
+        yield
+    finally:
+        _remove_unused(vars(process.current_process())["_config"].get(_KEY))
+
+
+def _remove_unused(folder: str | None) -> None:
+    """Remove sockets that no process has open: asking them would be a request to a fork server."""
+    with contextlib.suppress(OSError):
+        paths = {str(path) for path in Path(folder or "").glob("listener-*")} if folder else set()
+        if not paths:
+            return
+        with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
+            used = {line.rstrip("\n").split(maxsplit=7)[-1] for line in file}
+        for path in paths - used:
+            os.unlink(path)
 
 
 def find_folder(length: int) -> str:

@@ -149,7 +149,7 @@ class WorkerGroup(ABC, Generic[MemberT]):
         """Give back what the group holds; a worker that still runs is killed."""
 
     def send_signal(self, rank: int, signum: int) -> None:
-        """Send a signal to a worker; SIGKILL goes to all that it started, too.
+        """Send a signal to a worker. What it started is ended after it.
 
         Args:
             rank: the worker's.

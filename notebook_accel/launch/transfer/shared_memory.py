@@ -167,6 +167,25 @@ class _NamedMemory:
         return mmap.mmap(-1, self._size, access=access, **options)
 
 
+def write_unnamed(data: bytes) -> int:
+    """Return a descriptor of memory, or of a file without a name, that holds some bytes; not for Windows.
+
+    Args:
+        data: the bytes. Reading begins with the first.
+    """
+    if sys.platform == "win32":
+        raise NotImplementedError("Windows passes no descriptors")
+    fd = _open_unnamed(0)
+    try:
+        written = 0
+        while written < len(data):
+            written += os.pwrite(fd, memoryview(data)[written:], written)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 def _view_bytes(part: Buffer) -> memoryview:
     view = part.raw() if isinstance(part, pickle.PickleBuffer) else memoryview(part)
     return view if view.format == "B" else view.cast("B")

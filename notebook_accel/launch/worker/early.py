@@ -1,11 +1,12 @@
-"""The first code of a worker that a fork server starts: what fails before the worker itself is imported is heard."""
+"""The first code of a fresh worker: what fails before the worker itself is imported is heard."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import sys
 from collections.abc import Callable
-from multiprocessing.reduction import ForkingPickler
+from multiprocessing import reduction
 from typing import Any, Protocol
 
 
@@ -17,6 +18,10 @@ class _Closable(Protocol):
 class Sealed:
     """A function and its arguments that arrive pickled, so that their modules are imported when they are opened.
 
+    They go by shared memory, except on Windows. Who starts a process writes the rest to a pipe and waits until all is
+    written: more than the pipe holds would be waited for until the process has read it, and for ever if it ends or
+    stands still before.
+
     Args:
         function: of a module.
         args: for it; what a process is started with may be among them, such as ends of pipes.
@@ -24,27 +29,46 @@ class Sealed:
 
     def __init__(self, function: Callable[..., object], *args: object) -> None:
         self._content = (function, args)
+        self._fd = -1
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Received, (bytes(ForkingPickler.dumps(self._content)),)
+        data = bytes(reduction.ForkingPickler.dumps(self._content))
+        if sys.platform == "win32":
+            return _Received, (data,)
+        from ..transfer import shared_memory  # here: the process itself does without
+
+        self.close()
+        self._fd = shared_memory.write_unnamed(data)
+        return _Received, (reduction.DupFd(self._fd),)
+
+    def close(self) -> None:
+        """Give the memory back, once the process is started."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class _Received:
-    def __init__(self, data: bytes) -> None:
-        self._data = data
+    def __init__(self, content: Any) -> None:
+        self._content = content
 
     def call(self) -> None:
-        function, args = pickle.loads(self._data)
+        data = self._content
+        if not isinstance(data, bytes):
+            with open(data.detach(), "rb") as file:
+                data = file.read()
+        function, args = pickle.loads(data)
         function(*args)
 
 
-def run(stderr: _Closable, sealed: Any) -> None:
+def run(stderr: _Closable | None, sealed: Any) -> None:
     """Send this process's errors to the launcher from now on, and call the sealed function.
 
     Args:
-        stderr: an end of the pipe that the launcher reads.
+        stderr: an end of the pipe that the launcher reads; None where they go there already.
         sealed: a `Sealed` that has arrived.
     """
-    os.dup2(stderr.fileno(), 2)
-    stderr.close()
+    if stderr is not None:
+        os.dup2(stderr.fileno(), 2)
+        stderr.close()
     sealed.call()

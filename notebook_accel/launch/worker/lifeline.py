@@ -7,10 +7,14 @@ import os
 import signal
 import sys
 import threading
+import time
+from typing import Final
 
 from ...stream.readable import wait_readable
 
-_F_SETSIG = 10  # Linux: which signal O_ASYNC sends
+_F_SETSIG: Final = 10  # Linux: which signal O_ASYNC sends
+_OBEY_SECONDS: Final = 0.5  # from SIGTERM to SIGKILL; as long is looked for more to kill
+_LOOK_SECONDS: Final = 0.005
 
 
 def follow(fd: int) -> None:
@@ -39,22 +43,28 @@ def follow(fd: int) -> None:
         os._exit(1)
 
 
-def end_children(signum: int) -> None:
-    """End all that this process has started and that is in its process group, as far as the system lists it.
+def end_children() -> None:
+    """Ask all that this process has started and that is in its process group to end, and kill what does not obey.
 
-    A worker does so as its last act: where its notebook is just being killed, nobody else would do it.
-
-    Args:
-        signum: the signal that ends them.
+    A worker does so as its last act, as far as the system lists its children: where its notebook is just being killed,
+    nobody else would do it.
     """
     if sys.platform != "linux":
         return
-    group, killed = os.getpgrp(), _find_tracker()
-    while new := {pid for pid in _list_below(os.getpid()) if _is_in(pid, group)} - killed:
-        killed |= new
-        for pid in new:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signum)
+    group, tracker = os.getpgrp(), _find_tracker()
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        sent: set[int] = set()
+        end = time.monotonic() + _OBEY_SECONDS
+        while running := {pid for pid in _list_below(os.getpid()) if _is_running_in(pid, group)} - tracker:
+            new = running - sent
+            for pid in new:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signum)
+            sent |= new
+            is_done = signum == signal.SIGKILL and not new  # nobody waits for what cannot but end
+            if is_done or time.monotonic() >= end:
+                break
+            time.sleep(_LOOK_SECONDS)
 
 
 def _find_tracker() -> set[int]:
@@ -74,13 +84,14 @@ def _list_below(pid: int) -> list[int]:
     return [pid for child in found for pid in (child, *_list_below(child))]
 
 
-def _is_in(pid: int, group: int) -> bool:
-    if sys.platform == "win32":
-        return False
+def _is_running_in(pid: int, group: int) -> bool:
+    """Return whether a process of a group has not ended."""
     try:
-        return os.getpgid(pid) == group
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            state, _, its_group, *_ = file.read().rpartition(")")[2].split()
     except OSError:
         return False
+    return int(its_group) == group and state not in "ZX"
 
 
 def _wait_for_end(fd: int) -> None:

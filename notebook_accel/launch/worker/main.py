@@ -29,7 +29,6 @@ from ...stream import capture, displays
 from ...stream.emit import Emitter
 from ...stream.wire import GO, PipeEnd
 from ...takeover import finder
-from .. import signals
 from ..signals import STACK_SIGNAL
 from ..transfer import cell_sources, failures
 from ..transfer.random_states import RandomStates
@@ -247,7 +246,7 @@ def _leave(code: int, output: capture.Capture) -> NoReturn:
         with contextlib.suppress(Exception):
             atexit._run_exitfuncs()
         output.close()
-        lifeline.end_children(signals.KILL if code != 0 else signal.SIGTERM)
+        lifeline.end_children()
     finally:
         os._exit(code)
 
@@ -256,7 +255,7 @@ def _forget_kernel() -> None:
     """Drop what a fork copied from the kernel and only the kernel may use."""
     signal.set_wakeup_fd(-1)
     atexit._clear()
-    runtime.reset()
+    runtime.forget()
     gc.freeze()
 
 

@@ -120,7 +120,7 @@ class _Launcher:
         """Send the failure, where there is one, and end what the script has started."""
         if self._reporter is not None and os.getpid() == self._pid and self._connect() is not None:
             self._reporter.send_failure()
-            _ours("launch.worker.lifeline").end_children(_ours("launch.signals").KILL)
+            _ours("launch.worker.lifeline").end_children()
 
 
 def _identify(descriptor: int) -> tuple[int, int] | None:

@@ -84,6 +84,22 @@ def test_prepare_takes_anything_in_any_order(clean_runtime: None) -> None:
     )
 
 
+def test_a_subclass_prepares_models_itself(clean_runtime: None) -> None:
+    class Frozen(Accelerator):
+        def prepare_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(model, torch.nn.Bilinear):
+                return model
+            return torch.nn.Sequential(super().prepare_model(model.requires_grad_(False), *args, **kwargs))
+
+    accelerator = Frozen(cpu=True, mixed_precision="bf16")
+    teacher = torch.nn.Bilinear(2, 2, 2)
+    model, optimizer, same = accelerator.prepare(*make_parts()[:2], teacher)
+    assert isinstance(model, torch.nn.Sequential) and isinstance(optimizer, AcceleratedOptimizer)
+    assert model(torch.ones(1, 3)).dtype == torch.float32 and not model[0].weight.requires_grad
+    assert same is teacher and same.forward.__func__ is torch.nn.Bilinear.forward
+    assert accelerator._models == [model[0]]
+
+
 def test_the_optimizer_keeps_pointing_at_the_models_parameters(clean_runtime: None) -> None:
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:

@@ -7,6 +7,7 @@ import copy
 import pickle
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import cloudpickle
@@ -15,7 +16,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from notebook_accel import Accelerator, FullyShardedDataParallelPlugin, PartialState, runtime
-from notebook_accel.handlers import GradientAccumulationPlugin
+from notebook_accel.checkpointing.background import BackgroundWriter
+from notebook_accel.handlers import (
+    AutocastKwargs,
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+)
 from notebook_accel.state import AcceleratorState, GradientState
 from tests.unit.multiprocess import run_ranks
 
@@ -194,3 +200,109 @@ def test_workers_of_a_data_loader_open_no_group() -> None:
     assert answers == [
         [[number, "bf16", 3, [rank, 2, "cpu", False]] for number in range(4)] for rank in range(2)
     ]
+
+
+class Noted(Accelerator):
+    """An accelerator of the user's with a lock, which no pickle can have."""
+
+    __slots__ = ("place",)
+
+    def __init__(self) -> None:
+        super().__init__(cpu=True)
+        self.lock = threading.Lock()
+        self.place = "here"
+
+    def __getstate__(self) -> Any:
+        return {**{name: value for name, value in vars(self).items() if name != "lock"}, "place": self.place}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.usefixtures("clean_runtime")
+@pytest.mark.parametrize(
+    "make", [copy.copy, lambda own: pickle.loads(pickle.dumps(own))], ids=["copy", "pickle"]
+)
+def test_a_derived_accelerator_has_a_state_of_its_own(make: Any) -> None:
+    accelerator = Noted()
+    other = make(accelerator)
+    assert type(other) is Noted and other.place == "here" and other.lock is not accelerator.lock
+    assert other.device == accelerator.device and other.prepare(torch.nn.Linear(1, 1)) is not None
+
+
+class Slotted(Accelerator):
+    """Has a slot, and leaves its state to the base."""
+
+    __slots__ = ("place",)
+
+
+class Renamed(Slotted):
+    """Changes the state of the base."""
+
+    def __getstate__(self) -> Any:
+        named, slots = super().__getstate__()
+        return named, {**slots, "place": f"copied from {slots['place']}"}
+
+
+@pytest.mark.usefixtures("clean_runtime")
+@pytest.mark.parametrize(("kind", "place"), [(Slotted, "here"), (Renamed, "copied from here")])
+def test_slots_are_copied_and_a_checkpoint_being_written_is_not_pickled(kind: Any, place: str) -> None:
+    accelerator = kind(cpu=True)
+    accelerator.place, accelerator._writer = "here", BackgroundWriter()
+    copied, pickled = copy.copy(accelerator), pickle.loads(pickle.dumps(accelerator))
+    assert copied.place == pickled.place == place and type(pickled) is kind
+    assert copied._writer is accelerator._writer and pickled._writer is None
+    assert {"_writer", "step"} <= vars(accelerator).keys() == vars(pickled).keys()
+
+
+class Observed(torch.nn.Linear):
+    """Notes in which dtype it computes, before `prepare` converts that."""
+
+    dtypes: list[torch.dtype]
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        made = super().forward(values)
+        self.dtypes.append(made.dtype)
+        return made
+
+
+@pytest.mark.usefixtures("clean_runtime")
+def test_handlers_of_a_copy_are_its_own() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    other = copy.copy(accelerator)
+    other.autocast_handler = AutocastKwargs(enabled=False)
+    options = other.ddp_handler = DistributedDataParallelKwargs(static_graph=True)
+    assert accelerator.autocast_handler is accelerator.ddp_handler is None
+    dtypes: list[torch.dtype] = []
+    for one, handler in ((other, options), (accelerator, None), (other, options)):
+        raw = Observed(2, 2)
+        raw.dtypes = dtypes
+        model = one.prepare(raw)
+        assert accelerator._strategy.options is handler
+        with one.autocast():
+            dtypes.append(torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype)
+        model(torch.ones(1, 2))
+    assert dtypes == [torch.float32] * 2 + [torch.bfloat16] * 2 + [torch.float32] * 2
+    assert accelerator._strategy is other._strategy
+
+
+@pytest.mark.usefixtures("clean_runtime")
+def test_optimizers_that_were_pickled_follow_their_parameters() -> None:
+    """Torch can be told to make new parameters where a model moves, as it does on XLA devices."""
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(2, 2)
+    optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), 0.1))
+    other, model, optimizer = pickle.loads(pickle.dumps((accelerator, model, optimizer)))
+    future = torch.__future__
+    before = future.get_overwrite_module_params_on_conversion()
+    future.set_overwrite_module_params_on_conversion(True)
+    try:
+        model = other.prepare(model)
+    finally:
+        future.set_overwrite_module_params_on_conversion(before)
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert [id(parameter) for parameter in held] == [id(parameter) for parameter in model.parameters()]
+    third, model, optimizer = pickle.loads(pickle.dumps((other, model, optimizer)))
+    train_step(third, model, optimizer)

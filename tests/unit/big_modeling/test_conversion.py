@@ -21,6 +21,7 @@ from notebook_accel import (
     load_checkpoint_and_dispatch,
     load_checkpoint_in_model,
 )
+from notebook_accel.checkpointing.models import Source
 from tests.structure.source import ROOT
 
 transformers = pytest.importorskip("transformers")
@@ -160,6 +161,78 @@ def test_weights_of_the_disk(tmp_path: Path, places: str, form: str) -> None:
     with torch.no_grad():
         for _ in range(2):
             assert torch.equal(model(WORDS).logits, original(WORDS).logits)
+
+
+@pytest.mark.parametrize("kind", [*CONFIGS, *OTHERS])
+@pytest.mark.parametrize("places", ["memory", "disk", "in place"])
+def test_a_model_is_saved_with_the_names_of_its_files(tmp_path: Path, kind: str, places: str) -> None:
+    original = OTHERS[kind]() if kind in OTHERS else make(kind)
+    folder = save(original, tmp_path / "m")
+    expected = type(original).from_pretrained(folder)
+    with init_empty_weights():
+        model = OTHERS[kind]() if kind in OTHERS else make(kind)
+    if places == "in place":
+        model = OTHERS[kind]() if kind in OTHERS else make(kind)
+        load_checkpoint_in_model(model, folder)
+    else:
+        device_map = {"": "disk" if places == "disk" else "cpu"}
+        load_checkpoint_and_dispatch(model, folder, device_map=device_map, offload_folder=tmp_path / "off")
+    assert [repr(one) for one in model._weight_conversions] == [
+        repr(one) for one in expected._weight_conversions
+    ]
+    if places == "disk":
+        return
+    ours, theirs = save(model, tmp_path / "ours", "1GB"), save(expected, tmp_path / "theirs", "1GB")
+    assert same(load_file(ours / "model.safetensors"), load_file(theirs / "model.safetensors"))
+
+
+def test_the_names_of_the_last_files_are_those_that_are_saved(tmp_path: Path) -> None:
+    """Also where these are the names of the model."""
+    original = make("mixtral")
+    files = save(original, tmp_path / "m")
+    fitting = tmp_path / "fitting"
+    original.config.save_pretrained(fitting)
+    save_file(original.state_dict(), fitting / "model.safetensors", metadata={"format": "pt"})
+    expected = type(original).from_pretrained(fitting)
+    assert "_weight_conversions" in vars(expected)
+    model = make("mixtral")
+    for folder in (fitting, files, fitting):
+        load_checkpoint_in_model(model, folder)
+        assert bool(model._weight_conversions) == (folder == files)
+    ours, theirs = save(model, tmp_path / "ours", "1GB"), save(expected, tmp_path / "theirs", "1GB")
+    saved = load_file(ours / "model.safetensors")
+    assert same(saved, load_file(theirs / "model.safetensors")) and same(saved, original.state_dict())
+
+
+@pytest.mark.parametrize("form", ["safetensors", "bin"])
+def test_what_makes_several_weights_is_read_once(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a weight in the file that is cut into several of the model, all of which go to the disk."""
+    config = transformers.Dinov2Config(**PICTURES, use_swiglu_ffn=True)
+    original = transformers.Dinov2ForImageClassification(config).eval()
+    folder = save(original, tmp_path / "m", "1GB")
+    stored = load_file(folder / "model.safetensors")
+    assert sum("weights_in" in name for name in stored) == 4, "two for each layer"
+    if form == "bin":
+        folder = tmp_path / "weights.bin"
+        torch.save(stored, folder)
+    read: list[str] = []
+    read_entry = Source.read_entry
+
+    def note(source: Source, name: str) -> Any:
+        read.append(name)
+        return read_entry(source, name)
+
+    monkeypatch.setattr(Source, "read_entry", note)
+    with init_empty_weights():
+        model = transformers.Dinov2ForImageClassification(config).eval()
+    load_checkpoint_and_dispatch(model, folder, device_map={"": "disk"}, offload_folder=tmp_path / "off")
+    assert sum("weights_in" in name for name in read) == 4
+    assert len(read) == len(set(read)), read
+    picture = torch.rand(1, 3, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(model(picture).logits, original(picture).logits)
 
 
 def test_without_a_folder_nothing_changes(tmp_path: Path) -> None:

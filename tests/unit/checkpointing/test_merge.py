@@ -18,6 +18,8 @@ from notebook_accel.checkpointing import merge, shards
 from notebook_accel.cli.main import main
 from notebook_accel.errors import CheckpointError
 from notebook_accel.utils import load_checkpoint_in_model, merge_fsdp_weights
+from tests import forker
+from tests.structure.source import ROOT
 from tests.unit.checkpoints import Tied
 from tests.unit.multiprocess import do_without_deepspeed, run_ranks
 
@@ -121,11 +123,9 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return forker.run(
         [sys.executable, "-m", "notebook_accel", "merge-weights", *map(str, arguments)],
-        env={**os.environ, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         timeout=100,
     )
 

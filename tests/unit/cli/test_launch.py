@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from accelerate.commands.launch import launch_command_parser
 
-from notebook_accel import devices
+from notebook_accel import devices, probes
 from notebook_accel.cli import flags
 from notebook_accel.cli.launch import launch
 from notebook_accel.config.option import as_text
@@ -19,6 +19,12 @@ from notebook_accel.config.schema import LaunchConfig
 from notebook_accel.launch.script import Script
 from tests.unit import launching
 from tests.unit.launching import TWO, dry, plan_of, refused, rows
+
+NO_TPU = (
+    "no TPU was found on this machine"
+    if probes.is_available("torch_xla")
+    else "XLA devices are used by torch_xla, which is not installed"
+)
 
 alone, gpus = launching.alone, launching.gpus
 
@@ -194,7 +200,7 @@ def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> No
         (["--mpirun_hostfile", "x"], "mpirun is not used"),
         (["--num_machines", "2"], "needs main_process_ip"),
         (["--cpu", "--tee", "9"], "tee '9' is none of 0, 1, 2, 3"),
-        (["--tpu"], "distributed_type XLA: XLA devices are used by torch_xla, which is not installed"),
+        (["--tpu"], f"distributed_type XLA: {NO_TPU}"),
         (["--cpu", "--num_machines", "3:2", "--main_process_ip=a"], "min_machines 3 > num_machines 2"),
         (["--cpu", "--num_machines", "1:x", "--main_process_ip=a"], "num_machines 'x' is no whole number"),
         (["--multi_gpu"], "MULTI_GPU: this machine has no CUDA GPU: launch where there is one, or add --cpu"),

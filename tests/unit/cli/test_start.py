@@ -20,9 +20,10 @@ from notebook_accel.config.option import as_text
 from notebook_accel.config.schema import LaunchConfig
 from notebook_accel.events import RaisedError
 from notebook_accel.launch.supervise.script_group import GRACE_SECONDS
+from tests import forker
 from tests.unit import launching
 from tests.unit.clock import wait_until
-from tests.unit.launching import TWO, Launched, run
+from tests.unit.launching import TWO, Launched, drop_gloo, run
 
 alone = launching.alone
 
@@ -49,8 +50,9 @@ def test_scripts_of_accelerate_and_ours_run(package: str) -> None:
         "--num_cpu_threads_per_process=1",
     )
     command = [sys.executable, "-m", "notebook_accel", "launch", *TWO, *words, "s.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
-    assert json.loads(done.stdout) == [2, 2.0, "bf16", 4, "cpu", 1]
+    done = forker.run(command, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(drop_gloo(done.stdout)) == [2, 2.0, "bf16", 4, "cpu", 1]
 
 
 def _without_waits(errors: str) -> str:
@@ -193,6 +195,22 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     assert " was ended by SIGKILL: " in errors and "out-of-memory killer" in errors
 
 
+def test_a_rank_is_named_that_is_killed_while_its_peers_gather_over_sockets() -> None:
+    """They get errors of their connections, which follow from its end."""
+    Path("s.py").write_text(
+        "import os, torch\n"
+        "from notebook_accel import Accelerator\n"
+        "accelerator = Accelerator(cpu=True)\n"
+        "for number in range(40):\n"
+        "    accelerator.gather(torch.tensor([number]))\n"
+        "if accelerator.process_index == 1:\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "accelerator.gather(torch.tensor([1]))\n"
+    )
+    _, errors = run(*TWO, "s.py", code=137)
+    assert "rank 1" in errors and " was ended by SIGKILL: " in errors
+
+
 SLEEPING = "import os, time\nos.write(1, b'%d\\n' % os.getpid())\ntime.sleep(60)\n"
 
 
@@ -300,7 +318,7 @@ def test_many_options_arrive_in_processes(face: str) -> None:
     assert out.startswith("[trainer0]:"), errors  # as tee has it
     assert json.loads(out.removeprefix("[trainer0]:")) == wanted
     (log,) = Path("logs").rglob("0/stdout.log")
-    assert json.loads(log.read_text()) == wanted
+    assert json.loads(drop_gloo(log.read_text())) == wanted
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +105,7 @@ def test_the_environment_of_a_launch() -> None:
             ],
         ),
         ({"zero3_init_flag": True}, ["zero3_init_flag is for zero_stage 3, not 2"]),
+        ({"zero3_init_flag": 1}, ["zero3_init_flag is for zero_stage 3, not 2"]),
         ({"enable_msamp": True}, ["MS-AMP is not supported"]),
         (
             {"hf_ds_config": ZERO3, "zero_stage": 2, "offload_param_device": "none"},
@@ -377,3 +380,79 @@ def test_a_config_object_is_the_plugins_own() -> None:
 def test_options_of_ddp_have_no_effect() -> None:
     plugins = Plugins(deepspeed={"default": DeepSpeedPlugin()}, ddp=DistributedDataParallelKwargs())
     strategy_table._check_together(plugins)
+
+
+WRONG_VALUES: dict[str, tuple[Any, ...]] = {
+    "zero_stage": (4, "2", True, 1.5, "auto"),
+    "gradient_accumulation_steps": (0, "two", 1.5, True),
+    "gradient_clipping": (-1, "much", True),
+    "offload_optimizer_device": ("disk", 1),
+    "offload_param_device": ("gpu",),
+    "offload_param_nvme_path": (3,),
+    "zero3_save_16bit_model": ("yes",),
+    "zero3_init_flag": ("no", 2),
+    "is_train_batch_min": ("largest",),
+    "transformer_moe_cls_names": (["A"],),
+    "enable_msamp": (True,),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, many in WRONG_VALUES.items() for v in many])
+def test_what_the_constructor_refuses_is_refused_later(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        DeepSpeedPlugin(**{name: value})
+    plugin = DeepSpeedPlugin()
+    before = dict(vars(plugin))
+    with pytest.raises(ValueError, match=f"^{name} "):
+        setattr(plugin, name, value)
+    assert vars(plugin) == before
+
+
+def test_a_stage_of_another_type_of_number_is_taken() -> None:
+    for stage in (3.0, torch.tensor(3).numpy()[()]):
+        plugin = DeepSpeedPlugin(zero_stage=stage, zero3_init_flag=1)  # type: ignore[arg-type]
+        plugin.zero_stage = stage
+        assert plugin.zero_stage == 3 and plugin.zero3_init_flag is True
+
+
+def test_what_libraries_set_one_after_the_other_is_taken() -> None:
+    """Values that go together only when all are set, values of Accelerate's own, and attributes that are no fields."""
+    plugin = DeepSpeedPlugin()
+    config = HfDeepSpeedConfig(ZERO3)
+    plugin.hf_ds_config = config
+    plugin.deepspeed_config = config.config
+    for name, value in {
+        "offload_param_device": "cpu",
+        "offload_optimizer_device": "nvme",
+        "offload_optimizer_nvme_path": Path("fast"),
+        "zero3_init_flag": True,
+        "zero_stage": 3,
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "zero3_save_16bit_model": "auto",
+        "transformer_moe_cls_names": None,
+        "anything": "else",
+    }.items():
+        setattr(plugin, name, value)
+        assert getattr(plugin, name) is value
+    assert plugin.get_value("zero_optimization.stage") == 3 and plugin.deepspeed_config is config.config
+    for wrong in ("path.json", {"zero_optimization": {}}, 3):
+        with pytest.raises(ValueError, match=r"hf_ds_config .* is no HfDeepSpeedConfig"):
+            plugin.hf_ds_config = wrong
+    for other in (pickle.loads(pickle.dumps(plugin)), copy.deepcopy(plugin), copy.copy(plugin)):
+        assert other.deepspeed_config == plugin.deepspeed_config and other.zero_stage == 3
+        with pytest.raises(ValueError, match="zero_stage 4"):
+            other.zero_stage = 4
+
+
+def test_a_plugin_of_a_derived_class_is_made_once() -> None:
+    class Counted(DeepSpeedPlugin):
+        made = 0
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self.made += 1
+
+    plugin = Counted(zero_stage=3)
+    plugin.zero_stage = 2
+    assert plugin.made == 1 and plugin.deepspeed_config["zero_optimization"]["stage"] == 3

@@ -19,6 +19,7 @@ from notebook_accel.cli.estimate_memory import size_text
 from notebook_accel.cli.main import main
 from notebook_accel.errors import CheckpointError
 from notebook_accel.estimation import building, sizes, sources
+from tests import forker
 from tests.structure.source import ROOT
 from tests.unit.checkpoints import Tied
 
@@ -92,12 +93,10 @@ def needs(model: str, **options: Any) -> dict[str, sizes.Need]:
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     root = str(ROOT)
-    return subprocess.run(
+    return forker.run(
         [sys.executable, "-m", "notebook_accel", "estimate-memory", *arguments],
         env={**os.environ, "PYTHONPATH": root, "HF_HUB_OFFLINE": "1"},
         cwd=folder,
-        capture_output=True,
-        text=True,
         timeout=100,
     )
 

@@ -145,7 +145,7 @@ def test_weights_used_while_they_are_offloaded(tmp_path: Path, make: Any) -> Non
         ):
             one(ROWS)
     with pytest.raises(RuntimeError, match="offloaded"):
-        other.load_state_dict(model.state_dict())
+        other.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
     hooks.remove_hook_from_submodules(other)
     assert all(type(parameter) is nn.Parameter for parameter in other.parameters())
     disk_offload(other, tmp_path, preload_module_classes=[type(model).__name__])
@@ -370,3 +370,38 @@ def test_threads_take_turns_in_a_part_that_uses_itself(tmp_path: Path) -> None:
     done.set()
     thread.join(10)
     assert results == [True, True] and other.second.weight.is_meta
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_dict_with_the_offloaded_values_is_loaded(tmp_path: Path, place: str, assign: bool) -> None:
+    """As a library does that trains the rest of the model and goes back to an earlier state of it."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    with torch.no_grad():
+        model[2].weight[0, 0] = torch.nan
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    if place == "memory":
+        hooks.attach_align_device_hook(model[2], execution_device="cpu", offload=True)
+    else:
+        dispatch_model(model, {"0": "cpu", "1": "cpu", "2": "disk"}, "cpu", offload_dir=tmp_path / "off")
+    state["0.weight"] = torch.ones(4, 4)
+    model.load_state_dict(state, assign=assign)
+    assert model[0].weight.eq(1).all() and model[2].weight.is_meta
+    expected = linear(torch.ones(2, 4), state["2.weight"], state["2.bias"])
+    assert torch.equal(model[2](torch.ones(2, 4))[:, 1:], expected[:, 1:])
+    changed = {**state, "0.bias": torch.full((4,), 7.0), "2.bias": state["2.bias"] + 1, "gone": torch.ones(1)}
+    with pytest.raises(
+        RuntimeError, match=r"'2\.bias' is offloaded, and load_state_dict has other values"
+    ) as caught:
+        model.load_state_dict(changed, assign=assign)
+    assert "gone" in str(caught.value), "torch names all that is wrong"
+    assert changed["2.weight"] is state["2.weight"], "the caller's dict stays as it was"
+    assert model[0].bias.eq(7).all()
+    with pytest.raises(RuntimeError, match=r"size mismatch for 2\.bias"):
+        model.load_state_dict({**state, "2.bias": torch.ones(5)})
+    copied = copy.deepcopy(model)
+    copied.load_state_dict(state)
+    hooks.remove_hook_from_module(model, recurse=True)
+    model.load_state_dict({**state, "2.bias": torch.full((4,), 3.0)}, strict=True)
+    if place == "memory":
+        assert model[2].bias.eq(3).all()

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import socket
 
+import pytest
+import torch
+
 from notebook_accel.session import connections
+from tests.unit.multiprocess import run_ranks
 
 
 def test_connections_to_others_end_and_no_others() -> None:
@@ -24,3 +28,26 @@ def test_connections_to_others_end_and_no_others() -> None:
         assert near.recv(1) == b"" and far.recv(1) == b""
         near.close()
         far.close()
+
+
+def rank_0_gathers_alone() -> None:
+    from notebook_accel import detect
+    from notebook_accel.comm import ops, torch_dist
+
+    comm = detect.ensure(cpu=True).comm
+    assert isinstance(comm, torch_dist.TorchComm)
+    for _ in range(40):
+        ops.gather(comm, torch.ones(1))
+    assert comm._sockets is not None
+    if comm.rank == 0:
+        with pytest.raises(RuntimeError, match="Connection closed by peer"):
+            ops.gather(comm, torch.ones(1))
+    else:
+        comm._sockets._peers[0].recv(1, socket.MSG_PEEK)  # rank 0 has sent, and waits
+        connections.close_connections_to([])
+    comm.close()
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="such sockets are of Linux")
+def test_a_gather_over_sockets_ends_too() -> None:
+    assert run_ranks(rank_0_gathers_alone) == [None, None]

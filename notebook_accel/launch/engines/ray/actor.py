@@ -35,6 +35,7 @@ from ....takeover import finder
 from ....trust import secret
 from ... import signals
 from ...checks import addresses
+from ...leftovers import Leftovers
 from ...transfer.pickled import Pickled
 from ...transfer.shared_memory import SharedPickle
 from .process import Descriptors, Handover
@@ -175,6 +176,8 @@ class _Process:
 
     def __init__(self, start: ProcessStart, store: socket.socket) -> None:
         self._start = start
+        self._below: list[psutil.Process] = []
+        self._leftovers = Leftovers()
         self.events, their_events = socket.socketpair()
         self.stdout, their_stdout = Pipe(duplex=False)
         self.stderr, their_stderr = Pipe(duplex=False)
@@ -219,17 +222,20 @@ class _Process:
             payload.close()
 
     def send(self, signum: int) -> None:
-        """Send a signal to the process; SIGKILL goes to all that it started, too."""
-        pid = self.popen.pid
-        if signum == signals.KILL:
-            signals.kill_groups([pid], signals.descendants([pid]))
-        elif self.popen.poll() is None:
-            signals.send(pid, signum)
+        """Send a signal to the process; what it started is ended after it."""
+        if self.popen.poll() is None:
+            if signum == signals.KILL:
+                self._below = signals.descendants([self.popen.pid])  # nobody knows later whose they are
+            signals.send(self.popen.pid, signum)
 
     def close(self) -> None:
-        """End what the process left, and give back what it held; it must have ended."""
-        signals.kill_group(self.popen.pid)  # what it started would outlive it
+        """End what the process left, and give back what it held; it must have ended, and `end_leftovers` was called."""
+        self._leftovers.finish()
         self._lifeline.close()
+
+    def end_leftovers(self) -> None:
+        """Ask what the process has left running to end; never waits."""
+        self._leftovers.end(self.popen.pid, self._below)
 
 
 def _start_process(start: ProcessStart, descriptors: Descriptors) -> subprocess.Popen[bytes]:
@@ -308,10 +314,11 @@ class _Relay:
             self._forward(self._inbox.poll(_LOOK_SECONDS))
             self._listen()
         waiting.join()
+        self._process.end_leftovers()  # it would write for ever
         self._forward(self._inbox.finish(self._rank))
-        self._process.close()
         now = self._emitter.now()
         self._forward([Ended(rank=self._rank, time=now, pid=popen.pid, exitcode=popen.returncode)])
+        self._process.close()
         self._inbox.close()
         os.close(self._ended_fd)
         os.close(self._signal_fd)

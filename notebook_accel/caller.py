@@ -1,0 +1,31 @@
+"""Warnings that point at the user's line, however deep in this package they are made."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import FrameType
+
+_PACKAGE = __name__.partition(".")[0]
+_BETWEEN = ("contextlib", "functools")  # on the way from one of our functions to another
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn as `warnings.warn` does, at the innermost line that is not of this package.
+
+    Args:
+        text: what is wrong, and what to do.
+        category: class of the warning.
+    """
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and _is_passed_over(frame):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
+
+
+def _is_passed_over(frame: FrameType) -> bool:
+    """Return whether a frame is of this package, between its functions, or a constructor that dataclass has made."""
+    module = frame.f_globals.get("__name__", "")
+    return (
+        module.partition(".")[0] == _PACKAGE or module in _BETWEEN or frame.f_code.co_filename == "<string>"
+    )

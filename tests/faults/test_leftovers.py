@@ -1,0 +1,194 @@
+"""What ranks have started and left running ends with them, although it does not obey; what they share is removed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .scripts import run
+
+PROGRAM = '''
+import os, signal, subprocess, sys, time
+from multiprocessing import shared_memory
+from pathlib import Path
+
+STUBBORN = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(os.getpid(), flush=True)
+time.sleep(300)
+"""
+PASSING = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {STUBBORN!r}])"  # and ends at once
+
+def fork():
+    """Start what keeps all descriptors: also that by which Python knows when to remove shared memory."""
+    heard, said = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.write(said, b"x")
+        time.sleep(300)
+        os._exit(0)
+    os.read(heard, 1)
+    return pid
+
+def leave(folder):
+    """Start three processes that SIGTERM does not end, one of which is nobody's child, and make shared memory."""
+    segment = shared_memory.SharedMemory(create=True, size=1000)
+    children = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for code in (STUBBORN, PASSING)]
+    pids = [child.stdout.readline().decode().strip() for child in children]
+    pids.append(str(fork()))
+    Path(folder, f"{os.getpid()}.left").write_text(" ".join([*pids, segment.name]))
+'''
+CHECK = """
+    from pathlib import Path
+    from program_of_ranks import leave
+    from tests.faults.scripts import is_alive
+
+    def check(what, shares_tracker=False):
+        left = [path.read_text().split() for path in Path(".").glob("*.left")]
+        assert len(left) == 2
+        for *pids, name in left:
+            assert not [pid for pid in pids if is_alive(int(pid))], (what, pids)
+            assert shares_tracker or not os.path.exists("/dev/shm/" + name), (what, name)
+        for path in Path(".").glob("*.left"):
+            path.unlink()
+        print("nothing left:", what)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_by_a_function(tmp_path: Path, method: str) -> None:
+    """A spawned process has no tracker of shared memory of its own: this process's removes it at its end."""
+    (tmp_path / "program_of_ranks.py").write_text(PROGRAM)
+    out = run(
+        f"""{CHECK}
+    def fail():
+        raise ValueError("on purpose")
+    ENDS = {{
+        "returns": lambda: 1,
+        "raises": fail,
+        "exits": lambda: os._exit(3),
+        "is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    }}
+    def work(end):
+        leave(".")
+        wait_until(lambda: len(list(Path(".").glob("*.left"))) == 2, "the other rank")
+        ENDS[end]()
+    for end in ENDS:
+        try:
+            notebook_launcher(work, (end,), num_processes=2, start_method={method!r})
+        except (ValueError, na.WorkerError) as error:
+            assert end != "returns", error
+        else:
+            assert end == "returns", end
+        check(end, shares_tracker={method!r} == "spawn")
+    """,
+        tmp_path,
+    )
+    assert out.count("nothing left") == 4
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_by_a_script(tmp_path: Path, code: int) -> None:
+    (tmp_path / "program_of_ranks.py").write_text(PROGRAM)
+    (tmp_path / "train.py").write_text(f"""
+import sys, time
+from pathlib import Path
+from program_of_ranks import leave
+leave(".")
+while len(list(Path(".").glob("*.left"))) < 2:
+    time.sleep(0.01)
+sys.exit({code})
+""")
+    out = run(
+        f"""{CHECK}
+    command = [sys.executable, "-m", "notebook_accel", "launch", "--cpu", "--num_processes", "2", "train.py"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode == 0) == ({code} == 0), done.stderr[-2000:]
+    check("script")
+    """,
+        tmp_path,
+    )
+    assert "nothing left" in out
+
+
+def test_by_a_session(tmp_path: Path) -> None:
+    (tmp_path / "program_of_ranks.py").write_text(PROGRAM)
+    out = run(
+        f"""{CHECK}
+    with Session(2) as session:
+        session.run(leave, ".")
+    check("session")
+    session = Session(2)
+    session.run(leave, ".")
+    pids = [int(word) for path in Path(".").glob("*.left") for word in path.read_text().split()[:-1]]
+    for pid in session._workers.pids.values():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(is_alive, pids)), "what killed workers left ends while the session is open")
+    session.close()
+    check("killed workers")
+    """,
+        tmp_path,
+    )
+    assert out.count("nothing left") == 2
+
+
+RESTLESS = {
+    "starts others": "trap '' TERM; while :; do sleep 0.1 & sleep 0.002; done",
+    "starts another as it ends": "trap 'sleep 300 & exit' TERM; echo on; sleep 300 & wait",
+    "starts the next": "echo on; while :; do sleep 300; done",
+}
+
+
+@pytest.mark.parametrize("how", RESTLESS)
+def test_what_goes_on_starting_processes(tmp_path: Path, how: str) -> None:
+    out = run(
+        f"""
+        import psutil
+        def work():
+            shell = subprocess.Popen(["sh", "-c", {RESTLESS[how]!r}], stdout=subprocess.PIPE)
+            if {how!r} != "starts others":
+                shell.stdout.readline()
+            return os.getpgid(shell.pid)
+        groups = notebook_launcher(work, num_processes=2, returns="all")
+        def is_left(process):
+            try:
+                return os.getpgid(process.pid) in groups and process.status() != "zombie"
+            except (OSError, psutil.Error):
+                return False
+        print(len(set(groups)), list(filter(is_left, psutil.process_iter())))
+        """,
+        tmp_path,
+    )
+    assert out.splitlines()[-1] == "2 []", out
+
+
+def test_sockets_of_killed_loader_workers(tmp_path: Path) -> None:
+    """Of a launch in this process: data loader workers are processes that send tensors, as this one does."""
+    out = run(
+        """
+        import tempfile, torch.multiprocessing
+        tempfile.tempdir = os.path.abspath("temp")
+        os.mkdir("temp")
+        context = torch.multiprocessing.get_context("fork")
+        def send(queue):
+            queue.put(torch.ones(1000))
+            time.sleep(300)
+        def train():
+            queue = context.Queue()
+            worker = context.Process(target=send, args=(queue,))
+            worker.start()
+            assert queue.get().sum() == 1000
+            sockets.update(name for _, _, names in os.walk("temp") for name in names)
+            worker.kill()
+            worker.join()
+        sockets = set()
+        for _ in range(2):
+            notebook_launcher(train, num_processes=1, engine="inprocess")
+        print(len(sockets), [name for _, _, names in os.walk("temp") for name in names], len(os.listdir("temp")))
+        """,
+        tmp_path,
+    )
+    assert out.splitlines()[-1] == "2 [] 1", out

@@ -1,0 +1,35 @@
+"""Warnings name the line of the user, whatever lies between."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from notebook_accel import infer_auto_device_map
+from notebook_accel.fsdp import FullyShardedDataParallelPlugin
+
+
+def test_the_line_of_a_function_of_the_package() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+        infer_auto_device_map(torch.nn.Linear(2, 2), max_memory={7: 0, "cpu": 1000})
+    assert not [warning for warning in caught if "buffers" in str(warning.message)], "it has none"
+    found = [warning for warning in caught if "max_memory names GPU" in str(warning.message)]
+    assert [(warning.filename, warning.lineno) for warning in found] == [(__file__, line)]
+
+
+@dataclass
+class Derived(FullyShardedDataParallelPlugin):
+    """Has a constructor that dataclass makes here."""
+
+
+@pytest.mark.parametrize("kind", [FullyShardedDataParallelPlugin, Derived])
+def test_the_line_of_a_constructor_that_is_generated(kind: type[FullyShardedDataParallelPlugin]) -> None:
+    with pytest.warns(UserWarning, match="is not looked at") as caught:
+        kind(auto_wrap_policy="no_wrap", min_num_params=7)
+    assert caught[0].filename == __file__
