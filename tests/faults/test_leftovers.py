@@ -165,6 +165,33 @@ def test_what_goes_on_starting_processes(tmp_path: Path, how: str) -> None:
     assert out.splitlines()[-1] == "2 []", out
 
 
+def test_a_daemon_that_does_not_obey(tmp_path: Path) -> None:
+    """Python itself waits for one for ever, at the end of a process."""
+    (tmp_path / "daemons.py").write_text("""
+import multiprocessing, os, signal, time
+
+def sleep(said):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    said.send(os.getpid())
+    time.sleep(300)
+
+def leave():
+    heard, said = multiprocessing.Pipe(False)
+    multiprocessing.Process(target=sleep, args=(said,), daemon=True).start()
+    return heard.recv()
+""")
+    out = run(
+        """
+        from daemons import leave
+        from tests.faults.scripts import is_alive
+        pids = notebook_launcher(leave, num_processes=2, returns="all")
+        print(len(set(pids)), list(filter(is_alive, pids)))
+        """,
+        tmp_path,
+    )
+    assert out.splitlines()[-1] == "2 []", out
+
+
 def test_sockets_of_killed_loader_workers(tmp_path: Path) -> None:
     """Of a launch in this process: data loader workers are processes that send tensors, as this one does."""
     out = run(
