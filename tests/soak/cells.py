@@ -279,8 +279,21 @@ def end_aim():
     threading.settrace(None)
 
 
+def forget_tracebacks():
+    """Empty the caches of IPython's tracebacks: the syntax tree of each file that ever stood in one, megabytes each."""
+    if "stack_data.core" in sys.modules:
+        for name in ("__executing_cache", "__source_cache_with_lines"):
+            sys.modules["stack_data.core"].Source._class_local(name, {}).clear()
+        for module in ("executing.executing", "executing._position_node_finder"):
+            found = vars(sys.modules[module])
+            for one in [*found.values(), *vars(found["Source"]).values()]:
+                if hasattr(one, "cache_clear"):
+                    one.cache_clear()
+
+
 def look():
     """Hand over what can be told of this process from inside only."""
+    forget_tracebacks()
     gc.collect()
     from multiprocessing import active_children
 
