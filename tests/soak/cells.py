@@ -279,8 +279,10 @@ def end_aim():
     threading.settrace(None)
 
 
-def forget_tracebacks():
-    """Empty the caches of IPython's tracebacks: the syntax tree of each file that ever stood in one, megabytes each."""
+def forget_cells():
+    """Drop what IPython keeps of all cells: their output, and the syntax tree of each file in a traceback."""
+    if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) is not None:
+        getattr(shell.history_manager, "outputs", {}).clear()
     if "stack_data.core" in sys.modules:
         for name in ("__executing_cache", "__source_cache_with_lines"):
             sys.modules["stack_data.core"].Source._class_local(name, {}).clear()
@@ -293,7 +295,7 @@ def forget_tracebacks():
 
 def look():
     """Hand over what can be told of this process from inside only."""
-    forget_tracebacks()
+    forget_cells()
     gc.collect()
     from multiprocessing import active_children
 
