@@ -89,7 +89,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "deepspeed": (
         ("config", "cpu_order", "dummies", "resharding", "wrappers"),
-        ("checkpoints", "library", "settings"),
+        ("checkpoints", "library", "released", "settings"),
         ("plugin",),
         ("fill", "pairs", "plugin_set"),
         ("resolve", "strategy"),
