@@ -166,7 +166,7 @@ class Accelerator(
         self._runtime = _resolve_runtime(installed, mixed_precision, cpu, group, check)
         settings = self._runtime.settings
         self._dynamo = dynamo or settings.dynamo_plugin or compilation.choose(None, None)
-        self.state = AcceleratorState.__new__(AcceleratorState)  # __init__ only looks for this accelerator
+        self.state = AcceleratorState(_from_accelerator=True)
         self.gradient_state = _start_accumulation(self._runtime, accumulation)
         self.device_placement = bool(device_placement)
         self.step_scheduler_with_optimizer = bool(step_scheduler_with_optimizer)
