@@ -63,7 +63,12 @@ class Checked(metaclass=CheckedType):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         made = super().__reduce_ex__(max(protocol, 2))  # the others know no slots
-        if isinstance(made, tuple) and len(made) > 2 and isinstance(made[2], tuple) and hasattr(self, "_making"):
+        if (
+            isinstance(made, tuple)
+            and len(made) > 2
+            and isinstance(made[2], tuple)
+            and hasattr(self, "_making")
+        ):
             plain, slots = made[2]
             left = {name: value for name, value in slots.items() if name != "_making"}
             made = (*made[:2], (plain, left), *made[3:])

@@ -147,7 +147,9 @@ class FullyShardedDataParallelPlugin(Checked):
                     value = environ.parse_bool(value)
                 except ValueError as error:
                     raise ValueError(f"{name}: {error}") from None
-            elif value is None and (name not in _OPTIONAL_FLAGS or environ.get(variable)) and self._fills(name):
+            elif (
+                value is None and (name not in _OPTIONAL_FLAGS or environ.get(variable)) and self._fills(name)
+            ):
                 value = environ.flag(variable)
             if value not in (None, False, True):  # transformers passes 0 and 1
                 raise ValueError(f"{name} {value!r} is neither True nor False")

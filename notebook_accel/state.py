@@ -61,7 +61,9 @@ class PartialState(metaclass=views.StateType):
     def _runtime(self) -> Runtime:
         installed = runtime.current()
         if installed is None:
-            raise views.StateResetError(f"the state was reset: make a new {type(self).__name__} or Accelerator")
+            raise views.StateResetError(
+                f"the state was reset: make a new {type(self).__name__} or Accelerator"
+            )
         return installed
 
     def __repr__(self) -> str:

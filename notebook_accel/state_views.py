@@ -438,7 +438,9 @@ class StateType(ABCMeta):
             cls()
             shown = cls._shared_state
             if wrong := [name for name in _PLACE if values.get(name, shown.get(name)) != shown.get(name)]:
-                raise AttributeError(f"{wrong[0]!r} of a new {cls.__name__} is found, not set: set it afterwards")
+                raise AttributeError(
+                    f"{wrong[0]!r} of a new {cls.__name__} is found, not set: set it afterwards"
+                )
         cls._shared_state.update(values)
 
 
