@@ -17,6 +17,7 @@ from .combinations import refuse
 
 STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 """In the order of their numbers, which start at 1."""
+_KEEPING: Final = ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2", "NO_SHARD")
 _PREFETCHES: Final = ("BACKWARD_PRE", "BACKWARD_POST")
 _STATE_DICTS: Final = ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT")
 _POLICIES: Final = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
@@ -35,7 +36,6 @@ _FLAGS: Final = (
     "activation_checkpointing_offload",
     "cpu_ram_efficient_loading",
 )
-
 _OPTIONAL_FLAGS: Final = ("sync_module_states", "use_orig_params")
 """Flags that may stay None."""
 
@@ -134,7 +134,7 @@ class FullyShardedDataParallelPlugin(Checked):
     def _prepare_check(self, name: str, before: Any) -> None:
         if name == "state_dict_type" and self._name_state_dict(self.state_dict_type) != before.name:
             self.state_dict_config = self.optim_state_dict_config = None
-        elif name in ("sharding_strategy", "reshard_after_forward") and self._find_contradiction():
+        elif name in ("sharding_strategy", "reshard_after_forward") and self._contradicts_itself():
             other = "reshard_after_forward" if name == "sharding_strategy" else "sharding_strategy"
             setattr(self, other, None)
 
@@ -185,12 +185,11 @@ class FullyShardedDataParallelPlugin(Checked):
                 self.sharding_strategy = environ.get("FSDP_SHARDING_STRATEGY") or "FULL_SHARD"
             else:
                 self.reshard_after_forward = environ.get("FSDP_RESHARD_AFTER_FORWARD") or "true"
-        if (found := self._find_contradiction()) is not None:
-            own, reshard = found
+        own, reshard = self._parse_strategies()
+        if self._contradicts_itself():
             raise ValueError(
                 f"sharding_strategy={own} and reshard_after_forward={reshard} contradict each other: give one"
             )
-        own, reshard = self._parse_strategies()
         if own is not None:
             self.sharding_strategy = _strategies()[own]
         if reshard is not None:
@@ -206,15 +205,12 @@ class FullyShardedDataParallelPlugin(Checked):
             return own, reshard
         return own, parse_name("reshard_after_forward", reshard, STRATEGIES)
 
-    def _find_contradiction(self) -> tuple[str, bool | str] | None:
-        """Return the two spellings of the strategy where they contradict each other."""
+    def _contradicts_itself(self) -> bool:
+        """Return whether the two spellings of the strategy contradict each other."""
         own, reshard = self._parse_strategies()
-        if own is None or reshard is None:
-            return None
         if isinstance(reshard, bool):
-            keeps = own in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2", "NO_SHARD")
-            return (own, reshard) if reshard is keeps else None
-        return (own, reshard) if own != reshard else None
+            return own is not None and reshard is (own in _KEEPING)
+        return None not in (own, reshard) and own != reshard
 
     @property
     def strategy(self) -> str:
