@@ -26,7 +26,7 @@ class GradientState(metaclass=views.StateType):
         choices = AccumulationChoices(self._flags)
         if gradient_accumulation_plugin is not None:
             choices.replace(gradient_accumulation_plugin.to_kwargs())
-        self.__dict__ = self._shared_state
+        views.attach(self)
 
     __getstate__ = views.list_own
     __setstate__ = views.set_own

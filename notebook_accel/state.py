@@ -40,7 +40,7 @@ class PartialState(metaclass=views.StateType):
 
     def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
         detect.ensure(cpu, **kwargs)
-        self.__dict__ = self._shared_state
+        views.attach(self)
 
     __getstate__ = views.list_own
     __setstate__ = views.set_own
@@ -323,7 +323,7 @@ class AcceleratorState(PartialState):
         **kwargs: Any,
     ) -> None:
         if _from_accelerator:  # Accelerate's own code says so
-            self.__dict__ = self._shared_state
+            views.attach(self)
             return
         plugins = (dynamo_plugin, deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin)
         if any(plugin is not None for plugin in (*plugins, parallelism_config)):

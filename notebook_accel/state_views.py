@@ -29,6 +29,20 @@ class StateResetError(RuntimeError, AttributeError):
     """A state has no values, because it was reset; `hasattr` and `getattr` with a default take it for a missing one."""
 
 
+def attach(state: Any) -> Any:
+    """Return a state with its attributes shared: they are the dict of its class, without what is from before a reset.
+
+    Args:
+        state: an instance.
+    """
+    shared, token = type(state)._find_dict(), getattr(runtime.current(), "token", None)
+    if token is not shared._token:
+        _DICT.clear(shared)
+        shared._names, shared._token = frozenset(), token
+    state.__dict__ = shared
+    return state
+
+
 def list_own(state: Any) -> dict[str, Any]:
     """Return the attributes of a state that are the user's, for copies and pickles.
 
