@@ -219,3 +219,38 @@ def test_sockets_of_killed_loader_workers(tmp_path: Path) -> None:
         tmp_path,
     )
     assert out.splitlines()[-1] == "2 [] 1", out
+
+
+def test_what_has_a_session_of_its_own(tmp_path: Path) -> None:
+    """It lives on, also where its rank is stopped; torch's keeper of shared memory is such a process."""
+    out = run(
+        """
+        import glob, torch
+        from tests.faults.scripts import is_alive
+        def work():
+            torch.multiprocessing.set_sharing_strategy("file_system")
+            tensor = torch.ones(1000)
+            tensor.share_memory_()
+            rank = os.environ["RANK"]
+            with open(f"{rank}.part", "w") as file:
+                file.write(str(subprocess.Popen(["sleep", "300"], start_new_session=True).pid))
+            os.rename(f"{rank}.part", f"{rank}.pid")
+            wait_until(lambda: len(glob.glob("*.pid")) == 2, "the other rank")
+            if rank == "0":
+                raise ValueError("on purpose")
+            time.sleep(300)
+        before = set(glob.glob("/dev/shm/torch_*"))
+        try:
+            notebook_launcher(work, num_processes=2)
+        except ValueError as error:
+            print(error)
+        pids = [int(open(name).read()) for name in glob.glob("*.pid")]
+        print(list(map(is_alive, pids)))
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not set(glob.glob("/dev/shm/torch_*")) - before, "the keeper removes memory of killed ranks")
+        print("removed")
+        """,
+        tmp_path,
+    )
+    assert out.splitlines()[-2:] == ["[True, True]", "removed"], out

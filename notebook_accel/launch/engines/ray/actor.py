@@ -176,7 +176,6 @@ class _Process:
 
     def __init__(self, start: ProcessStart, store: socket.socket) -> None:
         self._start = start
-        self._below: list[psutil.Process] = []
         self._leftovers = Leftovers()
         self.events, their_events = socket.socketpair()
         self.stdout, their_stdout = Pipe(duplex=False)
@@ -224,8 +223,6 @@ class _Process:
     def send(self, signum: int) -> None:
         """Send a signal to the process; what it started is ended after it."""
         if self.popen.poll() is None:
-            if signum == signals.KILL:
-                self._below = signals.descendants([self.popen.pid])  # nobody knows later whose they are
             signals.send(self.popen.pid, signum)
 
     def close(self) -> None:
@@ -235,7 +232,7 @@ class _Process:
 
     def end_leftovers(self) -> None:
         """Ask what the process has left running to end; never waits."""
-        self._leftovers.end(self.popen.pid, self._below)
+        self._leftovers.end(self.popen.pid)
 
 
 def _start_process(start: ProcessStart, descriptors: Descriptors) -> subprocess.Popen[bytes]:
