@@ -39,7 +39,7 @@ HANGS = {
     "children": """
     import subprocess
     subprocess.Popen(["sleep", "300"])
-    subprocess.Popen(["setsid", "sleep", "300"])
+    subprocess.Popen(["sleep", "300"], preexec_fn=os.setpgrp)
     subprocess.run(["sleep", "300"])
 """,
     "loader": """
