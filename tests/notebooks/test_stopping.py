@@ -154,7 +154,9 @@ def _sleeping(kernel: Kernel) -> tuple[int, int]:
 
 
 def _escaped(process: psutil.Process) -> bool:
-    return process.name() == "sleep" and os.getsid(process.pid) == process.pid
+    with suppress(psutil.NoSuchProcess, ProcessLookupError):  # it has just ended
+        return process.name() == "sleep" and os.getsid(process.pid) == process.pid
+    return False
 
 
 def _alive(process: psutil.Process) -> bool:
