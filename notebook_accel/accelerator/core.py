@@ -156,8 +156,9 @@ class Accelerator(
         accumulation, mixed_precision = strategy_table.resolve_arguments(
             plugins, accumulation, mixed_precision
         )
-        says = dynamo_backend or dynamo_plugin
-        dynamo = compilation.choose(dynamo_backend, dynamo_plugin) if says else None
+        dynamo = None
+        if dynamo_backend or dynamo_plugin:
+            dynamo = compilation.choose(dynamo_backend, dynamo_plugin)
         group = _resolve_group_options(handlers, plugins, cpu)
         check = functools.partial(
             strategy_table.check, plugins=plugins, has_recipe=AORecipeKwargs in handlers
@@ -165,8 +166,7 @@ class Accelerator(
         self._runtime = _resolve_runtime(installed, mixed_precision, cpu, group, check)
         settings = self._runtime.settings
         self._dynamo = dynamo or settings.dynamo_plugin or compilation.choose(None, None)
-        # its __init__ only looks for this accelerator
-        self.state = state_views.attach(object.__new__(AcceleratorState))
+        self.state = state_views.attach(object.__new__(AcceleratorState))  # as __init__ would
         self.gradient_state = _start_accumulation(self._runtime, accumulation)
         self.device_placement = bool(device_placement)
         self.step_scheduler_with_optimizer = bool(step_scheduler_with_optimizer)
