@@ -336,6 +336,7 @@ _reporter: Reporter | None = None
 _runs: list[Any] = []
 _sessions: list[Any] = []
 _fork_server: int | None = None
+_connections: tuple[int, Any] | None = None
 _owners: weakref.WeakSet[Any] = weakref.WeakSet()
 _stores: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -450,6 +451,21 @@ def set_fork_server(pid: int | None) -> None:
     """
     global _fork_server
     _fork_server = pid
+
+
+def connections() -> tuple[int, Any] | None:
+    """Return the process that opened connections to hosts, by its id, and what holds them; None without any."""
+    return _connections
+
+
+def set_connections(found: tuple[int, Any]) -> None:
+    """Note connections to hosts.
+
+    Args:
+        found: the id of this process, and what holds them.
+    """
+    global _connections
+    _connections = found
 
 
 def owners() -> weakref.WeakSet[Any]:

@@ -27,6 +27,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "inprocess": "inprocess:InProcessEngine",
     "elastic": "torch_elastic:ElasticEngine",
     "ray": "ray.engine:RayEngine",
+    "ssh": "ssh.engine:SshEngine",
     "xla": "xla:XlaEngine",
 }
 """Our own engines, by name: module and class."""
