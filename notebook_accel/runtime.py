@@ -254,6 +254,7 @@ class Runtime:
         gradient: the state of gradient accumulation.
         accelerated: whether there is an `Accelerator`; the first one fixes the precision.
         feed: sends batches to the device; None where they are only copied.
+        store: where ranks of several machines meet, if this process holds it; None otherwise.
         token: stands for this runtime where a reference would keep it alive.
     """
 
@@ -264,6 +265,7 @@ class Runtime:
     gradient: GradientFlags = field(default_factory=GradientFlags)
     accelerated: bool = False
     feed: Feed | None = None
+    store: Any = None
     token: object = field(default_factory=object, repr=False, compare=False)
 
     def __copy__(self) -> Runtime:

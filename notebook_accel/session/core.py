@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -19,6 +19,7 @@ from ..errors import RunStoppedError, SessionError
 from ..launch import preflight, registry, signals
 from ..launch.checks.problems import check_seconds, raise_all
 from ..launch.durations import format_duration
+from ..launch.engines.base import Engine
 from ..launch.request import LaunchRequest
 from ..launch.transfer import failures
 from ..launch.transfer.unpicklable import pack_call, unpack_value
@@ -58,6 +59,9 @@ class Session:
         grace: seconds that the other ranks have to return after one has failed. Then they are interrupted.
         log_line_prefix_template: `string.Template` of the text before each line of output. It may contain `${rank}`,
             `${local_rank}` and `${role_name}`.
+        hosts: where the workers run, as in `notebook_launcher`; None is this machine.
+        python: the Python on the hosts, as in `notebook_launcher`.
+        engine: `auto`, `ssh`, or an `SshEngine`.
 
     Attributes:
         job: what the workers run.
@@ -81,6 +85,9 @@ class Session:
         hang_timeout: float | None = 300.0,
         grace: float = 1.0,
         log_line_prefix_template: str | None = None,
+        hosts: Sequence[str] | None = None,
+        python: str | Mapping[str, str] | None = None,
+        engine: str | Engine = "auto",
     ) -> None:
         __tracebackhide__ = True
         raise_all(list(check_environment("environment", environment)), "Session")
@@ -91,19 +98,25 @@ class Session:
             "output": output,
             "log_line_prefix_template": log_line_prefix_template,
             "environment": environment,
+            "hosts": hosts,
+            "python": python,
+            "engine": engine,
         }
         if config is not None:
             options = _apply_config(options, config)
         check_seconds(grace=grace)
         if hang_timeout is not None:
             check_seconds(1e-3, hang_timeout=hang_timeout)
-        if options["num_processes"] is None:
+        if options["num_processes"] is None and hosts is None and engine == "auto":
             use_cpu = environ.flag_in(options["environment"] or {}, "ACCELERATE_USE_CPU")
             if devices.best(use_cpu) is devices.CPU:
                 options["num_processes"] = CPU_PROCESSES
         request = LaunchRequest(function=service.join, options=options, quiet=True, serve=service.serve)
-        job, _ = preflight.check(request, "Session")
-        self.job = registry.reserve_devices(job)
+        job, self._engine = preflight.check(request, "Session")
+        is_here = self._engine.on_this_node
+        if not is_here and type(self._engine).make_session_group is Engine.make_session_group:
+            raise ValueError(f"Session: engine={job.engine!r} has no sessions: choose 'ssh', with hosts=")
+        self.job = registry.reserve_devices(job) if is_here else job
         self.hang_timeout = hang_timeout
         self.grace = grace
         self.started = time.time()
@@ -121,9 +134,10 @@ class Session:
 
     def _start(self) -> None:
         __tracebackhide__ = True
-        registry.require_descriptors(self.num_processes)
+        if self._engine.on_this_node:
+            registry.require_descriptors(self.num_processes)
         with signals.delay_interrupt(signals.PATIENCE):
-            self._held[:] = [workers := Workers(self.job)]
+            self._held[:] = [workers := Workers(self.job, self._engine)]
             try:
                 workers.start()
                 self._call(service.join, (), name="the start of the session", returns="none", is_start=True)

@@ -18,6 +18,7 @@ from ...stream.record import RunRecord
 from ..job import Job
 from ..supervise.control import Control
 from ..supervise.delivery import Deliver
+from ..supervise.worker_group import Attempt, WorkerGroup
 
 GROUP: Final = "notebook_accel.engines"
 """The group of entry points for engines of other packages: subclasses of `Engine` that are made without arguments."""
@@ -142,6 +143,18 @@ class Engine(ABC):
             A clause; empty for nothing.
         """
         return ""
+
+    def make_session_group(self, job: Job, attempt: Attempt) -> WorkerGroup[Any] | None:
+        """Return the workers of a session, not started yet; None where they are processes of this machine.
+
+        Args:
+            job: its `serve` is what they run.
+            attempt: the job, and the ways to the session.
+
+        Raises:
+            LaunchError: they cannot start.
+        """
+        return None
 
     @abstractmethod
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:

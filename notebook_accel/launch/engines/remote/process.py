@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -130,13 +131,14 @@ def become_worker(descriptors: Descriptors, handover: Handover) -> NoReturn:
     listening = socket.socket(fileno=descriptors.store) if descriptors.store >= 0 else None
     if listening is not None and handover.rank == 0:
         port = listening.getsockname()[1]
-        store = TCPStore(
-            handover.address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listening.detach(),
-        )
+        with _without_errors():  # torch complains of a machine whose address has no name
+            store = TCPStore(
+                handover.address,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=listening.detach(),
+            )
     elif listening is not None:
         listening.close()
     spec = main.WorkerSpec(
@@ -160,3 +162,17 @@ def become_worker(descriptors: Descriptors, handover: Handover) -> NoReturn:
         leaves_last=store is not None,
     )
     main.main(spec)
+
+
+@contextlib.contextmanager
+def _without_errors() -> Iterator[None]:
+    """Keep what C code writes to this process's errors from the cell."""
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -9,6 +9,7 @@ import selectors
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ class Pool:
     """Connections that no launch uses now, and the process that says to all agents that this process lives."""
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()
         self._resting: list[Link] = []
         self._all: list[Link] = []
         self._beating: subprocess.Popen[bytes] | None = None
@@ -86,13 +88,14 @@ class Pool:
             link: the connection.
             is_clean: whether the agent is free for another launch; else the connection is closed.
         """
-        if is_clean and not link.lost:
-            link.rest()
-            self._resting.append(link)
-        else:
-            link.close()
+        with self._lock:
+            if is_clean and not link.lost:
+                link.rest()
+                self._resting.append(link)
+                return
             if link in self._all:
                 self._all.remove(link)
+        link.close()
 
     def close(self) -> None:
         """Close all connections that no launch uses."""
@@ -106,15 +109,16 @@ class Pool:
 
     def _take(self, ssh: Sequence[str], host: str, python: str | None) -> Link | None:
         """Return a connection that has rested, None where there is none."""
-        for link in [link for link in self._resting if link.key == (tuple(ssh), host, python)]:
-            self._resting.remove(link)
-            if link.is_usable():
-                return link
-            self.put(link, is_clean=False)
+        with self._lock:
+            for link in [link for link in self._resting if link.key == (tuple(ssh), host, python)]:
+                self._resting.remove(link)
+                if link.is_usable():
+                    return link
+                self.put(link, is_clean=False)
         return None
 
     def _start(self, ssh: Sequence[str], host: str, python: str | None, wanted: Wanted) -> Link:
-        with signals.block_interrupt_in_children():
+        with self._lock, signals.block_interrupt_in_children():
             link = Link(ssh, host, python, wanted)
             self._all.append(link)
             self._beat_for(link)
@@ -167,8 +171,10 @@ def _find_problems(link: Link, wanted: Wanted) -> list[str]:
         return found
     if link.lost or not link.is_ready:
         if link.exitcode == command.NO_PACKAGE:
+            named = link.key[2]
+            what = f"there is no {named}" if named else "there is no Python"
             return [
-                f"host {link.host}: there is no Python: name it, python={{{link.host!r}: '/path/to/python'}}"
+                f"host {link.host}: {what}: name the right one, python={{{link.host!r}: '/path/to/python'}}"
             ]
         return [command.explain_failure(link.host, link.exitcode, link.said)]
     if link.devices is None:

@@ -271,23 +271,9 @@ class SshWorkerGroup(WorkerGroup[_SshMember]):
             self._first_may_leave = True
             self.tell(LeaveOrder(rank=0, time=time.time()))
 
-    def drain(self, rank: int) -> list[Event]:
-        """Return nothing: an agent sends what a rank has written before the end of its call."""
-        return []
-
     @property
-    def has_leftovers(self) -> bool:
-        """Whether something runs here that a worker has started."""
-        return False
-
-    @property
-    def address(self) -> str:
-        """The address of the host of rank 0, by which the others reach it."""
-        return choose_addresses([link.facts for link in self._links])[0]
-
-    @property
-    def addresses(self) -> list[str]:
-        """The addresses of all hosts."""
+    def addresses(self) -> Sequence[str]:
+        """The addresses of the hosts, by which ranks reach each other."""
         return choose_addresses([link.facts for link in self._links])
 
     # -- ending
