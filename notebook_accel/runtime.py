@@ -338,7 +338,7 @@ _reporter: Reporter | None = None
 _runs: list[Any] = []
 _sessions: list[Any] = []
 _fork_server: int | None = None
-_connections: tuple[int, Any] | None = None
+_connections: list[Any] = []
 _owners: weakref.WeakSet[Any] = weakref.WeakSet()
 _stores: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -455,19 +455,9 @@ def set_fork_server(pid: int | None) -> None:
     _fork_server = pid
 
 
-def connections() -> tuple[int, Any] | None:
-    """Return the process that opened connections to hosts, by its id, and what holds them; None without any."""
+def connections() -> list[Any]:
+    """Return what holds this process's connections to hosts, in a list of one or none. Changes of the list count."""
     return _connections
-
-
-def set_connections(found: tuple[int, Any]) -> None:
-    """Note connections to hosts.
-
-    Args:
-        found: the id of this process, and what holds them.
-    """
-    global _connections
-    _connections = found
 
 
 def owners() -> weakref.WeakSet[Any]:

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from .. import devices, environ
-from ..config import arguments
 from ..config.argument_checks import check_environment
 from ..config.launch_options import Returns, StartMethod
 from ..errors import RunStoppedError, SessionError
@@ -26,6 +25,7 @@ from ..launch.transfer.unpicklable import pack_call, unpack_value
 from ..stream.sinks import Output, Sink, TextSink
 from . import cells, service
 from .call import Call
+from .options import apply_config
 from .workers import Workers, describe_stopped, make_start_phases
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Session:
             "engine": engine,
         }
         if config is not None:
-            options = _apply_config(options, config)
+            options = apply_config(options, config)
         check_seconds(grace=grace)
         if hang_timeout is not None:
             check_seconds(1e-3, hang_timeout=hang_timeout)
@@ -490,21 +490,6 @@ def current_session() -> Session | None:
 def _close_all(held: list[Workers]) -> None:
     for workers in held:
         workers.close()
-
-
-def _apply_config(options: Mapping[str, Any], config: Source) -> dict[str, Any]:
-    """Return the options. A config supplies those that the call does not have."""
-    __tracebackhide__ = True
-    from ..config import launch as by_config
-
-    names = ("num_processes", "mixed_precision")
-    given = [name for name in names if options[name] != arguments.defaults()[name]]
-    found = by_config.arguments(by_config.find_config(config), given)
-    if found.values.get("num_nodes", 1) != 1:
-        raise ValueError(f"config names {found.values['num_nodes']} nodes: a session runs on one node")
-    own = {name: found.values[name] for name in names if name in found.values}
-    environment = {**arguments.variables(found.values), **found.environment}
-    return {**options, **own, "environment": {**environment, **(options["environment"] or {})}}
 
 
 def _is_name(name: Any) -> bool:

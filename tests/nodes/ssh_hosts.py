@@ -25,7 +25,7 @@ PidFile none
 UsePAM no
 UseDNS no
 """
-_NOISY = f"ForceCommand echo 'Welcome to this host'; exec /bin/sh -c \"$SSH_ORIGINAL_COMMAND\"\n"
+_NOISY = "ForceCommand echo 'Welcome to this host'; exec /bin/sh -c \"$SSH_ORIGINAL_COMMAND\"\n"
 _CLIENT = """
 Host node1 node2
     User root
@@ -85,7 +85,9 @@ class SshHosts:
         for name in ("host", "id"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
         key = (folder / "host.pub").read_text()
-        (folder / "known").write_text("".join(f"{name} {key}" for name in ("node1", *self.network.addresses[1:])))
+        (folder / "known").write_text(
+            "".join(f"{name} {key}" for name in ("node1", *self.network.addresses[1:]))
+        )
         (folder / "client").write_text(_CLIENT.format(folder=folder, addresses=self.network.addresses))
         (folder / "server").write_text(_SERVER.format(folder=folder) + _NOISY)
         (folder / "bin").mkdir()
@@ -94,7 +96,19 @@ class SshHosts:
         client.chmod(0o755)
         Path("/run/sshd").mkdir(exist_ok=True)
         for name in self.network.names[1:]:
-            command = ["ip", "netns", "exec", name, SSHD, "-D", "-e", "-f", str(folder / "server"), "-p", "22"]
+            command = [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                SSHD,
+                "-D",
+                "-e",
+                "-f",
+                str(folder / "server"),
+                "-p",
+                "22",
+            ]
             self._servers.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
         for server in self._servers:
             assert server.stderr is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import subprocess
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,12 +104,16 @@ def test_a_second_launch_finds_all_that_it_needs(kernel: Kernel) -> None:
     assert cell.value == "(True, 2, '127.0.0.1')"
 
 
-def test_what_is_wrong_with_all_hosts_is_told_at_once(kernel: Kernel, hosts: SshHosts, tmp_path: Path) -> None:
+def test_what_is_wrong_with_all_hosts_is_told_at_once(
+    kernel: Kernel, hosts: SshHosts, tmp_path: Path
+) -> None:
     old = tmp_path / "old"
-    old.write_text('#!/bin/sh\nexec python3 -c "import sys; sys.version_info = (3, 8, 1); exec(sys.argv.pop(2))" "$@"\n')
+    old.write_text(
+        '#!/bin/sh\nshift\nexec python3 -c "import sys; sys.version_info = (3, 8, 1); exec(sys.argv.pop(1))" "$@"\n'
+    )
     old.chmod(0o755)
     bare = tmp_path / "bare"
-    bare.write_text(f"#!/bin/sh\nexec {kernel.run('sys.executable').ok().value[1:-1]} -I -S \"$@\"\n")
+    bare.write_text(f'#!/bin/sh\nexec {kernel.run("sys.executable").ok().value[1:-1]} -I -S "$@"\n')
     bare.chmod(0o755)
     cell = kernel.run(
         f"""
@@ -121,13 +125,16 @@ def test_what_is_wrong_with_all_hosts_is_told_at_once(kernel: Kernel, hosts: Ssh
     assert cell.error is not None and cell.error[0] == "ValueError" and not cell.stdout
     text = cell.error[1]
     assert "host node1: " in text and "is Python 3.8.1, and this process Python 3." in text
-    assert f"host node2: " in text and "does not have notebook_accel: install it there" in text
+    assert re.search(r"host node2: .* does not have (torch|notebook_accel): install it there", text)
     assert "host root@node2: there is no /no/python" in text
     assert "host locked: ssh would have to ask for a password" in text
     assert "host unknown: its host key is unknown here: run `ssh unknown` once" in text
     assert "host nowhere.invalid: ssh does not reach it (ssh: Could not resolve hostname" in text
     cell = kernel.run("launch(wait, hosts=['node1:2', 'node2'], num_processes=2)", timeout=PATIENCE)
-    assert cell.error is not None and "num_processes=2: hosts= makes 3 (2 on node1 + 1 on node2)" in cell.error[1]
+    assert (
+        cell.error is not None
+        and "num_processes=2: hosts= makes 3 (2 on node1 + 1 on node2)" in cell.error[1]
+    )
 
 
 def test_a_missing_file_is_told_with_its_host(kernel: Kernel) -> None:
@@ -165,7 +172,7 @@ def test_a_cut_link_ends_what_ran_behind_it(kernel: Kernel, hosts: SshHosts) -> 
     try:
         cell, pids, since = lose(kernel, lambda: hosts.network.cut(2, up=False))
         assert cell.error is not None and cell.error[0] == "WorkerError"
-        assert "rank 1 is lost: host node2: " in cell.error[1]
+        assert re.search(r"rank 1 \(process \d+\) is lost: host node2: ", cell.error[1])
         assert time.monotonic() - since < GONE_SECONDS + 5
         assert_gone(pids, since)
     finally:
@@ -176,11 +183,13 @@ def test_a_cut_link_ends_what_ran_behind_it(kernel: Kernel, hosts: SshHosts) -> 
 
 def test_a_killed_client_ends_what_it_led_to(kernel: Kernel) -> None:
     def kill() -> None:
-        clients = [child for child in psutil.Process(kernel.pid).children() if child.name() == "ssh"]
+        children = psutil.Process(kernel.pid).children()
+        clients = [child for child in children if child.name() == "ssh" and child.status() != "zombie"]
         next(client for client in clients if "node2" in client.cmdline()).kill()
 
     cell, pids, since = lose(kernel, kill)
-    assert cell.error is not None and "rank 1 is lost: host node2: its ssh connection has ended" in cell.error[1]
+    assert cell.error is not None and "is lost: host node2: its ssh connection has ended" in cell.error[1]
+    assert "ssh was ended by SIGKILL" in cell.error[1]
     assert_gone(pids, since)
 
 
@@ -269,7 +278,9 @@ def test_a_session_on_two_hosts(kernel: Kernel) -> None:
     assert "rank 1 is on host node2" in cell.told
     cell = run("%%distributed\ntorch.distributed.all_reduce(total)\ntotal.item()", timeout=PATIENCE).ok()
     assert sorted(cell.lines) == ["[0] Out: 6.0", "[1] Out: 6.0"]
-    cell = run("session = __import__('notebook_accel').current_session()\nsession.run(lambda: number, returns='all')")
+    cell = run(
+        "session = __import__('notebook_accel').current_session()\nsession.run(lambda: number, returns='all')"
+    )
     assert cell.ok().value == "[0, 1]"
     run("%session restart", timeout=PATIENCE).ok()
     assert run("session.run(os.getcwd) != '', session.status").ok().value == "(True, 'idle')"

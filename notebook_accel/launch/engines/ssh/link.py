@@ -172,8 +172,10 @@ class Link:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSE_SECONDS)  # its output has ended, and it is about to
         self._read_errors()
-        telling = command.find_telling_line(self.said)
-        self.lost = f"its ssh connection has ended ({telling or f'ssh ended with code {self.exitcode}'})"
+        code = self.exitcode or 0
+        how = f"ssh was ended by {signals.name_of(-code)}" if code < 0 else f"ssh ended with code {code}"
+        telling = "" if code < 0 else command.find_telling_line(self.said)
+        self.lost = f"its ssh connection has ended ({telling or how})"
 
     # -- what goes
 

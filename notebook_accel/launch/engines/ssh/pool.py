@@ -28,9 +28,14 @@ _BEATING: Final = Path(__file__).with_name("beating.py")
 
 
 class Pool:
-    """Connections that no launch uses now, and the process that says to all agents that this process lives."""
+    """Connections that no launch uses now, and the process that says to all agents that this process lives.
+
+    Attributes:
+        pid: of the process that they belong to.
+    """
 
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self._lock = threading.RLock()
         self._resting: list[Link] = []
         self._all: list[Link] = []
@@ -98,7 +103,9 @@ class Pool:
         link.close()
 
     def close(self) -> None:
-        """Close all connections that no launch uses."""
+        """Close all connections that no launch uses; in a fork they are not its own."""
+        if self.pid != os.getpid():
+            return
         for link in [*self._resting]:
             self._resting.remove(link)
             self.put(link, is_clean=False)
@@ -183,10 +190,8 @@ def _find_problems(link: Link, wanted: Wanted) -> list[str]:
 
 
 def get_pool() -> Pool:
-    """Return the connections of this process."""
-    found = runtime.connections()
-    if found is None or found[0] != os.getpid():
-        found = os.getpid(), Pool()
-        runtime.set_connections(found)
-    pool: Pool = found[1]
-    return pool
+    """Return the connections of this process; a fork has none of its parent's."""
+    known: list[Pool] = runtime.connections()
+    if not known or known[0].pid != os.getpid():
+        known[:] = [Pool()]
+    return known[0]
