@@ -120,9 +120,9 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "launch.engines.ray": (("cluster",), ("*",), ("engine",)),
     "launch.engines.remote": (("process",), ("rank_process",), ("relay",)),
     "launch.engines.ssh": (
-        ("beating", "bootstrap", "command", "forking", "messages", "packets"),
+        ("beating", "command", "forking", "messages", "packets"),
         ("agent", "link"),
-        ("pool",),
+        ("bootstrap", "pool"),
         ("ssh_group",),
         ("engine",),
     ),

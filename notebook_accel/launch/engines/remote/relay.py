@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
-from ....events import BeginOrder, CallEnd, Ended, Event, Order, SignalOrder
+from ....events import BeginOrder, Buffer, CallEnd, CallOrder, Ended, Event, Order, Result, SignalOrder
 from ....stream.inbox import Inbox
 from ....stream.wire import GO, FrameError, describe_loss
 from ... import signals
@@ -149,7 +151,7 @@ class Relay:
             others = [event for event in events if not isinstance(event, CallEnd)]
             events = [*others, *(event for end in ends for event in self._inbox.drain(end.rank)), *ends]
         try:
-            self._channel.send(events)
+            self._channel.send([wrap_buffers(event) for event in events])
         except OSError:
             self._lose_notebook()
 
@@ -185,4 +187,25 @@ class Relay:
             self._obey_other(order)
         else:
             assert isinstance(order, Order), f"{order} is no order"
-            self._inbox.tell(order)
+            wrapped = wrap_buffers(order)
+            assert isinstance(wrapped, Order)
+            self._inbox.tell(wrapped)
+
+
+def wrap_buffers(event: Event) -> Event:
+    """Return an event that has come as one that can be sent: memory that nobody may write to comes as a memoryview.
+
+    Args:
+        event: of any kind.
+    """
+    if isinstance(event, Result):
+        return replace(event, buffers=_wrap(event.buffers))
+    if isinstance(event, CallEnd) and isinstance(event.outcome, Result):
+        return replace(event, outcome=replace(event.outcome, buffers=_wrap(event.outcome.buffers)))
+    if isinstance(event, CallOrder):
+        return replace(event, work=pickle.PickleBuffer(event.work), buffers=_wrap(event.buffers))
+    return event
+
+
+def _wrap(buffers: Sequence[Buffer]) -> list[Buffer]:
+    return [part if isinstance(part, pickle.PickleBuffer) else pickle.PickleBuffer(part) for part in buffers]

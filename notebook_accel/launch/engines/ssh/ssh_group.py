@@ -262,8 +262,15 @@ class SshWorkerGroup(WorkerGroup[_SshMember]):
         if not self._has_begun:
             return
         for member in self.list_running():
-            if member.link.lost:
+            if member.link.lost and self._job.serve is None:
                 self.lose(member, _explain_loss)
+            elif member.link.lost:  # the call that runs brings the other workers back
+                member.has_ended = True
+                lost = _explain_loss(member)
+                failure = Failure(
+                    rank=member.rank, time=time.time(), pid=member.pid, lost=lost, moment=time.monotonic()
+                )
+                self._delivery.report(failure)
 
     def on_look(self) -> None:
         """Let rank 0 leave once it is the last: its process holds the store."""
