@@ -291,7 +291,6 @@ class LaunchOptions(Rows):
     python: str | None = option(
         None,
         "Path of the Python on the hosts; by default the path of the one that launches, else `python3` there.",
-        when={"hosts": ("!",)},
         file=False,
         expert=True,
         engines=("ssh",),
