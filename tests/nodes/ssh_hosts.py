@@ -37,6 +37,7 @@ Host locked
     IdentityFile /dev/null
 Host unknown
     HostName {addresses[1]}
+    HostKeyAlias nobody
 Host node1
     HostName {addresses[1]}
 Host node2

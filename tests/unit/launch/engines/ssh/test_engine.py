@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,13 +87,13 @@ def test_what_cannot_be_is_told(
     given: dict[str, Any], more: dict[str, Any], text: str, engine: SshEngine
 ) -> None:
     own = {"ssh": engine._ssh, **given}
-    with pytest.raises(ValueError, match="^notebook_launcher: ") as caught:
+    with pytest.raises(ValueError, match=r"^notebook_launcher: ") as caught:
         notebook_launcher(print, engine=SshEngine(**own), **more)
     assert text in str(caught.value)
 
 
 def test_hosts_that_are_down_are_told(engine: SshEngine) -> None:
-    with pytest.raises(ValueError, match="host down: ssh does not reach it .*Connection refused"):
+    with pytest.raises(ValueError, match=r"host down: ssh does not reach it .*Connection refused"):
         notebook_launcher(print, engine=SshEngine(["down:2"], ssh=engine._ssh))
 
 
