@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
@@ -63,7 +64,8 @@ class Relay:
         self._leftovers = Leftovers()
         self._looks: dict[int, Callable[[], None]] = {}
         self._wake_fd, self._woken_by = os.pipe()
-        os.set_blocking(self._wake_fd, False)
+        if sys.platform != "win32":
+            os.set_blocking(self._wake_fd, False)
         self._inbox.watch(channel.fileno())
         self.watch(self._wake_fd, self._note_wake)
 

@@ -96,6 +96,8 @@ def main(out: int, with_ipython: bool, variable: str) -> int:
     """
     if variable:
         environ.put({variable: "true"})
+    if sys.platform == "win32":
+        raise NotImplementedError  # SshEngine refuses it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of input says it
     agent = Agent(StdioChannel(0, out), with_ipython and _has_ipython())
     agent.run()
@@ -119,7 +121,8 @@ class StdioChannel:
     def __init__(self, incoming: int, outgoing: int) -> None:
         self._in, self._out = incoming, outgoing
         for fd in (incoming, outgoing):
-            os.set_blocking(fd, False)
+            if sys.platform != "win32":
+                os.set_blocking(fd, False)
         self._packets = packets.PacketReader()
         self._frames = FrameReader()
         self._orders: list[Event] = []

@@ -98,6 +98,8 @@ class Forker:
 
     def look(self) -> None:
         """Note which processes were forked and which have ended; never waits."""
+        if sys.platform == "win32":
+            raise NotImplementedError
         while not self.is_lost:
             try:
                 data = self._socket.recv(_BYTES, socket.MSG_DONTWAIT)
@@ -158,6 +160,8 @@ def serve(fd: int, with_ipython: bool) -> NoReturn:
         fd: descriptor of the connection to the agent.
         with_ipython: whether to import IPython too.
     """
+    if sys.platform == "win32":
+        raise NotImplementedError
     connection = socket.socket(fileno=fd)
     for name in (*_PRELOAD, *([_SHELL] if with_ipython else [])):
         importlib.import_module(name)
@@ -168,8 +172,6 @@ def serve(fd: int, with_ipython: bool) -> NoReturn:
         os.set_blocking(end, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-    if sys.platform == "win32":
-        raise NotImplementedError
     while True:
         ready, _, _ = select.select([fd, woken], [], [])
         if woken in ready:

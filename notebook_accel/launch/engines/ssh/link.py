@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -76,7 +77,8 @@ class Link:
         )
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert pipe is not None
-            os.set_blocking(pipe.fileno(), False)
+            if sys.platform != "win32":  # SshEngine refuses it
+                os.set_blocking(pipe.fileno(), False)
 
     def fileno(self) -> int:
         """Return the descriptor that can be read when something has come."""

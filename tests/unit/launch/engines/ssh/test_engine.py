@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -23,10 +25,10 @@ eval "exec sh -c $(printf %s "$word" | sed 's/^exec sh -c //')"
 CPU = {"ACCELERATE_USE_CPU": "true"}
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshEngine]:
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[SshEngine]:
     """An engine with two hosts that are this machine."""
-    client = tmp_path_factory.mktemp("client") / "ssh"
+    client = tmp_path / "ssh"
     client.write_text(CLIENT)
     client.chmod(0o755)
     yield SshEngine(["one", "two"], ssh=str(client), python=sys.executable)
@@ -39,25 +41,15 @@ def launch(function: Any, engine: SshEngine, *args: Any, **more: Any) -> Any:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.may_leak("children", reason="connections stay for the next launch")
-def test_arrays_that_nobody_may_write_to_come_and_go(engine: SshEngine) -> None:
-    pytest.importorskip("numpy")
-    import numpy
-
+def test_what_is_given_comes_as_it_was_at_the_call(engine: SshEngine) -> None:
+    """It is copied before the cell goes on, and may change it; arrays may forbid writes."""
     array = numpy.arange(100_000)
     array.setflags(write=False)
-    values = launch(lambda given: given, engine, array, returns="all")
-    assert [value.sum() for value in values] == [array.sum()] * 2
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.may_leak("children", reason="connections stay for the next launch")
-def test_arguments_are_those_of_the_call(engine: SshEngine) -> None:
-    """They are copied before the cell goes on, and may change them."""
     tensor = torch.ones(3)
-    run = launch(lambda given: given.tolist(), engine, tensor, block=False)
+    run = launch(lambda *given: given, engine, array, tensor, block=False, returns="all")
     tensor.zero_()
-    assert run.result() == [1.0, 1.0, 1.0]
+    for numbers, ones in run.result():
+        assert numbers.sum() == array.sum() and ones.tolist() == [1.0, 1.0, 1.0]
     assert launch(os.getcwd, engine) == os.getcwd()
 
 
