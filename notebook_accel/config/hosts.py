@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 _MOST: Final = 4096  # ranks of a host
+_ODD: Final = frozenset(" '\"`$\\;&<>|(){}")  # a ProxyCommand of the user's may hand a name to a shell
 _HOW: Final = "'host', 'user@host', or 'host:4' for four ranks there"
 
 
@@ -52,7 +53,7 @@ def _parse(text: str) -> Host:
     if "://" in text:
         raise ValueError(f"{text!r}: {_HOW}; ports are named in ~/.ssh/config")
     bare = name.rpartition("@")[2]
-    if not bare or (at and not user) or not name.isprintable() or " " in name or "'" in name:
+    if not bare or (at and not user) or not name.isprintable() or _ODD & set(name):
         raise ValueError(f"{text!r} names no host: {_HOW}")
     if name.startswith("-") or bare.startswith("-"):
         raise ValueError(f"{text!r} would be an option of ssh: {_HOW}")

@@ -29,6 +29,7 @@ def test_hosts_have_a_name_and_perhaps_a_number() -> None:
         ([1], "hosts has 1: 'host', 'user@host'"),
         ([""], "hosts has '' names no host"),
         (["a b"], "hosts has 'a b' names no host"),
+        (["a;b"], "hosts has 'a;b' names no host"),
         (["u@"], "hosts has 'u@' names no host"),
         (["@h"], "hosts has '@h' names no host"),
         (["h\n"], "hosts has 'h\\n' names no host"),

@@ -56,6 +56,7 @@ WARM_SECONDS: Final = 600.0
 _LAST_SECONDS: Final = 4.0
 _BYTES: Final = 1 << 18
 _PACKET: Final = 1 << 20
+_READS: Final = 64
 _ACCELERATORS: Final = (
     "/dev/nvidia[0-9]*",
     "/dev/kfd",
@@ -177,7 +178,9 @@ class StdioChannel:
 
     def _read(self) -> None:
         heard = False
-        while not self._is_over:
+        for _ in range(_READS):  # what comes may not end soon, and others wait
+            if self._is_over:
+                return
             try:
                 data = os.read(self._in, _BYTES)
             except BlockingIOError:

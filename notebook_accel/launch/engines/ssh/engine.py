@@ -16,8 +16,8 @@ from ....devices import DeviceKind
 from ....errors import LaunchError
 from ....events import Buffer
 from ....takeover import finder
+from ... import signals
 from ...job import Job
-from ...supervise.control import Control
 from ...supervise.local_group import choose_child_start_method
 from ...supervise.worker_group import Attempt
 from ...transfer.parent_state import ParentState
@@ -174,7 +174,7 @@ class SshEngine(GroupEngine[Plan]):
     def find_obstacle(self, job: Job, plan: Plan) -> str:
         """Return that a host cannot be used any more, empty where all can."""
         try:
-            links = plan.open(Control().check)
+            links = plan.open(signals.obey_interrupt)
         except LaunchError as error:
             return "; ".join(str(error).splitlines())
         for link in links:

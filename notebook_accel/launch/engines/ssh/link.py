@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ....events import Event
@@ -24,6 +24,7 @@ from .messages import Devices
 _BYTES: Final = 1 << 18
 _MOST_NOISE: Final = 1 << 20
 _LINES: Final = 60
+_READS: Final = 64  # in one look
 _CLOSE_SECONDS: Final = 2.0
 _STALE_SECONDS: Final = 20.0
 
@@ -61,7 +62,8 @@ class Link:
         self._noise = bytearray()
         self._packets = packets.PacketReader()
         self._frames = FrameReader()
-        self._outgoing: deque[bytes] = deque()
+        self._outgoing: deque[Iterator[bytes]] = deque()  # of packets, which are made as they go
+        self._packet = b""
         self._sending = threading.Lock()
         self._said: deque[str] = deque(maxlen=_LINES)
         self._unfinished = b""
@@ -113,7 +115,9 @@ class Link:
         """Return what has come, without waiting; `lost` says where nothing can come any more."""
         events: list[Event] = []
         heard = False
-        while not self.lost:
+        for _ in range(_READS):
+            if self.lost:
+                break
             self._read_errors()
             try:
                 data = os.read(self.fileno(), _BYTES)
@@ -184,7 +188,7 @@ class Link:
     def send(self, event: Event) -> None:
         """Send an event or order; any thread may call it, and it never waits: `flush` sends the rest."""
         with self._sending:
-            self._outgoing.extend(packets.cut(frame(event)))
+            self._outgoing.append(packets.cut(frame(event)))
             self._flush()
 
     def flush(self) -> None:
@@ -195,8 +199,12 @@ class Link:
     def _flush(self) -> None:
         try:
             while self._outgoing and not self.lost:
-                os.write(self.stdin_fileno, self._outgoing[0])  # all of it or nothing: see `packets`
-                self._outgoing.popleft()
+                self._packet = self._packet or next(self._outgoing[0], b"")
+                if not self._packet:
+                    self._outgoing.popleft()
+                    continue
+                os.write(self.stdin_fileno, self._packet)  # all of it or nothing: see `packets`
+                self._packet = b""
         except BlockingIOError:
             pass
         except (OSError, ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import selectors
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -260,7 +261,7 @@ class SshWorkerGroup(WorkerGroup[_SshMember]):
     def note_ends(self) -> None:
         """Note which ranks are lost: the connection to their host has ended before it said how they did."""
         if not self._has_begun:
-            return
+            return  # `start` looks itself
         for member in self.list_running():
             if member.link.lost and self._job.serve is None:
                 self.lose(member, _explain_loss)
@@ -285,9 +286,19 @@ class SshWorkerGroup(WorkerGroup[_SshMember]):
 
     # -- ending
 
+    def stop(self, grace: float, signum: int = signal.SIGINT) -> None:
+        """End every worker; where none has begun yet, `close` ends the agents with all that they have."""
+        if self._has_begun:
+            super().stop(grace, signum)
+            return
+        self._delivery.begin_to_stop()
+        for member in self.list_running():
+            self.stopped_ranks.add(member.rank)
+            member.has_ended = True
+
     def close(self) -> None:
         """Let the agents end what is left, and keep the connections for the next launch."""
-        living = [link for link in self._links if not link.lost]
+        living = [link for link in self._links if self._has_begun and not link.lost]
         for link in living:
             self._send(link, ClearOrder(rank=-1, time=time.time()))
         deadline = time.monotonic() + _CLEAR_SECONDS
