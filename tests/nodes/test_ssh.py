@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from notebook_accel.launch.engines.ssh import packets
 from tests.nodes.ssh_hosts import KEEPS, SshHosts, make_hosts, why_no_hosts
 from tests.notebooks.kernel import Cell, Kernel, wait_until
 
@@ -210,6 +211,37 @@ def test_workers_start_again_on_a_host_that_was_lost(kernel: Kernel) -> None:
         timeout=PATIENCE,
     ).ok()
     assert cell.value == "'again'" and "restart 1 of 1" in cell.stdout + cell.stderr
+
+
+def test_ranks_stop_at_the_same_step_and_outlive_a_kernel_that_stands_still(kernel: Kernel) -> None:
+    """Nobody hears of the kernel itself while it is stopped: what says that it lives is another process."""
+    kernel.run(
+        """
+        from notebook_accel import Accelerator, print_metrics
+
+        def steps():
+            accelerator = Accelerator()
+            for step in range(1_000_000):
+                print_metrics(step=step, loss=float(step))
+                accelerator.gather(torch.ones(1))
+                if accelerator.should_stop:
+                    return step
+
+        run = launch(steps, block=False, returns="all", output="none")
+        while not run.metrics:
+            time.sleep(0.05)
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    process = psutil.Process(kernel.pid)
+    process.suspend()
+    try:
+        time.sleep(packets.SILENCE_SECONDS + 2)
+    finally:
+        process.resume()
+    cell = kernel.run("status = run.status\nrun.stop()\nstatus, *run.result()", timeout=PATIENCE).ok()
+    status, first, second = ast.literal_eval(cell.value)
+    assert status == "running" and first == second > 0
 
 
 def test_a_killed_kernel_ends_everything(hosts: SshHosts, tmp_path: Path) -> None:
