@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ... import devices
 from ...config.launch_options import StartMethod
@@ -18,7 +18,9 @@ from ...stream.record import RunRecord
 from ..job import Job
 from ..supervise.control import Control
 from ..supervise.delivery import Deliver
-from ..supervise.worker_group import Attempt, WorkerGroup
+
+if TYPE_CHECKING:  # with torch, which a command line is not to wait for
+    from ..supervise.worker_group import Attempt, WorkerGroup
 
 GROUP: Final = "notebook_accel.engines"
 """The group of entry points for engines of other packages: subclasses of `Engine` that are made without arguments."""
