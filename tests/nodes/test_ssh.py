@@ -315,6 +315,9 @@ def test_a_session_on_two_hosts(kernel: Kernel) -> None:
         "session = __import__('notebook_accel').current_session()\nsession.run(lambda: number, returns='all')"
     )
     assert cell.ok().value == "[0, 1]"
+    kill = "import psutil\npsutil.Process().parent().parent().kill()\nimport time\ntime.sleep(100)"
+    cell = run(f"%%rank 1\n{kill}", timeout=PATIENCE)
+    assert cell.error is not None and "is lost: host node2: its ssh connection has ended" in cell.error[1]
     run("%session restart", timeout=PATIENCE).ok()
     assert run("session.run(os.getcwd) != '', session.status").ok().value == "(True, 'idle')"
     run("%session close", timeout=PATIENCE).ok()
