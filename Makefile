@@ -4,6 +4,7 @@
 #   make test       format, lint, types, every test that needs no GPU, the notebooks on Colab's old stack, XLA, and the
 #                   libraries that use Accelerate
 #   make test-matrix  the tests in other environments, one after the other: other Pythons, torches and hosted notebooks
+#   make test-libraries-before  the tests of those libraries with the version before of each
 #   make bench      our times side by side with Accelerate's and plain torch's
 #   make soak       launches, interrupts and kills at random for SOAK_MINUTES (60), until something leaks or hangs
 #   make test-gpu   tests/gpu; skips with a reason where there is no CUDA
@@ -19,12 +20,13 @@ VENV := .venv
 COLAB := .venv-colab
 XLA := .venv-xla
 LIBRARIES := .venv-libraries
+BEFORE := .venv-libraries-before
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SPEC := pyproject.toml constraints.txt
 
 .PHONY: help demo check check-tests test test-unit test-notebooks test-nodes test-contract test-colab test-xla test-libraries
-.PHONY: test-gpu test-matrix bench soak lint format clean
+.PHONY: test-libraries-before test-gpu test-matrix bench soak lint format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -74,15 +76,16 @@ $(XLA)/stamp: $(VENV)/dev.stamp constraints-xla.txt tests/xla/cuda_stubs.py
 	echo "import site; site.addsitedir('$$site')" > "$$into/layer.pth"
 	touch $@
 
-# The layer comes first here: pip then finds torch and Transformers there, and installs only what is missing.
-$(LIBRARIES)/stamp: $(VENV)/dev.stamp constraints-libraries.txt
-	@echo "== making $(LIBRARIES) with the libraries that use Accelerate"
-	$(BASE_PYTHON) -m venv --clear $(LIBRARIES)
+# The layer comes first here: pip then finds torch and Transformers there, and installs only what is missing or is to be
+# another version.
+$(LIBRARIES)/stamp $(BEFORE)/stamp: .venv-%/stamp: $(VENV)/dev.stamp constraints-%.txt
+	@echo "== making $(@D) with the libraries that use Accelerate"
+	$(BASE_PYTHON) -m venv --clear $(@D)
 	site=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
-	into=$$($(LIBRARIES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	into=$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	echo "import site; site.addsitedir('$$site')" > "$$into/layer.pth"
-	$(LIBRARIES)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--requirement constraints-libraries.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint <(grep -v ^transformers== constraints.txt) --requirement constraints-$*.txt
 	touch $@
 
 # Each lies alone in its folder, which goes first on the path of the kernels that shall have that version.
@@ -178,6 +181,10 @@ test-colab: $(COLAB)/stamp
 test-libraries: $(LIBRARIES)/stamp
 	$(IF_APART) $(LIBRARIES)/bin/python -m pytest tests/libraries --durations=10
 
+# Takes a quarter of an hour.
+test-libraries-before: $(BEFORE)/stamp
+	$(IF_APART) $(BEFORE)/bin/python -m pytest tests/libraries --durations=10
+
 HAS_XLA := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 test-xla: $(if $(HAS_XLA),$(XLA)/stamp)
 	$(if $(HAS_XLA),$(IF_APART) $(XLA)/bin/python -m pytest tests/xla tests/contract -k xla --durations=5,@echo "== torch_xla is for Linux on x86_64: its tests are left out")
@@ -198,5 +205,5 @@ bench: $(VENV)/bench.stamp
 	$(PY) -m tests.benchmarks
 
 clean:
-	rm -rf $(VENV) $(COLAB) $(XLA) $(LIBRARIES) .venv-matrix build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(COLAB) $(XLA) $(LIBRARIES) $(BEFORE) .venv-matrix build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

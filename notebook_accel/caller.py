@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import is_dataclass
 from types import FrameType
 
 _PACKAGE = __name__.partition(".")[0]
@@ -25,7 +26,12 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 
 def _is_passed_over(frame: FrameType) -> bool:
     """Return whether a frame is of this package, between its functions, or a constructor that dataclass has made."""
-    module = frame.f_globals.get("__name__", "")
-    return (
-        module.partition(".")[0] == _PACKAGE or module in _BETWEEN or frame.f_code.co_filename == "<string>"
-    )
+    module = str(frame.f_globals.get("__name__"))
+    return module.partition(".")[0] == _PACKAGE or module in _BETWEEN or _is_generated(frame)
+
+
+def _is_generated(frame: FrameType) -> bool:
+    code = frame.f_code
+    if code.co_filename != "<string>" or code.co_name != "__init__":
+        return False
+    return is_dataclass(frame.f_locals.get(code.co_varnames[0] if code.co_varnames else ""))

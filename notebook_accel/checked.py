@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABCMeta
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 
@@ -16,10 +16,10 @@ class CheckedType(ABCMeta):
         make: Any = cls.__new__
         made = make(cls, *args, **kwargs)
         if isinstance(made, cls):
-            with _set_freely(made):
+            with _set_freely(made) as making:
                 made.__init__(*args, **kwargs)
                 # a `__post_init__` of the user need not call that of its base
-                if made._is_incomplete and cls.__post_init__ is not Checked.__post_init__:
+                if not making.is_checked and cls.__post_init__ is not Checked.__post_init__:
                     made._complete_fields()
         return made
 
@@ -28,44 +28,72 @@ class Checked(metaclass=CheckedType):
     """Base of a dataclass; its `_complete_fields` checks fields and completes them, also those that are complete.
 
     A field that is set later is checked together with the others. Where the check fails, all keep their values. The
-    `__post_init__` of a class that a user derives runs once, in the constructor.
+    `__post_init__` of a class that a user derives runs once, in the constructor. An instance that no constructor made,
+    as code makes that copies field by field, is checked when all its fields are there.
 
     Attributes:
-        _is_closed: whether nothing but fields can be set.
+        _is_closed: whether nothing but fields can be set; a class that derives is open.
     """
 
     _is_closed: ClassVar[bool] = False
-    __slots__ = ("__dict__", "__weakref__", "_is_incomplete")  # no entry of vars()
+    __slots__ = ("__dict__", "__weakref__", "_making")  # no entry of vars()
 
     def __post_init__(self) -> None:
         self._complete_fields()
-        if hasattr(self, "_is_incomplete"):
-            object.__setattr__(self, "_is_incomplete", False)
+        if hasattr(self, "_making"):
+            self._making.is_checked = True
 
     def _complete_fields(self) -> None:
         """Check nothing."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if hasattr(self, "_is_incomplete"):
+        names = [item.name for item in fields(self) if item.init]  # type: ignore[arg-type]
+        if hasattr(self, "_making") or (name in names and self._lacks(names, name)):
             super().__setattr__(name, value)
             return
-        names = [item.name for item in fields(self) if item.init]  # type: ignore[arg-type]
-        if self._is_closed and name not in names:
-            raise AttributeError(
-                f"{type(self).__name__} has no field {name!r}, its fields are {', '.join(names)}"
-            )
-        values = self._check(name, value) if name in names and hasattr(self, name) else {name: value}
-        for other, completed in values.items():
+        if name not in names:
+            if vars(type(self)).get("_is_closed"):
+                raise AttributeError(
+                    f"{type(self).__name__} has no field {name!r}, its fields are {', '.join(names)}"
+                )
+            super().__setattr__(name, value)
+            return
+        for other, completed in self._check(name, value).items():
             super().__setattr__(other, completed)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        made = super().__reduce_ex__(max(protocol, 2))  # the others know no slots
+        if (
+            isinstance(made, tuple)
+            and len(made) > 2
+            and isinstance(made[2], tuple)
+            and hasattr(self, "_making")
+        ):
+            plain, slots = made[2]
+            left = {name: value for name, value in slots.items() if name != "_making"}
+            made = (*made[:2], (plain, left), *made[3:])
+        return made
+
+    def _lacks(self, names: Collection[str], but: str) -> bool:
+        """Return whether a field other than one was never set."""
+        return bool(set(names) - {but} - _list_values(self).keys())
 
     def _check(self, name: str, value: Any) -> dict[str, Any]:
         """Return all fields with a new value of one, checked and completed."""
+        values = _list_values(self)
         trial = object.__new__(type(self))
-        with _set_freely(trial):
-            for other, current in _list_values(self).items():
+        with _set_freely(trial) as making:
+            for other, current in values.items():
                 setattr(trial, other, current)
             setattr(trial, name, value)
-            trial._prepare_check(name, getattr(self, name))
+            making.filled = set()
+            if name in values and value is not values[name]:
+                trial._prepare_check(name, values[name])
+                now = _list_values(trial)
+                making.filled = {
+                    name,
+                    *(other for other in values if now[other] is None and values[other] is not None),
+                }
             trial._complete_fields()
             return _list_values(trial)
 
@@ -73,22 +101,48 @@ class Checked(metaclass=CheckedType):
         """Change, in a copy that is checked next, what followed from the earlier value of a field.
 
         Args:
-            name: of the field.
-            before: that value.
+            name: of the field, which has another value now.
+            before: the earlier one.
         """
+
+    def _fills(self, *names: str) -> bool:
+        """Return whether a None is to be replaced by a default: in the constructor, and where it was set just now.
+
+        Args:
+            names: fields, of which one is enough.
+        """
+        filled = self._making.filled if hasattr(self, "_making") else None
+        return filled is None or not filled.isdisjoint(names)
+
+
+@dataclass(slots=True)
+class _Making:
+    """What is known of an instance while its fields are set without checks.
+
+    Attributes:
+        filled: the fields whose None is replaced by a default, None for all.
+        is_checked: whether they were checked.
+    """
+
+    filled: set[str] | None = None
+    is_checked: bool = False
 
 
 @contextlib.contextmanager
-def _set_freely(options: Checked) -> Iterator[None]:
+def _set_freely(options: Checked) -> Iterator[_Making]:
     """Let fields be set without a check in this block."""
-    object.__setattr__(options, "_is_incomplete", True)
+    making = _Making()
+    object.__setattr__(options, "_making", making)
     try:
-        yield
+        yield making
     finally:
-        object.__delattr__(options, "_is_incomplete")  # copies and pickles know nothing of it
+        object.__delattr__(options, "_making")
 
 
 def _list_values(options: Checked) -> dict[str, Any]:
-    """Return attributes by name, also those that a dataclass keeps in slots."""
-    named = [item.name for item in fields(options) if hasattr(options, item.name)]  # type: ignore[arg-type]
-    return {**vars(options), **{name: getattr(options, name) for name in named}}
+    """Return attributes by name, also those that slots or properties hold; not the defaults, which the class holds."""
+    names = [item.name for item in fields(options)]  # type: ignore[arg-type]
+    for kind in type(options).__mro__:
+        names += () if kind is Checked else vars(kind).get("__slots__", ())
+    held = [name for name in names if hasattr(type(getattr(type(options), name, None)), "__set__")]
+    return {**vars(options), **{name: getattr(options, name) for name in held if hasattr(options, name)}}

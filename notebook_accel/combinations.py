@@ -195,8 +195,8 @@ TABLE: Final[Mapping[str, Combination]] = {
         kind=NotImplementedError,
         what="sp_size above 1",
         beside="any strategy",
-        reason="DeepSpeed's sequence parallel is not supported",
-        instead="Set sp_size to 1",
+        reason="DeepSpeed's sequence parallel (Ulysses, ALST) is not supported",
+        instead="Leave sp_size out; cp_size with FSDP splits sequences, on GPUs",
     ),
     "cp, sp": Combination(
         what="cp_size above 1",

@@ -75,7 +75,7 @@ class TorchDynamoPlugin(KwargsHandler):
             )
         if self.fullgraph is None:
             self.fullgraph = environ.flag("ACCELERATE_DYNAMO_USE_FULLGRAPH")
-        if self.dynamic is None and environ.get("ACCELERATE_DYNAMO_USE_DYNAMIC"):
+        if self.dynamic is None and environ.get("ACCELERATE_DYNAMO_USE_DYNAMIC") and self._fills("dynamic"):
             self.dynamic = environ.flag("ACCELERATE_DYNAMO_USE_DYNAMIC")
         if self.use_regional_compilation is None:
             self.use_regional_compilation = environ.flag("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION")

@@ -17,6 +17,7 @@ from .combinations import refuse
 
 STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 """In the order of their numbers, which start at 1."""
+_KEEPING: Final = ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2", "NO_SHARD")
 _PREFETCHES: Final = ("BACKWARD_PRE", "BACKWARD_POST")
 _STATE_DICTS: Final = ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT")
 _POLICIES: Final = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
@@ -35,7 +36,6 @@ _FLAGS: Final = (
     "activation_checkpointing_offload",
     "cpu_ram_efficient_loading",
 )
-
 _OPTIONAL_FLAGS: Final = ("sync_module_states", "use_orig_params")
 """Flags that may stay None."""
 
@@ -85,6 +85,8 @@ class FullyShardedDataParallelPlugin(Checked):
         ValueError: a value is unknown, or two contradict each other.
     """
 
+    __slots__ = ("_prefetches",)  # None may stand for the default, and for NO_PREFETCH
+
     fsdp_version: int | None = None
     sharding_strategy: Any = None
     reshard_after_forward: Any = None
@@ -130,16 +132,11 @@ class FullyShardedDataParallelPlugin(Checked):
         self.validate_mixed_precision_policy()
 
     def _prepare_check(self, name: str, before: Any) -> None:
-        anew: dict[str, Any] = {
-            "state_dict_type": {"state_dict_config": None, "optim_state_dict_config": None},
-            "sharding_strategy": {"reshard_after_forward": None},
-            "reshard_after_forward": {"sharding_strategy": None},
-        }.get(name, {})
-        if name != "backward_prefetch" and not self.prefetches_backward and self.backward_prefetch is None:
-            anew["backward_prefetch"] = "NO_PREFETCH"  # a None would be read from the environment
-        if name != "auto_wrap_policy" and self.auto_wrap_policy is None:
-            anew["auto_wrap_policy"] = "NO_WRAP"
-        vars(self).update(anew)
+        if name == "state_dict_type" and self._name_state_dict(self.state_dict_type) != before.name:
+            self.state_dict_config = self.optim_state_dict_config = None
+        elif name in ("sharding_strategy", "reshard_after_forward") and self._contradicts_itself():
+            other = "reshard_after_forward" if name == "sharding_strategy" else "sharding_strategy"
+            setattr(self, other, None)
 
     def _resolve_flags(self) -> None:
         for name in _FLAGS:
@@ -150,7 +147,9 @@ class FullyShardedDataParallelPlugin(Checked):
                     value = environ.parse_bool(value)
                 except ValueError as error:
                     raise ValueError(f"{name}: {error}") from None
-            elif value is None and (name not in _OPTIONAL_FLAGS or environ.get(variable)):
+            elif (
+                value is None and (name not in _OPTIONAL_FLAGS or environ.get(variable)) and self._fills(name)
+            ):
                 value = environ.flag(variable)
             if value not in (None, False, True):  # transformers passes 0 and 1
                 raise ValueError(f"{name} {value!r} is neither True nor False")
@@ -158,7 +157,7 @@ class FullyShardedDataParallelPlugin(Checked):
 
     def _resolve_modules(self) -> None:
         ignored = self.ignored_modules
-        if ignored is None:
+        if ignored is None and self._fills("ignored_modules"):
             ignored = environ.get("FSDP_IGNORED_MODULES") or None
         if isinstance(ignored, str):
             try:
@@ -186,51 +185,65 @@ class FullyShardedDataParallelPlugin(Checked):
                 self.sharding_strategy = environ.get("FSDP_SHARDING_STRATEGY") or "FULL_SHARD"
             else:
                 self.reshard_after_forward = environ.get("FSDP_RESHARD_AFTER_FORWARD") or "true"
+        own, reshard = self._parse_strategies()
+        if self._contradicts_itself():
+            raise ValueError(
+                f"sharding_strategy={own} and reshard_after_forward={reshard} contradict each other: give one"
+            )
+        if own is not None:
+            self.sharding_strategy = _strategies()[own]
+        if reshard is not None:
+            self.reshard_after_forward = _strategies()[reshard] if isinstance(reshard, str) else reshard
+
+    def _parse_strategies(self) -> tuple[str | None, bool | str | None]:
+        """Return the name of the strategy, and the other spelling as a flag or a name."""
         own = parse_name("sharding_strategy", self.sharding_strategy, STRATEGIES)
         reshard = self.reshard_after_forward
         if isinstance(reshard, str) and reshard.lower() in ("true", "false"):
             reshard = reshard.lower() == "true"
         if isinstance(reshard, bool):
-            named: str | None = "FULL_SHARD" if reshard else "SHARD_GRAD_OP"
-            keeps = own is not None and own in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2", "NO_SHARD")
-            if own is not None and reshard is keeps:
-                raise ValueError(
-                    f"sharding_strategy={own} and reshard_after_forward={reshard} contradict each other: give one"
-                )
-        else:
-            named = parse_name("reshard_after_forward", reshard, STRATEGIES)
-            if own is not None and named is not None and own != named:
-                raise ValueError(
-                    f"sharding_strategy={own} and reshard_after_forward={named} contradict each other: give one"
-                )
-        self._strategy = own or named or "FULL_SHARD"
-        if own is not None:
-            self.sharding_strategy = _strategies()[own]
-        if reshard is not None:
-            self.reshard_after_forward = reshard if isinstance(reshard, bool) else _strategies()[str(named)]
+            return own, reshard
+        return own, parse_name("reshard_after_forward", reshard, STRATEGIES)
+
+    def _contradicts_itself(self) -> bool:
+        """Return whether the two spellings of the strategy contradict each other."""
+        own, reshard = self._parse_strategies()
+        if isinstance(reshard, bool):
+            return own is not None and reshard is (own in _KEEPING)
+        return None not in (own, reshard) and own != reshard
 
     @property
     def strategy(self) -> str:
         """The name of the sharding strategy, for either spelling."""
-        return self._strategy
+        own, reshard = self._parse_strategies()
+        if own is None and isinstance(reshard, bool):
+            return "FULL_SHARD" if reshard else "SHARD_GRAD_OP"
+        return own or str(reshard)
 
     def _resolve_prefetch(self) -> None:
         from torch.distributed.fsdp import BackwardPrefetch
 
-        word = self.backward_prefetch or environ.get("FSDP_BACKWARD_PREFETCH")
-        self.prefetches_backward = True
+        word = self.backward_prefetch
+        if word is None and not self._fills("backward_prefetch"):
+            return
+        word = word or environ.get("FSDP_BACKWARD_PREFETCH")
         if isinstance(word, str) and word.upper() == "NO_PREFETCH":
-            self.backward_prefetch, self.prefetches_backward = None, False
+            self.backward_prefetch, self._prefetches = None, False
             return
         name = parse_name("backward_prefetch", word, _PREFETCHES, "NO_PREFETCH")
-        self.prefetches_backward = name != "BACKWARD_POST"
         self.backward_prefetch = None if name is None else BackwardPrefetch[name]
+        self._prefetches = name != "BACKWARD_POST"
+
+    @property
+    def prefetches_backward(self) -> bool:
+        """True if the next weights are gathered before the backward of a block."""
+        return getattr(self, "_prefetches", True)
 
     def _resolve_policy(self) -> None:
         from torch.distributed.fsdp import wrap
 
         policy = self.auto_wrap_policy
-        if policy is None:
+        if policy is None and self._fills("auto_wrap_policy"):
             policy = environ.get("FSDP_AUTO_WRAP_POLICY") or "NO_WRAP"
         if isinstance(policy, str):
             name = parse_name("auto_wrap_policy", policy, _POLICIES)
@@ -239,13 +252,17 @@ class FullyShardedDataParallelPlugin(Checked):
                 "SIZE_BASED_WRAP": wrap.size_based_auto_wrap_policy,
                 "NO_WRAP": None,
             }[str(name)]
-        elif not callable(policy) or isinstance(policy, type):
+        elif policy is not None and (not callable(policy) or isinstance(policy, type)):
             raise ValueError(
                 f"auto_wrap_policy {policy!r} is neither a function nor one of {', '.join(_POLICIES)}"
             )
         self.auto_wrap_policy = policy
         names = self.transformer_cls_names_to_wrap
-        if names is None and policy is wrap.transformer_auto_wrap_policy:
+        if (
+            names is None
+            and policy is wrap.transformer_auto_wrap_policy
+            and self._fills("transformer_cls_names_to_wrap", "auto_wrap_policy")
+        ):
             names = environ.get("FSDP_TRANSFORMER_CLS_TO_WRAP") or None
         if isinstance(names, str):
             names = [name.strip() for name in names.split(",") if name.strip()]
@@ -282,9 +299,7 @@ class FullyShardedDataParallelPlugin(Checked):
         if state_dict_type is not None:
             self.state_dict_type = state_dict_type
             self.state_dict_config = self.optim_state_dict_config = None
-        default = "FULL_STATE_DICT" if self.fsdp_version == 1 else "SHARDED_STATE_DICT"
-        word = self.state_dict_type or environ.get("FSDP_STATE_DICT_TYPE") or default
-        name = str(parse_name("state_dict_type", word, _STATE_DICTS))
+        name = self._name_state_dict(self.state_dict_type)
         if name == "LOCAL_STATE_DICT":
             raise refuse("local state")
         self.state_dict_type = fsdp.StateDictType[name]
@@ -296,6 +311,11 @@ class FullyShardedDataParallelPlugin(Checked):
             options = {"offload_to_cpu": True}
         self.state_dict_config = self.state_dict_config or kinds[0](**options)
         self.optim_state_dict_config = self.optim_state_dict_config or kinds[1](**options)
+
+    def _name_state_dict(self, kind: Any) -> str:
+        default = "FULL_STATE_DICT" if self.fsdp_version == 1 else "SHARDED_STATE_DICT"
+        word = kind or environ.get("FSDP_STATE_DICT_TYPE") or default
+        return str(parse_name("state_dict_type", word, _STATE_DICTS))
 
     @property
     def saves_shards(self) -> bool:

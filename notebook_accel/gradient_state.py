@@ -26,6 +26,10 @@ class GradientState(metaclass=views.StateType):
         choices = AccumulationChoices(self._flags)
         if gradient_accumulation_plugin is not None:
             choices.replace(gradient_accumulation_plugin.to_kwargs())
+        views.attach(self)
+
+    __getstate__ = views.list_own
+    __setstate__ = views.set_own
 
     def __repr__(self) -> str:
         return (

@@ -105,7 +105,7 @@ class ParallelismConfig(Checked):
         sp_backend: `deepspeed`.
         tp_handler: options of tensor parallel.
         cp_handler: options of context parallel.
-        sp_handler: options of DeepSpeed's sequence parallel; has no effect.
+        sp_handler: has no effect.
         device_mesh: what `get_device_mesh` returned; None before.
 
     Raises:
@@ -341,7 +341,10 @@ def check_variables(environment: Mapping[str, str], world_size: int) -> list[str
     own = {name: text for name, text in environment.items() if name.startswith("PARALLELISM_CONFIG_")}
     try:
         with environ.patch_environment(**own):
-            ParallelismConfig().check(world_size)
+            config = ParallelismConfig()
+        if config.sp_enabled:
+            return [str(refuse("sequence parallel", config.equation()))]
+        config.check(world_size)
     except ValueError as error:
         return [str(error)]
     return []

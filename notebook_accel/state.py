@@ -16,13 +16,15 @@ from .comm import torch_dist
 from .gradient_state import GradientState as GradientState
 from .processes import run_if, split_between_processes, take_turns
 from .runtime import Runtime
+from .topology import pretend
 
 
 class PartialState(metaclass=views.StateType):
     """Rank, device and world size of this process, and contexts in which processes take turns.
 
     The first instance opens the process group, if WORLD_SIZE is above 1 and there is none. Later instances show the
-    same state.
+    same state, with attributes of the user's. Numbers and devices can be set, as tests do that try what other processes
+    would do: all that asks later gets them, and no process or group changes.
 
     Args:
         cpu: use no accelerator device.
@@ -38,14 +40,18 @@ class PartialState(metaclass=views.StateType):
 
     def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
         detect.ensure(cpu, **kwargs)
+        views.attach(self)
+
+    __getstate__ = views.list_own
+    __setstate__ = views.set_own
 
     @classmethod
     def _list_shared(cls) -> dict[str, Any]:
         """Return what all instances show, by name; nothing after a reset."""
-        if (installed := runtime.current()) is None:
+        try:
+            return views.list_values(object.__new__(PartialState), views.SHARED)
+        except views.StateResetError:  # also by another thread just now
             return {}
-        values = views.list_values(object.__new__(PartialState), views.SHARED)
-        return {"_cpu": installed.settings.cpu, **values}
 
     def _choose(self, **settings: Any) -> None:
         """Replace settings of the runtime."""
@@ -55,8 +61,9 @@ class PartialState(metaclass=views.StateType):
     def _runtime(self) -> Runtime:
         installed = runtime.current()
         if installed is None:
-            # an AttributeError inside a property would look like a missing property
-            raise RuntimeError(f"the state was reset: make a new {type(self).__name__} or Accelerator")
+            raise views.StateResetError(
+                f"the state was reset: make a new {type(self).__name__} or Accelerator"
+            )
         return installed
 
     def __repr__(self) -> str:
@@ -91,14 +98,35 @@ class PartialState(metaclass=views.StateType):
         self._choose(distributed_type=DistributedType(kind).value)
 
     @property
+    def _cpu(self) -> bool:
+        return self._runtime.settings.cpu
+
+    @_cpu.setter
+    def _cpu(self, value: bool) -> None:
+        self._choose(cpu=bool(value))
+
+    @property
     def backend(self) -> str | None:
         """Collective backend, None in a single process."""
         return self._runtime.settings.backend
+
+    @backend.setter
+    def backend(self, name: str | None) -> None:
+        self._choose(backend=name)
 
     @property
     def device(self) -> torch.device:
         """The device of this process."""
         return self._runtime.device
+
+    @device.setter
+    def device(self, device: torch.device | str) -> None:
+        self._runtime.device = torch.device(device)
+
+    def _pretend(self, **numbers: int) -> None:
+        """Show other numbers; processes work together as before."""
+        self.distributed_type = self.distributed_type
+        self._runtime.topology = pretend(self._runtime.topology, **numbers)
 
     @property
     def default_device(self) -> torch.device:
@@ -120,15 +148,27 @@ class PartialState(metaclass=views.StateType):
         """Processes of the run."""
         return self._runtime.topology.world_size
 
+    @num_processes.setter
+    def num_processes(self, number: int) -> None:
+        self._pretend(world_size=number)
+
     @property
     def process_index(self) -> int:
         """Rank of this process."""
         return self._runtime.topology.rank
 
+    @process_index.setter
+    def process_index(self, number: int) -> None:
+        self._pretend(rank=number)
+
     @property
     def local_process_index(self) -> int:
         """Rank of this process on its node."""
         return self._runtime.topology.local_rank
+
+    @local_process_index.setter
+    def local_process_index(self, number: int) -> None:
+        self._pretend(local_rank=number)
 
     @property
     def fork_launched(self) -> bool:
@@ -138,7 +178,7 @@ class PartialState(metaclass=views.StateType):
     @property
     def use_distributed(self) -> bool:
         """True if there is more than one process."""
-        return self._runtime.topology.world_size > 1
+        return self.distributed_type != DistributedType.NO and self.num_processes > 1
 
     @property
     def is_last_process(self) -> bool:
@@ -283,6 +323,7 @@ class AcceleratorState(PartialState):
         **kwargs: Any,
     ) -> None:
         if _from_accelerator:  # Accelerate's own code says so
+            views.attach(self)
             return
         plugins = (dynamo_plugin, deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin)
         if any(plugin is not None for plugin in (*plugins, parallelism_config)):
@@ -315,9 +356,11 @@ class AcceleratorState(PartialState):
     @classmethod
     def _list_shared(cls) -> dict[str, Any]:
         """Return what `PartialState` lists, and the accelerator's choices; nothing without an accelerator."""
-        if (installed := runtime.current()) is None or not installed.accelerated:
+        shown, installed = super()._list_shared(), runtime.current()
+        if not shown or installed is None or not installed.accelerated:
             return {}
-        return super()._list_shared() | views.list_values(installed.settings, views.CHOSEN)
+        chosen = views.list_values(installed.settings, views.CHOSEN)
+        return shown | chosen | {"_mixed_precision": chosen["mixed_precision"]}
 
     @property
     def initialized(self) -> bool:
@@ -328,6 +371,14 @@ class AcceleratorState(PartialState):
     def mixed_precision(self) -> str:
         """`no`, `bf16`, `fp16` or `fp8`."""
         return self._runtime.settings.mixed_precision
+
+    @property
+    def _mixed_precision(self) -> str:
+        return self.mixed_precision
+
+    @_mixed_precision.setter
+    def _mixed_precision(self, name: str) -> None:
+        self._choose(mixed_precision=str(name))
 
     @property
     def dynamo_plugin(self) -> Any:

@@ -13,7 +13,7 @@ from .choices import DistributedType
 from .runtime import GradientFlags, Runtime, Settings, Slot
 
 SHARED: Final = (
-    *("backend", "device", "debug", "distributed_type", "num_processes", "process_index"),
+    *("_cpu", "backend", "device", "debug", "distributed_type", "num_processes", "process_index"),
     *("local_process_index", "fork_launched"),
 )
 """What all instances of a `PartialState` show."""
@@ -21,7 +21,49 @@ CHOSEN: Final = (
     *("mixed_precision", "dynamo_plugin", "fsdp_plugin", "deepspeed_plugins", "parallelism_config"),
 )
 """What an accelerator has chosen."""
+_PLACE: Final = ("backend", "device", "num_processes", "process_index", "local_process_index")
 _DICT: Final[Any] = dict  # what a class does that derives from it besides another mapping is unknown to mypy
+
+
+class StateResetError(RuntimeError, AttributeError):
+    """A state has no values, because it was reset; `hasattr` and `getattr` with a default take it for a missing one."""
+
+
+def attach(state: Any) -> Any:
+    """Return a state with its attributes shared: they are the dict of its class, without what is from before a reset.
+
+    Args:
+        state: an instance.
+    """
+    shared, token = type(state)._find_dict(), getattr(runtime.current(), "token", None)
+    if token is not shared._token:
+        _DICT.clear(shared)
+        shared._names, shared._token = frozenset(), token
+    state.__dict__ = shared
+    return state
+
+
+def list_own(state: Any) -> dict[str, Any]:
+    """Return the attributes of a state that are the user's, for copies and pickles.
+
+    Args:
+        state: of a class of states.
+    """
+    shown = type(state)._list_shared()
+    return {name: value for name, value in vars(state).items() if name not in shown}
+
+
+def set_own(state: Any, values: Mapping[str, Any]) -> None:
+    """Let a copy of a state share its attributes; where there is no state it has its own.
+
+    Args:
+        state: the copy.
+        values: the user's.
+    """
+    if (shared := state._shared_state) != {}:
+        state.__dict__ = shared
+    for name, value in values.items():
+        setattr(state, str(name), value)
 
 
 def list_values(owner: object, names: Iterable[str]) -> dict[str, Any]:
@@ -199,6 +241,10 @@ class SharedState(MutableMapping[str, Any], dict[str, Any]):  # type: ignore[mis
         """Return what the state is; what it was, where the class has another dict."""
         return self._saved or SavedState.of(_detach(self._fill()))
 
+    def _tag(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        saved = self._saved or SavedState.of(_detach(values))
+        return {Name(name, saved): value for name, value in values.items()}
+
     def _restore(self, saved: SavedState, slot: Slot) -> None:
         """Bring a state back, also the values under names of the user."""
         self._state._restore(saved, slot)
@@ -229,10 +275,6 @@ class SharedState(MutableMapping[str, Any], dict[str, Any]):  # type: ignore[mis
                 self._saved = saved
                 raise
 
-    def _tag(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        saved = self._save()
-        return {Name(name, saved): value for name, value in values.items()}
-
     def copy(self) -> dict[str, Any]:
         """Return a plain dict that brings the state back as it is now."""
         return self._tag(self._fill())
@@ -249,7 +291,10 @@ class SharedState(MutableMapping[str, Any], dict[str, Any]):  # type: ignore[mis
         return self.__reduce__()
 
     def __getitem__(self, name: str) -> Any:
-        return self._fill()[name]
+        values = self._fill()
+        if isinstance(name, Name) and name not in values:  # another thread reset the state since
+            return name.saved.shown[name]
+        return values[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.copy())
@@ -366,11 +411,10 @@ class StateType(ABCMeta):
                 current.enter()
                 raise
 
-    @property  # type: ignore[misc]  # final for mypy, not for Python
-    def __dict__(cls) -> Any:  # type: ignore[override]
-        """The attributes; `mock.patch` and `monkeypatch` find in them what they set back."""
-        found = super().__dict__
-        if "_shared_state" not in found or runtime.values_of_thread() is None:
+    def __getattribute__(cls, name: str) -> Any:
+        """Return an attribute; `mock.patch` and `monkeypatch` find in `__dict__` what they set back."""
+        found = super().__getattribute__(name)
+        if name != "__dict__" or "_shared_state" not in found or runtime.values_of_thread() is None:
             return found
         return MappingProxyType({**found, "_shared_state": cls._find_dict()})
 
@@ -406,6 +450,11 @@ class StateType(ABCMeta):
             cls._reset_state()
         if values and _find_saved(values) is None:
             cls()
+            shown = cls._shared_state
+            if wrong := [name for name in _PLACE if values.get(name, shown.get(name)) != shown.get(name)]:
+                raise AttributeError(
+                    f"{wrong[0]!r} of a new {cls.__name__} is found, not set: set it afterwards"
+                )
         cls._shared_state.update(values)
 
 

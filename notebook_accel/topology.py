@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 from . import environ
@@ -62,6 +63,19 @@ class Topology:
     def is_last(self) -> bool:
         """True in the highest rank."""
         return self.rank == self.world_size - 1
+
+
+def pretend(own: Topology, **numbers: int) -> Topology:
+    """Return a topology with other numbers; they may contradict each other, as code sets them one by one.
+
+    Args:
+        own: the topology of this process.
+        numbers: new ones by name.
+    """
+    made = copy.copy(own)
+    for name, number in numbers.items():
+        object.__setattr__(made, name, number)
+    return made
 
 
 def from_environ() -> Topology:

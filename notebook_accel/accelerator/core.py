@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from .. import compilation, detect, devices, environ, precision, runtime
+from .. import compilation, detect, devices, environ, precision, runtime, state_views
 from ..compilation import TorchDynamoPlugin
 from ..fp8 import AORecipeKwargs, FP8BackendType
 from ..fsdp import FullyShardedDataParallelPlugin
@@ -166,7 +166,9 @@ class Accelerator(
         self._runtime = _resolve_runtime(installed, mixed_precision, cpu, group, check)
         settings = self._runtime.settings
         self._dynamo = dynamo or settings.dynamo_plugin or compilation.choose(None, None)
-        self.state = AcceleratorState.__new__(AcceleratorState)  # __init__ only looks for this accelerator
+        self.state = state_views.attach(
+            object.__new__(AcceleratorState)
+        )  # __init__ only looks for this accelerator
         self.gradient_state = _start_accumulation(self._runtime, accumulation)
         self.device_placement = bool(device_placement)
         self.step_scheduler_with_optimizer = bool(step_scheduler_with_optimizer)

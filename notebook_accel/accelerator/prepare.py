@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -310,17 +311,20 @@ class PreparePart(Shared):
                 split_batches=self.dataloader_config.split_batches,
             )
         )
-        for index, strategic in zip(models, bundle.models, strict=True):
+        # a strategy may have added what belongs to an optimizer that came alone
+        for index, strategic in itertools.zip_longest(models, bundle.models):
             model = self._strategy.compile(strategic, self._dynamo)
             setattr(model, _MARK, True)
             _remember(self._models, model)
-            results[index] = model
+            if index is not None:
+                results[index] = model
         for index, optimizer in zip(optimizers, bundle.optimizers, strict=True):
             results[index] = self.prepare_optimizer(optimizer, device_placement=places[index])
-        for index, scheduler in zip(schedulers, bundle.schedulers, strict=True):
+        for index, scheduler in itertools.zip_longest(schedulers, bundle.schedulers):
             if isinstance(scheduler, AcceleratedScheduler):
                 _remember(self._schedulers, scheduler)
-                results[index] = scheduler
+                if index is not None:
+                    results[index] = scheduler
 
     def _hand_over(self) -> None:
         """Give the handlers to the strategy and the precision, which a copy of this accelerator has too."""

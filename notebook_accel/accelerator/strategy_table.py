@@ -111,6 +111,8 @@ def resolve_plugins(
 
 def _check_together(plugins: Plugins) -> None:
     plugin, config = plugins.fsdp, plugins.parallelism
+    if config is not None and config.sp_enabled:  # Trainer has such a config together with DeepSpeed
+        raise refuse("sequence parallel", config.equation())
     if plugins.deepspeed is not None and plugin is not None:
         raise refuse("deepspeed, fsdp")
     if plugins.deepspeed is not None and config is not None:
@@ -126,8 +128,6 @@ def _check_together(plugins: Plugins) -> None:
             raise refuse("no shard, options", what)
         if config is not None and config.dp_shard_enabled:
             raise refuse("no shard, dp_shard", config.equation())
-    if config is not None and config.sp_enabled:
-        raise refuse("sequence parallel", config.equation())
 
 
 def resolve_arguments(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
+
+_MARK: Final = "_dummy_scheduler"
 
 
 class DummyOptim:
@@ -52,3 +56,27 @@ class DummyScheduler:
         self.warmup_num_steps = warmup_num_steps
         self.lr_scheduler_callable = lr_scheduler_callable
         self.kwargs = kwargs
+        with contextlib.suppress(
+            AttributeError
+        ):  # it has slots: then it has to be prepared with the scheduler
+            setattr(optimizer, _MARK, weakref.ref(self))
+
+
+def dummy_of(optimizer: Any) -> DummyScheduler | None:
+    """Return the last `DummyScheduler` that was made for an optimizer, None if nobody keeps one.
+
+    Args:
+        optimizer: of torch, or a `DummyOptim`.
+    """
+    found = getattr(optimizer, _MARK, None)
+    return None if found is None else found()
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """Return the parameters that an optimizer trains.
+
+    Args:
+        optimizer: of torch, or a `DummyOptim`.
+    """
+    groups = optimizer.params if isinstance(optimizer, DummyOptim) else optimizer.param_groups
+    return [item for group in groups for item in (group["params"] if isinstance(group, dict) else [group])]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..strategies.base import Bundle
-from .dummies import DummyOptim, DummyScheduler
+from .dummies import DummyScheduler, parameters_of
 from .plugin import DeepSpeedPlugin
 
 
@@ -38,7 +38,7 @@ def pair_models(bundle: Bundle, plugin: DeepSpeedPlugin) -> list[Pairing]:
 
     Raises:
         ValueError: an optimizer trains no model or several; a model has several optimizers; a model that is to be
-            trained has none.
+            trained has none. Under ZeRO 3 a model without one is for evaluation.
     """
     owners = [_find_owner(optimizer, bundle.models) for optimizer in bundle.optimizers]
     pairings = []
@@ -51,7 +51,7 @@ def pair_models(bundle: Bundle, plugin: DeepSpeedPlugin) -> list[Pairing]:
         optimizer = own[0] if own else None
         shards = plugin.hf_ds_config.is_zero3()
         is_frozen = not any(item.requires_grad for item in model.parameters())
-        if optimizer is None and not (bundle.evaluation or is_frozen):
+        if optimizer is None and not (bundle.evaluation or is_frozen or shards):
             raise ValueError(
                 f"{type(model).__name__} came without its optimizer: call prepare(model, optimizer) with both, or "
                 "prepare_model(model, evaluation_mode=True) if it is not to be trained"
@@ -69,7 +69,7 @@ def pair_models(bundle: Bundle, plugin: DeepSpeedPlugin) -> list[Pairing]:
 
 def _find_owner(optimizer: Any, models: tuple[torch.nn.Module, ...]) -> int:
     """Return the index of the model whose parameters the optimizer trains."""
-    trained = {id(parameter) for parameter in _parameters(optimizer)}
+    trained = {id(parameter) for parameter in parameters_of(optimizer)}
     owners = [
         index for index, model in enumerate(models) if trained & {id(item) for item in model.parameters()}
     ]
@@ -77,14 +77,10 @@ def _find_owner(optimizer: Any, models: tuple[torch.nn.Module, ...]) -> int:
         many = "several models" if owners else "none of the models"
         raise ValueError(
             f"the parameters of {type(optimizer).__name__} belong to {many} in this call of prepare: DeepSpeed needs a "
-            "model together with an optimizer of its own"
+            "model together with an optimizer of its own. To train a prepared model by another optimizer, call "
+            "free_memory() first"
         )
     return owners[0]
-
-
-def _parameters(optimizer: Any) -> list[torch.Tensor]:
-    groups = optimizer.params if isinstance(optimizer, DummyOptim) else optimizer.param_groups
-    return [item for group in groups for item in (group["params"] if isinstance(group, dict) else [group])]
 
 
 def _find_scheduler(bundle: Bundle, optimizer: int) -> int | None:

@@ -23,6 +23,7 @@ from .fill import Facts, fill_config
 from .pairs import Pairing, pair_models
 from .plugin import DeepSpeedPlugin
 from .plugin_set import PluginSet
+from .released import ReleasedEngines, become
 from .wrappers import DeepSpeedEngineWrapper, DeepSpeedOptimizerWrapper, DeepSpeedSchedulerWrapper
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -46,6 +47,8 @@ class DeepSpeed(Strategy):
             plugin._device = runtime.device
         if plugins.selected is None:
             plugins.select()
+        self._made: list[Any] = []  # all engines; those below have optimizers
+        self._released = ReleasedEngines()
         self._engines: list[DeepSpeedEngineWrapper] = []
         self._optimizers: list[DeepSpeedOptimizerWrapper] = []
         self._quiet = 0
@@ -77,8 +80,9 @@ class DeepSpeed(Strategy):
         return True
 
     def release(self) -> None:
-        for engine in self._engines:
-            engine.engine.destroy()  # removes its hooks from the model
+        for engine in self._made:
+            self._released.add(engine)
+        self._made.clear()
         self._engines.clear()
         self._optimizers.clear()
 
@@ -90,25 +94,28 @@ class DeepSpeed(Strategy):
             library.drop_local_rank()
 
     def prepare(self, bundle: Bundle) -> Bundle:
+        """Return the bundle with its models ready; after them come those of optimizers that were prepared alone."""
+        bundle, before = self._released.complete(bundle)
         models: list[Any] = list(bundle.models)
         optimizers: list[Any] = list(bundle.optimizers)
         schedulers: list[Any] = list(bundle.schedulers)
         pairings = pair_models(bundle, self.plugin)
         # every config is checked before the first engine is made
         configs = [self._config(pairing, bundle) if pairing.needs_engine else None for pairing in pairings]
-        for pairing, config in zip(pairings, configs, strict=True):
+        engines = [*(None for _ in models[: len(models) - len(before)]), *before]
+        for pairing, config, engine in zip(pairings, configs, engines, strict=True):
             if config is None:
                 if bundle.placements[pairing.model]:
                     models[pairing.model].to(self.runtime.device)
                 continue
-            engine, optimizer, scheduler = self._make_engine(pairing, bundle, config)
-            models[pairing.model] = engine
+            models[pairing.model], optimizer, scheduler = self._make_engine(pairing, bundle, config, engine)
             if pairing.optimizer is not None:
                 optimizers[pairing.optimizer] = optimizer
             if pairing.scheduler is not None:
-                schedulers[pairing.scheduler] = DeepSpeedSchedulerWrapper(
-                    scheduler, optimizer, runtime=self.runtime
-                )
+                made = DeepSpeedSchedulerWrapper(scheduler, optimizer, runtime=self.runtime)
+                dummy = bundle.schedulers[pairing.scheduler]
+                schedulers[pairing.scheduler] = made if engine is None else become(dummy, made)
+        self._released.forget(bundle.models)
         return dataclasses.replace(
             bundle, models=tuple(models), optimizers=tuple(optimizers), schedulers=tuple(schedulers)
         )
@@ -137,7 +144,10 @@ class DeepSpeed(Strategy):
             return None
         return int(min(sizes) if self.plugin.is_train_batch_min else max(sizes))
 
-    def _make_engine(self, pairing: Pairing, bundle: Bundle, config: dict[str, Any]) -> tuple[Any, Any, Any]:
+    def _make_engine(
+        self, pairing: Pairing, bundle: Bundle, config: dict[str, Any], before: Any
+    ) -> tuple[Any, Any, Any]:
+        """Return an engine, its optimizer and its scheduler; the engine is the one that was there before, if any."""
         model: Any = bundle.models[pairing.model]
         raw = None if pairing.optimizer is None else bundle.optimizers[pairing.optimizer]
         dummy = None if pairing.scheduler is None else bundle.schedulers[pairing.scheduler]
@@ -153,6 +163,8 @@ class DeepSpeed(Strategy):
             arguments["lr_scheduler"] = dummy.lr_scheduler_callable
         self.plugin.set_moe_leaf_modules(model)
         engine, optimizer, _, scheduler = self.library.initialize(**arguments)
+        engine = engine if before is None else become(before, engine)
+        self._made.append(engine)
         self._cast_inputs_and_outputs(engine)
         wrapper = DeepSpeedEngineWrapper(engine)
         if raw is None:

@@ -70,9 +70,13 @@ class DeepSpeedEngineWrapper:
         if hasattr(optimizer, "_get_norm_groups"):  # ZeRO 3, which has no public name for it
             norms = torch.stack(optimizer._get_norm_groups())
             return torch.as_tensor(torch.linalg.vector_norm(norms) / optimizer.loss_scale)
-        gradients = [item.grad for item in self.engine.module.parameters() if item.grad is not None]
-        scale = getattr(optimizer, "cur_scale", 1.0)
-        return torch.nn.utils.get_total_norm(gradients) / scale
+        if hasattr(optimizer, "get_grads_for_norm"):  # bf16 whose gradients accumulate elsewhere, in float32
+            gradients = optimizer.get_grads_for_norm(for_clipping=True)
+        else:
+            gradients = [item.grad for item in self.engine.module.parameters() if item.grad is not None]
+        parts = [torch.linalg.vector_norm(item, dtype=torch.float32) for item in gradients]
+        norm = torch.linalg.vector_norm(torch.stack(parts or [torch.zeros(())]))
+        return torch.as_tensor(norm / getattr(optimizer, "cur_scale", 1.0))
 
     def clip(self, max_norm: float, norm: torch.Tensor) -> None:
         """Clip the gradients in the next step; the config's own limit applies too.

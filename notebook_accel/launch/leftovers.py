@@ -1,4 +1,11 @@
-"""What ended workers have left running: it is asked to end, and killed where it does not."""
+"""What ended workers have left running: it is asked to end, and killed where it does not.
+
+A worker leads a session, and what it starts is in that session, be it in the worker's process group or in another one.
+What was started in a session of its own is left alone: whoever detaches a program wants it to live on.
+
+The system gives the number of a session or group to no other process while one of it is there, if only as a zombie. So
+a process that runs under the number of a worker that has ended is a stranger, and nothing of the worker is left.
+"""
 
 from __future__ import annotations
 
@@ -7,69 +14,88 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
 from typing import Final
 
 import psutil
 
 from . import signals
+from .trackers import is_tracker
 
 _OBEY_SECONDS: Final = 1.0  # from SIGTERM to SIGKILL
 _GONE_SECONDS: Final = 1.0  # for what is killed, and for trackers after the others
 _LOOK_SECONDS: Final = 0.01
-_SAME_GROUP_SECONDS: Final = 1.0  # between two looks; after longer, the number may be another group's
-_TRACKER: Final = "multiprocessing.resource_tracker"
+_SAME_SESSION_SECONDS: Final = 1.0  # between two looks; after longer, another session may have the number
 
 
 class _Left:
-    """The process group of a worker, and those that it started in other groups.
+    """The session of a worker that has just ended.
 
     Args:
-        leader: the worker's process id, which is the id of the group.
-        below: those in other groups.
+        leader: the worker's process id, which is the number of the session, and of the worker's process group.
     """
 
-    def __init__(self, leader: int, below: Iterable[psutil.Process]) -> None:
+    def __init__(self, leader: int) -> None:
         self._leader = leader
         self._looked = time.monotonic()
         self._due = self._looked + _OBEY_SECONDS
-        self._spares_trackers = True
-        self._known: set[psutil.Process] = set(_list_group(leader))
-        signals.kill_group(leader, signal.SIGTERM)  # all at once: none starts another one meanwhile
-        self.ask(below)
-
-    def ask(self, processes: Iterable[psutil.Process]) -> None:
-        """Ask processes to end, each once."""
-        for process in set(processes) - self._known:
-            self._known.add(process)
-            _send(process, signal.SIGTERM)
+        self._trackers_due: float | None = None
+        self._found: set[psutil.Process] = set()
+        self._asked: set[int] = set()  # groups
+        self._running: dict[psutil.Process, int] | None = {}
 
     def is_alive(self) -> bool:
-        """Whether anything is left that runs, also what others have started as they ended."""
+        """Return whether anything is left that runs, once all of it was asked to end."""
         now = time.monotonic()
-        if now - self._looked < _SAME_GROUP_SECONDS:
-            self.ask(_list_group(self._leader))
-        self._looked = now
-        self._known = {process for process in self._known if _is_running(process)}
-        return bool(self._known)
+        is_late, self._looked = now - self._looked > _SAME_SESSION_SECONDS, now
+        found = _list_session(self._leader)
+        if found is None:  # then groups are all that can be asked for
+            self._running = None
+            self._ask_groups({self._leader})
+            return not is_late and signals.kill_group(self._leader, 0)
+        self._running = {process: group for process, group in found.items() if _is_running(process)}
+        if any(process.pid == self._leader for process in self._running):
+            return False
+        if is_late and not self._found.intersection(found):
+            return False
+        new, self._found = self._running.keys() - self._found, set(found)
+        for process in new:
+            if self._running[process] in self._asked:
+                _send(process, signal.SIGTERM)
+        self._ask_groups({self._leader, *self._running.values()})
+        if not found:  # what starts the next process and ends, again and again, may not be found
+            return signals.kill_group(self._leader, 0)
+        if not self._running:
+            signals.kill_group(self._leader)  # the same, beside processes that nobody waits for
+        return bool(self._running)
+
+    def _ask_groups(self, groups: set[int]) -> None:
+        """Ask groups to end, each once: all of a group at once, so that none starts another process meanwhile."""
+        for group in groups - self._asked:
+            signals.kill_group(group, signal.SIGTERM)
+        self._asked |= groups
 
     def kill(self) -> bool:
         """Kill what has not obeyed in time, those that remove shared memory last; return whether to go on looking."""
-        if time.monotonic() < self._due:
+        now = time.monotonic()
+        if now < self._due:
             return True
-        for process in self._known:
-            if not (self._spares_trackers and _is_tracker(process)):
+        if self._trackers_due is None:
+            self._trackers_due = now + _GONE_SECONDS
+        running = self._running or {}
+        trackers = {process for process in running if _may_be_tracker(process)}
+        if now < self._trackers_due and (trackers or self._running is None):
+            for process in running.keys() - trackers:
                 _send(process, signals.KILL)
-        self._due = time.monotonic() + _GONE_SECONDS
-        goes_on, self._spares_trackers = self._spares_trackers, False
-        return goes_on
+            return True
+        _kill_groups(self._leader, running)
+        return bool(running) and now < self._trackers_due + _GONE_SECONDS
 
 
 class Leftovers:
     """What the workers of a group have left running.
 
-    First it is asked to end by SIGTERM. Python's process that removes forgotten shared memory ignores that, and ends by
-    itself when the others have. What is still there after a second is killed.
+    First it is asked to end by SIGTERM. What removes forgotten shared memory ignores that, and ends by itself when the
+    others have. What is still there after a second is killed.
     """
 
     def __init__(self) -> None:
@@ -78,17 +104,16 @@ class Leftovers:
     def __bool__(self) -> bool:
         return bool(self._left)
 
-    def end(self, leader: int, below: Sequence[psutil.Process] = ()) -> None:
-        """Ask what a worker has left to end; never waits.
+    def end(self, leader: int) -> None:
+        """Ask what a worker has left to end; never waits, and never raises.
 
         Args:
-            leader: process id of the worker, which has ended and led a process group.
-            below: what it has started elsewhere.
+            leader: process id of the worker, which led a session. It has just ended: long afterwards another process
+                may have the number.
         """
-        if leader in self._left:
-            self._left[leader].ask(below)
-        elif below or signals.kill_group(leader, 0):
-            self._left[leader] = _Left(leader, below)
+        left = _Left(leader)
+        if leader not in self._left and left.is_alive():
+            self._left[leader] = left
 
     def look(self) -> None:
         """Kill what has not obeyed in time; never waits."""
@@ -97,34 +122,61 @@ class Leftovers:
                 del self._left[leader]
 
     def finish(self) -> None:
-        """Wait until nothing is left: for some milliseconds where all obey, else for two seconds at most."""
+        """Wait until nothing is left: for some milliseconds where all obey, else for three seconds at most."""
         while self._left:
             self.look()
             time.sleep(_LOOK_SECONDS if self._left else 0)
 
 
-def _list_group(leader: int) -> list[psutil.Process]:
-    found: list[psutil.Process] = []
-    if sys.platform != "win32" and signals.kill_group(leader, 0):
+def kill_session(leader: int) -> None:
+    """Kill all that is in the session of a worker.
+
+    Args:
+        leader: process id of the worker, which is still there.
+    """
+    _kill_groups(leader, _list_session(leader) or {})
+
+
+def _kill_groups(leader: int, members: dict[psutil.Process, int]) -> None:
+    for group in {
+        leader,
+        *members.values(),
+    }:  # at once: what only starts the next process and ends cannot escape
+        signals.kill_group(group)
+
+
+def _list_session(leader: int) -> dict[psutil.Process, int] | None:
+    """Return the processes of a session, zombies too, with their groups; None where the system does not list them."""
+    found: dict[psutil.Process, int] = {}
+    if sys.platform == "win32":  # it has no sessions
+        return found
+    try:
         for pid in psutil.pids():
-            with contextlib.suppress(OSError, psutil.Error):
-                if os.getpgid(pid) == leader:
-                    found.append(psutil.Process(pid))
+            with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+                if os.getsid(pid) == leader:
+                    found[psutil.Process(pid)] = os.getpgid(pid)
+    except (OSError, psutil.Error):  # there is no free descriptor
+        return None
     return found
 
 
 def _is_running(process: psutil.Process) -> bool:
+    """Return whether a process has not ended, as far as the system says."""
     try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
         return False
+    except (psutil.Error, OSError):
+        return True
 
 
-def _is_tracker(process: psutil.Process) -> bool:
+def _may_be_tracker(process: psutil.Process) -> bool:
     try:
-        return any(_TRACKER in word for word in process.cmdline())
+        return is_tracker(process.cmdline())
     except psutil.Error:
         return False
+    except OSError:  # there is no free descriptor
+        return True
 
 
 def _send(process: psutil.Process, signum: int) -> None:

@@ -145,7 +145,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def prepare(self, bundle: Bundle) -> Bundle:
-        """Return the bundle with its models ready, in order, and its optimizers over their parameters."""
+        """Return the bundle with its models ready, in order, and its optimizers over their parameters.
+
+        Models and schedulers that belong to an optimizer of the bundle, and were prepared before, may come after them.
+        """
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Run the backward pass, with the loss scaled where the precision needs it."""

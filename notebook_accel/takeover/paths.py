@@ -124,12 +124,12 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "utils.dataclasses": {
         "utils": "AORecipeKwargs AutocastKwargs BaseEnum BnbQuantizationConfig ComputeEnvironment "
-        "DDPCommunicationHookType DataLoaderConfiguration DeepSpeedPlugin DistributedDataParallelKwargs "
-        "DistributedType DynamoBackend FP8BackendType FP8RecipeKwargs FullyShardedDataParallelPlugin GradScalerKwargs "
-        "GradientAccumulationPlugin InitProcessGroupKwargs KwargsHandler LoggerType MSAMPRecipeKwargs "
-        "MegatronLMPlugin PrecisionType ProfileKwargs ProjectConfiguration RNGType SageMakerDistributedType "
-        "TERecipeKwargs TorchContextParallelConfig TorchDynamoPlugin TorchTensorParallelConfig "
-        "TorchTensorParallelPlugin",
+        "DDPCommunicationHookType DataLoaderConfiguration DeepSpeedPlugin DeepSpeedSequenceParallelConfig "
+        "DistributedDataParallelKwargs DistributedType DynamoBackend FP8BackendType FP8RecipeKwargs "
+        "FullyShardedDataParallelPlugin GradScalerKwargs GradientAccumulationPlugin InitProcessGroupKwargs "
+        "KwargsHandler LoggerType MSAMPRecipeKwargs MegatronLMPlugin PrecisionType ProfileKwargs ProjectConfiguration "
+        "RNGType SageMakerDistributedType TERecipeKwargs TorchContextParallelConfig TorchDynamoPlugin "
+        "TorchTensorParallelConfig TorchTensorParallelPlugin",
         "choices": "EnumWithContains=ChoiceMeta",
         "utils.other": "CustomDtype get_module_class_from_name",
         "utils.structure": "TensorInformation",

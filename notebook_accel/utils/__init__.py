@@ -138,6 +138,7 @@ from .operations import (
 from .vendor import (
     AbstractTrainStep,
     BertTrainStep,
+    DeepSpeedSequenceParallelConfig,
     FP8RecipeKwargs,
     GPTTrainStep,
     MegatronLMDummyDataLoader,
@@ -168,6 +169,7 @@ __all__ = [
     "DeepSpeedOptimizerWrapper",
     "DeepSpeedPlugin",
     "DeepSpeedSchedulerWrapper",
+    "DeepSpeedSequenceParallelConfig",
     "DistributedDataParallelKwargs",
     "DistributedOperationException",
     "DistributedType",

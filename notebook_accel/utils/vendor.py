@@ -11,6 +11,10 @@ _TRANSFORMER_ENGINE: Final = (
     "fp8 with Transformer Engine is not supported; torchao's is (pip install torchao): "
     "Accelerator(mixed_precision='fp8')"
 )
+_SEQUENCES: Final = (
+    "DeepSpeed's sequence parallel (Ulysses, ALST) is not supported: leave sp_size out. On GPUs "
+    "ParallelismConfig(cp_size=...) with FSDP splits sequences"
+)
 _RECIPES: Final = "this recipe for fp8 is not supported; torchao's is (pip install torchao): AORecipeKwargs"
 
 
@@ -57,6 +61,8 @@ T5TrainStep: Any = _make_refusing_class("T5TrainStep", _MEGATRON)
 avg_losses_across_data_parallel_group: Any = _make_refusing_function(
     "avg_losses_across_data_parallel_group", _MEGATRON
 )
+
+DeepSpeedSequenceParallelConfig: Any = _make_refusing_class("DeepSpeedSequenceParallelConfig", _SEQUENCES)
 
 FP8RecipeKwargs: Any = _make_refusing_class("FP8RecipeKwargs", _RECIPES)
 MSAMPRecipeKwargs: Any = _make_refusing_class("MSAMPRecipeKwargs", _RECIPES)

@@ -165,6 +165,33 @@ def test_what_goes_on_starting_processes(tmp_path: Path, how: str) -> None:
     assert out.splitlines()[-1] == "2 []", out
 
 
+def test_a_daemon_that_does_not_obey(tmp_path: Path) -> None:
+    """Python itself waits for one for ever, at the end of a process."""
+    (tmp_path / "daemons.py").write_text("""
+import multiprocessing, os, signal, time
+
+def sleep(said):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    said.send(os.getpid())
+    time.sleep(300)
+
+def leave():
+    heard, said = multiprocessing.Pipe(False)
+    multiprocessing.Process(target=sleep, args=(said,), daemon=True).start()
+    return heard.recv()
+""")
+    out = run(
+        """
+        from daemons import leave
+        from tests.faults.scripts import is_alive
+        pids = notebook_launcher(leave, num_processes=2, returns="all")
+        print(len(set(pids)), list(filter(is_alive, pids)))
+        """,
+        tmp_path,
+    )
+    assert out.splitlines()[-1] == "2 []", out
+
+
 def test_sockets_of_killed_loader_workers(tmp_path: Path) -> None:
     """Of a launch in this process: data loader workers are processes that send tensors, as this one does."""
     out = run(
@@ -192,3 +219,38 @@ def test_sockets_of_killed_loader_workers(tmp_path: Path) -> None:
         tmp_path,
     )
     assert out.splitlines()[-1] == "2 [] 1", out
+
+
+def test_what_has_a_session_of_its_own(tmp_path: Path) -> None:
+    """It lives on, also where its rank is stopped; torch's keeper of shared memory is such a process."""
+    out = run(
+        """
+        import glob, torch
+        from tests.faults.scripts import is_alive
+        def work():
+            torch.multiprocessing.set_sharing_strategy("file_system")
+            tensor = torch.ones(1000)
+            tensor.share_memory_()
+            rank = os.environ["RANK"]
+            with open(f"{rank}.part", "w") as file:
+                file.write(str(subprocess.Popen(["sleep", "300"], start_new_session=True).pid))
+            os.rename(f"{rank}.part", f"{rank}.pid")
+            wait_until(lambda: len(glob.glob("*.pid")) == 2, "the other rank")
+            if rank == "0":
+                raise ValueError("on purpose")
+            time.sleep(300)
+        before = set(glob.glob("/dev/shm/torch_*"))
+        try:
+            notebook_launcher(work, num_processes=2)
+        except ValueError as error:
+            print(error)
+        pids = [int(open(name).read()) for name in glob.glob("*.pid")]
+        print(list(map(is_alive, pids)))
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not set(glob.glob("/dev/shm/torch_*")) - before, "the keeper removes memory of killed ranks")
+        print("removed")
+        """,
+        tmp_path,
+    )
+    assert out.splitlines()[-2:] == ["[True, True]", "removed"], out

@@ -6,6 +6,7 @@ with those of Accelerate.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,12 @@ def test_all_cases_end(done: Results) -> None:
         errors = {
             name: case["where"] for cases in rank.values() for name, case in cases.items() if "where" in case
         }
-        assert errors.keys() == {"wrong_values"}, errors
+        assert errors.keys() == {"wrong_values", "split_sequences"}, errors
         assert (
             "train_micro_batch_size_per_gpu=7 vs hf per_device_train_batch_size=4" in errors["wrong_values"]
         )
+        refusal = "sp_size above 1 with any strategy (sp 2): DeepSpeed's sequence parallel (Ulysses, ALST)"
+        assert f"NotImplementedError: {refusal} is not supported" in errors["split_sequences"]
 
 
 def test_fsdp_trains_as_a_plain_model(done: Results) -> None:
@@ -121,12 +124,43 @@ def test_deepspeed_trains_as_a_plain_model(done: Results) -> None:
             if "again" in found and not name.startswith("plain"):
                 assert found["engine"] == "DeepSpeedEngine", name
                 assert list_losses(found["again"]) == pytest.approx(list_losses(found), rel=1e-4), name
+        for name in ("guide_2", "guide_3"):
+            assert list_losses(cases[name]) == pytest.approx(list_losses(cases["plain_guided"]), rel=1e-4), (
+                name
+            )
+            assert cases[name]["optimizer"] == "DeepSpeedOptimizerWrapper"
+            rates = [entry["learning_rate"] for entry in cases[name]["log"] if "learning_rate" in entry]
+            assert rates == pytest.approx([0, 2e-3 * math.log(2) / math.log(3), *(2e-3,) * 3]), name
         assert cases["optimizer_and_schedule"]["scheduler"] == "DeepSpeedSchedulerWrapper"
         assert list_losses(cases["bf16"]) == pytest.approx(list_losses(plain), rel=2e-2)
         assert cases["stage_3"]["config"]["zero_optimization"]["reduce_bucket_size"] == 16 * 16
         assert cases["stage_2"]["config"]["gradient_accumulation_steps"] == 2
         assert cases["smaller_batches"]["sizes"][-1] == 2
         assert cases["config_first"] == {"seen": [True, True, False, False, 3, False, True], "after": False}
+
+
+def test_one_trainer_trains_by_deepspeed_several_times(done: Results) -> None:
+    for rank in done:
+        cases = {name: case["found"] for name, case in rank[DEEPSPEED].items() if "found" in case}
+        plain = cases["plain_again"]
+        for name in ("again_2", "again_3"):
+            found = cases[name]
+            assert found["kinds"] == ["DeepSpeedEngine", "DeepSpeedOptimizerWrapper", "LambdaLR"]
+            for ours, theirs in zip(found["logs"], plain["logs"], strict=True):
+                assert list_losses({"log": ours}) == pytest.approx(list_losses({"log": theirs}), rel=1e-4)
+            losses = [entry[0]["eval_loss"] for entry in found["evaluated"]]
+            assert losses[-3:] == pytest.approx([entry[0]["eval_loss"] for entry in plain["evaluated"]])
+        configured = cases["again_by_config"]
+        assert configured["kinds"][-1] == "DeepSpeedSchedulerWrapper"
+        rates = [
+            [entry["learning_rate"] for entry in log if "learning_rate" in entry]
+            for log in configured["logs"]
+        ]
+        assert rates[0] == rates[1] == [0, 1e-2, 1e-2], "the schedule begins anew"
+        hooks = {name: case["hooks"] for name, case in cases.items() if "hooks" in case}
+        assert hooks["again_2"] == hooks["again_by_config"] == 1, "an engine that was released leaves none"
+        two = cases["two_trainers"]
+        assert list_losses({"log": two["second"]})[0] != list_losses({"log": two["found"][0][1]})[0]
 
 
 def test_a_model_that_transformers_split(tmp_path: Path) -> None:

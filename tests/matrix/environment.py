@@ -11,7 +11,6 @@ import subprocess
 from pathlib import Path
 from typing import Any, Final
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from .rows import Row, read_image
@@ -80,9 +79,14 @@ class Environment:
         own = f"{ROOT}[{','.join(self.row.extras)}]"
         if self.row.image:
             self._check_that_nothing_is_replaced(own)
-        lowest = self._list_lowest() if self.row.lowest else []
-        limits = ["--constraint", str(ROOT / self.row.constraints)] if self.row.constraints else []
-        self._pip("install", *limits, *lowest, *self.row.beside, "--editable", own)
+        if self.row.lowest:
+            self._pip("install", "uv")  # pip can only try the newest
+            uv = (str(self.folder / "bin" / "uv"), "pip", "install", "--quiet", "--python", str(self.python))
+            lowest = ("--resolution", "lowest-direct", *self.row.beside, "--editable", own)
+            subprocess.run([*uv, *lowest], cwd=ROOT, check=True)
+        else:
+            limits = ["--constraint", str(ROOT / self.row.constraints)] if self.row.constraints else []
+            self._pip("install", *limits, *self.row.beside, "--editable", own)
         self._stamp.write_text(wanted, encoding="utf-8")
 
     def _install_torch(self, torch_xla: str | None) -> None:
@@ -109,17 +113,6 @@ class Environment:
             if (name := canonicalize_name(one["metadata"]["name"])) in before
         ]
         assert not replaced, f"installing {own} would replace {', '.join(replaced)}"
-
-    def _list_lowest(self) -> list[str]:
-        """Return the lowest versions that this package's bounds allow."""
-        code = "import importlib.metadata as m, json; print(json.dumps(m.requires('notebook-accel')))"
-        self._pip("install", "--no-deps", "--editable", str(ROOT))
-        found = []
-        for line in json.loads(self._run("-c", code)):
-            one = Requirement(line)
-            if one.marker is None and one.name != "torch":
-                found += [f"{one.name}=={part.version}" for part in one.specifier if part.operator == ">="]
-        return found
 
     def _list(self) -> str:
         return self._run("-m", "pip", "--disable-pip-version-check", "list", "--format=json")

@@ -279,8 +279,23 @@ def end_aim():
     threading.settrace(None)
 
 
+def forget_cells():
+    """Drop what IPython keeps of all cells: their output, and the syntax tree of each file in a traceback."""
+    if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) is not None:
+        getattr(shell.history_manager, "outputs", {}).clear()
+    if "stack_data.core" in sys.modules:
+        for name in ("__executing_cache", "__source_cache_with_lines"):
+            sys.modules["stack_data.core"].Source._class_local(name, {}).clear()
+        for module in ("executing.executing", "executing._position_node_finder"):
+            found = vars(sys.modules[module])
+            for one in [*found.values(), *vars(found["Source"]).values()]:
+                if hasattr(one, "cache_clear"):
+                    one.cache_clear()
+
+
 def look():
     """Hand over what can be told of this process from inside only."""
+    forget_cells()
     gc.collect()
     from multiprocessing import active_children
 

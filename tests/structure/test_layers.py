@@ -89,7 +89,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "deepspeed": (
         ("config", "cpu_order", "dummies", "resharding", "wrappers"),
-        ("checkpoints", "library", "settings"),
+        ("checkpoints", "library", "released", "settings"),
         ("plugin",),
         ("fill", "pairs", "plugin_set"),
         ("resolve", "strategy"),
@@ -98,7 +98,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "estimation": (("building", "sizes"), ("sources",)),
     "hooks": (("*",), ("align", "cpu"), ("attach",)),
     "launch": (
-        ("descriptors", "durations", "job", "main_module", "request", "signals"),
+        ("descriptors", "durations", "job", "main_module", "request", "signals", "trackers"),
         ("leftovers", "script"),
         ("checks", "transfer"),
         ("worker",),

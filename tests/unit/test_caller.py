@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from notebook_accel import infer_auto_device_map
+from notebook_accel import caller, infer_auto_device_map
 from notebook_accel.fsdp import FullyShardedDataParallelPlugin
 
 
@@ -33,3 +33,11 @@ def test_the_line_of_a_constructor_that_is_generated(kind: type[FullyShardedData
     with pytest.warns(UserWarning, match="is not looked at") as caught:
         kind(auto_wrap_policy="no_wrap", min_num_params=7)
     assert caught[0].filename == __file__
+
+
+def test_the_line_of_code_without_a_file() -> None:
+    code = "def f():\n    warn('hello')\nf()\n"
+    with pytest.warns(UserWarning, match="hello") as caught:
+        exec(code, {"__name__": "__main__", "warn": caller.warn})
+    exec(code, {"__name__": None, "warn": caller.warn})  # of which Python itself shows no warnings
+    assert (caught[0].filename, caught[0].lineno) == ("<string>", 2)

@@ -6,7 +6,7 @@ import copy
 import importlib
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import pytest
@@ -16,7 +16,12 @@ from notebook_accel import FullyShardedDataParallelPlugin, ParallelismConfig
 from notebook_accel.checked import Checked
 from notebook_accel.compilation import DynamoBackend, TorchDynamoPlugin
 from notebook_accel.fp8 import AORecipeKwargs
-from notebook_accel.handlers import DistributedDataParallelKwargs, ProfileKwargs, ProjectConfiguration
+from notebook_accel.handlers import (
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    ProfileKwargs,
+    ProjectConfiguration,
+)
 from notebook_accel.parallelism import (
     TorchContextParallelConfig,
     TorchTensorParallelConfig,
@@ -203,6 +208,9 @@ def test_the_folder_for_logs_follows_the_project_only_where_it_was_not_given() -
     project.logging_dir = "logs"
     project.project_dir = "c"
     assert project.logging_dir == "logs"
+    project = ProjectConfiguration("a", logging_dir="a")
+    project.project_dir = "b"
+    assert project.logging_dir == "a", "it was given"
 
 
 def test_a_recipe_keeps_its_config() -> None:
@@ -295,3 +303,69 @@ def test_fields_are_checked_whatever_a_post_init_of_the_user_calls() -> None:
     with pytest.raises(ValueError, match="comm_hook 'zip' is unknown"):
         handler.comm_hook = "zip"  # type: ignore[assignment]
     assert handler.made and handler.comm_hook == "no"
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value", "strategy"),
+    [
+        ("HYBRID_SHARD", "reshard_after_forward", True, "HYBRID_SHARD"),
+        ("HYBRID_SHARD_ZERO2", "reshard_after_forward", False, "HYBRID_SHARD_ZERO2"),
+        ("NO_SHARD", "reshard_after_forward", None, "NO_SHARD"),
+        ("HYBRID_SHARD", "reshard_after_forward", False, "SHARD_GRAD_OP"),
+        ("SHARD_GRAD_OP", "sharding_strategy", "FULL_SHARD", "FULL_SHARD"),
+        ("SHARD_GRAD_OP", "sharding_strategy", None, "FULL_SHARD"),
+    ],
+)
+def test_a_strategy_stays_where_nothing_contradicts_it(
+    given: str, name: str, value: Any, strategy: str
+) -> None:
+    plugin = FullyShardedDataParallelPlugin(sharding_strategy=given)
+    setattr(plugin, name, value)
+    assert plugin.strategy == strategy
+
+
+def test_a_name_for_the_present_kind_of_checkpoint_keeps_its_config() -> None:
+    plugin = FullyShardedDataParallelPlugin()
+    config = plugin.state_dict_config
+    plugin.state_dict_type = "full_state_dict"
+    assert plugin.state_dict_config is config
+
+
+def test_a_class_that_derives_from_a_closed_one_has_what_it_wants() -> None:
+    class Own(DataLoaderConfiguration):
+        @property
+        def doubled(self) -> int | None:
+            return self.data_seed
+
+        @doubled.setter
+        def doubled(self, value: int) -> None:
+            self.data_seed = value * 2
+
+    options = Own()
+    options.doubled, options.name = 2, "mine"  # type: ignore[attr-defined]
+    assert (options.data_seed, options.name) == (4, "mine")  # type: ignore[attr-defined]
+
+
+@dataclass
+class Copied(Outer):
+    copies: Any = None
+
+    def __post_init__(self) -> None:
+        self.copies = [copy.deepcopy(self), pickle.loads(pickle.dumps(self, 0))]
+
+
+def test_a_copy_that_a_post_init_makes_is_checked() -> None:
+    for other in Copied(size=2).copies:
+        with pytest.raises(ValueError, match="size 0"):
+            other.size = 0
+
+
+def test_an_instance_that_no_constructor_made_is_checked_when_it_is_complete() -> None:
+    plugin = FullyShardedDataParallelPlugin(auto_wrap_policy="SIZE_BASED_WRAP", activation_checkpointing=True)
+    for items in (fields(plugin), tuple(reversed(fields(plugin)))):
+        other = FullyShardedDataParallelPlugin.__new__(FullyShardedDataParallelPlugin)
+        for item in items:
+            setattr(other, item.name, getattr(plugin, item.name))
+        assert other == plugin and other.strategy == "FULL_SHARD"
+        with pytest.raises(ValueError, match="SOME"):
+            other.sharding_strategy = "SOME"

@@ -194,7 +194,7 @@ CASES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "tp plugin, parallelism": lambda patch: accelerator(
         torch_tp_plugin=TorchTensorParallelPlugin(), parallelism_config=ParallelismConfig()
     ),
-    "sequence parallel": lambda patch: accelerator(parallelism_config=ParallelismConfig(sp_size=2)),
+    "sequence parallel": lambda patch: together(deepspeed={}, parallelism=ParallelismConfig(sp_size=2)),
     "cp, sp": lambda patch: ParallelismConfig(cp_size=2, sp_size=2),
     "cp, cpu": lambda patch: check(world=2, parallelism=ParallelismConfig(cp_size=2)),
     "cp, windows": lambda patch: window(),

@@ -151,6 +151,11 @@ def test_a_launch_refuses_sizes_that_are_not_its_own(tmp_path: Path) -> None:
     variables = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "two"}
     with pytest.raises(ValueError, match="PARALLELISM_CONFIG_TP_SIZE"):
         notebook_launcher(print, num_processes=2, environment=variables)
+    path.write_text("use_cpu: true\nparallelism_config:\n  parallelism_config_sp_size: 2\n")
+    with pytest.raises(
+        ValueError, match=r"sp_size above 1 .*\(sp 2\): DeepSpeed's sequence parallel \(Ulysses"
+    ):
+        notebook_launcher(print, num_processes=2, config=path)
     with pytest.raises(TypeError, match="plan 'colwise' is no dict of module names and styles"):
         TorchTensorParallelConfig(plan="colwise")  # type: ignore[arg-type]
 

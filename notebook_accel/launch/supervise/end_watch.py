@@ -107,5 +107,6 @@ def _open_pidfd(pid: int) -> int:
         return -1
     try:
         return os.pidfd_open(pid)
-    except OSError:  # an old kernel, a sandbox, or a process that is gone already
+    # a Python that was built on an old system, an old kernel, a sandbox, or a process that is gone already
+    except (AttributeError, OSError):
         return -1

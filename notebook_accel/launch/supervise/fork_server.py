@@ -62,7 +62,7 @@ def start(job: Job, check: Callable[[], None]) -> None:
             return
         try:
             reader, writer = forkserver.connect_to_new_process([])
-        except ConnectionError:  # an earlier request that was broken off is ending it just now
+        except (ConnectionError, EOFError):  # an earlier request that was broken off is ending it just now
             _replace(check)
             reader, writer = forkserver.connect_to_new_process([])
     try:

@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any, ClassVar, Final, Protocol
 
+import psutil
+
 from ... import runtime
 from ...errors import LaunchError
 from ...events import Event, Notice, Order, Phase
 from ...stream.inbox import Channel, End, Inbox
 from ...stream.wire import GO, PipeEnd
 from .. import descriptors, signals
-from ..leftovers import Leftovers
+from ..leftovers import Leftovers, kill_session
 from ..transfer.parent_state import ParentState
 from ..worker import early, environment
 from ..worker.main import WorkerSpec, main
@@ -151,7 +153,6 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         self._sockets = socket_folder.WorkersFolder()
         self._memory_kills = MemoryKills()
         self._leftovers = Leftovers()
-        self._abandoned: set[int] = set()
         self._context = multiprocessing.get_context(self._job.start_method)
         descriptors.keep_from_forks(self)
 
@@ -357,12 +358,11 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
             grace: seconds that workers have to end after the signal, before they are killed; 0 kills at once.
             signum: the signal.
         """
-        pids = [member.pid for member in self.list_running()]
-        # before their parents end: afterwards nobody knows whose they are
-        below = {pid: signals.descendants([pid]) for pid in pids}
+        below: list[psutil.Process] = []
+        if sys.platform == "win32":  # which has no sessions: afterwards nobody knows whose they are
+            below = signals.descendants([member.pid for member in self.list_running()])
         super().stop(grace, signum)
-        for pid in set(pids) - self._abandoned:
-            self._leftovers.end(pid, below[pid])
+        signals.kill_all(below)
         self._leftovers.finish()
 
     @property
@@ -373,8 +373,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
     def abandon(self, member: _LocalMember) -> None:
         """Note that a worker was killed and does not end: nobody waits for it any more."""
         self._leave_alone(member)
-        self._abandoned.add(member.pid)
-        signals.kill_group(member.pid)  # what it started does end
+        kill_session(member.pid)  # what it started does end
         text = (
             f"rank {member.rank} (process {member.pid}) was killed and has not ended: "
             f"{signals.describe_state(member.pid)}. It is left behind"

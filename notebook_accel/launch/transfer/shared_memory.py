@@ -191,10 +191,21 @@ def _view_bytes(part: Buffer) -> memoryview:
     return view if view.format == "B" else view.cast("B")
 
 
+def _create_memory() -> int:
+    """Return a descriptor of memory; -1 where Python or the system has none, or a sandbox forbids it."""
+    if sys.platform != "linux" or not hasattr(os, "memfd_create"):
+        return -1
+    try:
+        return os.memfd_create("notebook_accel", os.MFD_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
+            raise
+        return -1
+
+
 def _open_unnamed(size: int) -> int:
-    if sys.platform == "linux":
-        fd = os.memfd_create("notebook_accel", os.MFD_CLOEXEC)
-    else:
+    fd = _create_memory()
+    if fd < 0:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
     try:

@@ -11,6 +11,7 @@ import time
 from typing import Final
 
 from ...stream.readable import wait_readable
+from ..trackers import is_tracker
 
 _F_SETSIG: Final = 10  # Linux: which signal O_ASYNC sends
 _OBEY_SECONDS: Final = 0.5  # from SIGTERM to SIGKILL; as long is looked for more to kill
@@ -44,18 +45,18 @@ def follow(fd: int) -> None:
 
 
 def end_children() -> None:
-    """Ask all that this process has started and that is in its process group to end, and kill what does not obey.
+    """Ask all that this process has started and that is in its session to end, and kill what does not obey.
 
     A worker does so as its last act, as far as the system lists its children: where its notebook is just being killed,
     nobody else would do it.
     """
     if sys.platform != "linux":
         return
-    group, tracker = os.getpgrp(), _find_tracker()
+    session = os.getsid(0)
     for signum in (signal.SIGTERM, signal.SIGKILL):
         sent: set[int] = set()
         end = time.monotonic() + _OBEY_SECONDS
-        while running := {pid for pid in _list_below(os.getpid()) if _is_running_in(pid, group)} - tracker:
+        while running := {pid for pid in _list_below(os.getpid()) if _is_running_in(pid, session)}:
             new = running - sent
             for pid in new:
                 with contextlib.suppress(OSError):
@@ -67,31 +68,29 @@ def end_children() -> None:
             time.sleep(_LOOK_SECONDS)
 
 
-def _find_tracker() -> set[int]:
-    """Return the process, if there is one, that removes what this one left in shared memory."""
-    trackers = sys.modules.get("multiprocessing.resource_tracker")
-    pid = getattr(getattr(trackers, "_resource_tracker", None), "_pid", None)
-    return {pid} if isinstance(pid, int) else set()
-
-
 def _list_below(pid: int) -> list[int]:
     """Return the living children of a process, their children, and so on."""
     found: list[int] = []
-    with contextlib.suppress(OSError):  # it has ended, or this system lists no children
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children") as file:
-                found += map(int, file.read().split())
+    threads: list[str] = []
+    with contextlib.suppress(OSError):  # it has ended
+        threads = os.listdir(f"/proc/{pid}/task")
+    for thread in threads:
+        # the thread has just ended, or this system lists no children
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
+            found += map(int, file.read().split())
     return [pid for child in found for pid in (child, *_list_below(child))]
 
 
-def _is_running_in(pid: int, group: int) -> bool:
-    """Return whether a process of a group has not ended."""
+def _is_running_in(pid: int, session: int) -> bool:
+    """Return whether a process of a session has not ended; not of a tracker, which ends by itself, after this one."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            state, _, its_group, *_ = file.read().rpartition(")")[2].split()
+            state, _, _, its_session, *_ = file.read().rpartition(")")[2].split()
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+            command = file.read().split("\0")
     except OSError:
         return False
-    return int(its_group) == group and state not in "ZX"
+    return int(its_session) == session and state not in "ZX" and not is_tracker(command)
 
 
 def _wait_for_end(fd: int) -> None:

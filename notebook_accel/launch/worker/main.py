@@ -39,6 +39,7 @@ from .metrics_reporter import WorkerReporter
 from .order_listener import OrderListener
 
 _LAST_COLLECTIVE = 10.0  # seconds that a rank waits for its peers at the end
+_OBEY_SECONDS = 10.0  # that daemons have to end when they are asked to
 _LONGEST_PAUSE = 0.25
 
 
@@ -241,6 +242,7 @@ def _leave(code: int, output: capture.Capture) -> NoReturn:
     try:
         with contextlib.suppress(Exception):
             threading._shutdown()  # type: ignore[attr-defined]
+        threading.Thread(target=_kill_deaf_daemons, daemon=True).start()
         with contextlib.suppress(Exception):
             multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # waits for its processes; a fork has no exit handler for it
         with contextlib.suppress(Exception):
@@ -249,6 +251,16 @@ def _leave(code: int, output: capture.Capture) -> NoReturn:
         lifeline.end_children()
     finally:
         os._exit(code)
+
+
+def _kill_deaf_daemons() -> None:
+    """Kill, after a while, daemons that multiprocessing asks to end at exit: it waits for a deaf one for ever."""
+    while True:
+        time.sleep(_OBEY_SECONDS)
+        for child in list(multiprocessing.process._children):  # type: ignore[attr-defined]
+            if child.daemon:
+                with contextlib.suppress(OSError, ValueError):
+                    child.kill()
 
 
 def _forget_kernel() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate import ParallelismConfig
 from accelerate.utils import DeepSpeedPlugin
 from transformers.integrations import HfDeepSpeedConfig, is_deepspeed_zero3_enabled
 
@@ -148,6 +151,46 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"gradient_checkpointing": True, "resume": False},
     ),
 }
+# what Transformers' guide advises; on CPUs offloading moves nothing
+OFFLOADED = {"device": "cpu", "pin_memory": True}
+GUIDE = {
+    **AUTO,
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
+    },
+    "scheduler": {
+        "type": "WarmupLR",
+        "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"},
+    },
+    "steps_per_print": 2000,
+    "wall_clock_breakdown": False,
+}
+GUIDE_2 = {
+    "stage": 2,
+    "offload_optimizer": OFFLOADED,
+    "allgather_partitions": True,
+    "allgather_bucket_size": 2e8,
+    "overlap_comm": True,
+    "reduce_scatter": True,
+    "reduce_bucket_size": 2e8,
+    "contiguous_gradients": True,
+}
+GUIDE_3 = {
+    **THREE,
+    "offload_optimizer": OFFLOADED,
+    "offload_param": OFFLOADED,
+    "overlap_comm": True,
+    "contiguous_gradients": True,
+    "sub_group_size": 1e9,
+    "stage3_max_live_parameters": 1e9,
+    "stage3_max_reuse_distance": 1e9,
+}
+GUIDED = {"warmup_steps": 3, "weight_decay": 0.1, "max_grad_norm": 0.3, "resume": False}
+TABLE |= {
+    "guide_2": ({**GUIDE, "zero_optimization": GUIDE_2}, GUIDED),
+    "guide_3": ({**GUIDE, "zero_optimization": GUIDE_3}, GUIDED),
+}
 for name, (config, options) in TABLE.items():
     CASES[name] = lambda folder, config=config, options=options: train(folder, config, **options)
 
@@ -161,6 +204,64 @@ def by_file(folder: Path) -> dict[str, Any]:
     return train(folder / "out", str(path), make_llama, gradient_accumulation_steps=2, **data)
 
 
+def train_again(folder: Path, config: Any, evaluate_first: bool = False, **options: Any) -> dict[str, Any]:
+    """Train, evaluate, train again, and go on from a checkpoint, all by one trainer."""
+    often = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "learning_rate": 1e-2}
+    make = partial(make_bert, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    trainer = build(folder, config, make, {**often, **options})
+    found = {"evaluated": [without_times([trainer.evaluate()])] if evaluate_first else [], "logs": []}
+    for resume in (None, None, str(folder / "checkpoint-1")):
+        trainer.optimizer = None  # DeepSpeed needs a new one; without DeepSpeed the old one would go on
+        trainer.train(resume_from_checkpoint=resume)
+        found["logs"].append(without_times(trainer.state.log_history))
+        found["evaluated"].append(without_times([trainer.evaluate()]))
+    kinds = [type(part).__name__ for part in (trainer.model_wrapped, trainer.optimizer, trainer.lr_scheduler)]
+    return {**found, "kinds": kinds, "hooks": len(trainer.model._forward_hooks)}
+
+
+@CASES.add
+def plain_guided(folder: Path) -> dict[str, Any]:
+    """Train with the optimizer and the schedule of the guide's config, without DeepSpeed."""
+
+    def rate(step: int) -> float:
+        """DeepSpeed's schedule, which begins with the first step of the optimizer."""
+        return min(1.0, math.log(max(1, step)) / math.log(GUIDED["warmup_steps"]))
+
+    model = make_bert()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    trainer = make_trainer(folder, model, optimizers=(optimizer, scheduler), max_grad_norm=0.3, **OFTEN)
+    trainer.train()
+    return tell(trainer)
+
+
+AGAIN: dict[str, tuple[Any, dict[str, Any]]] = {
+    "plain_again": (None, {}),
+    "again_2": ({**AUTO, "zero_optimization": {"stage": 2}}, {}),
+    "again_3": ({**AUTO, "zero_optimization": THREE}, {"evaluate_first": True}),
+    "again_by_config": (
+        {**AUTO, **ADAM, **WARMUP, "zero_optimization": {"stage": 1}},
+        {"warmup_steps": 1, "max_steps": 3},
+    ),
+}
+for name, (config, options) in AGAIN.items():
+    CASES[name] = lambda folder, config=config, options=options: train_again(folder, config, **options)
+
+
+@CASES.add
+def two_trainers(folder: Path) -> dict[str, Any]:
+    """Trainings with other values, one after the other, in one process; the first goes on after the second."""
+    made, found = [], []
+    for stage, rate in ((2, 1e-2), (1, 1e-3)):
+        config = {**AUTO, "zero_optimization": {"stage": stage}}
+        made.append(build(folder / str(stage), config, make_bert, {"max_steps": 2, "learning_rate": rate}))
+        made[-1].train()
+    for trainer in made:
+        found.append([without_times([trainer.evaluate()]), without_times(trainer.state.log_history)])
+    made[0].train()
+    return {"found": found, "second": without_times(made[0].state.log_history)}
+
+
 @CASES.add
 def wrong_values(folder: Path) -> dict[str, Any]:
     """A config that contradicts the arguments is refused."""
@@ -171,6 +272,14 @@ def wrong_values(folder: Path) -> dict[str, Any]:
         "zero_optimization": {"stage": 1},
     }
     return train(folder, config, resume=False)
+
+
+@CASES.add
+def split_sequences(folder: Path) -> dict[str, Any]:
+    """Sequences are not split; the trainer says so when it is made."""
+    arguments = make_arguments(folder, deepspeed={**AUTO, "zero_optimization": {"stage": 2}})
+    arguments.parallelism_config = ParallelismConfig(sp_size=2)
+    return {"trainer": str(make_trainer(folder, make_llama(), args=arguments))}
 
 
 @CASES.add

@@ -130,7 +130,7 @@ def refusals(run: Accelerator, model: Any, optimizer: Any, folder: str) -> dict[
         "part": said(lambda: run.clip_grad_norm_([first], 1.0)),
         "stranger": said(lambda: run.clip_grad_norm_([torch.ones(1)], 1.0)),
         "closure": said(lambda: optimizer.step(lambda: 1.0)),
-        "alone": said(lambda: run.prepare(torch.nn.Linear(2, 2))),
+        "alone": said(lambda: run.prepare(torch.optim.SGD(model.parameters(), lr=0.1))),
         "background": said(lambda: run.save_state(f"{folder}-b", async_save=True)),
     }
     run.wait_for_everyone()
@@ -342,6 +342,36 @@ def clipped_away(stage: int) -> float:
     return float((after["weight"] - before).abs().max()) if after else 0.0
 
 
+def again(run: Accelerator | None) -> list[float]:
+    """Return the losses of a layer that a new optimizer trains three times; only the first is prepared with it."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(8, 1)
+    model: Any = layer
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
+    losses = []
+    for number in range(3):
+        optimizer: Any = torch.optim.SGD(layer.parameters(), lr=0.05, momentum=0.9)
+        if run is not None and number == 0:
+            model, optimizer = run.prepare(layer, optimizer)
+        elif run is not None:
+            run.free_memory()
+            optimizer = run.prepare(optimizer)
+            assert run._models == [model]
+        for _ in range(3):
+            loss = ((model(x) - x.sum(dim=1, keepdim=True)) ** 2).mean()
+            losses.append(float(loss.detach()))
+            (torch.Tensor.backward if run is None else run.backward)(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+def again_by(stage: int) -> list[Any]:
+    """Return the losses of `again`, and what is said of a model without an optimizer."""
+    run = accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=stage))
+    return [again(run), said(lambda: run.prepare(torch.nn.Linear(2, 2)))]
+
+
 def bf16() -> dict[str, Any]:
     run = accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=2), mixed_precision="bf16")
     layer = torch.nn.Linear(8, 1)
@@ -357,6 +387,25 @@ def bf16() -> dict[str, Any]:
     return {"weights": str(layer.weight.dtype), "outputs": str(y.dtype), "losses": losses}
 
 
+def norms_in_bf16(stage: int, **more: Any) -> list[float]:
+    """Return the norms of gradients that accumulate over batches and processes, by a config with more sections."""
+    plugin = DeepSpeedPlugin(hf_ds_config={"zero_optimization": {"stage": stage}, **more})
+    run = accelerator(deepspeed_plugin=plugin, mixed_precision="bf16", gradient_accumulation_steps=2)
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(64, 64)
+    model, optimizer = run.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+    x = torch.randn(4, 16, 64, generator=torch.Generator().manual_seed(run.process_index))
+    norms = []
+    for number, batch in enumerate(x):
+        with run.accumulate(model):
+            run.backward((model(batch) ** 2).mean() * (number + 1))
+            if run.sync_gradients:
+                norms.append(float(run.clip_grad_norm_(model.parameters(), 1.0)))
+            optimizer.step()
+            optimizer.zero_grad()
+    return norms
+
+
 def everything(folder: str) -> dict[str, Any]:
     """Do all of it; what fails is told as text."""
     todo: dict[str, Callable[[], Any]] = {
@@ -364,6 +413,10 @@ def everything(folder: str) -> dict[str, Any]:
     }
     todo |= {f"loops {stage}": lambda stage=stage: loops(stage) for stage in (0, 1, 2, 3)}
     todo |= {f"clipped away {stage}": lambda stage=stage: clipped_away(stage) for stage in (0, 1, 2, 3)}
+    todo |= {f"again {stage}": lambda stage=stage: again_by(stage) for stage in (0, 1, 2, 3)}
+    todo |= {f"norms in bf16 {stage}": lambda stage=stage: norms_in_bf16(stage) for stage in (0, 2)}
+    in_float32 = {"grad_accum_dtype": "fp32"}
+    todo |= {"norms in bf16, float32": lambda: norms_in_bf16(1, data_types=in_float32)}
     todo |= {"misfit": lambda: misfit(folder)}
     todo |= {"autos": lambda: autos(folder), "several": several, "bf16": bf16}
     todo |= {"transformers": lambda: transformers(f"{folder}/gpt2")}

@@ -100,7 +100,7 @@ def test_what_is_refused_in_training(found: list[dict[str, Any]], folder: Path, 
             "stranger": "ValueError: none of the parameters to clip belongs to a model that was prepared",
             "closure": "ValueError: DeepSpeed with a closure for step(): its optimizers take none. Call step() after "
             "backward()",
-            "alone": "ValueError: Linear came without its optimizer: call prepare(model, optimizer) with both",
+            "alone": "ValueError: the parameters of SGD belong to none of the models in this call of prepare",
             "background": "ValueError: DeepSpeed writes its part of a checkpoint itself, while nothing trains",
             "count": f"CheckpointError: {kept.parent} holds 2 models that DeepSpeed saved",
             "shard": f"CheckpointError: {kept}/",
@@ -193,7 +193,25 @@ def test_two_models_train_in_turns(found: list[dict[str, Any]]) -> None:
         assert losses == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_an_optimizer_alone_goes_on_with_an_engine_that_was_released(
+    found: list[dict[str, Any]], stage: int
+) -> None:
+    expected = ranks.again(None)
+    for losses, refusal in of(found, f"again {stage}"):
+        assert losses == pytest.approx(expected, rel=1e-5)
+        asked = "no error" if stage == 3 else "ValueError: Linear came without its optimizer"
+        assert refusal.startswith(asked), "ZeRO 3 shards models for evaluation too"
+
+
 def test_bf16(found: list[dict[str, Any]]) -> None:
     for result in of(found, "bf16"):
         assert (result["weights"], result["outputs"]) == ("torch.bfloat16", "torch.float32")
         assert result["losses"][-1] < result["losses"][0] / 2
+
+
+def test_norms_in_bf16_are_those_of_all_batches(found: list[dict[str, Any]]) -> None:
+    sharded = of(found, "norms in bf16 2")[0]
+    for name in ("norms in bf16 0", "norms in bf16, float32"):
+        first, second = of(found, name)
+        assert first == second == pytest.approx(sharded, rel=1e-3), name

@@ -133,7 +133,6 @@ REASONS: dict[str, dict[str, str]] = {
             ),
             MEGATRON,
         ),
-        "DeepSpeedSequenceParallelConfig": "sequences are not shared out by DeepSpeed",
         "ProfilerActivity": "a word of an argument's type",
     },
     "utils.deepspeed": {"map_pytorch_optim_to_deepspeed": PARTS},

@@ -29,6 +29,7 @@ _START_SECONDS: Final = (
 _CONNECT_SECONDS: Final = 30.0
 _EXPLAIN_SECONDS: Final = 40.0  # Ray takes about half of that to declare a silent node dead
 _ASK_SECONDS: Final = 1.0
+_LEFT_SECONDS: Final = 5.0  # for actors, to end what their ranks have left running
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,6 +296,9 @@ class RayWorkerGroup(WorkerGroup[_RayMember]):
         self._inbox.close()
         with contextlib.suppress(ConnectionError):  # Ray is gone, and all that it had placed
             if cluster.is_up():
+                works = [member.work for member in self._members if member.has_ended and member.work]
+                if works:
+                    ray.wait(works, num_returns=len(works), timeout=_LEFT_SECONDS)
                 for actor in self._actors:
                     ray.kill(actor)
                 if self._placement_group is not None:

@@ -130,7 +130,6 @@ class RankProcess:
     """
 
     def __init__(self, start: Callable[[Descriptors], Running], store: socket.socket | None) -> None:
-        self._below: list[psutil.Process] = []
         self._signal = 0
         self.events, their_events = socket.socketpair()
         self.stdout, their_stdout = Pipe(duplex=False)
@@ -170,8 +169,6 @@ class RankProcess:
         if not running.pid:
             self._signal = signals.KILL if self._signal == signals.KILL else signum
             return
-        if signum == signals.KILL:
-            self._below = signals.descendants([running.pid])  # nobody knows later whose they are
         signals.send(running.pid, signum)
 
     def send_waiting(self) -> None:
@@ -187,7 +184,7 @@ class RankProcess:
             leftovers: sees to it that they do.
         """
         if self.running.pid:
-            leftovers.end(self.running.pid, self._below)
+            leftovers.end(self.running.pid)
 
     def close(self) -> None:
         """Let go of the process: what is left of it ends."""

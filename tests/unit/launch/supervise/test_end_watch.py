@@ -65,6 +65,17 @@ def test_a_process_runs_as_long_as_the_system_says_so() -> None:
         watch.close()
 
 
+def test_a_python_that_was_built_on_an_old_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    with sleeper() as process:
+        watch = EndWatch(process)
+        assert not watch.has_ended() and watch.fd == process.sentinel
+        process.kill()
+        process.join()
+        assert watch.has_ended() and watch.exitcode == -signal.SIGKILL
+        watch.close()
+
+
 def test_a_process_may_leave_with_that_code_itself() -> None:
     with sleeper() as process:
         watch = EndWatch(Claimed(process.pid or 0, 255), server=os.getpid())

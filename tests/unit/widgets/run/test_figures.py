@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import comm
 import pytest
-from comm.base_comm import BaseComm
 
-from notebook_accel.events import Display
-from notebook_accel.widgets.run.panel import Panel
-from notebook_accel.widgets.run.picture import Picture
+comm = pytest.importorskip("comm", reason="the oldest ipywidgets bring a way of their own")
+
+from comm.base_comm import BaseComm  # noqa: E402
+
+from notebook_accel.events import Display  # noqa: E402
+from notebook_accel.widgets.run.panel import Panel  # noqa: E402
+from notebook_accel.widgets.run.picture import Picture  # noqa: E402
 
 SIZE = 100_000
 
