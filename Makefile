@@ -110,19 +110,20 @@ $(VENV)/chromium.stamp: $(VENV)/dev.stamp
 	fi; \
 	echo "== no Chromium and no way to install it: the tests in tests/browser will skip"
 
-# The nodes of tests/nodes are network namespaces, which ip makes.
-# After Chromium: one apt-get locks out another.
+# The nodes of tests/nodes are network namespaces, which ip makes; hosts that ssh reaches have an sshd in them. Only root
+# can make them: for others no server is installed. After Chromium: one apt-get locks out another.
 $(VENV)/iproute2.stamp: $(VENV)/dev.stamp | $(VENV)/chromium.stamp
-	@command -v ip && touch $@ && exit; \
-	as_root=; [ "$$(id -u)" = 0 ] || as_root="sudo --non-interactive"; \
+	@command -v ip && { [ "$$(id -u)" != 0 ] || { command -v ssh && [ -x /usr/sbin/sshd ]; }; } && touch $@ && exit; \
+	as_root=; packages="iproute2 openssh-client openssh-server"; \
+	[ "$$(id -u)" = 0 ] || { as_root="sudo --non-interactive"; packages=iproute2; }; \
 	if command -v apt-get >/dev/null && $$as_root true; then \
-		echo "== installing iproute2"; \
+		echo "== installing $$packages"; \
 		export DEBIAN_FRONTEND=noninteractive; \
 		$$as_root apt-get update --quiet=2 && \
-		$$as_root apt-get install --yes --quiet=2 --no-install-recommends iproute2 >/dev/null && \
+		$$as_root apt-get install --yes --quiet=2 --no-install-recommends $$packages >/dev/null && \
 		touch $@ && exit; \
 	fi; \
-	echo "== no iproute2 and no way to install it: the tests in tests/nodes will skip"
+	echo "== no iproute2 or OpenSSH and no way to install it: tests in tests/nodes will skip"
 
 demo: $(VENV)/tutorial.stamp
 	$(PY) tutorials/run.py tutorials/01_first_launch.ipynb --output build/01_first_launch.ipynb --show "Test accuracy"
@@ -170,7 +171,7 @@ ELSEWHERE := $(UNIT) $(addprefix tests/,benchmarks contract gpu libraries notebo
 test-nodes: $(VENV)/dev.stamp $(VENV)/kernels/stamp $(VENV)/chromium.stamp $(VENV)/iproute2.stamp
 	$(IF_APART) $(PY) -m pytest tests $(ELSEWHERE:%=--ignore=%) --durations=10
 
-test-contract: $(VENV)/dev.stamp
+test-contract: $(VENV)/dev.stamp $(VENV)/iproute2.stamp
 	$(IF_APART) $(PY) -m pytest tests/contract --durations=10
 
 # What the notebook packages have no part in is tested once, by test-notebooks.

@@ -23,6 +23,10 @@ TABLE: Final[Mapping[str, str]] = {
     "TORCHELASTIC_MAX_RESTARTS": "how often the run may be restarted",
     "TORCHELASTIC_RUN_ID": "name of the run",
     "TORCHELASTIC_ERROR_FILE": "file a worker of torch elastic writes its error to",
+    # of the system
+    "PATH": "folders with programs",
+    # set by sshd on a host
+    "SSH_CONNECTION": "address and port of the client, and of this host",
     # as Accelerate names them; read, so that its users' settings keep working
     "ACCELERATE_MIXED_PRECISION": "no, fp16, bf16 or fp8",
     "ACCELERATE_USE_CPU": "true: do not use an accelerator device",

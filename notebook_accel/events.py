@@ -237,10 +237,12 @@ class ReleaseOrder(Order):
     Attributes:
         call: number of the call.
         pids: process ids of all ranks.
+        addresses: of the machines that the ranks are on; empty where they are all on one.
     """
 
     call: int
     pids: Sequence[int]
+    addresses: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

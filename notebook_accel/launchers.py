@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from . import environ
@@ -82,6 +82,8 @@ def notebook_launcher(
     on_hang: OnHang = "tell",
     engine: str | Engine = "auto",
     address: str | None = None,
+    hosts: Sequence[str] | None = None,
+    python: str | Mapping[str, str] | None = None,
     tpu_mode: Literal["process", "spmd"] = "process",
     secret: str | os.PathLike[str] | None = None,
 ) -> Any:
@@ -94,8 +96,8 @@ def notebook_launcher(
     Args:
         function: each process calls it, as `function(*args)`. It may be defined in a cell.
         args: positional arguments of the function.
-        num_processes: number of processes on this node; under Ray on all nodes. None is one for each GPU or TPU chip,
-            or 1 without any; under Ray one for each CPU if there is no GPU.
+        num_processes: number of processes on this node; under Ray and ssh on all nodes. None is one for each GPU or TPU
+            chip, or 1 without any; under Ray one for each CPU if there is no GPU.
         mixed_precision: `no`, `fp16`, `bf16` or `fp8`. An `Accelerator` in the workers uses it.
         use_port: port of the rendezvous store on node 0; None is a free port.
         master_addr: host name or address of node 0.
@@ -135,11 +137,15 @@ def notebook_launcher(
         on_hang: `tell` reports a hang and goes on waiting. `raise` ends the run, or restarts its workers if
             `max_restarts` allows it.
         engine: what starts the processes. `inprocess` runs a single one in this process, `elastic` starts workers here
-            under torch elastic, `xla` starts one for each TPU chip, `ray` starts them on a Ray cluster. Other packages
-            add engines by the entry points `notebook_accel.engines`. An `Engine` object is possible too. `auto` chooses
-            by the machine and the other arguments.
+            under torch elastic, `xla` starts one for each TPU chip, `ray` starts them on a Ray cluster, `ssh` on
+            `hosts`. Other packages add engines by the entry points `notebook_accel.engines`. An `Engine` object is
+            possible too. `auto` chooses by the machine and the other arguments.
         address: address of the engine's cluster; under Ray `auto`, `host:port` or `ray://host:port`. None is the
             cluster that this process is connected to; without one, Ray starts on this machine.
+        hosts: where ranks run, reached by your own ssh client: `["gpu1", "gpu2:4", "me@10.0.0.7"]`. `gpu2:4` has four
+            ranks. Without a number a host has one for each GPU, or one. Rank 0 is on the first host.
+        python: path of the Python on the hosts, or a dict of those by host. None is the path of this process's Python,
+            else `python3` there.
         tpu_mode: `process` is one process for each TPU chip. `spmd` is one process that uses all chips: this process,
             if it has not used the TPU in another way.
         secret: what the nodes of a run prove to each other, the same on all of them: a text, or the `Path` of a file

@@ -254,6 +254,7 @@ class Runtime:
         gradient: the state of gradient accumulation.
         accelerated: whether there is an `Accelerator`; the first one fixes the precision.
         feed: sends batches to the device; None where they are only copied.
+        store: where ranks of several machines meet, if this process holds it; None otherwise.
         token: stands for this runtime where a reference would keep it alive.
     """
 
@@ -264,6 +265,7 @@ class Runtime:
     gradient: GradientFlags = field(default_factory=GradientFlags)
     accelerated: bool = False
     feed: Feed | None = None
+    store: Any = None
     token: object = field(default_factory=object, repr=False, compare=False)
 
     def __copy__(self) -> Runtime:
@@ -336,6 +338,7 @@ _reporter: Reporter | None = None
 _runs: list[Any] = []
 _sessions: list[Any] = []
 _fork_server: int | None = None
+_connections: list[Any] = []
 _owners: weakref.WeakSet[Any] = weakref.WeakSet()
 _stores: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -450,6 +453,11 @@ def set_fork_server(pid: int | None) -> None:
     """
     global _fork_server
     _fork_server = pid
+
+
+def connections() -> list[Any]:
+    """Return what holds this process's connections to hosts, in a list of one or none. Changes of the list count."""
+    return _connections
 
 
 def owners() -> weakref.WeakSet[Any]:

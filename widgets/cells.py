@@ -154,6 +154,8 @@ def _parse(line: str) -> Any:
     parser.add_argument("--mixed-precision", choices=legal_words("mixed_precision"))
     parser.add_argument("--start-method", choices=legal_words("start_method"))
     parser.add_argument("--output", choices=OUTPUTS)
+    parser.add_argument("--hosts", nargs="+", action="extend", help="hosts that ssh reaches: gpu1 gpu2:4")
+    parser.add_argument("--python", help="path of the Python on the hosts")
     parser.add_argument("--config", help="`default`, or the path of a config file")
     parser.add_argument("--hang-timeout", type=_seconds, help="seconds, or `none`")
     parser.add_argument("--help", "-h", action="store_true")
@@ -165,7 +167,15 @@ def _parse(line: str) -> Any:
     if options.help:
         print(parser.format_help())
         return None
-    names: Sequence[str] = ("mixed_precision", "start_method", "output", "config", "hang_timeout")
+    names: Sequence[str] = (
+        "mixed_precision",
+        "start_method",
+        "output",
+        "hosts",
+        "python",
+        "config",
+        "hang_timeout",
+    )
     options.arguments = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.arguments.get("hang_timeout") == 0:
         options.arguments["hang_timeout"] = None

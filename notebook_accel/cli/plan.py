@@ -247,6 +247,8 @@ def _is_tee(text: str) -> bool:
 
 def _complete(config: LaunchConfig, *, is_given: bool) -> LaunchConfig:
     """Return the config with what this machine decides: processes, their kind, and whether they use the CPU."""
+    if config.hosts and config.engine == _AUTO:
+        config = config.model_copy(update={"engine": "ssh"})
     if _is_elsewhere(config):
         return config
     kind = _find_kind(config)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from . import argument_checks as checks
+from . import hosts as of_hosts
 from .option import Argument, Read, Rows, any_case, as_text, option
 
 DistributedKind = Literal[
@@ -138,8 +139,8 @@ class LaunchOptions(Rows):
         "Processes on all nodes together; by default one for each device found.",
         ge=1,
         argument=Argument(
-            help="Processes on this node, under Ray on all; by default one for each GPU or TPU chip, or 1. A single "
-            "process is the notebook's own.",
+            help="Processes on this node, under Ray and ssh on all; by default one for each GPU or TPU chip, or 1. A "
+            "single process is the notebook's own.",
             convert=_per_node,
         ),
     )
@@ -259,8 +260,8 @@ class LaunchOptions(Rows):
     engine: str = option(
         "auto",
         "What starts the processes: `inprocess` none, `elastic` torch elastic on this machine, `xla` one for each TPU "
-        "chip, `ray` Ray on a cluster, or what another package adds; `auto` is what the machine and the other options "
-        "need.",
+        "chip, `ray` Ray on a cluster, `ssh` your ssh client on `hosts`, or what another package adds; `auto` is what "
+        "the machine and the other options need.",
         file=False,
         expert=True,
         argument=Argument(check=checks.check_nothing),  # the table of engines checks it
@@ -273,6 +274,31 @@ class LaunchOptions(Rows):
         expert=True,
         engines=("ray",),
         argument=Argument(variable="RAY_ADDRESS"),
+    )
+    hosts: tuple[str, ...] = option(
+        (),
+        "The hosts of a launch by ssh, in the order of their ranks: gpu1, me@10.0.0.7, or gpu2:4 for four ranks; "
+        "without a number a host has one for each GPU, or 1.",
+        file=False,
+        expert=True,
+        engines=("ssh",),
+        argument=Argument(
+            default=None,
+            convert=lambda hosts, values: list(hosts) or None,
+            check=of_hosts.check_hosts,
+        ),
+    )
+    python: str | None = option(
+        None,
+        "Path of the Python on the hosts; by default the path of the one that launches, else `python3` there.",
+        file=False,
+        expert=True,
+        engines=("ssh",),
+        argument=Argument(
+            help="Path of the Python on the hosts, or a dict of those by host; by default the path of the one that "
+            "launches, else `python3` there.",
+            check=of_hosts.check_python,
+        ),
     )
     tpu_mode: TpuMode = option(
         "process",
@@ -300,7 +326,7 @@ class LaunchOptions(Rows):
         ge=0,
         le=1_000_000,
         file=False,
-        engines=("elastic", "xla", "ray"),
+        engines=("elastic", "xla", "ray", "ssh"),
         argument=Argument(
             help="How often all workers are started again after one failed on this node; nodes that come or go do not "
             "count."
@@ -337,7 +363,7 @@ class LaunchOptions(Rows):
         "`max_restarts` allows.",
         file=False,
         expert=True,
-        engines=("elastic", "xla", "ray"),
+        engines=("elastic", "xla", "ray", "ssh"),
         argument=Argument(),
     )
     returns: Returns = option(
@@ -354,7 +380,7 @@ class LaunchOptions(Rows):
         launches="notebooks",
         file=False,
         expert=True,
-        engines=("elastic", "xla", "ray"),
+        engines=("elastic", "xla", "ray", "ssh"),
         argument=Argument(),
     )
     view: View = option(
@@ -392,7 +418,7 @@ class LaunchOptions(Rows):
         "Folder for the output of each process.",
         file=False,
         expert=True,
-        engines=("elastic", "xla", "ray"),
+        engines=("elastic", "xla", "ray", "ssh"),
         argument=Argument(check=checks.check_folder),
     )
     tee: str = option(

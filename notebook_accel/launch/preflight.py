@@ -95,7 +95,7 @@ def resolve(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
     is_script = isinstance(request.function, Script)
     if not is_script:  # a cluster may give a rank to the command that launches a script
         _check_no_worker(problems, variables)
-    requested = _find_requested_engine(problems, options["engine"])
+    requested = _find_requested_engine(problems, "ssh" if _is_by_ssh(options, wrong) else options["engine"])
     machine = _look_at_machine(problems, options, requested, variables, environment)
     rendezvous = _resolve_nodes(problems, options, wrong)
     _check_function(problems, request.function, request.args)
@@ -237,6 +237,11 @@ def _find_requested_engine(problems: Problems, engine: Any) -> Engine | None:
     return None
 
 
+def _is_by_ssh(options: Options, wrong: Collection[str]) -> bool:
+    """Return whether the hosts alone say which engine it is."""
+    return options["engine"] == base.AUTO and bool(options["hosts"]) and "hosts" not in wrong
+
+
 def _choose_engine(options: Options, machine: Machine, needs_workers: bool) -> str:
     """Return the name of the engine to use, if the user did not ask for one."""
     if machine.kind is not devices.XLA:
@@ -280,7 +285,7 @@ def _count_processes(problems: Problems, options: Options, machine: Machine, req
     try:
         return _count_devices(options, machine, requested)
     except LaunchError as error:  # for example because the engine's cluster does not answer
-        problems.append(ValueError(str(error)))
+        problems += map(ValueError, str(error).splitlines())
         return 0
 
 
@@ -400,6 +405,10 @@ def _check_engine(problems: Problems, job: Job, engine: Engine) -> None:
     for name, (value, differs) in used.items():
         if differs and name in engine.refuses:
             text = f"{name}={value!r} with engine={engine.name!r}: {engine.refuses[name]}"
+            problems.append(ValueError(text))
+    for name in ("hosts", "python"):
+        if job.options[name] and engine.name not in arguments.options()[name].row.engines:
+            text = f"{name}={job.options[name]!r} with engine={engine.name!r}: it is for engine='ssh'"
             problems.append(ValueError(text))
     if job.start_method not in ("auto", *engine.start_methods):
         known = ", ".join(map(repr, ("auto", *engine.start_methods)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -46,6 +46,7 @@ class Call:
         pids: process ids of all ranks of the session, also of those that take no part.
         tell: sends an order.
         kill: ends a worker that does not come back.
+        addresses: of the machines that the ranks are on; empty where they are all on this one.
         grace: seconds that ranks have to end after one has failed.
         hang_timeout: seconds after which a wait for absent ranks is reported, None for never.
         results: of ranks that have returned.
@@ -66,6 +67,7 @@ class Call:
     pids: dict[int, int]
     tell: Callable[[Order], None]
     kill: Callable[[int], None]
+    addresses: Sequence[str] = ()
     grace: float = 1.0
     hang_timeout: float | None = None
     results: dict[int, Result] = field(default_factory=dict)
@@ -175,12 +177,15 @@ class Call:
             self.was_released = True
             pids = list(self.pids.values())
             for rank in unfinished:
-                self.tell(ReleaseOrder(rank=rank, time=stamp, call=self.number, pids=pids))
+                self.tell(self._make_release(rank, stamp, pids))
             self._stage, self._next = 3, now + _RELEASE_SECONDS
         else:
             for rank in unfinished:
                 self.kill(rank)
             self._next = float("inf")
+
+    def _make_release(self, rank: int, stamp: float, pids: Sequence[int]) -> ReleaseOrder:
+        return ReleaseOrder(rank=rank, time=stamp, call=self.number, pids=pids, addresses=self.addresses)
 
     def _agree_on_stop(self, now: float) -> None:
         stamp = time.time()
@@ -218,7 +223,8 @@ class Call:
             self.tell(StackOrder(rank=rank, time=time.time(), call=self.number))
 
     def _sentence(self, stacks: Mapping[int, StackReport], timeout: float) -> str:
-        silent = {rank: self.pids[rank] for rank in self.unfinished - stacks.keys()}
+        absent = self.unfinished - stacks.keys()
+        silent = {rank: 0 if self.addresses else self.pids[rank] for rank in absent}
         return hang_report.describe_wait(
             stacks, self.ranks - self.unfinished, self.pids.keys() - self.ranks, timeout, silent
         )

@@ -16,13 +16,16 @@ import psutil
 
 from .. import runtime
 from ..comm import torch_dist
+from ..environ import get
 
 
-def close_connections_to(pids: Sequence[int]) -> None:
+def close_connections_to(pids: Sequence[int], addresses: Sequence[str] = ()) -> None:
     """Shut this process's connections to others, and abort its groups of other backends than gloo.
 
     Args:
         pids: process ids of the others.
+        addresses: of their machines, where they are on several: then all connections to these are shut, but those to
+            the store where the ranks meet.
     """
     torch_dist.abort_groups()
     current = runtime.current()
@@ -30,9 +33,12 @@ def close_connections_to(pids: Sequence[int]) -> None:
         current.comm.shut_down_sockets()
     own = _connections(psutil.Process().pid)
     theirs = {_ports(found) for pid in pids for found in _connections(pid)}
+    store = get("MASTER_PORT")
     for found in own:
         here, there = _ports(found)
-        if found.fd >= 0 and (there, here) in theirs:
+        is_to_rank = len(addresses) > 1 and found.raddr.ip.removeprefix("::ffff:") in addresses
+        is_to_rank = is_to_rank and store not in (str(here), str(there))
+        if found.fd >= 0 and (is_to_rank or (there, here) in theirs):
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(found.fd)) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
 

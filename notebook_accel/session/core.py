@@ -7,24 +7,25 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from .. import devices, environ
-from ..config import arguments
 from ..config.argument_checks import check_environment
 from ..config.launch_options import Returns, StartMethod
 from ..errors import RunStoppedError, SessionError
 from ..launch import preflight, registry, signals
 from ..launch.checks.problems import check_seconds, raise_all
 from ..launch.durations import format_duration
+from ..launch.engines.base import Engine
 from ..launch.request import LaunchRequest
 from ..launch.transfer import failures
 from ..launch.transfer.unpicklable import pack_call, unpack_value
 from ..stream.sinks import Output, Sink, TextSink
 from . import cells, service
 from .call import Call
+from .options import apply_config
 from .workers import Workers, describe_stopped, make_start_phases
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ class Session:
         grace: seconds that the other ranks have to return after one has failed. Then they are interrupted.
         log_line_prefix_template: `string.Template` of the text before each line of output. It may contain `${rank}`,
             `${local_rank}` and `${role_name}`.
+        hosts: where the workers run, as in `notebook_launcher`; None is this machine.
+        python: the Python on the hosts, as in `notebook_launcher`.
+        engine: `auto`, `ssh`, or an `SshEngine`.
 
     Attributes:
         job: what the workers run.
@@ -81,6 +85,9 @@ class Session:
         hang_timeout: float | None = 300.0,
         grace: float = 1.0,
         log_line_prefix_template: str | None = None,
+        hosts: Sequence[str] | None = None,
+        python: str | Mapping[str, str] | None = None,
+        engine: str | Engine = "auto",
     ) -> None:
         __tracebackhide__ = True
         raise_all(list(check_environment("environment", environment)), "Session")
@@ -91,19 +98,25 @@ class Session:
             "output": output,
             "log_line_prefix_template": log_line_prefix_template,
             "environment": environment,
+            "hosts": hosts,
+            "python": python,
+            "engine": engine,
         }
         if config is not None:
-            options = _apply_config(options, config)
+            options = apply_config(options, config)
         check_seconds(grace=grace)
         if hang_timeout is not None:
             check_seconds(1e-3, hang_timeout=hang_timeout)
-        if options["num_processes"] is None:
+        if options["num_processes"] is None and hosts is None and engine == "auto":
             use_cpu = environ.flag_in(options["environment"] or {}, "ACCELERATE_USE_CPU")
             if devices.best(use_cpu) is devices.CPU:
                 options["num_processes"] = CPU_PROCESSES
         request = LaunchRequest(function=service.join, options=options, quiet=True, serve=service.serve)
-        job, _ = preflight.check(request, "Session")
-        self.job = registry.reserve_devices(job)
+        job, self._engine = preflight.check(request, "Session")
+        is_here = self._engine.on_this_node
+        if not is_here and type(self._engine).make_session_group is Engine.make_session_group:
+            raise ValueError(f"Session: engine={job.engine!r} has no sessions: choose 'ssh', with hosts=")
+        self.job = registry.reserve_devices(job) if is_here else job
         self.hang_timeout = hang_timeout
         self.grace = grace
         self.started = time.time()
@@ -121,9 +134,10 @@ class Session:
 
     def _start(self) -> None:
         __tracebackhide__ = True
-        registry.require_descriptors(self.num_processes)
+        if self._engine.on_this_node:
+            registry.require_descriptors(self.num_processes)
         with signals.delay_interrupt(signals.PATIENCE):
-            self._held[:] = [workers := Workers(self.job)]
+            self._held[:] = [workers := Workers(self.job, self._engine)]
             try:
                 workers.start()
                 self._call(service.join, (), name="the start of the session", returns="none", is_start=True)
@@ -476,21 +490,6 @@ def current_session() -> Session | None:
 def _close_all(held: list[Workers]) -> None:
     for workers in held:
         workers.close()
-
-
-def _apply_config(options: Mapping[str, Any], config: Source) -> dict[str, Any]:
-    """Return the options. A config supplies those that the call does not have."""
-    __tracebackhide__ = True
-    from ..config import launch as by_config
-
-    names = ("num_processes", "mixed_precision")
-    given = [name for name in names if options[name] != arguments.defaults()[name]]
-    found = by_config.arguments(by_config.find_config(config), given)
-    if found.values.get("num_nodes", 1) != 1:
-        raise ValueError(f"config names {found.values['num_nodes']} nodes: a session runs on one node")
-    own = {name: found.values[name] for name in names if name in found.values}
-    environment = {**arguments.variables(found.values), **found.environment}
-    return {**options, **own, "environment": {**environment, **(options["environment"] or {})}}
 
 
 def _is_name(name: Any) -> bool:

@@ -13,11 +13,12 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from .. import detect, runtime
 from ..comm import torch_dist
+from ..environ import get
 from ..errors import WorkerExitedError
 from ..events import (
     CallEnd,
@@ -82,7 +83,7 @@ class Service:
                 _interrupt(self._main)
         elif isinstance(order, ReleaseOrder):
             if self._current == order.call:
-                connections.close_connections_to(order.pids)
+                connections.close_connections_to(order.pids, order.addresses)
                 _interrupt(self._main)
         elif isinstance(order, StackOrder):
             if self._current == order.call:
@@ -233,14 +234,25 @@ def join() -> int:
     return os.getpid()
 
 
-def renew(port: int, pids: list[int]) -> None:
+def open_store() -> int:
+    """Open a store for all ranks in this process; return its port."""
+    from ..launch.engines.nodes import stores
+    from ..launch.job import Rendezvous
+
+    current = detect.ensure()
+    current.store = stores.open_store(Rendezvous(address=get("MASTER_ADDR") or "127.0.0.1"))
+    return int(current.store.port)
+
+
+def renew(port: int, pids: list[int], addresses: Sequence[str]) -> None:
     """Replace the process group by a new one; what is left of the old one ends.
 
     Args:
         port: where the ranks meet.
         pids: process ids of all ranks.
+        addresses: of the machines that they are on; empty where they are all on one.
     """
-    connections.close_connections_to(pids)
+    connections.close_connections_to(pids, addresses)
     detect.renew(port)
 
 

@@ -8,23 +8,24 @@ import pickle
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from torch.distributed import TCPStore
 
 from ..errors import SessionError
 from ..events import CallEnd, CallOrder, Event, Failure, Held, LeaveOrder, Line, Order, Phase, StackReport
 from ..launch import signals
+from ..launch.engines.base import Engine
 from ..launch.engines.nodes import stores
 from ..launch.job import Job
 from ..launch.supervise import hang_report
 from ..launch.supervise.control import Control
 from ..launch.supervise.local_group import LocalWorkerGroup
-from ..launch.supervise.worker_group import Attempt
+from ..launch.supervise.worker_group import Attempt, WorkerGroup
 from ..launch.transfer import cell_sources, failures
 from ..launch.transfer.parent_state import ParentState
 from ..launch.transfer.pickled import Pickled
-from ..launch.transfer.unpicklable import pack_call
+from ..launch.transfer.unpicklable import pack_call, unpack_value
 from ..launch.worker import environment
 from ..stream.record import RunRecord
 from ..stream.sinks import Sink
@@ -46,6 +47,7 @@ class Workers:
 
     Args:
         job: its `serve` is what the workers run.
+        engine: starts them.
 
     Attributes:
         job: what the workers run.
@@ -59,7 +61,7 @@ class Workers:
         started: whether the processes were started.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, engine: Engine) -> None:
         self.job = job
         self.record = RunRecord()
         self.dead: dict[int, Failure] = {}
@@ -76,8 +78,8 @@ class Workers:
         self._closing = threading.RLock()
         self._known_sources: set[str] = set()
         self._owner = os.getpid()
-        self._store: TCPStore | None = stores.open_store(job.rendezvous)
-        self._group = self._make_group(self._store.port)
+        self._store: TCPStore | None = None
+        self._group = self._make_group(engine)
         self._reader = threading.Thread(target=self._read, name="notebook_accel session", daemon=True)
         self.pids: dict[int, int] = {}
         self.started = False
@@ -109,8 +111,17 @@ class Workers:
             lines = "line" if count == 1 else "lines"
             sink.note(f"{count} {lines} came between the calls: session.lines() has them")
 
-    def _make_group(self, port: int) -> LocalWorkerGroup:
-        """Make the processes, which do not run yet. The store of their process group is at `port` on this node."""
+    def _make_group(self, engine: Engine) -> WorkerGroup[Any]:
+        """Make the processes, which do not run yet; on this machine they meet at a store of this process."""
+        attempt = Attempt(job=self.job, record=self.record, deliver=self._receive, control=Control())
+        group = engine.make_session_group(self.job, attempt)
+        if group is not None:
+            return group
+        self._store = stores.open_store(self.job.rendezvous)
+        return self._make_local_group(attempt, self._store.port)
+
+    def _make_local_group(self, attempt: Attempt, port: int) -> LocalWorkerGroup:
+        """Make processes of this machine; the store of their process group is at `port`."""
         job, parent_state = self.job, ParentState.capture(self.job)
         count, environments = job.local_world_size, {}
         for rank in range(count):
@@ -121,7 +132,6 @@ class Workers:
             environments[rank] = environment.make_environment(
                 job, parent_state.variables, variables, is_alone=True
             )
-        attempt = Attempt(job=job, record=self.record, deliver=self._receive, control=Control())
         return LocalWorkerGroup(attempt, payload=None, environments=environments, parent_state=parent_state)
 
     @property
@@ -258,6 +268,7 @@ class Workers:
             pids=self.pids,
             tell=self._tell,
             kill=self._kill,
+            addresses=self._group.addresses,
             grace=grace,
             hang_timeout=hang_timeout,
         )
@@ -287,7 +298,7 @@ class Workers:
 
     def _kill(self, rank: int) -> None:
         self.killed.add(rank)
-        signals.kill(self.pids[rank])  # the group ends what it started
+        self._group.send_signal(rank, signals.KILL)  # the group ends what it started
 
     def show(self, call: Call, sink: Sink) -> None:
         """Show the new events of a call, or wait a moment for some. Then take the next step if one is due.
@@ -362,9 +373,19 @@ class Workers:
         Raises:
             SessionError: the ranks could not be joined. The session needs a restart.
         """
-        store = stores.open_store(self.job.rendezvous)
-        pickled = pack_call(service.renew, (store.port, list(self.pids.values())), {}, "renew")
-        call = self.begin(pickled, "making the process group anew", self.pids, ())
+        if self._group.addresses:  # the host of rank 0 is the place that all others reach
+            opened = self._make_call(pack_call(service.open_store, (), {}, "open_store"), (0,), sink)
+            store, port = None, int(unpack_value(opened.results[0]))
+        else:
+            store = stores.open_store(self.job.rendezvous)
+            port = store.port
+        arguments = (port, list(self.pids.values()), list(self._group.addresses))
+        self._make_call(pack_call(service.renew, arguments, {}, "renew"), self.pids, sink)
+        self._store = store
+
+    def _make_call(self, pickled: Pickled, ranks: Collection[int], sink: Sink) -> Call:
+        """Make a call for a new process group; SessionError where it fails."""
+        call = self.begin(pickled, "making the process group anew", ranks, ranks)
         try:
             deadline = time.monotonic() + _RENEW_SECONDS
             while call.unfinished:
@@ -373,12 +394,12 @@ class Workers:
                     call.bring_back(0.0)
         finally:
             self.end(call)
-        self._store = store
         if call.failures:
             self.broken = "the process group could not be made anew"
             raise SessionError(
                 f"{self.broken}: session.restart() starts new workers, without their variables"
             )
+        return call
 
 
 def _count_begun(before: Mapping[str, int], after: Mapping[str, int] | None) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,10 +59,17 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     tried = ENGINES[request.param]
     if importlib.util.find_spec(tried.needs) is None:
         pytest.skip(f"{tried.needs} is not installed")
-    kernel = Kernel(tmp_path_factory.mktemp("contract"), **tried.environment)
-    kernel.run(f"{IMPORTS}\n{tried.prepare}", timeout=tried.patience).ok()
-    yield Case(tried, kernel, base.find(tried.engine))
-    kernel.close()
+    if reason := tried.obstacle():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("contract")
+    with ExitStack() as stack:
+        if tried.place is None:
+            kernel = Kernel(folder, **tried.environment)
+        else:
+            kernel = stack.enter_context(tried.place(tmp_path_factory.mktemp("place"))).start_kernel(folder)
+        stack.callback(kernel.close)
+        kernel.run(f"{IMPORTS}\n{tried.prepare}", timeout=tried.patience).ok()
+        yield Case(tried, kernel, base.find(tried.engine))
 
 
 def needs(case: Case, *arguments: str) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from tests.nodes import ssh_hosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +22,8 @@ class Tried:
         needs: module without which it cannot be tried.
         environment: variables of the kernel.
         patience: seconds that a launch may take.
+        place: makes what the engine starts ranks on, in a folder of its own, where that is not this machine.
+        obstacle: returns why that cannot be made; empty where it can.
         keeps: what stays from one launch to the next, as `tests/guards.py` names it, with the reason.
     """
 
@@ -27,6 +33,8 @@ class Tried:
     needs: str = "torch"
     environment: Mapping[str, str] = field(default_factory=dict)
     patience: float = 60.0
+    place: Callable[[Path], AbstractContextManager[ssh_hosts.SshHosts]] | None = None
+    obstacle: Callable[[], str] = str
     keeps: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -53,6 +61,14 @@ cluster.connect(None)
         needs="ray",
         patience=240.0,
         keeps={"children": "Ray's own processes", "shared_memory": "Ray's object store"},
+    ),
+    "ssh": Tried(
+        engine="ssh",
+        arguments={"num_processes": 2, "hosts": ["node1", "node2"]},
+        patience=120.0,
+        place=ssh_hosts.make_hosts,
+        obstacle=ssh_hosts.why_no_hosts,
+        keeps=ssh_hosts.KEEPS,
     ),
     "xla": Tried(
         engine="xla",

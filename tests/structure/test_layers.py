@@ -72,7 +72,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "cli": (("console", "flags", "progress", "questions", "refusal"), ("plan", "tee"), ("start",), ("*",)),
     "comm": (("local_sockets", "packing"), ("base",), ("check", "single", "torch_dist", "xla"), ("ops",)),
     "config": (
-        ("argument_checks", "comments"),
+        ("argument_checks", "comments", "hosts"),
         ("document", "option"),
         ("launch_options", "problems", "sections"),
         ("arguments", "schema"),
@@ -109,7 +109,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("dry_run",),
     ),
     "launch.checks": (("addresses", "cuda_use", "problems"), ("*",)),
-    "launch.engines": (("base",), ("nodes",), ("*",)),
+    "launch.engines": (("base",), ("nodes", "remote"), ("*",)),
     "launch.engines.nodes": (
         ("dynamic", "node_info", "stores"),
         ("outcomes", "rendezvous"),
@@ -117,7 +117,15 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("*",),
         ("elastic", "fixed"),
     ),
-    "launch.engines.ray": (("cluster", "process"), ("*",), ("engine",)),
+    "launch.engines.ray": (("cluster",), ("*",), ("engine",)),
+    "launch.engines.remote": (("process",), ("rank_process",), ("relay",)),
+    "launch.engines.ssh": (
+        ("beating", "command", "forking", "messages", "packets"),
+        ("agent", "link"),
+        ("bootstrap", "pool"),
+        ("ssh_group",),
+        ("engine",),
+    ),
     "launch.supervise": (
         ("control", "delivery", "end_watch", "hang_report"),
         ("fork_server", "hang_watch", "memory_kills", "stop_agreement"),
@@ -125,7 +133,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "launch.transfer": (("cell_sources", "pickled", "random_states", "tracebacks"), ("pickling",), ("*",)),
     "launch.worker": (("*",), ("main",)),
-    "session": (("call", "cells", "connections"), ("service",), ("workers",), ("core",)),
+    "session": (("call", "cells", "connections", "options"), ("service",), ("workers",), ("core",)),
     "strategies": (
         ("base", "blocks", "context_parallel", "filling", "meshes", "tensor_parallel"),
         ("single",),

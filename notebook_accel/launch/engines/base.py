@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ... import devices
 from ...config.launch_options import StartMethod
@@ -19,6 +19,9 @@ from ..job import Job
 from ..supervise.control import Control
 from ..supervise.delivery import Deliver
 
+if TYPE_CHECKING:  # with torch, which a command line is not to wait for
+    from ..supervise.worker_group import Attempt, WorkerGroup
+
 GROUP: Final = "notebook_accel.engines"
 """The group of entry points for engines of other packages: subclasses of `Engine` that are made without arguments."""
 AUTO: Final = "auto"
@@ -27,6 +30,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "inprocess": "inprocess:InProcessEngine",
     "elastic": "torch_elastic:ElasticEngine",
     "ray": "ray.engine:RayEngine",
+    "ssh": "ssh.engine:SshEngine",
     "xla": "xla:XlaEngine",
 }
 """Our own engines, by name: module and class."""
@@ -141,6 +145,18 @@ class Engine(ABC):
             A clause; empty for nothing.
         """
         return ""
+
+    def make_session_group(self, job: Job, attempt: Attempt) -> WorkerGroup[Any] | None:
+        """Return the workers of a session, not started yet; None where they are processes of this machine.
+
+        Args:
+            job: its `serve` is what they run.
+            attempt: the job, and the ways to the session.
+
+        Raises:
+            LaunchError: they cannot start.
+        """
+        return None
 
     @abstractmethod
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:

@@ -168,6 +168,24 @@ class WorkerGroup(ABC, Generic[MemberT]):
     def on_look(self) -> None:
         """Do what else is due, at each look of `watch`."""
 
+    def drain(self, rank: int) -> list[Event]:
+        """Return what a worker has written before the end of a call, and no event has brought yet.
+
+        Args:
+            rank: the worker's.
+        """
+        return []
+
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether something runs that an ended worker has started; `poll` ends it."""
+        return False
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """The addresses of the machines that the workers are on; empty where they are all on this one."""
+        return ()
+
     # -- how the workers stand
 
     @property

@@ -20,9 +20,10 @@ from ...supervise.worker_group import Attempt
 from ...transfer.parent_state import ParentState
 from ...transfer.unpicklable import pack_job
 from ..attempts import GroupEngine
+from ..remote.process import Notes
+from ..remote.rank_process import ProcessStart
 from . import cluster
-from .actor import ProcessStart, RankActor
-from .process import Notes
+from .actor import RankActor
 from .ray_group import Plan, RayWorkerGroup
 
 _LOOSER: Final = {

@@ -17,8 +17,9 @@ from ... import descriptors
 from ...checks import addresses
 from ...supervise.worker_group import Attempt, Member, WorkerGroup
 from ...worker.environment import list_rank_variables
+from ..remote.rank_process import ProcessStart, find_version, name_machine
 from . import cluster
-from .actor import ActorInfo, Assignment, ProcessStart, RankActor, find_version, name_machine
+from .actor import ActorInfo, Assignment, RankActor
 
 _LOOK_SECONDS: Final = 0.1
 _TELL_SECONDS: Final = 3.0  # without the resources, until the cell says what the launch waits for

@@ -11,11 +11,10 @@ from notebook_accel import probes
 from notebook_accel.errors import LaunchError
 from notebook_accel.events import Failure
 from notebook_accel.launch.engines import base
-from notebook_accel.launch.engines.ray import actor, cluster
+from notebook_accel.launch.engines.ray import cluster
 from notebook_accel.launch.engines.ray.cluster import Node, choose_resources, count_room
 from notebook_accel.launch.engines.ray.engine import RayEngine
 from notebook_accel.launch.transfer import failures
-from notebook_accel.trust import secret
 
 NODES = [
     Node(name="a", address="10.0.0.1", resources={"CPU": 8, "GPU": 2}),
@@ -128,20 +127,3 @@ def test_a_cluster_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(ray, "init", lambda **more: steps.append("init"))
     cluster.connect("ray://far:10001")
     assert steps == ["disconnect", "init"], "Ray connects to nothing else before that"
-
-
-def test_a_worker_gets_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray may have been started by the process that has it."""
-    monkeypatch.setenv(secret.VARIABLE, "correct horse battery staple")
-    start = actor.ProcessStart(variables={"A": "b"}, path=[], directory="/", with_ipython=False)
-    assignment = actor.Assignment(
-        rank=0,
-        endpoint=("127.0.0.1", 1),
-        token=b"",
-        variables={},
-        is_alone=True,
-        sends_value=False,
-        notes=b"",
-    )
-    variables = actor._make_environment(start, assignment, "127.0.0.1")
-    assert variables["A"] == "b" and "PATH" in variables and secret.VARIABLE not in variables

@@ -1,0 +1,1 @@
+"""Ranks on hosts that the user's own ssh reaches."""

@@ -1,0 +1,372 @@
+"""On a host: holds the processes of a run's ranks, as long as the notebook's ssh connection lives. Imports no torch.
+
+Frames come and go by standard input and output. The agent ends with all that it has started when its input ends, when
+it hears nothing for some seconds, or when it has had nothing to do for some minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import psutil
+
+from .... import devices, environ
+from ....errors import LaunchError
+from ....events import Event
+from ....stream.wire import FrameReader, frame
+from ....takeover import finder
+from ...checks import addresses
+from ...transfer.pickled import Pickled
+from ...transfer.shared_memory import SharedPickle, write_unnamed
+from ..remote.process import Descriptors
+from ..remote.rank_process import (
+    ProcessStart,
+    RankProcess,
+    Work,
+    find_interface,
+    make_handover,
+    name_machine,
+    read_own_variables,
+)
+from ..remote.relay import Relay
+from . import packets
+from .forking import Forked, Forker
+from .messages import (
+    Assigned,
+    AssignOrder,
+    Cleared,
+    ClearOrder,
+    Devices,
+    Prepared,
+    PrepareOrder,
+)
+
+WARM_SECONDS: Final = 600.0
+"""How long the agent, and the libraries that it holds for the next launch, stay without a run."""
+_LAST_SECONDS: Final = 4.0
+_BYTES: Final = 1 << 18
+_PACKET: Final = 1 << 20
+_READS: Final = 64
+_ACCELERATORS: Final = (
+    "/dev/nvidia[0-9]*",
+    "/dev/kfd",
+    "/dev/davinci[0-9]*",
+    "/dev/dri/renderD*",
+    "/dev/accel/accel*",
+)
+_COUNT: Final = (
+    "from notebook_accel import devices as d; k = d.best(); print(k.label, 0 if k is d.CPU else k.counter())"
+)
+_THREADS: Final = "OMP_NUM_THREADS"
+
+
+def describe() -> dict[str, Any]:
+    """Return what the notebook has to know of this host, for JSON."""
+    words = (environ.get("SSH_CONNECTION") or "").split()
+    own = [
+        entry.address.partition("%")[0]
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family in (socket.AF_INET, socket.AF_INET6)
+    ]
+    return {
+        "address": words[2].partition("%")[0] if len(words) == 4 else "",
+        "addresses": [address for address in own if not addresses.is_loopback(address)],
+        "machine": name_machine(),
+        "has_devices": any(map(glob.glob, _ACCELERATORS)),
+    }
+
+
+def main(out: int, with_ipython: bool, variable: str) -> int:
+    """Serve the notebook until it is gone; return the exit code.
+
+    Args:
+        out: descriptor that frames are written to.
+        with_ipython: whether processes import IPython, where it is installed.
+        variable: environment variable that is set to true for all processes; empty for none.
+    """
+    if variable:
+        environ.put({variable: "true"})
+    if sys.platform == "win32":
+        raise NotImplementedError  # SshEngine refuses it
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of input says it
+    agent = Agent(StdioChannel(0, out), with_ipython and _has_ipython())
+    agent.run()
+    return 0
+
+
+def _has_ipython() -> bool:
+    from importlib import util
+
+    return util.find_spec("IPython") is not None
+
+
+class StdioChannel:
+    """The way to the notebook by two pipes.
+
+    Args:
+        incoming: descriptor that is read.
+        outgoing: descriptor that is written to.
+    """
+
+    def __init__(self, incoming: int, outgoing: int) -> None:
+        self._in, self._out = incoming, outgoing
+        for fd in (incoming, outgoing):
+            if sys.platform != "win32":
+                os.set_blocking(fd, False)
+        self._packets = packets.PacketReader()
+        self._frames = FrameReader()
+        self._orders: list[Event] = []
+        self._is_over = False
+        self._quiet = packets.Quiet(time.monotonic())
+        self._next_beat = 0.0
+
+    def fileno(self) -> int:
+        """Return the descriptor that can be read when something has come."""
+        return self._in
+
+    def now(self) -> float:
+        """Return the time for an event."""
+        return time.time()
+
+    def send(self, events: Sequence[Event]) -> None:
+        """Send events, and read what comes meanwhile; ConnectionError where the notebook is gone."""
+        for event in events:
+            for packet in packets.cut(frame(event), _PACKET):
+                self._write(packet)
+
+    def beat(self) -> None:
+        """Say that the agent lives, where it is time to do so."""
+        if time.monotonic() >= self._next_beat:
+            self._next_beat = time.monotonic() + packets.BEAT_SECONDS
+            self._write(packets.BEAT)
+
+    def _write(self, packet: bytes) -> None:
+        rest = memoryview(packet)
+        while rest:
+            try:
+                rest = rest[os.write(self._out, rest) :]
+            except BlockingIOError:
+                readable = [] if self._is_over else [self._in]
+                select.select(readable, [self._out], [], 1.0)
+                self._read()
+                if self._is_over:
+                    raise ConnectionResetError("the notebook is gone") from None
+
+    def receive(self) -> list[Event]:
+        """Return what has come.
+
+        Raises:
+            FrameError: it cannot be read.
+            ConnectionError: the notebook is gone, or has been silent for too long.
+        """
+        self._read()
+        orders, self._orders = self._orders, []
+        if self._is_over and not orders:
+            raise ConnectionResetError("the notebook is gone")
+        return orders
+
+    def _read(self) -> None:
+        heard = False
+        for _ in range(_READS):  # what comes may not end soon, and others wait
+            if self._is_over:
+                return
+            try:
+                data = os.read(self._in, _BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            heard = True
+            if not data:
+                self._is_over = True
+                return
+            self._orders += self._frames.feed(self._packets.feed(data))
+        if self._quiet.look(time.monotonic(), heard=heard):
+            self._is_over = True
+
+
+class Agent:
+    """Starts the processes of ranks, and relays between them and the notebook.
+
+    Args:
+        channel: the way to the notebook.
+        with_ipython: whether processes import IPython.
+    """
+
+    def __init__(self, channel: StdioChannel, with_ipython: bool) -> None:
+        self._channel = channel
+        self._with_ipython = with_ipython
+        self._relay = Relay(channel, self._obey)
+        variables = finder.complete_variables(read_own_variables())
+        self._forker = Forker(variables, sys.path, with_ipython)
+        self._relay.watch(self._forker.fileno(), self._look_at_forker)
+        self._assigned: dict[int, Forked] = {}
+        self._store: socket.socket | None = None
+        self._is_clearing = False
+        self._idle_since = time.monotonic()
+        self._counting: subprocess.Popen[str] | None = None
+        if describe()["has_devices"]:
+            self._count_devices()
+
+    def run(self) -> None:
+        """Serve until the notebook is gone or has no use for this agent any more."""
+        try:
+            while not (self._relay.has_lost_notebook or self._is_superfluous() or self._has_failed()):
+                self._relay.step()
+                self._answer()
+                with contextlib.suppress(OSError):
+                    self._channel.beat()
+        finally:
+            self._end()
+
+    def _is_superfluous(self) -> bool:
+        if self._relay.is_busy or self._assigned or self._store is not None:
+            self._idle_since = time.monotonic()
+        return time.monotonic() - self._idle_since > WARM_SECONDS
+
+    def _has_failed(self) -> bool:
+        """Return whether no process can start any more, and the notebook knows how the last ones did."""
+        return self._forker.is_lost and not self._relay.is_busy and not self._assigned
+
+    def _end(self) -> None:
+        self._relay.has_lost_notebook = True
+        self._relay.kill()
+        deadline = time.monotonic() + _LAST_SECONDS
+        while self._relay.is_busy and time.monotonic() < deadline:
+            self._relay.wake()
+            self._relay.step()
+        self._forker.close()
+        if self._counting is not None:
+            self._counting.kill()
+        self._relay.close()
+
+    def _send(self, event: Event) -> None:
+        with contextlib.suppress(OSError):  # the next step notes it
+            self._channel.send([event])
+
+    def _obey(self, order: Event) -> None:
+        if isinstance(order, PrepareOrder):
+            self._prepare(order)
+        elif isinstance(order, AssignOrder):
+            self._assign(order)
+        elif isinstance(order, ClearOrder):
+            self._is_clearing = True
+            self._close_store()
+            self._relay.kill()
+        else:
+            raise AssertionError(f"nobody obeys {order}")
+
+    def _prepare(self, order: PrepareOrder) -> None:
+        self._close_store()
+        try:
+            self._store = addresses.listen_for_nodes(order.address, order.port)
+            answer = Prepared(rank=-1, time=time.time(), port=self._store.getsockname()[1])
+        except OSError as error:
+            why = f"it cannot listen at {order.address}:{order.port} ({error.strerror or error})"
+            answer = Prepared(rank=-1, time=time.time(), problem=why)
+        self._send(answer)
+
+    def _close_store(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _assign(self, order: AssignOrder) -> None:
+        """Start the processes; `_answer` says so once they are there."""
+        try:
+            payload = SharedPickle(Pickled(data=bytes(order.data), buffers=[*order.buffers]))
+            try:
+                for work in order.works:
+                    self._start(order.start, work, payload, len(order.works))
+            finally:
+                payload.close()
+        except (OSError, LaunchError) as error:
+            self._assigned.clear()
+            self._send(Assigned(rank=-1, time=time.time(), pids={}, problem=str(error)))
+        self._close_store()
+
+    def _start(self, start: ProcessStart, work: Work, payload: SharedPickle, count: int) -> None:
+        own = {**read_own_variables(), **start.variables, **work.variables}
+        asked = own.get(_THREADS, "").partition(",")[0].strip()
+        threads = int(asked) if asked.isdecimal() and int(asked) else devices.share_of_cores(count)
+        fallbacks = {_THREADS: str(threads)}
+        if not work.is_alone and (interface := find_interface(work.address)):
+            fallbacks["NCCL_SOCKET_IFNAME"] = interface
+        fd = write_unnamed(
+            make_handover(
+                start,
+                work,
+                payload,
+                start.list_path(),
+                threads=threads,
+                with_ipython=self._with_ipython,
+                fallbacks=fallbacks,
+            )
+        )
+
+        def fork(descriptors: Descriptors) -> Forked:
+            self._assigned[work.rank] = forked = self._forker.fork(fd, descriptors)
+            return forked
+
+        try:
+            process = RankProcess(fork, self._store if work.rank == 0 else None)
+        finally:
+            os.close(fd)
+        self._relay.add(work.rank, process)
+        process.give_payload(payload)
+
+    def _look_at_forker(self) -> None:
+        self._forker.look()
+        if self._forker.is_lost:
+            self._relay.unwatch(self._forker.fileno())
+
+    def _answer(self) -> None:
+        """Say what has become of the last orders, where that is known now."""
+        if self._assigned and all(
+            forked.pid or forked.returncode is not None for forked in self._assigned.values()
+        ):
+            pids = {rank: forked.pid for rank, forked in self._assigned.items()}
+            self._assigned = {}
+            problem = "" if all(pids.values()) else "the process that starts ranks has ended"
+            self._send(Assigned(rank=-1, time=time.time(), pids=pids, problem=problem))
+        if self._is_clearing and not self._relay.is_busy and not self._assigned:
+            self._is_clearing = False
+            self._send(Cleared(rank=-1, time=time.time()))
+
+    # -- devices
+
+    def _count_devices(self) -> None:
+        """Let another process count the devices: this one does without torch."""
+        self._counting = subprocess.Popen(
+            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {_COUNT}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self._counting.stdout is not None
+        self._relay.watch(self._counting.stdout.fileno(), self._look_at_count)
+
+    def _look_at_count(self) -> None:
+        counting = self._counting
+        assert counting is not None and counting.stdout is not None
+        if counting.poll() is None:
+            return
+        self._relay.unwatch(counting.stdout.fileno())
+        with counting.stdout:
+            words = counting.stdout.read().split()
+        self._counting = None
+        number = int(words[-1]) if words and words[-1].isdecimal() else 0
+        label = " ".join(words[:-1]) if number else ""
+        self._send(Devices(rank=-1, time=time.time(), label=label, count=number))

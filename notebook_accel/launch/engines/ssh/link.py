@@ -1,0 +1,248 @@
+"""A connection to the agent of a host: an ssh client of the user's, and what is said by its pipes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from ....events import Event
+from ....stream.wire import FrameError, FrameReader, frame
+from ... import signals
+from . import command, packets
+from .command import Wanted
+from .messages import Devices
+
+_BYTES: Final = 1 << 18
+_MOST_NOISE: Final = 1 << 20
+_LINES: Final = 60
+_READS: Final = 64  # in one look
+_CLOSE_SECONDS: Final = 2.0
+_STALE_SECONDS: Final = 20.0
+
+
+class LinkLostError(ConnectionError):
+    """The connection has ended; the text says why, as a clause."""
+
+
+class Link:
+    """A connection to a host.
+
+    Args:
+        ssh: the client and its options.
+        host: as its command line takes it.
+        python: the Python there, None to find one.
+        wanted: what the environment there has to be.
+
+    Attributes:
+        host: as above.
+        key: what a launch that may use this connection has alike.
+        facts: what the host says of itself, empty before it does.
+        is_ready: whether the agent is there.
+        devices: what processes there compute on; None before it is known.
+        lost: why the connection has ended, empty where it has not.
+    """
+
+    def __init__(self, ssh: Sequence[str], host: str, python: str | None, wanted: Wanted) -> None:
+        self.host = host
+        self.key = (tuple(ssh), host, python)
+        self.facts: Mapping[str, Any] = {}
+        self.is_ready = False
+        self.devices: Devices | None = None
+        self.lost = ""
+        self._nonce = secrets.token_hex(8)
+        self._noise = bytearray()
+        self._packets = packets.PacketReader()
+        self._frames = FrameReader()
+        self._outgoing: deque[Iterator[bytes]] = deque()  # of packets, which are made as they go
+        self._packet = b""
+        self._sending = threading.Lock()
+        self._said: deque[str] = deque(maxlen=_LINES)
+        self._unfinished = b""
+        self._quiet = packets.Quiet(time.monotonic())
+        self._idle_since: float | None = None
+        self._process = subprocess.Popen(
+            command.make_command(ssh, host, python, self._nonce, wanted),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # an interrupt of the cell is not for it
+        )
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            if sys.platform != "win32":  # SshEngine refuses it
+                os.set_blocking(pipe.fileno(), False)
+
+    def fileno(self) -> int:
+        """Return the descriptor that can be read when something has come."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    @property
+    def stdin_fileno(self) -> int:
+        """The descriptor that takes packets."""
+        assert self._process.stdin is not None
+        return self._process.stdin.fileno()
+
+    def filenos(self) -> list[int]:
+        """Return the descriptors that no forked process may keep."""
+        pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
+        return [pipe.fileno() for pipe in pipes if pipe is not None and not pipe.closed]
+
+    @property
+    def said(self) -> list[str]:
+        """The last lines of the client's errors, and of the agent's."""
+        last = self._unfinished.decode(errors="replace")
+        return [*self._said, *([last] if last.strip() else [])]
+
+    @property
+    def exitcode(self) -> int | None:
+        """The client's exit code, None while it runs."""
+        return self._process.poll()
+
+    # -- what comes
+
+    def receive(self) -> list[Event]:
+        """Return what has come, without waiting; `lost` says where nothing can come any more."""
+        events: list[Event] = []
+        heard = False
+        for _ in range(_READS):
+            if self.lost:
+                break
+            self._read_errors()
+            try:
+                data = os.read(self.fileno(), _BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            heard = True
+            if not data:
+                self._lose()
+                break
+            try:
+                events += self._take(data)
+            except (FrameError, ConnectionError) as error:
+                events += getattr(error, "events", ())
+                self.lost = f"what it sends cannot be read ({error})"
+        if not self.lost and self._quiet.look(time.monotonic(), heard=heard):
+            self.lost = f"nothing has come from it for {packets.SILENCE_SECONDS:g} s"
+        for event in events:
+            if isinstance(event, Devices):
+                self.devices = event
+        return events
+
+    def _take(self, data: bytes) -> list[Event]:
+        if not self.is_ready:
+            data = self._find_facts(data)
+        return self._frames.feed(self._packets.feed(data)) if data else []
+
+    def _find_facts(self, data: bytes) -> bytes:
+        """Read our lines among what the login shell there writes; return what follows the last one."""
+        self._noise += data
+        mark = f"{command.MARK}{self._nonce}:".encode()
+        while (newline := self._noise.find(b"\n")) >= 0:
+            line = bytes(self._noise[:newline])
+            del self._noise[: newline + 1]
+            if mark not in line:
+                continue
+            with contextlib.suppress(ValueError):
+                self.facts = json.loads(line.partition(mark)[2])
+            if self.facts.get("ready"):
+                self.is_ready = True
+                rest = bytes(self._noise)
+                self._noise.clear()
+                if not self.facts.get("has_devices"):
+                    self.devices = Devices(rank=-1, time=time.time(), label="", count=0)
+                return rest
+        del self._noise[:-_MOST_NOISE]
+        return b""
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        with contextlib.suppress(OSError):
+            while data := os.read(self._process.stderr.fileno(), _BYTES):
+                *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+                self._said += [line.decode(errors="replace").rstrip() for line in lines]
+
+    def _lose(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSE_SECONDS)  # its output has ended, and it is about to
+        self._read_errors()
+        code = self.exitcode or 0
+        how = f"ssh was ended by {signals.name_of(-code)}" if code < 0 else f"ssh ended with code {code}"
+        telling = "" if code < 0 else command.find_telling_line(self.said)
+        self.lost = f"its ssh connection has ended ({telling or how})"
+
+    # -- what goes
+
+    def send(self, event: Event) -> None:
+        """Send an event or order; any thread may call it, and it never waits: `flush` sends the rest."""
+        with self._sending:
+            self._outgoing.append(packets.cut(frame(event)))
+            self._flush()
+
+    def flush(self) -> None:
+        """Send what is waiting, as much as goes without waiting."""
+        with self._sending:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._outgoing and not self.lost:
+                self._packet = self._packet or next(self._outgoing[0], b"")
+                if not self._packet:
+                    self._outgoing.popleft()
+                    continue
+                os.write(self.stdin_fileno, self._packet)  # all of it or nothing: see `packets`
+                self._packet = b""
+        except BlockingIOError:
+            pass
+        except (OSError, ValueError):
+            self._outgoing.clear()  # reading says why
+
+    @property
+    def has_outgoing(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._outgoing)
+
+    # -- between launches, and at the end
+
+    def rest(self) -> None:
+        """Note that no launch uses the connection for now."""
+        self._idle_since = time.time()
+
+    def is_usable(self) -> bool:
+        """Return whether a launch can use the connection that has rested: beats have come meanwhile."""
+        since, self._idle_since = self._idle_since, None
+        self._quiet = packets.Quiet(time.monotonic())
+        beats = -self._packets.beats
+        self.receive()
+        beats += self._packets.beats
+        passed = 0.0 if since is None else time.time() - since
+        is_stale = passed > _STALE_SECONDS and beats * packets.BEAT_SECONDS < passed / 2
+        return not self.lost and not is_stale and self.exitcode is None
+
+    def close(self) -> None:
+        """End the client; the agent ends what it has."""
+        self.lost = self.lost or "it was closed"
+        process = self._process
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        process.terminate()
+        try:
+            process.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            signals.kill(process.pid)
+            process.wait()

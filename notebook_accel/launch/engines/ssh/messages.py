@@ -1,0 +1,88 @@
+"""What notebook and agent say to each other besides events and orders of ranks; all of it has the rank -1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ....events import Buffer, Event, Order
+from ..remote.rank_process import ProcessStart, Work
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareOrder(Order):
+    """Listen for the store of a run; answered by `Prepared`.
+
+    Attributes:
+        address: where.
+        port: 0 is any free one.
+    """
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared(Event):
+    """The agent listens.
+
+    Attributes:
+        port: where.
+        problem: why it cannot, empty where it does.
+    """
+
+    port: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AssignOrder(Order):
+    """Start a process for each rank of the host; answered by `Assigned`.
+
+    Attributes:
+        start: how they start.
+        works: what each has to do.
+        data: the pickled function with its arguments.
+        buffers: out-of-band buffers of the pickle.
+    """
+
+    start: ProcessStart
+    works: Sequence[Work]
+    data: Buffer
+    buffers: Sequence[Buffer] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assigned(Event):
+    """The processes are there, and wait for the word to begin.
+
+    Attributes:
+        pids: their process ids by rank.
+        problem: why they are not, empty where they are.
+    """
+
+    pids: Mapping[int, int]
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClearOrder(Order):
+    """Kill what is left of a run; answered by `Cleared`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cleared(Event):
+    """Nothing is left of the run: the agent is free for another one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Devices(Event):
+    """What processes on the host compute on.
+
+    Attributes:
+        label: of the kind of devices, such as `CUDA`; empty for CPUs.
+        count: how many there are; 0 for CPUs.
+    """
+
+    label: str
+    count: int

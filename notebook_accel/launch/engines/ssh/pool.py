@@ -1,0 +1,197 @@
+"""The connections of this process to hosts: opened side by side, and kept for the next launch."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from .... import runtime
+from ....errors import LaunchError
+from ... import descriptors, signals
+from . import command, packets
+from .command import Wanted
+from .link import Link
+
+_OPEN_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 0.1
+_BEATING: Final = Path(__file__).with_name("beating.py")
+
+
+class Pool:
+    """Connections that no launch uses now, and the process that says to all agents that this process lives.
+
+    Attributes:
+        pid: of the process that they belong to.
+    """
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._lock = threading.RLock()
+        self._resting: list[Link] = []
+        self._all: list[Link] = []
+        self._beating: subprocess.Popen[bytes] | None = None
+        self._heart: socket.socket | None = None
+        descriptors.keep_from_forks(self)
+        atexit.register(self.close)
+
+    def filenos(self) -> list[int]:
+        """Return the descriptors that no forked process may keep."""
+        heart = [] if self._heart is None else [self._heart.fileno()]
+        return [*heart, *(fd for link in list(self._all) for fd in link.filenos())]
+
+    def open(
+        self,
+        ssh: Sequence[str],
+        pythons: Mapping[str, str | None],
+        wanted: Wanted,
+        check: Callable[[], None],
+    ) -> list[Link]:
+        """Return a connection to each host; whoever takes them gives them back by `put`.
+
+        Args:
+            ssh: the client and its options.
+            pythons: the Python of each host, by its name; None finds one.
+            wanted: what the environment there has to be.
+            check: called several times a second; its exception ends the wait.
+
+        Raises:
+            LaunchError: some hosts cannot be used. It has a line for each problem of all hosts.
+        """
+        links: list[Link] = []
+        is_done = False
+        try:
+            for host, python in pythons.items():
+                links.append(self._take(ssh, host, python) or self._start(ssh, host, python, wanted))
+            self._wait(links, lambda link: link.is_ready, check)
+            problems = [problem for link in links for problem in _find_problems(link, wanted)]
+            if not problems:
+                self._wait(links, lambda link: link.devices is not None, check)
+                problems = [problem for link in links for problem in _find_problems(link, wanted)]
+            if problems:
+                raise LaunchError("\n".join(problems))
+            is_done = True
+            return links
+        finally:
+            if not is_done:
+                for link in links:
+                    self.put(link, is_clean=link.devices is not None)
+
+    def put(self, link: Link, *, is_clean: bool) -> None:
+        """Give a connection back.
+
+        Args:
+            link: the connection.
+            is_clean: whether the agent is free for another launch; else the connection is closed.
+        """
+        with self._lock:
+            if is_clean and not link.lost:
+                link.rest()
+                self._resting.append(link)
+                return
+            if link in self._all:
+                self._all.remove(link)
+        link.close()
+
+    def close(self) -> None:
+        """Close all connections that no launch uses; in a fork they are not its own."""
+        if self.pid != os.getpid():
+            return
+        for link in [*self._resting]:
+            self._resting.remove(link)
+            self.put(link, is_clean=False)
+        if not self._all and self._heart is not None and self._beating is not None:
+            self._heart.close()
+            self._beating.wait()
+            self._heart = self._beating = None
+
+    def _take(self, ssh: Sequence[str], host: str, python: str | None) -> Link | None:
+        """Return a connection that has rested, None where there is none."""
+        with self._lock:
+            for link in [link for link in self._resting if link.key == (tuple(ssh), host, python)]:
+                self._resting.remove(link)
+                if link.is_usable():
+                    return link
+                self.put(link, is_clean=False)
+        return None
+
+    def _start(self, ssh: Sequence[str], host: str, python: str | None, wanted: Wanted) -> Link:
+        with self._lock, signals.block_interrupt_in_children():
+            link = Link(ssh, host, python, wanted)
+            self._all.append(link)
+            self._beat_for(link)
+        return link
+
+    def _beat_for(self, link: Link) -> None:
+        """Let the process that beats do so for a connection too; start it where it does not run."""
+        if sys.platform == "win32":
+            raise NotImplementedError  # SshEngine refuses it
+        if self._heart is None or self._beating is None or self._beating.poll() is not None:
+            self._heart, theirs = socket.socketpair()
+            words = [str(theirs.fileno()), str(packets.BEAT_SECONDS), packets.BEAT.hex()]
+            with theirs:
+                self._beating = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(_BEATING), *words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            others = [other for other in self._all if not other.lost]
+        else:
+            others = [link]
+        for other in others:
+            with contextlib.suppress(OSError):
+                socket.send_fds(self._heart, [b"x"], [other.stdin_fileno])
+
+    @staticmethod
+    def _wait(links: Sequence[Link], is_there: Callable[[Link], bool], check: Callable[[], None]) -> None:
+        """Wait until each connection is so far or has failed."""
+        deadline = time.monotonic() + _OPEN_SECONDS
+        with selectors.DefaultSelector() as selector:
+            for link in links:
+                selector.register(link, selectors.EVENT_READ)
+            while any(not (link.lost or is_there(link)) for link in links):
+                for key, _ in selector.select(_LOOK_SECONDS):
+                    link = next(link for link in links if link is key.fileobj)
+                    link.receive()
+                    if link.lost:
+                        selector.unregister(link)
+                check()
+                if time.monotonic() > deadline:
+                    return
+
+
+def _find_problems(link: Link, wanted: Wanted) -> list[str]:
+    """Return what is wrong with a host, a sentence each."""
+    if link.facts and (found := command.find_mismatches(link.host, link.facts, wanted)):
+        return found
+    if link.lost or not link.is_ready:
+        if link.exitcode == command.NO_PACKAGE:
+            named = link.key[2]
+            what = f"there is no {named}" if named else "there is no Python"
+            return [
+                f"host {link.host}: {what}: name the right one, python={{{link.host!r}: '/path/to/python'}}"
+            ]
+        return [command.explain_failure(link.host, link.exitcode, link.said)]
+    if link.devices is None:
+        return [f"host {link.host}: it does not say which devices it has"]
+    return []
+
+
+def get_pool() -> Pool:
+    """Return the connections of this process; a fork has none of its parent's."""
+    known: list[Pool] = runtime.connections()
+    if not known or known[0].pid != os.getpid():
+        known[:] = [Pool()]
+    return known[0]

@@ -1,0 +1,357 @@
+"""The ranks of one attempt on hosts that ssh reaches: an agent for each host, joined to the notebook by its client."""
+
+from __future__ import annotations
+
+import pickle
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, TypeVar
+
+from ....errors import LaunchError
+from ....events import (
+    BeginOrder,
+    CallEnd,
+    Event,
+    Failure,
+    LeaveOrder,
+    Order,
+    Phase,
+    Pulse,
+    RaisedError,
+)
+from ....topology import Topology
+from ... import signals
+from ...checks import addresses
+from ...supervise.worker_group import Attempt, Member, WorkerGroup
+from ...transfer.pickled import Pickled
+from ...worker.environment import list_rank_variables
+from ..remote.rank_process import ProcessStart, Work, name_machine
+from .link import Link
+from .messages import Assigned, AssignOrder, Cleared, ClearOrder, Devices, Prepared, PrepareOrder
+from .pool import Pool
+
+_LOOK_SECONDS: Final = 0.05
+_CLEAR_SECONDS: Final = 4.0
+_MISSING: Final = ("FileNotFoundError", "ModuleNotFoundError")
+_NO_FILE: Final = "No such file or directory"
+
+AnswerT = TypeVar("AnswerT", Prepared, Assigned, Cleared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the agents are asked for, alike in each attempt.
+
+    Attributes:
+        pool: the connections of this process.
+        open: returns a connection to each host; LaunchError where there is none.
+        counts: number of ranks of each host, in the order of their ranks.
+        pickled: the function with its arguments.
+        notes: a pickled `Notes`, for each process.
+        start: how each process starts.
+    """
+
+    pool: Pool
+    open: Callable[[Callable[[], None]], list[Link]]
+    counts: Sequence[int]
+    pickled: Pickled
+    notes: bytes
+    start: ProcessStart
+
+
+@dataclass(kw_only=True)
+class _SshMember(Member):
+    """A rank with the connection to its host."""
+
+    link: Link
+
+
+class SshWorkerGroup(WorkerGroup[_SshMember]):
+    """The ranks of one attempt on several hosts.
+
+    Args:
+        attempt: the job, and the ways to the run.
+        plan: what the agents are asked for.
+    """
+
+    kill_seconds: ClassVar[float] = 5.0
+
+    def __init__(self, attempt: Attempt, plan: Plan) -> None:
+        super().__init__(attempt)
+        self._attempt = attempt
+        self._plan = plan
+        self._links: list[Link] = []
+        self._ranks: dict[Link, range] = {}
+        self._answers: dict[tuple[Link, type[Event]], Event] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selecting = threading.Lock()
+        self._machine = name_machine()
+        self._has_begun = False
+        self._first_may_leave = False
+        self.port = 0
+
+    # -- starting
+
+    def start(self) -> None:
+        """Start a process for each rank, and begin when all are there.
+
+        Raises:
+            LaunchError: a host cannot be used, or its processes cannot start.
+            StopAsked: the run was stopped meanwhile.
+        """
+        self._links = self._plan.open(self._check)
+        first = 0
+        for link, count in zip(self._links, self._plan.counts, strict=True):
+            self._ranks[link] = range(first, first + count)
+            first += count
+            self._selector.register(link, selectors.EVENT_READ, link)
+        where = choose_addresses([link.facts for link in self._links])
+        now = time.time()
+        order = PrepareOrder(rank=-1, time=now, address=where[0], port=self._job.rendezvous.port)
+        self._send(self._links[0], order)
+        self.port = self._wait_for(Prepared, self._links[:1])[0].port
+        self._members = [
+            _SshMember(rank=rank, link=link) for link in self._links for rank in self._ranks[link]
+        ]
+        self._delivery.deliver(
+            [Phase(rank=member.rank, time=now, name="starting") for member in self._members]
+        )
+        for node, link in enumerate(self._links):
+            self._send(link, self._make_assignment(node, where))
+        for assigned in self._wait_for(Assigned, self._links):
+            for rank, pid in assigned.pids.items():
+                self._member(rank).pid = pid
+        self._has_begun = True
+        for link in self._links:
+            self._send(link, BeginOrder(rank=-1, time=now))
+
+    def _check(self) -> None:
+        self._attempt.control.check()
+        signals.obey_interrupt()
+        self._delivery.deliver([])
+
+    def _wait_for(self, kind: type[AnswerT], links: Sequence[Link]) -> list[AnswerT]:
+        """Return the answer of each host; LaunchError where one has none."""
+        while True:
+            answers = [self._answers.get((link, kind)) for link in links]
+            for link, answer in zip(links, answers, strict=True):
+                problem = getattr(answer, "problem", "") or (link.lost if answer is None else "")
+                if problem:
+                    said = "\n".join(link.said[-20:])
+                    raise LaunchError(
+                        f"host {link.host}: {problem}" + (f"; it wrote:\n{said}" if said else "")
+                    )
+            found = [answer for answer in answers if isinstance(answer, kind)]
+            if len(found) == len(links):
+                return found
+            self.poll(_LOOK_SECONDS)
+            self._check()
+
+    def _make_assignment(self, node: int, where: Sequence[str]) -> AssignOrder:
+        link, pickled = self._links[node], self._plan.pickled
+        return AssignOrder(
+            rank=-1,
+            time=time.time(),
+            start=self._plan.start,
+            works=[self._make_work(rank, node, where) for rank in self._ranks[link]],
+            data=pickle.PickleBuffer(pickled.data),
+            buffers=pickled.buffers,
+        )
+
+    def _make_work(self, rank: int, node: int, where: Sequence[str]) -> Work:
+        own = self._ranks[self._links[node]]
+        place = Topology(
+            rank=rank,
+            local_rank=rank - own[0],
+            world_size=sum(self._plan.counts),
+            local_world_size=len(own),
+            node_rank=node,
+            num_nodes=len(self._links),
+        )
+        return Work(
+            rank=rank,
+            variables=list_rank_variables(
+                place, self._job, address=where[0], port=self.port, attempt=self._attempt.number
+            ),
+            is_alone=len(self._links) == 1,
+            address=where[node],
+            sends_value=self._job.returns == "all" or (self._job.returns == "first" and rank == 0),
+            notes=self._plan.notes,
+        )
+
+    # -- while they run
+
+    def _send(self, link: Link, event: Event) -> None:
+        link.send(event)
+        self._watch(link)
+
+    def _watch(self, link: Link) -> None:
+        """Wait for room in a connection too, where something waits to be sent."""
+        if link.has_outgoing:
+            self._selector_of_room(link)
+
+    def _selector_of_room(self, link: Link) -> None:
+        with self._selecting:
+            if link.stdin_fileno not in self._selector.get_map():
+                self._selector.register(link.stdin_fileno, selectors.EVENT_WRITE, link)
+
+    def tell(self, order: Order) -> None:
+        """Send an order to the worker of its rank, or to the agent that holds it; never waits."""
+        for link, ranks in list(self._ranks.items()):
+            if order.rank in ranks and not link.lost:
+                self._send(link, order)
+
+    def receive(self, timeout: float) -> Sequence[Event]:
+        """Wait for events of all hosts, `timeout` seconds at most; return what came."""
+        if not self._selector.get_map():
+            time.sleep(min(timeout, _LOOK_SECONDS))
+            return []
+        for key, mask in self._selector.select(timeout):
+            if mask & selectors.EVENT_WRITE:
+                link: Link = key.data
+                link.flush()
+                if not link.has_outgoing:
+                    with self._selecting:
+                        self._selector.unregister(key.fileobj)
+        return [event for link in self._links for event in self._receive_from(link)]
+
+    def _receive_from(self, link: Link) -> list[Event]:
+        if link.lost:
+            return []
+        events: list[Event] = []
+        for event in link.receive():
+            if isinstance(event, (Prepared, Assigned, Cleared)):
+                self._answers[link, type(event)] = event
+            elif isinstance(event, Devices):
+                pass
+            elif event.rank in self._ranks.get(link, ()):
+                events.append(self._adapt(event, link))
+            else:
+                link.lost = f"what it sends cannot be right (an event of rank {event.rank})"
+        if link.lost:
+            self._forget(link)
+        return events
+
+    def _forget(self, link: Link) -> None:
+        with self._selecting:
+            for fileobj in (link, link.stdin_fileno):
+                if fileobj in self._selector.get_map():
+                    self._selector.unregister(fileobj)
+
+    def _adapt(self, event: Event, link: Link) -> Event:
+        """Keep process ids and clocks of other machines from the view, and name the host of what is missing there."""
+        is_here = link.facts.get("machine") == self._machine
+        if isinstance(event, CallEnd) and isinstance(event.outcome, Failure):
+            outcome = self._adapt(event.outcome, link)
+            assert isinstance(outcome, Failure)
+            return replace(event, outcome=outcome)
+        if isinstance(event, Failure):
+            moment = event.moment if is_here else None
+            return replace(event, moment=moment, error=_add_host(event.error, event.rank, link.host))
+        if isinstance(event, Pulse) and not is_here:
+            return replace(event, moment=None)
+        if isinstance(event, Phase) and event.pid is not None and not is_here:
+            return replace(event, pid=None)
+        return event
+
+    def note_ends(self) -> None:
+        """Note which ranks are lost: the connection to their host has ended before it said how they did."""
+        if not self._has_begun:
+            return  # `start` looks itself
+        for member in self.list_running():
+            if member.link.lost and self._job.serve is None:
+                self.lose(member, _explain_loss)
+            elif member.link.lost:  # the call that runs brings the other workers back
+                member.has_ended = True
+                lost = _explain_loss(member)
+                failure = Failure(
+                    rank=member.rank, time=time.time(), pid=member.pid, lost=lost, moment=time.monotonic()
+                )
+                self._delivery.report(failure)
+
+    def on_look(self) -> None:
+        """Let rank 0 leave once it is the last: its process holds the store."""
+        if not self._first_may_leave and all(member.rank == 0 for member in self.list_running()):
+            self._first_may_leave = True
+            self.tell(LeaveOrder(rank=0, time=time.time()))
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """The addresses of the hosts, by which ranks reach each other."""
+        return choose_addresses([link.facts for link in self._links])
+
+    # -- ending
+
+    def stop(self, grace: float, signum: int = signal.SIGINT) -> None:
+        """End every worker; where none has begun yet, `close` ends the agents with all that they have."""
+        if self._has_begun:
+            super().stop(grace, signum)
+            return
+        self._delivery.begin_to_stop()
+        for member in self.list_running():
+            self.stopped_ranks.add(member.rank)
+            member.has_ended = True
+
+    def close(self) -> None:
+        """Let the agents end what is left, and keep the connections for the next launch."""
+        living = [link for link in self._links if self._has_begun and not link.lost]
+        for link in living:
+            self._send(link, ClearOrder(rank=-1, time=time.time()))
+        deadline = time.monotonic() + _CLEAR_SECONDS
+        while time.monotonic() < deadline and any(
+            not link.lost and (link, Cleared) not in self._answers for link in living
+        ):
+            self.receive(_LOOK_SECONDS)
+        for link in self._links:
+            self._plan.pool.put(link, is_clean=(link, Cleared) in self._answers and not link.has_outgoing)
+        self._selector.close()
+        self._links = []
+        self._ranks = {}
+        self._members.clear()
+
+
+def choose_addresses(facts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the address of each host by which the others reach it.
+
+    Args:
+        facts: what each host says of itself.
+
+    Returns:
+        The loopback address, where there is one host or all are this machine; else the address at which ssh reaches
+        the host. A host that ssh reaches by a loopback address has another one too.
+    """
+    reached = [str(fact.get("address", "")) for fact in facts]
+    machines = {fact.get("machine") for fact in facts}
+    if len(facts) == 1 or (len(machines) == 1 and all(map(addresses.is_loopback, reached))):
+        return ["127.0.0.1"] * len(facts)
+    others = next((address for address in reached if address and not addresses.is_loopback(address)), "")
+    chosen = []
+    for fact, address in zip(facts, reached, strict=True):
+        if not address or addresses.is_loopback(address):
+            own = [str(each) for each in fact.get("addresses", ())]
+            alike = [each for each in own if (":" in each) == (":" in others)]
+            address = (alike or own or ["127.0.0.1"])[0]
+        chosen.append(address)
+    return chosen
+
+
+def _explain_loss(member: _SshMember) -> str:
+    return f"host {member.link.host}: {member.link.lost}"
+
+
+def _add_host(error: RaisedError | None, rank: int, host: str) -> RaisedError | None:
+    """Return an error with a note that names the host, where something is missing there."""
+    if error is None:
+        return None
+    if error.type_name in _MISSING or _NO_FILE in error.message:
+        what = "module" if error.type_name == "ModuleNotFoundError" else "file"
+        note = (
+            f"rank {rank} is on host {host}, and the {what} is not there: ssh carries the function, its arguments "
+            "and the globals that it uses, and no files"
+        )
+        return replace(error, notes=(*error.notes, note))
+    return error

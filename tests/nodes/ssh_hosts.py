@@ -1,0 +1,149 @@
+"""Hosts that OpenSSH reaches: network namespaces with an sshd each, and one for the notebook."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from tests.nodes.conftest import Network, why_not
+from tests.notebooks.kernel import Kernel
+
+SSHD = "/usr/sbin/sshd"
+KEEPS = {"children": "connections, and what waits on the hosts, stay for the next launch"}
+_SERVER = """
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/id.pub
+PasswordAuthentication no
+StrictModes no
+PidFile none
+UsePAM no
+UseDNS no
+"""
+_NOISY = "ForceCommand echo 'Welcome to this host'; exec /bin/sh -c \"$SSH_ORIGINAL_COMMAND\"\n"
+_CLIENT = """
+Host node1 node2
+    User root
+    IdentityFile {folder}/id
+Host locked
+    HostName {addresses[1]}
+    User root
+    HostKeyAlias node1
+    IdentityFile /dev/null
+Host unknown
+    HostName {addresses[1]}
+    HostKeyAlias nobody
+Host node1
+    HostName {addresses[1]}
+Host node2
+    HostName {addresses[2]}
+Host *
+    IdentitiesOnly yes
+    IdentityAgent none
+    UserKnownHostsFile {folder}/known
+    GlobalKnownHostsFile /dev/null
+"""
+
+
+def why_no_hosts() -> str:
+    """Return why there can be no hosts here; empty where there can."""
+    if not os.path.exists(SSHD) or shutil.which("ssh") is None:
+        return "needs OpenSSH's client and server (apt packages openssh-client and openssh-server)"
+    return why_not()
+
+
+@dataclass
+class SshHosts:
+    """Hosts `node1` and `node2`, which greet whoever comes, and a notebook's machine, all on one bridge.
+
+    Attributes:
+        network: of three nodes; the notebook is on the first.
+        folder: has keys and settings.
+    """
+
+    network: Network
+    folder: Path
+    _servers: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of the notebook: `ssh` there is the client with a config for these hosts."""
+        return {"PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+
+    @property
+    def prefix(self) -> list[str]:
+        """Words before a command that runs on the notebook's machine."""
+        return ["ip", "netns", "exec", self.network.names[0]]
+
+    def start(self) -> None:
+        """Start the servers, and wait until they listen."""
+        folder = self.folder
+        for name in ("host", "id"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+        key = (folder / "host.pub").read_text()
+        (folder / "known").write_text(
+            "".join(f"{name} {key}" for name in ("node1", *self.network.addresses[1:]))
+        )
+        (folder / "client").write_text(_CLIENT.format(folder=folder, addresses=self.network.addresses))
+        (folder / "server").write_text(_SERVER.format(folder=folder) + _NOISY)
+        (folder / "bin").mkdir()
+        client = folder / "bin" / "ssh"
+        client.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder / "client"} "$@"\n')
+        client.chmod(0o755)
+        Path("/run/sshd").mkdir(exist_ok=True)
+        for name in self.network.names[1:]:
+            command = [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                SSHD,
+                "-D",
+                "-e",
+                "-f",
+                str(folder / "server"),
+                "-p",
+                "22",
+            ]
+            self._servers.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        for server in self._servers:
+            assert server.stderr is not None
+            _wait_for_line(server.stderr, "Server listening")
+
+    def stop(self) -> None:
+        """End the servers."""
+        for server in self._servers:
+            server.kill()
+            server.wait()
+            assert server.stderr is not None
+            server.stderr.close()
+
+    def start_kernel(self, folder: Path) -> Kernel:
+        """Start a kernel on the notebook's machine."""
+        return Kernel(folder, prefix=self.prefix, transport="ipc", **self.environment)
+
+
+def _wait_for_line(file: IO[str], text: str) -> None:
+    for line in file:
+        if text in line:
+            return
+    raise AssertionError(f"sshd has ended without {text!r}")
+
+
+@contextmanager
+def make_hosts(folder: Path) -> Iterator[SshHosts]:
+    """Make hosts, and remove them afterwards."""
+    network = Network([f"ns{os.getpid()}n{node}" for node in range(3)], f"ns{os.getpid()}br")
+    hosts = SshHosts(network, folder)
+    try:
+        network.make()
+        hosts.start()
+        yield hosts
+    finally:
+        hosts.stop()
+        network.remove()

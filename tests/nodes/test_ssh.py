@@ -1,0 +1,323 @@
+"""Launches by ssh on two hosts: ranks and sessions, what is told before anything starts, and whose end ends what."""
+
+from __future__ import annotations
+
+import ast
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from notebook_accel.launch.engines.ssh import packets
+from tests.nodes.ssh_hosts import KEEPS, SshHosts, make_hosts, why_no_hosts
+from tests.notebooks.kernel import Cell, Kernel, wait_until
+
+pytestmark = [
+    pytest.mark.notebook,
+    pytest.mark.slow,
+    pytest.mark.timeout(180),
+    *[pytest.mark.may_leak(kind, reason=reason) for kind, reason in KEEPS.items()],
+]
+
+PATIENCE = 90
+GONE_SECONDS = 15.0
+SETUP = """
+import os, subprocess, sys, time
+import torch
+from notebook_accel import PartialState, notebook_launcher
+from notebook_accel.utils import gather
+%load_ext notebook_accel
+HOSTS = ["node1", "node2"]
+
+def launch(function, *args, hosts=HOSTS, **more):
+    return notebook_launcher(function, args, hosts=hosts, **more)
+
+def wait():
+    child = subprocess.Popen(["sleep", "1000"])
+    print("pids", os.getpid(), child.pid, flush=True)
+    PartialState().wait_for_everyone()
+    if os.environ["RANK"] == "0":
+        print("go", flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
+    if reason := why_no_hosts():
+        pytest.skip(reason)
+    with make_hosts(tmp_path_factory.mktemp("hosts")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def kernel(hosts: SshHosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    kernel = hosts.start_kernel(tmp_path_factory.mktemp("ssh"))
+    try:
+        kernel.run(SETUP, timeout=PATIENCE).ok()
+        yield kernel
+    finally:
+        kernel.close()
+
+
+def pids_of(cell: Cell) -> list[int]:
+    return [int(word) for line in cell.lines if "pids" in line for word in line.split()[-2:]]
+
+
+def assert_gone(pids: list[int], since: float) -> None:
+    """Assert that processes end; they have twice as long as it should take, for a busy machine."""
+    left = 2 * GONE_SECONDS - (time.monotonic() - since)
+    assert wait_until(lambda: not any(map(psutil.pid_exists, pids)), left), (
+        f"{[pid for pid in pids if psutil.pid_exists(pid)]} of {pids} still run"
+    )
+
+
+def test_eight_ranks_on_two_hosts(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        def seen():
+            state = PartialState()
+            ranks = gather(torch.tensor([state.process_index])).tolist()
+            names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "WORLD_SIZE")
+            return ranks, [int(os.environ[name]) for name in names], os.environ["GLOO_SOCKET_IFNAME"]
+
+        launch(seen, hosts=["node1:5", "root@node2:3"], returns="all")
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    places = [[rank, 5, 0, 2, 8] for rank in range(5)] + [[rank, 3, 1, 2, 8] for rank in range(3)]
+    assert ast.literal_eval(cell.value) == [(list(range(8)), place, "eth0") for place in places]
+    assert "Launching seen on 8 processes by ssh: node1 (5), root@node2 (3)." in cell.stdout
+    assert "Welcome" not in cell.stdout + cell.stderr
+
+
+def test_a_second_launch_finds_all_that_it_needs(kernel: Kernel) -> None:
+    """The process that has imported torch, from which ranks are forked, is the same on each host."""
+    cell = kernel.run(
+        """
+        first, second = (launch(os.getppid, returns="all") for _ in range(2))
+        alone = launch(lambda: os.environ["MASTER_ADDR"], hosts=["node1"])
+        first == second, len(set(first)), alone
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    assert cell.value == "(True, 2, '127.0.0.1')"
+
+
+def test_what_is_wrong_with_all_hosts_is_told_at_once(
+    kernel: Kernel, hosts: SshHosts, tmp_path: Path
+) -> None:
+    old = tmp_path / "old"
+    old.write_text(
+        '#!/bin/sh\nshift\nexec python3 -c "import sys; sys.version_info = (3, 8, 1); exec(sys.argv.pop(1))" "$@"\n'
+    )
+    old.chmod(0o755)
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {kernel.run("sys.executable").ok().value[1:-1]} -I -S "$@"\n')
+    bare.chmod(0o755)
+    cell = kernel.run(
+        f"""
+        python = {{"node1": {str(old)!r}, "node2": {str(bare)!r}, "root@node2": "/no/python"}}
+        launch(wait, hosts=["node1", "node2", "root@node2", "locked", "unknown", "nowhere.invalid"], python=python)
+        """,
+        timeout=PATIENCE,
+    )
+    assert cell.error is not None and cell.error[0] == "ValueError" and not cell.stdout
+    text = cell.error[1]
+    assert "host node1: " in text and "is Python 3.8.1, and this process Python 3." in text
+    assert re.search(r"host node2: .* does not have (torch|notebook_accel): install it there", text)
+    assert "host root@node2: there is no /no/python" in text
+    assert "host locked: ssh would have to ask for a password" in text
+    assert "host unknown: its host key is unknown here: run `ssh unknown` once" in text
+    assert "host nowhere.invalid: ssh does not reach it (ssh: Could not resolve hostname" in text
+    cell = kernel.run("launch(wait, hosts=['node1:2', 'node2'], num_processes=2)", timeout=PATIENCE)
+    assert (
+        cell.error is not None
+        and "num_processes=2: hosts= makes 3 (2 on node1 + 1 on node2)" in cell.error[1]
+    )
+
+
+def test_a_missing_file_is_told_with_its_host(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        def read():
+            if os.environ["RANK"] == "1":
+                open("/no/such/file")  # here
+            time.sleep(100)
+
+        launch(read)
+        """,
+        timeout=PATIENCE,
+    )
+    assert cell.error is not None and cell.error[0] == "FileNotFoundError"
+    assert 'open("/no/such/file")  # here' in cell.traceback
+    assert "rank 1 is on host node2, and the file is not there" in cell.told
+
+
+def lose(kernel: Kernel, act: Callable[[], None]) -> tuple[Cell, list[int], float]:
+    """Launch ranks that wait, do something to them, and return the cell, what ran, and when it was done."""
+    moments: list[float] = []
+
+    def during() -> None:
+        act()
+        moments.append(time.monotonic())
+
+    cell = kernel.run("launch(wait)  # go", timeout=PATIENCE, during=during)
+    pids = pids_of(cell)
+    assert len(pids) == 4, cell.stdout
+    return cell, pids, moments[0]
+
+
+def test_a_cut_link_ends_what_ran_behind_it(kernel: Kernel, hosts: SshHosts) -> None:
+    try:
+        cell, pids, since = lose(kernel, lambda: hosts.network.cut(2, up=False))
+        assert cell.error is not None and cell.error[0] == "WorkerError"
+        assert re.search(r"rank 1 \(process \d+\) is lost: host node2: ", cell.error[1])
+        assert_gone(pids, since)
+    finally:
+        hosts.network.cut(2, up=True)
+    cell = kernel.run("launch(lambda: os.environ['RANK'], returns='all')", timeout=PATIENCE).ok()
+    assert cell.value == "['0', '1']"
+
+
+def test_a_killed_client_ends_what_it_led_to(kernel: Kernel) -> None:
+    def kill() -> None:
+        children = psutil.Process(kernel.pid).children()
+        clients = [child for child in children if child.name() == "ssh" and child.status() != "zombie"]
+        next(client for client in clients if "node2" in client.cmdline()).kill()
+
+    cell, pids, since = lose(kernel, kill)
+    assert cell.error is not None and "is lost: host node2: its ssh connection has ended" in cell.error[1]
+    assert "ssh was ended by SIGKILL" in cell.error[1]
+    assert_gone(pids, since)
+
+
+def test_workers_start_again_on_a_host_that_was_lost(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        import psutil
+
+        def once():
+            if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+                agent = psutil.Process().parent().parent()
+                agent.kill()
+                time.sleep(100)
+            return "again"
+
+        launch(once, max_restarts=1)
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    assert cell.value == "'again'" and "restart 1 of 1" in cell.stdout + cell.stderr
+
+
+def test_ranks_stop_at_the_same_step_and_outlive_a_kernel_that_stands_still(kernel: Kernel) -> None:
+    """Nobody hears of the kernel itself while it is stopped: what says that it lives is another process."""
+    kernel.run(
+        """
+        from notebook_accel import Accelerator, print_metrics
+
+        def steps():
+            accelerator = Accelerator()
+            for step in range(1_000_000):
+                print_metrics(step=step, loss=float(step))
+                accelerator.gather(torch.ones(1))
+                if accelerator.should_stop:
+                    return step
+
+        run = launch(steps, block=False, returns="all", output="none")
+        while not run.metrics:
+            time.sleep(0.05)
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    process = psutil.Process(kernel.pid)
+    process.suspend()
+    try:
+        time.sleep(packets.SILENCE_SECONDS + 2)
+    finally:
+        process.resume()
+    cell = kernel.run("status = run.status\nrun.stop()\nstatus, *run.result()", timeout=PATIENCE).ok()
+    status, first, second = ast.literal_eval(cell.value)
+    assert status == "running" and first == second > 0
+
+
+def test_a_killed_kernel_ends_everything(hosts: SshHosts, tmp_path: Path) -> None:
+    other = hosts.start_kernel(tmp_path)
+    cells: list[list[int]] = []
+    began = 0.0
+
+    def kill() -> None:
+        other.kill()
+        raise InterruptedError
+
+    try:
+        other.run(SETUP, timeout=PATIENCE).ok()
+        marker = tmp_path / "pids"
+        other.run(
+            f"""
+            def note():
+                child = subprocess.Popen(["sleep", "1000"])
+                with open({str(marker)!r}, "a") as file:
+                    print(os.getpid(), os.getppid(), child.pid, file=file)
+                PartialState().wait_for_everyone()
+                print("go", flush=True)
+                time.sleep(1000)
+            """
+        ).ok()
+        began = time.monotonic()
+        with pytest.raises(InterruptedError):
+            other.run("launch(note)", timeout=PATIENCE, during=kill)
+        cells.append([int(word) for word in marker.read_text().split()])
+        assert len(cells[0]) == 6
+        assert_gone(cells[0], began)
+    finally:
+        other.close()
+
+
+def test_a_session_on_two_hosts(kernel: Kernel) -> None:
+    run = kernel.run
+    run("%session --hosts node1 node2", timeout=PATIENCE).ok()
+    cell = run(
+        """%%distributed
+        import os
+        import torch
+        number = int(os.environ["RANK"])
+        print("I am", number)
+        total = torch.tensor([number + 1.0])
+        torch.distributed.all_reduce(total)
+        total.item()
+        """.replace("\n        ", "\n"),
+        timeout=PATIENCE,
+    ).ok()
+    assert sorted(cell.lines) == ["[0] I am 0", "[0] Out: 3.0", "[1] I am 1", "[1] Out: 3.0"]
+    cell = run(
+        """%%distributed
+        print("go", flush=True)
+        if number == 1:
+            torch.distributed.all_reduce(total)  # rank 0 does not come
+        import time
+        time.sleep(100)
+        """.replace("\n        ", "\n"),
+        timeout=PATIENCE,
+        during=kernel.interrupt,
+    )
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+    cell = run("%%rank 1\nopen('/no/such/file')", timeout=PATIENCE)
+    assert cell.error is not None and cell.error[0] == "FileNotFoundError"
+    assert "rank 1 is on host node2" in cell.told
+    cell = run("%%distributed\ntorch.distributed.all_reduce(total)\ntotal.item()", timeout=PATIENCE).ok()
+    assert sorted(cell.lines) == ["[0] Out: 6.0", "[1] Out: 6.0"]
+    cell = run(
+        "session = __import__('notebook_accel').current_session()\nsession.run(lambda: number, returns='all')"
+    )
+    assert cell.ok().value == "[0, 1]"
+    kill = "import psutil\npsutil.Process().parent().parent().kill()\nimport time\ntime.sleep(100)"
+    cell = run(f"%%rank 1\n{kill}", timeout=PATIENCE)
+    assert cell.error is not None and "is lost: host node2: its ssh connection has ended" in cell.error[1]
+    run("%session restart", timeout=PATIENCE).ok()
+    assert run("session.run(os.getcwd) != '', session.status").ok().value == "(True, 'idle')"
+    run("%session close", timeout=PATIENCE).ok()

@@ -1,0 +1,40 @@
+"""By which addresses ranks on hosts reach each other, and what an error of theirs says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from notebook_accel.events import RaisedError
+from notebook_accel.launch.engines.ssh import ssh_group
+from notebook_accel.launch.engines.ssh.ssh_group import choose_addresses
+
+
+def fact(address: str, machine: str, *own: str) -> dict[str, Any]:
+    return {"address": address, "machine": machine, "addresses": list(own)}
+
+
+def test_ranks_meet_where_ssh_reaches_their_hosts() -> None:
+    one, two = fact("10.0.0.1", "a", "10.0.0.1"), fact("10.0.0.2", "b", "10.0.0.2")
+    assert choose_addresses([one, two]) == ["10.0.0.1", "10.0.0.2"]
+    assert choose_addresses([one]) == ["127.0.0.1"], "one host needs no network"
+
+
+def test_hosts_that_are_this_machine() -> None:
+    here = fact("127.0.0.1", "a", "fe80::9", "10.0.0.9")
+    assert choose_addresses([here, here]) == ["127.0.0.1"] * 2
+    assert choose_addresses([here, fact("10.0.0.2", "b")]) == ["10.0.0.9", "10.0.0.2"], "others reach it too"
+    assert choose_addresses([here, fact("fe80::2", "b")]) == ["fe80::9", "fe80::2"]
+
+
+def test_what_is_missing_is_told_with_its_host() -> None:
+    def note(kind: str, message: str) -> str:
+        error = ssh_group._add_host(
+            RaisedError(type_name=kind, message=message, pickled=None, frames=(), notes=("own",)), 3, "gpu2"
+        )
+        assert error is not None and error.notes[0] == "own"
+        return " ".join(error.notes[1:])
+
+    assert note("FileNotFoundError", "x").startswith("rank 3 is on host gpu2, and the file is not there")
+    assert note("ModuleNotFoundError", "x").startswith("rank 3 is on host gpu2, and the module is not there")
+    assert note("RuntimeError", "open: No such file or directory").startswith("rank 3 is on host gpu2")
+    assert note("ValueError", "x") == ""
