@@ -54,8 +54,6 @@ def renew(port: int) -> None:
         RuntimeError: the ranks are on XLA devices, which cannot meet twice.
     """
     current = runtime.current()
-    if current is not None and isinstance(current.comm, torch_dist.TorchComm):
-        current.comm.leave_sockets()
     torch_dist.close_group()
     environ.put({"MASTER_PORT": str(port)})
     if current is None:

@@ -11,7 +11,7 @@ from .. import nested
 from ..caller import warn
 from .base import Comm
 from .check import compare_inputs
-from .packing import pack, pack_by, unpack, unpack_by
+from .packing import pack, pack_by, sort_by_dtype, unpack, unpack_by
 
 REDUCTIONS: Final = ("sum", "mean", "max", "none")
 _WIDER: Final = {
@@ -67,8 +67,14 @@ def _gather_leaves(comm: Comm, leaves: list[Any]) -> Sequence[torch.Tensor]:
         leaf = tensors[0]
         return [comm.all_gather(leaf if leaf.ndim else leaf.reshape(1))]
     as_bytes = tensors[0].is_complex() or any(leaf.dtype != tensors[0].dtype for leaf in tensors)
-    buffer, sizes = pack(tensors, as_bytes=as_bytes)
-    return unpack(comm.all_gather(buffer), sizes, tensors, comm.world_size, as_bytes=as_bytes)
+    # the order of a layout: other ranks may have one
+    order = sort_by_dtype(tensors)
+    ordered = [tensors[index] for index in order]
+    buffer, sizes = pack(ordered, as_bytes=as_bytes)
+    unpacked = unpack(comm.all_gather(buffer), sizes, ordered, comm.world_size, as_bytes=as_bytes)
+    for index, leaf in zip(order, unpacked, strict=True):
+        tensors[index] = leaf
+    return tensors
 
 
 def _tensors(leaves: list[Any], operation: str, device: torch.device) -> list[torch.Tensor]:

@@ -80,6 +80,26 @@ class Packing:
         return layout
 
 
+def sort_by_dtype(leaves: Sequence[torch.Tensor]) -> list[int]:
+    """Return the order in which leaves travel, which depends on nothing but their dtypes.
+
+    Large items come first: the leaves of each dtype then start at a multiple of their item size.
+
+    Args:
+        leaves: the tensors.
+
+    Returns:
+        Their positions.
+    """
+    dtypes = {leaf.dtype for leaf in leaves}
+    places = {dtype: place for place, dtype in enumerate(sorted(dtypes, key=_place_of_dtype))}
+    return sorted(range(len(leaves)), key=lambda index: places[leaves[index].dtype])
+
+
+def _place_of_dtype(dtype: torch.dtype) -> tuple[int, str]:
+    return -dtype.itemsize, str(dtype)
+
+
 def pack_by(layout: _Layout, leaves: list[torch.Tensor]) -> torch.Tensor:
     """Pack leaves by a layout.
 
@@ -209,11 +229,11 @@ def _fits(leaves: list[Any], world_size: int, device: torch.device) -> bool:
 
 
 def _make_layout(leaves: list[torch.Tensor], world_size: int) -> _Layout:
-    # large items first: every section then starts at a multiple of its item size
-    dtypes = sorted({leaf.dtype for leaf in leaves}, key=lambda dtype: (-dtype.itemsize, str(dtype)))
+    order = sort_by_dtype(leaves)
+    dtypes = list(dict.fromkeys(leaves[index].dtype for index in order))
     sections, sizes, start = [], [], 0
     for dtype in dtypes:
-        indices = [index for index, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        indices = [index for index in order if leaves[index].dtype == dtype]
         unit = 1 if len(dtypes) == 1 else dtype.itemsize
         sizes += [leaves[index].numel() * unit for index in indices]
         stop = start + world_size * sum(leaves[index].numel() * unit for index in indices)
@@ -226,5 +246,5 @@ def _make_layout(leaves: list[torch.Tensor], world_size: int) -> _Layout:
         sections.append(_Section(dtype=dtype, indices=indices, first=start, last=stop, shapes=shapes))
         start = stop
     positions = torch.arange(world_size * sum(sizes), device=leaves[0].device)
-    order = torch.cat([part.reshape(-1) for part in positions.view(world_size, -1).split(sizes, dim=1)])
-    return _Layout(order=order, sections=sections)
+    places = torch.cat([part.reshape(-1) for part in positions.view(world_size, -1).split(sizes, dim=1)])
+    return _Layout(order=places, sections=sections)

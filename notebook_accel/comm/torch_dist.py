@@ -13,21 +13,16 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import AllgatherOptions, default_pg_timeout
 
 from .. import devices, environ
 from ..topology import Topology
-from . import local_sockets
 from .base import Comm, ReduceOp
-from .local_sockets import LocalSockets
+from .gathers import gathers_of
 from .packing import view_as_bytes
 
 _LAST_WORK_S: Final = 0.01
 """Seconds to wait before Python ends. In these gloo's thread frees the tensors of the last collective. A thread that
 asks for Python's lock later is ended within C++ code, which aborts the process."""
-
-_GATHERS_BEFORE_SOCKETS: Final = 32
-"""Gathers by gloo before ranks of one machine connect for small ones; fewer are not worth it."""
 
 _OPS: Final = {
     "sum": dist.ReduceOp.SUM,
@@ -52,7 +47,8 @@ class TorchComm(Comm):
         device: where tensors of collectives are.
         debug: see `Comm`.
         owned: True if this package opened the default group; then `close` destroys it.
-        group: the process group, whose ranks count; by default that of all processes.
+        group: the process group, whose ranks count. By default that of all processes: if it is destroyed and another
+            one opened, that one.
     """
 
     scatters = True
@@ -66,76 +62,60 @@ class TorchComm(Comm):
         self.device = device
         self.debug = debug
         self.owned = owned
-        # weak: gloo's threads abort a process in which the group still exists at its end
+        self._is_default = group is dist.group.WORLD
+        # weak: gloo's threads abort a process in which the group still exists at its end, and sockets end with it
         self._group = weakref.ref(group)
-        self._gather = "all_gather_single" if hasattr(group, "all_gather_single") else "_allgather_base"
-        self._gather_options = AllgatherOptions()
-        self._gather_options.asyncOp = False
+        self._gathers = weakref.ref(gathers_of(group))
         self._barrier_ids = None if device.index is None else [device.index]
-        # only what all ranks know alike decides whether they connect
-        self._may_use_sockets = (
-            device.type == "cpu"
-            and group is dist.group.WORLD
-            and self.world_size <= local_sockets.MAX_RANKS
-            and dist.get_backend(group) == "gloo"
-            and dist.get_debug_level() != dist.DebugLevel.DETAIL  # then torch compares collectives
-        )
-        self._num_gathers = 0
-        self._sockets: LocalSockets | None = None
 
     @property
     def group(self) -> Any:
-        """The process group; RuntimeError where it was destroyed."""
-        group = self._group()
+        """The process group; RuntimeError where it was destroyed, or another one has other ranks."""
+        group = dist.group.WORLD if self._is_default else self._group()
         if group is None:
             raise RuntimeError(
-                "the process group was destroyed: use collectives before that, or make a new Accelerator"
+                "the process group was destroyed: use collectives before that, or open another one on all ranks by "
+                "torch.distributed.init_process_group"
             )
+        if group is not self._group():
+            self._change_group(group)
         return group
 
+    def _change_group(self, group: Any) -> None:
+        place = dist.get_rank(group), dist.get_world_size(group)
+        if place != (self.rank, self.world_size):
+            raise RuntimeError(
+                f"this process was rank {self.rank} of {self.world_size}, and is rank {place[0]} of {place[1]} in the "
+                "process group that is open now: call AcceleratorState._reset_state(True), and make a new Accelerator"
+            )
+        self._group = weakref.ref(group)
+        self._gathers = weakref.ref(gathers_of(group))
+        self.owned = False  # who opened it destroys it
+
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():  # a rank may compile alone, and has to gather as the others do
+            outside: torch.Tensor = _gather_outside_graph(self, tensor)
+            return outside
+        return self._all_gather(tensor)
+
+    def _all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype not in _SENT:
-            as_bytes = self.all_gather(view_as_bytes(tensor.reshape(-1)))
+            as_bytes = self._all_gather(view_as_bytes(tensor.reshape(-1)))
             return as_bytes.view(tensor.dtype).view(self.world_size * tensor.shape[0], *tensor.shape[1:])
+        group = self.group
         rows, *others = tensor.shape
         gathered = tensor.new_empty((self.world_size * rows, *others))
-        if self._may_use_sockets:
-            sockets = self._find_sockets()
-            if sockets is not None:
-                # a size that differs raises on all ranks, also where it would send them different ways
-                if tensor.nbytes <= local_sockets.MAX_BYTES:
-                    own = tensor.resolve_neg().contiguous()
-                    sockets.exchange(own.data_ptr(), own.nbytes, gathered.data_ptr())
-                    return gathered
-                sockets.agree_on_size(tensor.nbytes)
-        # the group's own method: dist.all_gather_into_tensor adds a third to the time of a small message
-        work = getattr(self.group, self._gather)(gathered, tensor.contiguous(), self._gather_options)
-        if work is not None:
-            work.wait()
+        if type(tensor) is torch.Tensor and tensor.is_neg():  # memory has the numbers without their sign
+            tensor = tensor.resolve_neg()
+        gathers = self._gathers()
+        assert gathers is not None, "they live as long as the group"
+        gathers.gather(group, tensor.contiguous(), gathered)
         return gathered
-
-    def _find_sockets(self) -> LocalSockets | None:
-        """Return the sockets of all gathers from one on, at which all ranks connect."""
-        group = self.group  # raises where it was destroyed
-        self._num_gathers += 1
-        if self._num_gathers == _GATHERS_BEFORE_SOCKETS:
-            options = getattr(group._get_backend(self.device), "options", None)
-            timeout = getattr(options, "_timeout", None) or default_pg_timeout
-            self._sockets = local_sockets.connect(
-                self.rank, self.world_size, self._gather_objects, timeout.total_seconds()
-            )
-            self._may_use_sockets = self._sockets is not None
-        return self._sockets
 
     def count_gathers(self) -> dict[str, int]:
         """Return what decides which way the next gather goes; ranks where it differs would wait for each other."""
-        if self._sockets is None:
-            return {"gathers": self._num_gathers, "sockets": 0, "gathers over sockets": 0}
-        return {
-            "gathers": self._num_gathers,
-            "sockets": 1,
-            "gathers over sockets": self._sockets.num_exchanges,
-        }
+        gathers = self._gathers()
+        return {} if gathers is None else gathers.count()
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
         dist.all_reduce(tensor, _OPS[op], group=self.group)
@@ -155,10 +135,6 @@ class TorchComm(Comm):
         return tensor
 
     def all_gather_object(self, obj: Any) -> list[Any]:
-        return self._gather_objects(obj)
-
-    def _gather_objects(self, obj: Any) -> list[Any]:
-        """Gather as `all_gather_object`; who counts or replaces that one does not see how ranks connect."""
         gathered: list[Any] = [None] * self.world_size
         dist.all_gather_object(gathered, obj, group=self.group)
         return gathered
@@ -172,23 +148,21 @@ class TorchComm(Comm):
         dist.barrier(group=self.group, device_ids=self._barrier_ids)
 
     def close(self) -> None:
-        if not self.owned:  # some ranks may go on: the way of their gathers stays
-            return
-        self.leave_sockets()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        # some ranks may go on in a group that is not ours: the way of their gathers stays
+        if self.owned and dist.group.WORLD is self._group():
+            close_group()
         self.owned = False
-
-    def leave_sockets(self) -> None:
-        """Close the sockets to other ranks: the process group ends."""
-        if self._sockets is not None:
-            self._sockets.close()
-        self._sockets, self._may_use_sockets = None, False
 
     def shut_down_sockets(self) -> None:
         """End the gather over sockets in which a thread waits; gathers raise from then on."""
-        if self._sockets is not None:
-            self._sockets.shut_down()
+        gathers = self._gathers()
+        if gathers is not None:
+            gathers.shut_down()
+
+
+@torch._disable_dynamo
+def _gather_outside_graph(comm: TorchComm, tensor: torch.Tensor) -> torch.Tensor:
+    return comm._all_gather(tensor)
 
 
 def group_exists() -> bool:
@@ -332,6 +306,12 @@ def close_group(group: Any = None) -> None:
         group: the group; None for the default one, with which all others end.
     """
     if group_exists():
+        default = dist.group.WORLD
+        if group is None or group is default:
+            gathers_of(
+                default
+            ).close()  # who keeps the group, such as a model, would keep the other ranks waiting
+        del default
         dist.destroy_process_group(group)
 
 

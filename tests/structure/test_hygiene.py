@@ -16,6 +16,7 @@ MAX_FUNCTION_LINES = 60
 FORBIDDEN_WORDS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 # module.name: why this module may hold a slot that changes
 SLOTS = {
+    "notebook_accel.comm.gathers._of_groups": "what ends with a process group, whose objects take no attributes",
     "notebook_accel.runtime._slot": "the one global slot of the package",
     "notebook_accel.runtime._fork_server": "the process id of the one that has answered",
     "notebook_accel.runtime._thread": "the same for threads that are ranks, as on some TPUs",

@@ -70,7 +70,12 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("background",),
     ),
     "cli": (("console", "flags", "progress", "questions", "refusal"), ("plan", "tee"), ("start",), ("*",)),
-    "comm": (("local_sockets", "packing"), ("base",), ("check", "single", "torch_dist", "xla"), ("ops",)),
+    "comm": (
+        ("local_sockets", "packing"),
+        ("base", "gathers"),
+        ("check", "single", "torch_dist", "xla"),
+        ("ops",),
+    ),
     "config": (
         ("argument_checks", "comments", "hosts"),
         ("document", "option"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 
 import pytest
@@ -38,12 +39,15 @@ def rank_0_gathers_alone() -> None:
     assert isinstance(comm, torch_dist.TorchComm)
     for _ in range(40):
         ops.gather(comm, torch.ones(1))
-    assert comm._sockets is not None
+    gathers = comm._gathers()
+    assert gathers is not None and gathers.sockets is not None
     if comm.rank == 0:
         with pytest.raises(RuntimeError, match="Connection closed by peer"):
             ops.gather(comm, torch.ones(1))
     else:
-        comm._sockets._peers[0].recv(1, socket.MSG_PEEK)  # rank 0 has sent, and waits
+        poll = select.poll()
+        poll.register(gathers.sockets._peers[0], select.POLLIN)
+        assert poll.poll(20_000)  # rank 0 has sent, and waits
         connections.close_connections_to([])
     comm.close()
 
