@@ -101,8 +101,8 @@ ROWS = (
         switches=20,
     ),
     # each value that an option class sets in its constructor is a switch
-    Row(name="the first Accelerator()", make=construct_first, files=18, switches=60),
-    Row(name="another Accelerator()", make=construct_another, files=10, switches=32),
+    Row(name="the first Accelerator()", make=construct_first, files=19, switches=64),
+    Row(name="another Accelerator()", make=construct_another, files=11, switches=32),
     Row(name="save_state", make=save_state, threads=True, files=15, switches=84),
     Row(name="a prepared loader, iterated", make=prepare_loader, files=7, switches=50),
 )
