@@ -121,7 +121,7 @@ def ranks_gather_odd_tensors() -> list[str]:
 
 
 def test_odd_tensors_are_gathered_as_without_sockets() -> None:
-    for found in run_ranks(ranks_gather_odd_tensors, timeout=30):
+    for found in run_ranks(ranks_gather_odd_tensors):
         assert found[0] == "zeros: Tensor [0.0, 0.0, 0.0, 0.0]"
         assert found[1] == "class: Tagged [0.0, 1.0, 1.0, 2.0]"
         assert found[3:5] == [
@@ -146,7 +146,7 @@ def rank_0_has_an_odd_tensor() -> list[Any]:
 
 def test_one_rank_whose_tensor_is_odd_takes_all_to_gloo() -> None:
     """And what fails there on one rank is brought to its end by its next gather."""
-    assert run_ranks(rank_0_has_an_odd_tensor, timeout=30) == [[0.0, 1.0, 1.0, 2.0] * 2] * 2
+    assert run_ranks(rank_0_has_an_odd_tensor) == [[0.0, 1.0, 1.0, 2.0] * 2] * 2
 
 
 def rank_0_is_interrupted(size: int) -> list[Any]:
@@ -166,7 +166,7 @@ def rank_0_is_interrupted(size: int) -> list[Any]:
 
 @pytest.mark.parametrize("size", [1, local_sockets.MAX_BYTES])
 def test_a_gather_that_an_interrupt_ended_on_one_rank_leaves_ranks_in_step(size: int) -> None:
-    assert run_ranks(rank_0_is_interrupted, size, timeout=30) == [[[10, 11], ""]] * 2
+    assert run_ranks(rank_0_is_interrupted, size) == [[[10, 11], ""]] * 2
 
 
 def rank_0_connects_badly(how: str) -> dict[str, int]:
@@ -192,7 +192,7 @@ def rank_0_connects_badly(how: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("how", ["interrupt", "error"])
 def test_all_ranks_connect_or_none_does(how: str) -> None:
-    for count in run_ranks(rank_0_connects_badly, how, timeout=30):
+    for count in run_ranks(rank_0_connects_badly, how):
         assert count["sockets"] == (how == "interrupt")
 
 
@@ -240,7 +240,7 @@ def rank_0_destroys_its_group(how: str) -> str:
 
 @pytest.mark.parametrize("how", ["dist", "state"])
 def test_after_a_rank_has_destroyed_its_group_the_others_do_not_wait(how: str) -> None:
-    said = run_ranks(rank_0_destroys_its_group, how, timeout=30)[1]
+    said = run_ranks(rank_0_destroys_its_group, how)[1]
     assert "rank 0 has left" in said or "connection to rank 0 is lost" in said
 
 
@@ -285,7 +285,7 @@ def rank_0_resets(num_gathers: int) -> list[int]:
 
 @pytest.mark.parametrize("num_gathers", [5, BEFORE_SOCKETS + 5])
 def test_a_reset_on_one_rank_changes_no_way(num_gathers: int) -> None:
-    assert run_ranks(rank_0_resets, num_gathers, timeout=40) == [[0, 1]] * 2
+    assert run_ranks(rank_0_resets, num_gathers) == [[0, 1]] * 2
 
 
 def handler_gathers() -> str:
@@ -315,7 +315,7 @@ def handler_gathers() -> str:
 
 
 def test_a_gather_in_a_signal_handler_raises_while_its_thread_gathers() -> None:
-    said = run_ranks(handler_gathers, timeout=30)
+    said = run_ranks(handler_gathers)
     assert "while this thread waits in another one" in said[0] and not said[1]
 
 
