@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +43,12 @@ def wait():
     if os.environ["RANK"] == "0":
         print("go", flush=True)
     time.sleep(1000)
+"""
+
+LOCAL_CLIENT = """#!/bin/sh
+for word; do [ "$word" != node2 ] || exec ssh "$@"; done
+export SSH_CONNECTION="127.0.0.1 1 127.0.0.1 22"
+cd / && exec sh -c "$word"
 """
 
 
@@ -105,6 +112,34 @@ def test_a_second_launch_finds_all_that_it_needs(kernel: Kernel) -> None:
         timeout=PATIENCE,
     ).ok()
     assert cell.value == "(True, 2, '127.0.0.1')"
+
+
+def test_a_host_that_ssh_reaches_by_a_loopback_address(
+    kernel: Kernel, hosts: SshHosts, tmp_path: Path
+) -> None:
+    """Its first address is one that no other host reaches, as that of a bridge of containers."""
+    own = ["172.17.0.1/32", "dev", "lo"]
+    subprocess.run(["ip", "-n", hosts.network.names[0], "address", "add", *own], check=True)
+    client = tmp_path / "ssh"
+    client.write_text(LOCAL_CLIENT)
+    client.chmod(0o755)
+    try:
+        cell = kernel.run(
+            f"""
+            from notebook_accel.launch.engines.ssh.engine import SshEngine
+
+            def meet():
+                assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0", os.environ["MASTER_ADDR"]
+                return gather(torch.tensor([PartialState().process_index])).tolist()
+
+            engine = SshEngine(["localhost", "node2"], ssh={str(client)!r})
+            notebook_launcher(meet, engine=engine, returns="all")
+            """,
+            timeout=PATIENCE,
+        ).ok()
+    finally:
+        subprocess.run(["ip", "-n", hosts.network.names[0], "address", "delete", *own], check=True)
+    assert cell.value == "[[0, 1], [0, 1]]"
 
 
 def test_what_is_wrong_with_all_hosts_is_told_at_once(

@@ -47,6 +47,8 @@ from .messages import (
     Cleared,
     ClearOrder,
     Devices,
+    Located,
+    LocateOrder,
     Prepared,
     PrepareOrder,
 )
@@ -85,6 +87,26 @@ def describe() -> dict[str, Any]:
         "machine": name_machine(),
         "has_devices": any(map(glob.glob, _ACCELERATORS)),
     }
+
+
+def locate(peers: Sequence[str]) -> Located:
+    """Return the address by which other hosts reach this one: the one from which the system sends to them.
+
+    Args:
+        peers: addresses of the others, the likeliest first.
+    """
+    found = (addresses.find_own_address(peer).partition("%")[0] for peer in peers)
+    address = next((each for each in found if each and not addresses.is_loopback(each)), "")
+    problem = "" if address else _explain_isolation(peers)
+    return Located(rank=-1, time=time.time(), address=address, problem=problem)
+
+
+def _explain_isolation(peers: Sequence[str]) -> str:
+    others = ", ".join(peers) or "which have no address of their own"
+    return (
+        "ssh reaches it by a loopback address, and it has no route to the other hosts "
+        f"({others}): name it by an address that they reach"
+    )
 
 
 def main(out: int, with_ipython: bool, variable: str) -> int:
@@ -256,7 +278,9 @@ class Agent:
             self._channel.send([event])
 
     def _obey(self, order: Event) -> None:
-        if isinstance(order, PrepareOrder):
+        if isinstance(order, LocateOrder):
+            self._send(locate(order.peers))
+        elif isinstance(order, PrepareOrder):
             self._prepare(order)
         elif isinstance(order, AssignOrder):
             self._assign(order)

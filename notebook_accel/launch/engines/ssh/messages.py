@@ -10,6 +10,30 @@ from ..remote.rank_process import ProcessStart, Work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LocateOrder(Order):
+    """Find the address by which other hosts reach this one; answered by `Located`.
+
+    Attributes:
+        peers: addresses of the others, the likeliest first.
+    """
+
+    peers: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Located(Event):
+    """The host's address.
+
+    Attributes:
+        address: from which the system there sends to the others.
+        problem: why there is none, empty where there is one.
+    """
+
+    address: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareOrder(Order):
     """Listen for the store of a run; answered by `Prepared`.
 

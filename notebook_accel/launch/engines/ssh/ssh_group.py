@@ -31,7 +31,17 @@ from ...transfer.pickled import Pickled
 from ...worker.environment import list_rank_variables
 from ..remote.rank_process import ProcessStart, Work, name_machine
 from .link import Link
-from .messages import Assigned, AssignOrder, Cleared, ClearOrder, Devices, Prepared, PrepareOrder
+from .messages import (
+    Assigned,
+    AssignOrder,
+    Cleared,
+    ClearOrder,
+    Devices,
+    Located,
+    LocateOrder,
+    Prepared,
+    PrepareOrder,
+)
 from .pool import Pool
 
 _LOOK_SECONDS: Final = 0.05
@@ -39,7 +49,7 @@ _CLEAR_SECONDS: Final = 4.0
 _MISSING: Final = ("FileNotFoundError", "ModuleNotFoundError")
 _NO_FILE: Final = "No such file or directory"
 
-AnswerT = TypeVar("AnswerT", Prepared, Assigned, Cleared)
+AnswerT = TypeVar("AnswerT", Located, Prepared, Assigned, Cleared)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +102,7 @@ class SshWorkerGroup(WorkerGroup[_SshMember]):
         self._machine = name_machine()
         self._has_begun = False
         self._first_may_leave = False
+        self._where: list[str] = []
         self.port = 0
 
     # -- starting
@@ -109,7 +120,7 @@ class SshWorkerGroup(WorkerGroup[_SshMember]):
             self._ranks[link] = range(first, first + count)
             first += count
             self._selector.register(link, selectors.EVENT_READ, link)
-        where = choose_addresses([link.facts for link in self._links])
+        self._where = where = self._find_addresses()
         now = time.time()
         order = PrepareOrder(rank=-1, time=now, address=where[0], port=self._job.rendezvous.port)
         self._send(self._links[0], order)
@@ -128,6 +139,19 @@ class SshWorkerGroup(WorkerGroup[_SshMember]):
         self._has_begun = True
         for link in self._links:
             self._send(link, BeginOrder(rank=-1, time=now))
+
+    def _find_addresses(self) -> list[str]:
+        """Return the address of each host; one that ssh reaches by a loopback address is asked for another."""
+        facts = [link.facts for link in self._links]
+        where = choose_addresses(facts)
+        asked = [node for node, address in enumerate(where) if not address]
+        for node in asked:
+            peers = list_peers(facts, node)
+            self._send(self._links[node], LocateOrder(rank=-1, time=time.time(), peers=peers))
+        answers = self._wait_for(Located, [self._links[node] for node in asked])
+        for node, answer in zip(asked, answers, strict=True):
+            where[node] = answer.address
+        return where
 
     def _check(self) -> None:
         self._attempt.control.check()
@@ -224,7 +248,7 @@ class SshWorkerGroup(WorkerGroup[_SshMember]):
             return []
         events: list[Event] = []
         for event in link.receive():
-            if isinstance(event, (Prepared, Assigned, Cleared)):
+            if isinstance(event, (Located, Prepared, Assigned, Cleared)):
                 self._answers[link, type(event)] = event
             elif isinstance(event, Devices):
                 pass
@@ -282,7 +306,7 @@ class SshWorkerGroup(WorkerGroup[_SshMember]):
     @property
     def addresses(self) -> Sequence[str]:
         """The addresses of the hosts, by which ranks reach each other."""
-        return choose_addresses([link.facts for link in self._links])
+        return self._where
 
     # -- ending
 
@@ -322,21 +346,30 @@ def choose_addresses(facts: Sequence[Mapping[str, Any]]) -> list[str]:
 
     Returns:
         The loopback address, where there is one host or all are this machine; else the address at which ssh reaches
-        the host. A host that ssh reaches by a loopback address has another one too.
+        the host. Empty where that is a loopback address: the host has to be asked for the one that the others reach.
     """
     reached = [str(fact.get("address", "")) for fact in facts]
     machines = {fact.get("machine") for fact in facts}
     if len(facts) == 1 or (len(machines) == 1 and all(map(addresses.is_loopback, reached))):
         return ["127.0.0.1"] * len(facts)
-    others = next((address for address in reached if address and not addresses.is_loopback(address)), "")
-    chosen = []
-    for fact, address in zip(facts, reached, strict=True):
-        if not address or addresses.is_loopback(address):
-            own = [str(each) for each in fact.get("addresses", ())]
-            alike = [each for each in own if (":" in each) == (":" in others)]
-            address = (alike or own or ["127.0.0.1"])[0]
-        chosen.append(address)
-    return chosen
+    return ["" if addresses.is_loopback(address) else address for address in reached]
+
+
+def list_peers(facts: Sequence[Mapping[str, Any]], node: int) -> list[str]:
+    """Return addresses of the other hosts, the likeliest first: those by which ssh reaches them.
+
+    Args:
+        facts: what each host says of itself.
+        node: the host that needs a way to the others.
+    """
+    others = [fact for fact in facts if fact is not facts[node]]
+    reached = [str(fact.get("address", "")) for fact in others]
+    known = [address for address in reached if address and not addresses.is_loopback(address)]
+    own = facts[node].get(
+        "addresses", ()
+    )  # such as those of a bridge of containers, which many machines have alike
+    more = [str(each) for fact in others for each in fact.get("addresses", ()) if each not in own]
+    return list(dict.fromkeys([*known, *more]))
 
 
 def _explain_loss(member: _SshMember) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from notebook_accel.events import RaisedError
 from notebook_accel.launch.engines.ssh import ssh_group
-from notebook_accel.launch.engines.ssh.ssh_group import choose_addresses
+from notebook_accel.launch.engines.ssh.ssh_group import choose_addresses, list_peers
 
 
 def fact(address: str, machine: str, *own: str) -> dict[str, Any]:
@@ -22,8 +22,16 @@ def test_ranks_meet_where_ssh_reaches_their_hosts() -> None:
 def test_hosts_that_are_this_machine() -> None:
     here = fact("127.0.0.1", "a", "fe80::9", "10.0.0.9")
     assert choose_addresses([here, here]) == ["127.0.0.1"] * 2
-    assert choose_addresses([here, fact("10.0.0.2", "b")]) == ["10.0.0.9", "10.0.0.2"], "others reach it too"
-    assert choose_addresses([here, fact("fe80::2", "b")]) == ["fe80::9", "fe80::2"]
+    assert choose_addresses([here, fact("10.0.0.2", "b")]) == ["", "10.0.0.2"], (
+        "it has to say which others reach"
+    )
+
+
+def test_whom_a_host_looks_for_a_way_to() -> None:
+    here = fact("127.0.0.1", "a", "172.17.0.1", "10.0.0.9")
+    two, three = fact("10.0.0.2", "b", "172.17.0.1", "10.0.0.2"), fact("::1", "c", "172.17.0.1", "10.0.0.3")
+    assert list_peers([here, two, three], 0) == ["10.0.0.2", "10.0.0.3"], "the bridge of containers is no way"
+    assert list_peers([here, two, three], 2) == ["10.0.0.2", "10.0.0.9"]
 
 
 def test_what_is_missing_is_told_with_its_host() -> None:
