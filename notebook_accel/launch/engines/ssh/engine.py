@@ -81,12 +81,8 @@ class SshEngine(GroupEngine[Plan]):
         if all(host.count is not None for host in hosts):
             return sum(host.count or 0 for host in hosts)
         environment = options["environment"] or {}
-        links = self._open(hosts, options, lambda: None)
-        try:
+        with self._borrow(hosts, options) as links:
             return sum(_count_ranks(hosts, links, _uses_cpu(environment)))
-        finally:
-            for link in links:
-                get_pool().put(link, is_clean=True)
 
     def problems(self, job: Job) -> Sequence[str]:
         """Return why hosts cannot be used, a sentence for each problem of each of them."""
@@ -94,14 +90,10 @@ class SshEngine(GroupEngine[Plan]):
         if problems:
             return problems
         try:
-            links = self._open(hosts, job.options, lambda: None)
+            with self._borrow(hosts, job.options) as links:
+                return _check_counts(job, hosts, links)
         except LaunchError as error:
             return str(error).splitlines()
-        try:
-            return _check_counts(job, hosts, links)
-        finally:
-            for link in links:
-                get_pool().put(link, is_clean=True)
 
     @contextlib.contextmanager
     def plan(self, job: Job) -> Iterator[Plan]:
@@ -123,13 +115,9 @@ class SshEngine(GroupEngine[Plan]):
             LaunchError: a host cannot be used.
         """
         hosts, options = self._find_hosts(job.options)[0], dict(job.options)
-        links = self._open(hosts, options, lambda: None)
-        try:
+        with self._borrow(hosts, options) as links:
             counts = _count_ranks(hosts, links, _uses_cpu(job.environment))
             has_devices = any(link.devices is not None and link.devices.count for link in links)
-        finally:
-            for link in links:
-                get_pool().put(link, is_clean=True)
         state = ParentState.capture(job)
         notes = Notes(
             random_states=state.random_states,
@@ -173,13 +161,14 @@ class SshEngine(GroupEngine[Plan]):
 
     def find_obstacle(self, job: Job, plan: Plan) -> str:
         """Return that a host cannot be used any more, empty where all can."""
-        try:
-            links = plan.open(signals.obey_interrupt)
-        except LaunchError as error:
-            return "; ".join(str(error).splitlines())
-        for link in links:
-            plan.pool.put(link, is_clean=True)
-        return ""
+        with signals.delay_interrupt():
+            try:
+                links = plan.open(signals.obey_interrupt)
+            except LaunchError as error:
+                return "; ".join(str(error).splitlines())
+            for link in links:
+                plan.pool.put(link, is_clean=True)
+            return ""
 
     # -- the hosts
 
@@ -214,11 +203,18 @@ class SshEngine(GroupEngine[Plan]):
         self, hosts: Sequence[Host], options: Mapping[str, Any], check: Callable[[], None]
     ) -> list[Link]:
         """Return a connection to each host; LaunchError with a line for each problem."""
+        return get_pool().open(self._ssh, self._choose_pythons(hosts, options), Wanted.here(), check)
+
+    def _borrow(
+        self, hosts: Sequence[Host], options: Mapping[str, Any]
+    ) -> contextlib.AbstractContextManager[list[Link]]:
+        """Return a connection to each host for a block; LaunchError with a line for each problem."""
+        return get_pool().borrow(self._ssh, self._choose_pythons(hosts, options), Wanted.here())
+
+    def _choose_pythons(self, hosts: Sequence[Host], options: Mapping[str, Any]) -> dict[str, str | None]:
+        """Return the Python of each host by its name; None finds one."""
         python = self._choose_python(options)
-        pythons = {
-            host.name: python.get(host.name) if isinstance(python, Mapping) else python for host in hosts
-        }
-        return get_pool().open(self._ssh, pythons, Wanted.here(), check)
+        return {host.name: python.get(host.name) if isinstance(python, Mapping) else python for host in hosts}
 
 
 def _copy(part: Buffer) -> bytes:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -58,6 +58,8 @@ class Pool:
     ) -> list[Link]:
         """Return a connection to each host; whoever takes them gives them back by `put`.
 
+        It is called in a block of `delay_interrupt`, which lasts until the caller holds them; the waits obey.
+
         Args:
             ssh: the client and its options.
             pythons: the Python of each host, by its name; None finds one.
@@ -86,6 +88,22 @@ class Pool:
                 for link in links:
                     self.put(link, is_clean=link.devices is not None)
 
+    @contextlib.contextmanager
+    def borrow(
+        self,
+        ssh: Sequence[str],
+        pythons: Mapping[str, str | None],
+        wanted: Wanted,
+    ) -> Iterator[list[Link]]:
+        """Return a connection to each host, for a block that does not wait; see `open`."""
+        with signals.delay_interrupt():
+            links = self.open(ssh, pythons, wanted, lambda: None)
+            try:
+                yield links
+            finally:
+                for link in links:
+                    self.put(link, is_clean=True)
+
     def put(self, link: Link, *, is_clean: bool) -> None:
         """Give a connection back.
 
@@ -106,13 +124,14 @@ class Pool:
         """Close all connections that no launch uses; in a fork they are not its own."""
         if self.pid != os.getpid():
             return
-        for link in [*self._resting]:
-            self._resting.remove(link)
-            self.put(link, is_clean=False)
-        if not self._all and self._heart is not None and self._beating is not None:
-            self._heart.close()
-            self._beating.wait()
-            self._heart = self._beating = None
+        with signals.delay_interrupt():
+            for link in [*self._resting]:
+                self._resting.remove(link)
+                self.put(link, is_clean=False)
+            if not self._all and self._heart is not None and self._beating is not None:
+                self._heart.close()
+                self._beating.wait()
+                self._heart = self._beating = None
 
     def _take(self, ssh: Sequence[str], host: str, python: str | None) -> Link | None:
         """Return a connection that has rested, None where there is none."""
@@ -167,6 +186,7 @@ class Pool:
                     link.receive()
                     if link.lost:
                         selector.unregister(link)
+                signals.obey_interrupt()
                 check()
                 if time.monotonic() > deadline:
                     return

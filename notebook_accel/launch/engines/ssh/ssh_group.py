@@ -114,7 +114,8 @@ class SshWorkerGroup(WorkerGroup[_SshMember]):
             LaunchError: a host cannot be used, or its processes cannot start.
             StopAsked: the run was stopped meanwhile.
         """
-        self._links = self._plan.open(self._check)
+        with signals.delay_interrupt():
+            self._links = self._plan.open(self._check)
         first = 0
         for link, count in zip(self._links, self._plan.counts, strict=True):
             self._ranks[link] = range(first, first + count)

@@ -1,0 +1,71 @@
+"""Connections of a process: none is lost, whenever the user interrupts."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notebook_accel.launch.engines.ssh import pool as pools
+from notebook_accel.launch.engines.ssh.command import Wanted
+from notebook_accel.launch.engines.ssh.link import Link
+from notebook_accel.launch.engines.ssh.pool import Pool
+
+WANTED = Wanted(python="3.11", torch="2.13.0", package="0.1", with_ipython=False, takes_over=False)
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> list[str]:
+    """A client that reaches its host, which says nothing."""
+    client = tmp_path / "ssh"
+    client.write_text("#!/bin/sh\nexec sleep 1000\n")
+    client.chmod(0o755)
+    return [str(client)]
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    pool = Pool()
+    yield pool
+    for link in list(pool._all):
+        pool.put(link, is_clean=False)
+    pool.close()
+
+
+@pytest.mark.parametrize("where", ["made", "beating", "waiting", "closing"])
+def test_an_interrupt_loses_no_client(
+    where: str, client: list[str], pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Link] = []
+
+    def interrupt(owner: Any, name: str) -> None:
+        """Interrupt each time that a method has been called."""
+        call = getattr(owner, name)
+
+        def interrupted(*given: Any, **more: Any) -> Any:
+            value = call(*given, **more)
+            signal.raise_signal(signal.SIGINT)
+            return value
+
+        monkeypatch.setattr(owner, name, interrupted)
+
+    class Made(Link):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(pools, "Link", Made)
+    if where == "made":
+        interrupt(Made, "__init__")
+    elif where == "beating":
+        interrupt(Pool, "_beat_for")
+    else:
+        interrupt(Pool, "_start")
+    if where == "closing":
+        interrupt(Made, "close")
+    with pytest.raises(KeyboardInterrupt), pool.borrow(client, {"one": None, "two": None}, WANTED):
+        raise AssertionError("no host is there")
+    assert made and not pool._all and all(link.exitcode is not None for link in made)
