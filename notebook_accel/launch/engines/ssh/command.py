@@ -144,7 +144,13 @@ def explain_failure(host: str, code: int | None, said: Sequence[str]) -> str:
             "or load the key into ssh-agent by `ssh-add`"
         )
     telling = find_telling_line(said)
-    if code == 255 or code is None:
+    if code is None:  # it gives up by itself where it does not connect
+        return (
+            f"host {host}: ssh still runs, and no Python has started there ({telling or 'nothing was said'}): try "
+            f"`ssh {host} python3 -V`. What a shell runs at its start, such as ~/.bashrc, must not read the input, and "
+            "a ForceCommand of the server has to run the command"
+        )
+    if code == 255:
         return f"host {host}: ssh does not reach it ({telling or 'it says nothing'})"
     return f"host {host}: ssh ended with code {code} ({telling or 'it says nothing'})"
 

@@ -55,7 +55,12 @@ def test_a_python_says_what_it_is() -> None:
             "ssh: connect to host h port 22: Connection refused",
             "ssh does not reach it (ssh: connect to host h port 22: Connection refused)",
         ),
-        (None, "", "ssh does not reach it (it says nothing)"),
+        (255, "", "ssh does not reach it (it says nothing)"),
+        (
+            None,
+            "",
+            "ssh still runs, and no Python has started there (nothing was said): try `ssh u@h python3 -V`",
+        ),
         (127, "Welcome!\nsh: 1: exec: sh: not found", "ssh ended with code 127 (sh: 1: exec: sh: not found)"),
     ],
 )
