@@ -155,6 +155,8 @@ class Pool:
         if sys.platform == "win32":
             raise NotImplementedError  # SshEngine refuses it
         if self._heart is None or self._beating is None or self._beating.poll() is not None:
+            if self._heart is not None:
+                self._heart.close()
             self._heart, theirs = socket.socketpair()
             words = [str(theirs.fileno()), str(packets.BEAT_SECONDS), packets.BEAT.hex()]
             with theirs:

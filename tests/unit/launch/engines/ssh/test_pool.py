@@ -69,3 +69,14 @@ def test_an_interrupt_loses_no_client(
     with pytest.raises(KeyboardInterrupt), pool.borrow(client, {"one": None, "two": None}, WANTED):
         raise AssertionError("no host is there")
     assert made and not pool._all and all(link.exitcode is not None for link in made)
+
+
+def test_a_process_that_beats_is_replaced_where_it_was_killed(client: list[str], pool: Pool) -> None:
+    pool._start(client, "one", None, WANTED)
+    before, heart = pool._beating, pool._heart
+    assert before is not None and heart is not None
+    before.kill()
+    before.wait()
+    pool._start(client, "two", None, WANTED)
+    assert pool._beating is not None and pool._beating.poll() is None and pool._beating is not before
+    assert heart.fileno() == -1
