@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from . import environ
+from . import collector, environ
 
 if TYPE_CHECKING:
     from .accelerator import Accelerator
@@ -177,9 +177,10 @@ _HOMES: Final = {
 
 def _import_all() -> None:
     """Import what the public names need, all at once: a worker that is a fork then has it."""
-    for home in dict.fromkeys(_HOMES.values()):
-        if home != "config.schema":  # workers need none of it
-            importlib.import_module(f".{home}", __name__)
+    with collector.pause():
+        for home in dict.fromkeys(_HOMES.values()):
+            if home != "config.schema":  # workers need none of it
+                importlib.import_module(f".{home}", __name__)
 
 
 def __getattr__(name: str) -> Any:

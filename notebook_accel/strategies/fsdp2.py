@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from .. import fp8, gradients
+from .. import collector, fp8, gradients
 from ..caller import warn
 from ..checkpointing import sharded
 from ..checkpointing.parts import CollectiveFolder, Parts
@@ -105,7 +104,7 @@ class FullySharded(SingleDevice):
     def prepare(self, bundle: Bundle) -> Bundle:
         for optimizer in bundle.optimizers:
             _check_optimizer(optimizer)
-        with _garbage_waits():
+        with collector.pause():
             for model in bundle.models:
                 self._shard(model)
         for optimizer in bundle.optimizers:
@@ -384,18 +383,6 @@ def _whole(state: dict[str, Any], keeps: bool) -> dict[str, Any]:
     if not keeps:
         return {}
     return {_plain_name(name): made.get(id(value), value) for name, value in state.items()}
-
-
-@contextmanager
-def _garbage_waits() -> Iterator[None]:
-    """Let Python look for garbage afterwards: of a thousand blocks it would take a third of the time, and find none."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _plain_name(name: str) -> str:

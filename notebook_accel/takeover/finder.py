@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final
 
-from .. import environ
+from .. import collector, environ
 from . import paths
 
 VERSION: Final = "1.15.0"
@@ -98,7 +98,8 @@ class ServedModule(ModuleType):
         found = paths.find(path, name)
         if found is not None:
             module, own_name = found
-            value = getattr(importlib.import_module(f"{_OURS}.{module}"), own_name)
+            with collector.pause():
+                value = getattr(importlib.import_module(f"{_OURS}.{module}"), own_name)
         elif paths.is_path(inner := f"{path}.{name}".lstrip(".")):
             value = importlib.import_module(f"{_NAME}.{inner}")
         else:
