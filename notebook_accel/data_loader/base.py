@@ -14,6 +14,7 @@ from ..combinations import refuse
 from ..handlers import require_torchdata
 from ..nested import send_to_device
 from ..runtime import GradientFlags, Runtime
+from .failing import end_processes
 from .iterable import IterableDatasetShard
 from .resume import Epoch, EpochState, ResumableSampler, order_of, restore_order
 from .samplers import SkipBatchSampler, is_plain, sampler_chain, start_at
@@ -196,9 +197,10 @@ class PreparedLoader(DataLoader[Any]):
                     self.epoch_state.give_turn(epoch)
                 yield batch
                 self.end_of_dataloader = False
-        except BaseException:
+        except BaseException as error:
             iteration.is_left = True
             epoch.leave()
+            end_processes(error, self._iterator if self.persistent_workers else None)
             raise
         self.end_of_dataloader = is_last
         flags.end(iteration)

@@ -85,7 +85,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("basic", "launch"),
     ),
     "data_loader": (
-        ("exchange", "indices", "lead", "rounds", "rows"),
+        ("exchange", "failing", "indices", "lead", "rounds", "rows"),
         ("samplers",),
         ("iterable", "resume"),
         ("base",),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import gc
 import inspect
 import linecache
 import os
@@ -18,6 +19,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import TypeGuard
 
 from ...errors import WorkerError, WorkerExitedError, WorkerKilledError
@@ -33,6 +35,11 @@ _LARGEST_SOURCE = 1 << 24  # bytes
 _MOST_FRAMES = 5_000  # of an exception of another node
 _MAX_ERRORS = 1_000
 _MAY_GO_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_HOLDERS = (
+    (GeneratorType, "gi_frame"),
+    (CoroutineType, "cr_frame"),
+    (AsyncGeneratorType, "ag_frame"),
+)
 
 
 def describe(error: BaseException) -> RaisedError:
@@ -417,18 +424,33 @@ def forget_variables(error: BaseException | None) -> None:
     """Drop the variables of the frames in the tracebacks of an error and of its causes; their lines stay.
 
     Args:
-        error: any; None has no frames. Frames that still run, or may go on as coroutines do, keep their variables.
+        error: any; None has no frames. Frames that still run, or of generators and coroutines that can go on, keep
+            their variables.
     """
+    frames: list[FrameType] = []
     known = set[int]()
     while error is not None and id(error) not in known:
         known.add(id(error))
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            if frame.f_code.co_flags & _MAY_GO_ON:
-                continue
+        frames += [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        error = error.__cause__ or error.__context__
+    waiting = _find_waiting([frame for frame in frames if frame.f_code.co_flags & _MAY_GO_ON])
+    for frame in frames:
+        if id(frame) not in waiting:
             with contextlib.suppress(RuntimeError):  # it still runs
                 frame.clear()
             _ = frame.f_locals  # before Python 3.13 a frame may have a copy, which this brings up to date
-        error = error.__cause__ or error.__context__
+
+
+def _find_waiting(frames: Sequence[FrameType]) -> set[int]:
+    """Return the ids of those frames that a generator or coroutine holds: it can go on, and clearing would end it."""
+    if not frames:
+        return set()
+    found = set[int]()
+    for owner in gc.get_referrers(*frames):
+        for kind, name in _HOLDERS:
+            if isinstance(owner, kind):
+                found.add(id(getattr(owner, name)))
+    return found
 
 
 def notes_are_shown() -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import itertools
+import multiprocessing
+import os
 import pickle
+import signal
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +23,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     TensorDataset,
 )
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from notebook_accel import data_loader
 from notebook_accel import runtime as process
@@ -270,6 +274,65 @@ def test_options_of_the_loader_are_kept() -> None:
         assert getattr(prepared, name) == getattr(loader, name)
     assert (prepared.timeout, prepared.generator, prepared.in_order) == (7, generator, False)
     assert isinstance(prepared, DataLoader)
+
+
+class Failing(TensorDataset):
+    """Has no sample 5; 7 kills the process that reads it."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 5:
+            raise ValueError("no sample 5")
+        if index == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+@pytest.mark.may_leak("signals", reason="torch's loader processes leave a SIGCHLD handler")
+@pytest.mark.parametrize("is_stateful", [False, True])
+@pytest.mark.parametrize("first", [4, 6])
+def test_an_error_that_is_kept_keeps_no_loader_processes(first: int, is_stateful: bool) -> None:
+    order = [0, 1, first, first + 1, 2, 3]
+    prepared = prepare_data_loader(
+        load(Failing(torch.arange(8)), batch_size=2, sampler=order, num_workers=2, prefetch_factor=1),
+        use_stateful_dataloader=is_stateful,
+    )
+    for _ in range(2):  # and the loader can be read again
+        with pytest.raises(
+            (ValueError, RuntimeError), match=r"no sample 5|killed by signal|exited unexpectedly"
+        ) as error:
+            list(prepared)
+        assert error.value.__traceback__ is not None
+        assert not multiprocessing.active_children()
+
+
+@pytest.mark.may_leak("signals", reason="torch's loader processes leave a SIGCHLD handler")
+def test_an_iterator_that_fails_while_it_is_made_keeps_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(iterator: Any, *rest: Any) -> None:  # as torch's handler does where a process was killed
+        raise RuntimeError("DataLoader worker is killed by signal")
+
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_try_put_index", fail)
+    for is_persistent in (False, True):
+        loader = load(range(8), batch_size=2, num_workers=2, persistent_workers=is_persistent)
+        with pytest.raises(RuntimeError, match="killed by signal") as error:
+            list(prepare_data_loader(loader))
+        assert error.value.__traceback__ is not None
+        assert not multiprocessing.active_children()
+
+
+@pytest.mark.may_leak("signals", reason="torch's loader processes leave a SIGCHLD handler")
+def test_persistent_processes_go_on_after_an_error() -> None:
+    loader = load(
+        Failing(torch.arange(8)), batch_size=2, sampler=[0, 1, 4, 5], num_workers=2, persistent_workers=True
+    )
+    prepared = prepare_data_loader(loader)
+    before = None
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no sample 5"):
+            list(prepared)
+        pids = {child.pid for child in multiprocessing.active_children()}
+        assert len(pids) == 2 and before in (None, pids)
+        before = pids
+    prepared._iterator._shutdown_workers()
 
 
 @pytest.mark.may_leak("signals", reason="torch's loader processes leave a SIGCHLD handler")

@@ -6,6 +6,8 @@ import signal
 import socket
 import sys
 import traceback
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -270,3 +272,48 @@ def test_frames_that_a_stranger_made_up_do_no_harm() -> None:
     raised = RaisedError(type_name="ValueError", message="x", pickled=None, frames=frames, arguments=["x"])
     back = failures.revive(raised, rank=1, pid=2)
     assert "ValueError: x" in "".join(traceback.format_exception(back))
+
+
+class Big:
+    """What a frame holds."""
+
+
+def test_variables_of_frames_that_ended_are_dropped_and_of_generators_that_go_on_kept() -> None:
+    dropped: list[weakref.ref[Big]] = []
+
+    def fail() -> None:
+        big = Big()
+        dropped.append(weakref.ref(big))
+        raise KeyError("first")
+
+    def read() -> Iterator[int]:
+        big = Big()
+        dropped.append(weakref.ref(big))
+        yield 1
+        fail()
+
+    def go_on(errors: list[BaseException]) -> Iterator[Big]:
+        big = Big()
+        try:
+            raise ValueError("held")
+        except ValueError as error:
+            errors.append(error)
+        yield big
+        yield big
+
+    held: list[BaseException] = []
+    other = go_on(held)
+    big = next(other)
+    try:
+        try:
+            list(read())
+        except KeyError as error:
+            raise held[0] from error
+    except ValueError as error:
+        kept = error
+    assert [ref() is None for ref in dropped] == [False, False]
+    failures.forget_variables(kept)
+    assert [ref() is None for ref in dropped] == [True, True]
+    assert next(other) is big
+    assert "big = Big()" not in "".join(traceback.format_exception(kept))
+    assert 'raise KeyError("first")' in "".join(traceback.format_exception(kept)), "the lines stay"
