@@ -17,6 +17,7 @@ from .rows import Row, read_image
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / ".venv-matrix"
+_STUBS: Final = ROOT / "tests" / "xla" / "cuda_stubs.py"
 _CUDA: Final = re.compile(
     r"^Requires-Dist: (nvidia|triton|cuda)[-_a-z0-9]*.*\n", re.MULTILINE | re.IGNORECASE
 )
@@ -64,7 +65,8 @@ class Environment:
             AssertionError: installing this package would replace a part of the image.
         """
         made_for = datetime.date.today() if self.row.torch is None else ""  # the newest of that day
-        wanted = f"{self.row}{made_for}" + (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        sources = (ROOT / "pyproject.toml", _STUBS)
+        wanted = f"{self.row}{made_for}" + "".join(path.read_text(encoding="utf-8") for path in sources)
         if self._stamp.exists() and self._stamp.read_text(encoding="utf-8") == wanted:
             return
         interpreter = find_python(self.row.python)
@@ -98,7 +100,7 @@ class Environment:
             return
         self._pip("install", "--no-deps", wanted, *xla)
         site = Path(self._run("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-        self._run(str(ROOT / "tests" / "xla" / "cuda_stubs.py"), str(site))
+        self._run(str(_STUBS), str(site))
         (metadata,) = site.glob("torch-*.dist-info/METADATA")
         metadata.write_text(_CUDA.sub("", metadata.read_text(encoding="utf-8")), encoding="utf-8")
 

@@ -80,8 +80,8 @@ def rows(text: str) -> dict[str, tuple[str, str]]:
 
 
 def drop_gloo(text: str) -> str:
-    """Return output without the line that gloo of torch 2.8 prints for each process of a group."""
-    return text if probes.at_least("torch", "2.9") else _GLOO.sub("", text)
+    """Return output without the line that gloo of torch 2.8 to 2.10 prints for each process of a group."""
+    return text if probes.at_least("torch", "2.11") else _GLOO.sub("", text)
 
 
 @dataclasses.dataclass

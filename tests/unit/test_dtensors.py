@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ def stay_where_they_are() -> dict[str, Any]:
     whole = torch.arange(8.0).reshape(4, 2)
     like = distribute_tensor(whole, mesh, [Shard(0)])
     copies = distribute_tensor(whole, mesh, [Replicate()])
+    torch.meta = types.SimpleNamespace(device_count=lambda: 2)  # type: ignore[attr-defined] # torch 2.10 asks it
     mesh._device_type = "meta"  # stands for a GPU: what comes there loses its values
     part = dtensors.to_local(like).double()
     joined = dtensors.from_local(part, like)

@@ -1,7 +1,8 @@
 """Stands in for the CUDA libraries of a torch build: torch_xla needs that build, its CPU part none of them.
 
 `python cuda_stubs.py SITE-PACKAGES` makes, beside torch's own libraries, small ones with the names that they ask for,
-where every call answers "there is no device". It needs a C compiler, `nm` and `readelf`; the real libraries are 4 GB.
+where every call answers "there is no device". A call for an error's text gets one.
+It needs a C compiler, `nm` and `readelf`; the real libraries are 4 GB.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ _UNVERSIONED = {
     "libnccl": "nccl",
     "libnvshmem_host": "nvshmem",
 }
+_GIVEN_TEXTS = re.compile(
+    r"cuGetError(String|Name)|cuptiGetResultString"
+)  # they set a pointer that they are given
+_TEXTS = re.compile(
+    r"(cu|nccl)\w*Get\w*(String|ErrorName)"
+)  # calls that return a pointer, which their callers follow
 _NO_DEVICE = 100  # cudaErrorNoDevice; other libraries have no success of this number either
 
 
@@ -74,7 +81,15 @@ def make(path: Path, names: list[str], version: str) -> None:
     """Compile a library that has these symbols, in this version."""
     versions = path.with_suffix(".map")
     versions.write_text(f"{version} {{ global: *; }};\n")
-    code = "".join(f"int {name}(void) {{ return {_NO_DEVICE}; }}\n" for name in names)
+    text, number = (
+        'const char *{}(void) {{ return "no device"; }}\n',
+        f"int {{}}(void) {{{{ return {_NO_DEVICE}; }}}}\n",
+    )
+    given = 'int {}(int error, const char **text) {{ *text = "no device"; return 0; }}\n'
+    code = "".join(
+        (given if _GIVEN_TEXTS.fullmatch(name) else text if _TEXTS.fullmatch(name) else number).format(name)
+        for name in names
+    )
     options = ["-shared", "-fPIC", "-w", f"-Wl,-soname,{path.name}", f"-Wl,--version-script,{versions}"]
     subprocess.run(["cc", *options, "-x", "c", "-", "-o", str(path)], input=code, text=True, check=True)
     versions.unlink()

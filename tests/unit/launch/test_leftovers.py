@@ -20,7 +20,8 @@ from notebook_accel.launch.leftovers import Leftovers
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at what Linux says of processes")
 
 DEAF = "trap : TERM; echo on; while :; do sleep 300; done"
-JOB = f"""{sys.executable} -c 'import os; os.setpgrp(); os.execlp("sh", "sh", "-c", "{DEAF}")' & wait"""
+GROUP = f"""{sys.executable} -c 'import os; os.setpgrp(); os.execlp("sh", "sh", "-c", "{DEAF}")'"""
+JOB = f"{GROUP} & while :; do sleep 300; done"
 START = "{ %s; } & exec sleep 300"  # a worker, and what it has started
 TRACKER = """
 import os, signal, sys

@@ -60,9 +60,7 @@ def texts(events: list[Event]) -> list[str]:
 def test_lines_that_follow_closely_come_together(rank: Rank) -> None:
     rank.write("first\n")
     assert texts(rank.inbox.poll(5)) == ["first"]
-    for _ in range(
-        3
-    ):  # a machine that is busy may not come back in time: then the lines have been gathered, too
+    for _ in range(200):  # a busy machine may write the second too late, or come back too late itself
         writes = threading.Timer(0.002, rank.write, ["third\n"])
         rank.write("second\n")
         writes.start()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.launching import drop_gloo
 from tests.unit.takeover.test_finder import run, try_run
 
 pytestmark = pytest.mark.slow
@@ -81,7 +82,7 @@ def test_a_script_is_launched_unchanged(number: int, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     words = ["launch", "--cpu", "--num_processes", str(number), "--as-accelerate", "script.py"]
     code = f"import sys; sys.argv[1:] = {words!r}\nfrom notebook_accel.__main__ import main\nmain()"
-    lines = run(code, cwd=tmp_path, HF_HOME=str(tmp_path)).splitlines()
+    lines = drop_gloo(run(code, cwd=tmp_path, HF_HOME=str(tmp_path))).splitlines()
     assert [json.loads(line[line.index("[true") :]) for line in lines] == [[True, number]] * number
 
 
