@@ -23,7 +23,7 @@ from ..config.schema import LaunchConfig
 from ..errors import ConfigError
 from ..launch.checks import addresses, fork_safety
 from ..takeover import finder, tried
-from . import hosted
+from . import hosted, leftovers, packages
 from .environment import gpus
 
 Status = Literal["ok", "warning", "problem"]
@@ -31,7 +31,6 @@ Status = Literal["ok", "warning", "problem"]
 _MIB: Final = 2**20
 _GIB: Final = 2**30
 _USUAL_PORT: Final = 29500  # of torchrun, and of runs on several nodes
-_DISTRIBUTION: Final = "notebook-accel"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,24 +260,13 @@ def _driver(name: str) -> Iterable[Check]:
 
 
 def _libraries(name: str) -> Iterable[Check]:
-    from packaging.requirements import Requirement
-
     try:
-        needed = importlib.metadata.requires(_DISTRIBUTION) or []
+        due = packages.find_due()
     except importlib.metadata.PackageNotFoundError:
         text = "notebook_accel is not installed but on the path only: what it needs is not known"
         yield Check(name=name, status="warning", text=text, remedy="pip install notebook-accel")
         return
-    wrong = []
-    requirements = [Requirement(text) for text in needed]
-    due = [part for part in requirements if part.marker is None or part.marker.evaluate({"extra": ""})]
-    for requirement in due:
-        try:
-            installed = importlib.metadata.version(requirement.name)
-        except importlib.metadata.PackageNotFoundError:
-            installed = "missing"
-        if installed == "missing" or not requirement.specifier.contains(installed, prereleases=True):
-            wrong.append((requirement, installed))
+    wrong = packages.find_unmet(due)
     for requirement, installed in wrong:
         yield Check(
             name=name,
@@ -288,6 +276,37 @@ def _libraries(name: str) -> Iterable[Check]:
         )
     if not wrong:
         yield Check(name=name, status="ok", text=f"all {len(due)} requirements are met")
+
+
+def _torchao(name: str) -> Iterable[Check]:
+    """Yield whether torchao works; nothing where it is not installed."""
+    if (installed := probes.version("torchao")) is None:
+        return
+    if problem := packages.find_torchao_problem():
+        remedy = (
+            "install a torchao that was released with this torch; `notebook-accel doctor --fix` finds one"
+        )
+        yield Check(name=name, status="warning", text=problem, remedy=remedy)
+    else:
+        yield Check(
+            name=name,
+            status="ok",
+            text=f"torchao {installed} can be imported beside torch {torch.__version__}",
+        )
+
+
+def _leftovers(name: str) -> Iterable[Check]:
+    """Yield what killed runs have left; nothing on systems that do not tell."""
+    if sys.platform != "linux":
+        return
+    found = leftovers.find()
+    paths = ", ".join(str(one.path) for one in found)
+    yield Check(
+        name=name,
+        status="warning" if found else "ok",
+        text=f"killed runs have left {paths}" if found else "killed runs have left nothing",
+        remedy="`notebook-accel doctor --fix` removes it" if found else "",
+    )
 
 
 def _torch_xla(name: str) -> Iterable[Check]:
@@ -455,4 +474,6 @@ _CHECKS: Final[tuple[tuple[str, Callable[[str], Iterable[Check]]], ...]] = (
     ("network", _network),
     ("this process", _process),
     ("default config", _default_config),
+    ("leftovers", _leftovers),
+    ("torchao", _torchao),
 )

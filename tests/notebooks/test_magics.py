@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -98,11 +99,36 @@ def test_the_reports_are_values(kernel: Kernel) -> None:
     assert not block.value
 
 
-@pytest.mark.parametrize("magic", ["accel_env", "accel_doctor"])
-def test_arguments_are_refused(kernel: Kernel, magic: str) -> None:
+@pytest.mark.parametrize(
+    ("magic", "taken"),
+    [("accel_env", "no arguments,"), ("accel_doctor", "--fix, and --yes with it,")],
+)
+def test_arguments_are_refused(kernel: Kernel, magic: str, taken: str) -> None:
     cell = kernel.run(f"%{magic} --json")
-    assert f"UsageError: %{magic} takes no arguments, and was given '--json'" in cell.stderr
+    assert f"UsageError: %{magic} takes {taken} and was given '--json'" in cell.stderr
     assert not cell.value
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell what is in use")
+def test_doctor_repairs(kernel: Kernel) -> None:
+    kernel.run(
+        "import os, subprocess, sys, tempfile\n"
+        "folder = tempfile.mkdtemp()\n"
+        "code = 'from notebook_accel.launch.supervise import socket_folder; import os\\n'\n"
+        "code += 'socket_folder.make_own(); os._exit(0)'\n"
+        "subprocess.run([sys.executable, '-c', code], env={**os.environ, 'TMPDIR': folder}, check=True)\n"
+        "(left,) = os.listdir(folder)\n"
+        "before, tempfile.tempdir = tempfile.tempdir, folder"
+    ).ok()
+    asked = kernel.run(
+        "builtins = __import__('builtins'); builtins.input = lambda text: 'n'\n%accel_doctor --fix"
+    ).ok()
+    assert "would  leftovers: remove " in asked.stdout and "removed" not in asked.stdout
+    assert "warning  leftovers: killed runs have left" in asked.value
+    done = kernel.run("%accel_doctor --fix --yes").ok()
+    assert "leftovers: removed " in done.stdout
+    after = kernel.run("tempfile.tempdir = before; print(os.listdir(folder)); os.rmdir(folder)").ok()
+    assert after.stdout == "[]\n"
 
 
 def test_without_a_front_end(tmp_path: Path) -> None:

@@ -99,7 +99,12 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("fill", "pairs", "plugin_set"),
         ("resolve", "strategy"),
     ),
-    "diagnosis": (("environment",), ("hosted",), ("checks",), ("report",)),
+    "diagnosis": (
+        ("environment", "leftovers", "packages"),
+        ("hosted",),
+        ("checks",),
+        ("repairs", "report"),
+    ),
     "estimation": (("building", "sizes"), ("sources",)),
     "hooks": (("*",), ("align", "cpu"), ("attach",)),
     "launch": (

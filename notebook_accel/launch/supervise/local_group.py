@@ -196,6 +196,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         if self._job.start_method != "fork" and sys.platform != "win32":
             resource_tracker.ensure_running()  # its start would unblock the interrupt, blocked while the others start
         if self._job.start_method == "forkserver":
+            socket_folder.make_own()
             fork_server.start(self._job, self._control.check)
 
     def _start_one(self, rank: int) -> None:

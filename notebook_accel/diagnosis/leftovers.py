@@ -1,0 +1,89 @@
+"""What killed runs have left on this machine: nobody uses it, and nothing else removes it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from ..launch.supervise import socket_folder
+
+_MEMORY: Final = Path("/dev/shm")
+_TENSOR: Final = re.compile(
+    r"torch_(\d+)_\d+_\d+"
+)  # torch's name of a shared tensor has its maker's process id
+_HOSTS_IPC: Final = "ipc:[4026531839]"  # Linux gives the first space of each kind this number
+_HOSTS_PIDS: Final = "pid:[4026531836]"
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A file or folder of a run that was killed.
+
+    Attributes:
+        path: of it.
+        text: what it is and of whom.
+    """
+
+    path: Path
+    text: str
+
+    def remove(self) -> None:
+        """Remove it; OSError where the system refuses."""
+        if self.path.is_dir():
+            shutil.rmtree(self.path)
+        else:
+            self.path.unlink(missing_ok=True)
+
+
+def find() -> list[Leftover]:
+    """Return what killed runs have left; Linux only. What may be in use is not among it."""
+    if sys.platform != "linux":
+        return []
+    sockets = [
+        Leftover(path, f"sockets of process {owner}, which has ended")
+        for path, owner in socket_folder.list_abandoned().items()
+    ]
+    return [*sockets, *_find_tensors()]
+
+
+def _find_tensors() -> list[Leftover]:
+    """Return torch's shared memory of processes that have ended, which no process has mapped or open."""
+    if sys.platform == "win32":  # it has no user ids
+        return []
+    with contextlib.suppress(OSError):
+        shared = (
+            os.readlink("/proc/self/ns/ipc") == _HOSTS_IPC and os.readlink("/proc/self/ns/pid") != _HOSTS_PIDS
+        )
+        if shared:  # processes that are not seen here may use it
+            return []
+        named = {entry: found for entry in _MEMORY.iterdir() if (found := _TENSOR.fullmatch(entry.name))}
+        old = {
+            entry: int(found[1])
+            for entry, found in named.items()
+            if entry.lstat().st_uid == os.getuid() and not psutil.pid_exists(int(found[1]))
+        }
+        used = _list_used() if old else set()
+        return [
+            Leftover(entry, f"shared memory of process {pid}, which has ended")
+            for entry, pid in sorted(old.items())
+            if str(entry) not in used
+        ]
+    return []
+
+
+def _list_used() -> set[str]:
+    """Return the files that processes of this user have mapped or open."""
+    used: set[str] = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            used |= {one.path for one in process.memory_maps(grouped=True)}
+            used |= {one.path for one in process.open_files()}
+    return used
