@@ -112,7 +112,8 @@ def run_jobs(jobs: list[Callable[[], None]], num_threads: int) -> None:
     """Run jobs in threads and raise the first error.
 
     No job runs any more when it returns or raises: an interrupt waits for the jobs that have begun. An executor of
-    `concurrent.futures` would refuse jobs while the interpreter ends.
+    `concurrent.futures` would refuse jobs while the interpreter ends. Where no thread can be started, as Python 3.12
+    refuses it by then, this thread runs all jobs.
 
     Args:
         jobs: what to run.
@@ -136,10 +137,12 @@ def run_jobs(jobs: list[Callable[[], None]], num_threads: int) -> None:
     threads = [threading.Thread(target=run, daemon=True) for _ in range(min(num_threads, len(jobs)) - 1)]
     try:
         for thread in threads:
-            thread.start()
+            if not _start(thread):
+                break
         run()
         for thread in threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
     except BaseException as error:  # an interrupt
         errors.append(error)
         for thread in threads:
@@ -147,6 +150,15 @@ def run_jobs(jobs: list[Callable[[], None]], num_threads: int) -> None:
                 thread.join()
     if errors:
         raise errors[0]
+
+
+def _start(thread: threading.Thread) -> bool:
+    """Start a thread; return False where there can be none: at the end of the interpreter, or at a limit."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
 
 
 class CachedFile:
@@ -313,6 +325,7 @@ class Output(io.RawIOBase):
         self._block = mmap.mmap(-1, BLOCK)  # direct writes need memory that starts with a page
         self._filled = 0
         self._thread: threading.Thread | None = None
+        self._alone = False  # no thread can be started
         self._error: BaseException | None = None
 
     def __enter__(self) -> Output:
@@ -351,10 +364,12 @@ class Output(io.RawIOBase):
         return len(view)
 
     def _hand_over(self) -> None:
-        if self._thread is None:
+        if self._thread is None and not self._alone:
             self._start_thread()
         self._raise()
         self._full.put((self._block, BLOCK))
+        if self._alone:
+            self._write_next()
         self._block = self._free.get()  # the thread gives back every block, after an error too
         self._filled = 0
 
@@ -364,8 +379,10 @@ class Output(io.RawIOBase):
         if not self._cached:
             self._set_direct(True)
         thread = threading.Thread(target=self._run, name="checkpoint output", daemon=True)
-        thread.start()
-        self._thread = thread
+        if _start(thread):
+            self._thread = thread
+        else:
+            self._alone = True
 
     def _join(self, thread: threading.Thread) -> None:
         try:
@@ -381,12 +398,18 @@ class Output(io.RawIOBase):
 
     def _run(self) -> None:
         """Write blocks until there is None; the file is closed here, by whoever writes, and by nobody else."""
-        while (item := self._full.get()) is not None:
-            block, length = item
-            self._try(lambda block=block, length=length: self._put(block, length))  # type: ignore[misc]
-            self._free.put(block)
+        while self._write_next():
+            pass
         self._try(lambda: os.fsync(self._file))
         os.close(self._file)
+
+    def _write_next(self) -> bool:
+        """Write the next block; return False where there is none any more."""
+        item = self._full.get()
+        if item is not None:
+            self._try(lambda: self._put(*item))
+            self._free.put(item[0])
+        return item is not None
 
     def _try(self, action: Callable[[], None]) -> None:
         if self._error is None:

@@ -221,3 +221,34 @@ def test_nothing_is_written_after_an_interrupt(tmp_path: Path, monkeypatch: pyte
         write(tmp_path / "file", [bytes(2 * BLOCK)], False)
     assert threading.active_count() == before
     assert (tmp_path / "file").stat().st_size < 2 * BLOCK
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no thread be started, as at the end of an interpreter of Python 3.12."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_file_is_written_without_threads(tmp_path: Path, no_threads: None, cached: bool) -> None:
+    data = os.urandom(5 * rawio.BLOCK + 17)
+    with Output(tmp_path / "file", cached=cached) as output:
+        for start in range(0, len(data), 3_000_000):
+            output.write(data[start : start + 3_000_000])
+    assert (tmp_path / "file").read_bytes() == data
+
+
+def test_jobs_run_without_threads(no_threads: None) -> None:
+    done: list[int] = []
+    rawio.run_jobs([lambda number=number: done.append(number) for number in range(5)], 3)  # type: ignore[misc]
+    assert done == [0, 1, 2, 3, 4]
+    with pytest.raises(OSError, match="bad"):
+        rawio.run_jobs([lambda: done.append(5), _fail], 2)
+
+
+def _fail() -> None:
+    raise OSError("bad")
