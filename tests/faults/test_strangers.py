@@ -11,7 +11,7 @@ Where the package reads what another process or person wrote, and where stranger
 | values and errors of other nodes | a node that proves no secret | fuzzed_messages |
 | event sockets of workers, also of sessions and Ray's processes (`FrameReader`) | the worker's own code | here |
 | orders in workers, sessions and Ray's actors (`FrameReader`) | the notebook | tests/unit/launch/worker |
-| events from hosts by ssh, and orders there (`PacketReader`) | the other end, by ssh | tests/unit/launch/engines/ssh |
+| events from hosts, and orders there (`PacketReader`) | the other end, by ssh | tests/unit/launch/engines/remote |
 | output of ranks (`LineReader`), bars, metrics, displays | the worker's own code | here, fuzzed_output |
 | the fork server's socket, shared memory, lifelines | this user: a folder of mode 700, descriptors without a name | |
 | manifests, indices, weights, files of torch.save | who made the checkpoint | fuzzed_files |

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from notebook_accel.launch.engines.ssh import packets
+from notebook_accel.launch.engines.remote import packets
 from tests.nodes.ssh_hosts import KEEPS, SshHosts, make_hosts, why_no_hosts
 from tests.notebooks.kernel import Cell, Kernel, wait_until
 

@@ -119,7 +119,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("dry_run",),
     ),
     "launch.checks": (("addresses", "cuda_use", "problems"), ("*",)),
-    "launch.engines": (("base",), ("nodes", "remote"), ("*",)),
+    "launch.engines": (("base",), ("attempts",), ("nodes", "remote"), ("*",)),
     "launch.engines.nodes": (
         ("dynamic", "node_info", "stores"),
         ("outcomes", "rendezvous"),
@@ -128,14 +128,16 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("elastic", "fixed"),
     ),
     "launch.engines.ray": (("cluster",), ("*",), ("engine",)),
-    "launch.engines.remote": (("process",), ("rank_process",), ("relay",)),
-    "launch.engines.ssh": (
-        ("beating", "command", "forking", "messages", "packets"),
+    "launch.engines.remote": (
+        ("beating", "client", "packets", "process"),
+        ("forking", "rank_process"),
+        ("messages", "relay"),
         ("agent", "link"),
         ("bootstrap", "pool"),
-        ("ssh_group",),
-        ("engine",),
+        ("hosts_group",),
+        ("hosts_engine",),
     ),
+    "launch.engines.ssh": (("command",), ("engine",)),
     "launch.supervise": (
         ("control", "delivery", "end_watch", "hang_report"),
         ("fork_server", "hang_watch", "memory_kills", "stop_agreement"),

@@ -1,1 +1,1 @@
-"""Ranks on other machines: what holds the process of a rank there and passes its events on; Ray and ssh use it."""
+"""Ranks on other machines: what holds their processes there and passes events on, for Ray, ssh and SLURM."""

@@ -1,27 +1,17 @@
-"""The command lines of the user's ssh client, and what it means where it fails."""
+"""The user's ssh client: its command lines, and what it means where it fails."""
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import re
 import shlex
-import sys
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import ClassVar, Final
 
-import torch
+from ..remote.client import Client, Wanted, make_script
 
-from .... import probes
-from ....takeover import finder
-
-MARK: Final = "notebook_accel:"
-"""What begins each line that is ours, before the frames begin; a nonce of the connection follows."""
-NO_PACKAGE: Final = 97
-"""Exit code of a Python that lacks the package."""
 _ALIVE_SECONDS: Final = 4
 _ALIVE_COUNT: Final = 3
 _CONNECT_SECONDS: Final = 10
@@ -36,88 +26,33 @@ _OPTIONS: Final = {
     "RemoteCommand": "none",
 }
 _OURS: Final = "notebook_accel"
-_BOOTSTRAP: Final = Path(__file__).with_name("bootstrap.py")
-_INSTALLED: Final = ("site-packages", "dist-packages")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """What the environment of a host has to be.
+@dataclass(frozen=True)
+class SshClient(Client):
+    """OpenSSH's client.
 
     Attributes:
-        python: version of Python, as `3.11`.
-        torch: version of torch, without what follows a `+`.
-        package: version of this package, empty where it runs from a folder.
-        with_ipython: whether processes import IPython, because the notebook has.
-        takes_over: whether `import accelerate` gives this package.
+        words: the client, and options of the user's.
     """
 
-    python: str
-    torch: str
-    package: str
-    with_ipython: bool
-    takes_over: bool
+    program: ClassVar[str] = "ssh"
+    connection: ClassVar[str] = "ssh connection"
+    words: tuple[str, ...]
 
-    @classmethod
-    def here(cls) -> Wanted:
-        """Return what this process has."""
-        return cls(
-            python="{}.{}".format(*sys.version_info[:2]),
-            torch=strip_build(torch.__version__),
-            package=probes.version("notebook-accel") or "",
-            with_ipython="IPython" in sys.modules,
-            takes_over=finder.is_installed(),
-        )
+    def make_command(self, host: str, python: str | None, nonce: str, wanted: Wanted) -> list[str]:
+        """Return the command that starts the agent on a host; its login shell, whichever it is, gets one line."""
+        options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
+        script = make_script(python, nonce, wanted, self.warm_seconds)
+        return [*self.words, "-T", *options, "--", host, f"exec sh -c {shlex.quote(script)} {_OURS}"]
 
+    def explain_failure(self, host: str, code: int | None, said: Sequence[str]) -> str:
+        """Return why the client has failed, as a sentence."""
+        return explain_failure(host, code, said)
 
-def strip_build(version: str) -> str:
-    """Return a version without its build: `2.13.0` for `2.13.0+cu128`."""
-    return version.partition("+")[0]
-
-
-def make_command(ssh: Sequence[str], host: str, python: str | None, nonce: str, wanted: Wanted) -> list[str]:
-    """Return the command that starts the agent on a host.
-
-    Args:
-        ssh: the client, and options of the user's.
-        host: as ssh's command line takes it.
-        python: path or name of the Python there; None tries that of this process, then others.
-        nonce: what marks our lines of this connection.
-        wanted: what the environment there has to be.
-    """
-    options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
-    return [*ssh, "-T", *options, "--", host, _make_remote_command(python, nonce, wanted)]
-
-
-def _make_remote_command(python: str | None, nonce: str, wanted: Wanted) -> str:
-    """Return what the login shell there gets, whichever it is: no line breaks, and quotes that all shells know."""
-    settings = {
-        "nonce": nonce,
-        "python": wanted.python,
-        "folder": _find_source_folder(),
-        "with_ipython": wanted.with_ipython,
-        "variable": finder.VARIABLE if wanted.takes_over else "",
-    }
-    program = base64.b64encode(_BOOTSTRAP.read_bytes()).decode()
-    code = f'import base64;exec(base64.b64decode("{program}").decode())'
-    text = base64.b64encode(json.dumps(settings).encode()).decode()
-    candidates = [python] if python else list(dict.fromkeys([sys.executable, "python3", "python"]))
-    places = " ".join(map(_quote_path, candidates))
-    script = (
-        f'for p in {places}; do command -v "$p" >/dev/null 2>&1 || continue; '
-        f'"$p" -c {shlex.quote(code)} {text}; s=$?; [ $s = {NO_PACKAGE} ] || exit $s; done; exit {NO_PACKAGE}'
-    )
-    return f"exec sh -c {shlex.quote(script)} {_OURS}"
-
-
-def _quote_path(path: str) -> str:
-    return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
-
-
-def _find_source_folder() -> str:
-    """Return the folder that this package runs from, empty where it is installed: a host that has it uses it too."""
-    folder = Path(__file__).resolve().parents[4]
-    return "" if any(part in _INSTALLED for part in folder.parts) else str(folder)
+    def find_telling_line(self, said: Sequence[str]) -> str:
+        """Return the line of the client's errors that says most."""
+        return find_telling_line(said)
 
 
 def explain_failure(host: str, code: int | None, said: Sequence[str]) -> str:
@@ -164,40 +99,7 @@ def find_telling_line(said: Sequence[str]) -> str:
     return (telling or lines or [""])[-1][:300]
 
 
-def find_mismatches(host: str, facts: Mapping[str, Any], wanted: Wanted) -> list[str]:
-    """Return what is wrong with the environment of a host, a sentence each.
-
-    Args:
-        host: as ssh's command line takes it.
-        facts: what the bootstrap there has said.
-        wanted: what is needed.
-    """
-    where = f"host {host}: {facts.get('executable', 'python')}"
-    if facts.get("python", "").rpartition(".")[0] != wanted.python:
-        return [
-            f"{where} is Python {facts.get('python')}, and this process Python {wanted.python}: name the right one, "
-            f"python={{{host!r}: '/path/to/python{wanted.python}'}}"
-        ]
-    if facts.get("missing"):
-        return [
-            f"{where} does not have {facts['missing']}: install it there, or name the Python that has it, "
-            f"python={{{host!r}: '/path/to/python'}}"
-        ]
-    if facts.get("error"):
-        return [f"{where} cannot import notebook_accel ({facts['error']})"]
-    problems = []
-    for name, own in (("torch", wanted.torch), ("notebook_accel", wanted.package)):
-        there = strip_build(facts.get(name) or "")
-        if there != own:
-            problems.append(
-                f"{where} has {name} {there or 'from a folder'}, and this process {own or 'from a folder'}: install "
-                "the same version"
-            )
-    return problems
-
-
 def find_client(ssh: Sequence[str], search: str | None) -> bool:
     """Return whether the client is there; `search` is the path of folders with programs."""
-    import shutil
 
     return shutil.which(ssh[0], path=search if search is not None else os.defpath) is not None

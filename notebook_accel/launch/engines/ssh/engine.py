@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from .... import environ
 from ....config.hosts import Host, check_hosts, check_python, parse_hosts
-from ....config.launch_options import StartMethod
 from ....devices import DeviceKind
 from ....errors import LaunchError
-from ....events import Buffer
-from ....takeover import finder
-from ... import signals
 from ...job import Job
-from ...supervise.local_group import choose_child_start_method
-from ...supervise.worker_group import Attempt
-from ...transfer.parent_state import ParentState
-from ...transfer.pickled import Pickled
-from ...transfer.unpicklable import pack_job
-from ..attempts import GroupEngine
-from ..remote.process import Notes
-from ..remote.rank_process import ProcessStart
+from ..remote.client import Wanted
+from ..remote.hosts_engine import HostsEngine, check_devices, uses_cpu
+from ..remote.hosts_group import Plan, Wait
+from ..remote.link import Link
+from ..remote.pool import get_pool
 from . import command
-from .command import Wanted
-from .link import Link
-from .pool import get_pool
-from .ssh_group import Plan, SshWorkerGroup
-
-_CPU: Final = "ACCELERATE_USE_CPU"
+from .command import SshClient
 
 
-class SshEngine(GroupEngine[Plan]):
+class SshEngine(HostsEngine):
     """Starts ranks on several hosts by the user's own OpenSSH client.
 
     Its config, agent, jump hosts and ControlMaster count. A connection stays open for the next launch.
@@ -52,8 +38,6 @@ class SshEngine(GroupEngine[Plan]):
     """
 
     name = "ssh"
-    on_this_node = False
-    start_methods: ClassVar[tuple[StartMethod, ...]] = ()
     refuses: ClassVar[Mapping[str, str]] = {
         "num_nodes": "hosts= says which machines, and this notebook drives them all",
         "address": "hosts= says where the ranks run",
@@ -71,7 +55,7 @@ class SshEngine(GroupEngine[Plan]):
             raise problem
         self._hosts = hosts
         self._python = python
-        self._ssh = (ssh,) if isinstance(ssh, str) else tuple(ssh)
+        self._client = SshClient((ssh,) if isinstance(ssh, str) else tuple(ssh))
 
     def count(self, options: Mapping[str, Any], kind: DeviceKind) -> int:
         """Return how many ranks the hosts have."""
@@ -82,7 +66,7 @@ class SshEngine(GroupEngine[Plan]):
             return sum(host.count or 0 for host in hosts)
         environment = options["environment"] or {}
         with self._borrow(hosts, options) as links:
-            return sum(_count_ranks(hosts, links, _uses_cpu(environment)))
+            return sum(_count_ranks(hosts, links, uses_cpu(environment)))
 
     def problems(self, job: Job) -> Sequence[str]:
         """Return why hosts cannot be used, a sentence for each problem of each of them."""
@@ -95,54 +79,16 @@ class SshEngine(GroupEngine[Plan]):
         except LaunchError as error:
             return str(error).splitlines()
 
-    @contextlib.contextmanager
-    def plan(self, job: Job) -> Iterator[Plan]:
-        """Take from this process what the ranks need; ShipError where that cannot be pickled."""
-        pickled = Pickled(data=b"", buffers=[])
-        if job.serve is None:
-            packed = pack_job(job.function, job.args, job.name)
-            pickled = Pickled(data=packed.data, buffers=[_copy(part) for part in packed.buffers])
-        yield self.make_plan(job, pickled)
+    def count_ranks(self, job: Job) -> list[int]:
+        """Return the number of ranks of each host."""
+        hosts = self._find_hosts(job.options)[0]
+        with self._borrow(hosts, job.options) as links:
+            return _count_ranks(hosts, links, uses_cpu(job.environment))
 
-    def make_plan(self, job: Job, pickled: Pickled) -> Plan:
-        """Return what the agents are asked for.
-
-        Args:
-            job: what runs.
-            pickled: the function with its arguments; empty where the workers serve calls.
-
-        Raises:
-            LaunchError: a host cannot be used.
-        """
-        hosts, options = self._find_hosts(job.options)[0], dict(job.options)
-        with self._borrow(hosts, options) as links:
-            counts = _count_ranks(hosts, links, _uses_cpu(job.environment))
-            has_devices = any(link.devices is not None and link.devices.count for link in links)
-        state = ParentState.capture(job)
-        notes = Notes(
-            random_states=state.random_states,
-            sources=state.sources,
-            child_start_method=choose_child_start_method(),
-            in_background=job.background,
-            serve=job.serve,
-        )
-        return Plan(
-            pool=get_pool(),
-            open=lambda check: self._open(hosts, options, check),
-            counts=counts,
-            pickled=pickled,
-            notes=pickle.dumps(notes),
-            start=ProcessStart(
-                variables={
-                    **({} if has_devices else {_CPU: "true"}),
-                    **({finder.VARIABLE: "true"} if finder.is_installed() else {}),
-                    **job.environment,
-                },
-                directory=state.directory or os.getcwd(),
-                path=tuple(sys.path),
-                with_ipython="IPython" in sys.modules,
-            ),
-        )
+    def open_hosts(self, job: Job, wait: Wait) -> list[Link]:
+        """Return a connection to each host; LaunchError with a line for each problem."""
+        pythons = self._choose_pythons(self._find_hosts(job.options)[0], job.options)
+        return get_pool().open(self._client, pythons, Wanted.here(), lambda: wait(""))
 
     def describe_launch(self, job: Job, plan: Plan) -> str:
         """Return how many ranks start on which hosts."""
@@ -150,25 +96,6 @@ class SshEngine(GroupEngine[Plan]):
         count = job.local_world_size
         places = ", ".join(f"{host.name} ({ranks})" for host, ranks in zip(hosts, plan.counts, strict=True))
         return f"Launching {job.name} on {count} {'process' if count == 1 else 'processes'} by ssh: {places}."
-
-    def make_group(self, plan: Plan, attempt: Attempt) -> SshWorkerGroup:
-        """Return the ranks of an attempt."""
-        return SshWorkerGroup(attempt, plan)
-
-    def make_session_group(self, job: Job, attempt: Attempt) -> SshWorkerGroup:
-        """Return workers that serve the calls of a session."""
-        return SshWorkerGroup(attempt, self.make_plan(job, Pickled(data=b"", buffers=[])))
-
-    def find_obstacle(self, job: Job, plan: Plan) -> str:
-        """Return that a host cannot be used any more, empty where all can."""
-        with signals.delay_interrupt():
-            try:
-                links = plan.open(signals.obey_interrupt)
-            except LaunchError as error:
-                return "; ".join(str(error).splitlines())
-            for link in links:
-                plan.pool.put(link, is_clean=True)
-            return ""
 
     # -- the hosts
 
@@ -181,9 +108,9 @@ class SshEngine(GroupEngine[Plan]):
             return [], ["hosts= is said to SshEngine and to the launch: say it once"]
         if not (said or own):
             return [], ["engine='ssh': hosts= has to say on which, as in hosts=['gpu1', 'me@10.0.0.7:2']"]
-        if not command.find_client(self._ssh, environ.get("PATH")):
+        if not command.find_client(self._client.words, environ.get("PATH")):
             return [], [
-                f"engine='ssh': there is no program {self._ssh[0]!r} here: install OpenSSH's client "
+                f"engine='ssh': there is no program {self._client.words[0]!r} here: install OpenSSH's client "
                 "(openssh-client of apt, openssh-clients of dnf)"
             ]
         hosts = parse_hosts(said or own or ())
@@ -199,31 +126,16 @@ class SshEngine(GroupEngine[Plan]):
             return {parse_hosts([host])[0].name: path for host, path in python.items()}
         return python
 
-    def _open(
-        self, hosts: Sequence[Host], options: Mapping[str, Any], check: Callable[[], None]
-    ) -> list[Link]:
-        """Return a connection to each host; LaunchError with a line for each problem."""
-        return get_pool().open(self._ssh, self._choose_pythons(hosts, options), Wanted.here(), check)
-
     def _borrow(
         self, hosts: Sequence[Host], options: Mapping[str, Any]
     ) -> contextlib.AbstractContextManager[list[Link]]:
         """Return a connection to each host for a block; LaunchError with a line for each problem."""
-        return get_pool().borrow(self._ssh, self._choose_pythons(hosts, options), Wanted.here())
+        return get_pool().borrow(self._client, self._choose_pythons(hosts, options), Wanted.here())
 
     def _choose_pythons(self, hosts: Sequence[Host], options: Mapping[str, Any]) -> dict[str, str | None]:
         """Return the Python of each host by its name; None finds one."""
         python = self._choose_python(options)
         return {host.name: python.get(host.name) if isinstance(python, Mapping) else python for host in hosts}
-
-
-def _copy(part: Buffer) -> bytes:
-    return bytes(part.raw() if isinstance(part, pickle.PickleBuffer) else part)
-
-
-def _uses_cpu(environment: Mapping[str, str]) -> bool:
-    said = environ.flag_in(environment, _CPU)
-    return bool(environ.flag(_CPU) if said is None else said)
 
 
 def _count_ranks(hosts: Sequence[Host], links: Sequence[Link], use_cpu: bool) -> list[int]:
@@ -236,7 +148,7 @@ def _count_ranks(hosts: Sequence[Host], links: Sequence[Link], use_cpu: bool) ->
 
 def _check_counts(job: Job, hosts: Sequence[Host], links: Sequence[Link]) -> list[str]:
     """Return what is wrong with the number of ranks, of the run and of each host."""
-    use_cpu = _uses_cpu(job.environment)
+    use_cpu = uses_cpu(job.environment)
     counts = _count_ranks(hosts, links, use_cpu)
     problems = []
     if sum(counts) != job.local_world_size:
@@ -244,20 +156,4 @@ def _check_counts(job: Job, hosts: Sequence[Host], links: Sequence[Link]) -> lis
         problems.append(
             f"num_processes={job.local_world_size}: hosts= makes {sum(counts)} ({places}): leave num_processes out"
         )
-    devices = [(link.devices.label, link.devices.count) for link in links if link.devices is not None]
-    if use_cpu or not any(count for _, count in devices):
-        return problems
-    for host, ranks, (label, count) in zip(hosts, counts, devices, strict=True):
-        if not count:
-            problems.append(
-                f"host {host.name} has no GPU, and other hosts have: leave it out, or launch on CPUs with "
-                f"environment={{{_CPU!r}: 'true'}}"
-            )
-        elif ranks > count:
-            problems.append(
-                f"host {host.name}: {ranks} ranks need {ranks} {label} devices, and it has {count}"
-            )
-    if len({label for label, count in devices if count}) > 1:
-        kinds = ", ".join(f"{host.name} {label}" for host, (label, _) in zip(hosts, devices, strict=True))
-        problems.append(f"the hosts have different kinds of devices: {kinds}")
-    return problems
+    return problems if use_cpu else [*problems, *check_devices(links, counts)]

@@ -5,19 +5,17 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
-from notebook_accel.launch.engines.ssh import command
-from notebook_accel.launch.engines.ssh.command import Wanted, explain_failure, find_mismatches
+from notebook_accel.launch.engines.remote.client import NO_PACKAGE, Wanted
+from notebook_accel.launch.engines.ssh.command import SshClient, explain_failure
 
 WANTED = Wanted(python="3.11", torch="2.13.0", package="0.1", with_ipython=False, takes_over=False)
-GOOD = {"python": "3.11.2", "executable": "/p", "torch": "2.13.0+cu128", "notebook_accel": "0.1"}
 
 
 def test_the_client_never_asks_and_gets_one_line() -> None:
-    line = command.make_command(["ssh", "-F", "x"], "me@gpu1", None, "abc", WANTED)
+    line = SshClient(("ssh", "-F", "x")).make_command("me@gpu1", None, "abc", WANTED)
     assert line[:3] == ["ssh", "-F", "x"] and line[-3:-1] == ["--", "me@gpu1"]
     assert "BatchMode=yes" in line and any(word.startswith("ServerAliveInterval=") for word in line)
     assert "\n" not in line[-1] and "!" not in line[-1], "shells as csh take neither"
@@ -25,17 +23,17 @@ def test_the_client_never_asks_and_gets_one_line() -> None:
 
 @pytest.mark.parametrize("python", ["/no/python", "/no/it's here/python", "~/no/python"])
 def test_a_login_shell_runs_the_line(python: str) -> None:
-    line = command.make_command(["ssh"], "gpu1", python, "abc", WANTED)[-1]
+    line = SshClient(("ssh",)).make_command("gpu1", python, "abc", WANTED)[-1]
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (command.NO_PACKAGE, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (NO_PACKAGE, "", "")
 
 
 def test_a_python_says_what_it_is() -> None:
-    line = command.make_command(["ssh"], "gpu1", f"{sys.executable}", "abc", WANTED)[-1]
+    line = SshClient(("ssh",)).make_command("gpu1", f"{sys.executable}", "abc", WANTED)[-1]
     other = line.replace(shlex.quote(sys.executable), "/no/python")
     assert other == line or "/no/python" in other
     wrong = Wanted(python="2.7", torch="", package="", with_ipython=False, takes_over=False)
-    line = command.make_command(["ssh"], "gpu1", sys.executable, "abc", wrong)[-1]
+    line = SshClient(("ssh",)).make_command("gpu1", sys.executable, "abc", wrong)[-1]
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("\nnotebook_accel:abc:{") and '"python": "3.' in done.stdout
 
@@ -67,22 +65,3 @@ def test_a_python_says_what_it_is() -> None:
 def test_why_a_client_failed(code: int | None, said: str, text: str) -> None:
     sentence = explain_failure("u@h", code, said.splitlines())
     assert sentence.startswith("host u@h: ") and text in sentence
-
-
-@pytest.mark.parametrize(
-    ("facts", "text"),
-    [
-        ({"python": "3.8.1"}, "is Python 3.8.1, and this process Python 3.11"),
-        ({"missing": "torch"}, "does not have torch: install it there"),
-        ({"error": "ImportError: no"}, "cannot import notebook_accel (ImportError: no)"),
-        ({"torch": "2.8.0"}, "has torch 2.8.0, and this process 2.13.0"),
-        ({"notebook_accel": ""}, "has notebook_accel from a folder, and this process 0.1"),
-    ],
-)
-def test_what_does_not_fit_is_told(facts: dict[str, Any], text: str) -> None:
-    (problem,) = find_mismatches("gpu1", {**GOOD, **facts}, WANTED)
-    assert problem.startswith("host gpu1: /p") and text in problem
-
-
-def test_builds_of_torch_may_differ() -> None:
-    assert not find_mismatches("gpu1", GOOD, WANTED)

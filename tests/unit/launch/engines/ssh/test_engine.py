@@ -78,7 +78,7 @@ def test_what_is_given_comes_as_it_was_at_the_call(engine: SshEngine) -> None:
 def test_what_cannot_be_is_told(
     given: dict[str, Any], more: dict[str, Any], text: str, engine: SshEngine
 ) -> None:
-    own = {"ssh": engine._ssh, **given}
+    own = {"ssh": engine._client.words, **given}
     with pytest.raises(ValueError, match=r"^notebook_launcher: ") as caught:
         notebook_launcher(print, engine=SshEngine(**own), **more)
     assert text in str(caught.value)
@@ -86,7 +86,7 @@ def test_what_cannot_be_is_told(
 
 def test_hosts_that_are_down_are_told(engine: SshEngine) -> None:
     with pytest.raises(ValueError, match=r"host down: ssh does not reach it .*Connection refused"):
-        notebook_launcher(print, engine=SshEngine(["down:2"], ssh=engine._ssh))
+        notebook_launcher(print, engine=SshEngine(["down:2"], ssh=engine._client.words))
 
 
 def test_hosts_are_for_ssh_alone() -> None:

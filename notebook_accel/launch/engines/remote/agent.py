@@ -1,4 +1,4 @@
-"""On a host: holds the processes of a run's ranks, as long as the notebook's ssh connection lives. Imports no torch.
+"""On a host: holds the processes of a run's ranks, as long as the notebook's connection lives. Imports no torch.
 
 Frames come and go by standard input and output. The agent ends with all that it has started when its input ends, when
 it hears nothing for some seconds, or when it has had nothing to do for some minutes.
@@ -28,17 +28,6 @@ from ....takeover import finder
 from ...checks import addresses
 from ...transfer.pickled import Pickled
 from ...transfer.shared_memory import SharedPickle, write_unnamed
-from ..remote.process import Descriptors
-from ..remote.rank_process import (
-    ProcessStart,
-    RankProcess,
-    Work,
-    find_interface,
-    make_handover,
-    name_machine,
-    read_own_variables,
-)
-from ..remote.relay import Relay
 from . import packets
 from .forking import Forked, Forker
 from .messages import (
@@ -52,9 +41,18 @@ from .messages import (
     Prepared,
     PrepareOrder,
 )
+from .process import Descriptors
+from .rank_process import (
+    ProcessStart,
+    RankProcess,
+    Work,
+    find_interface,
+    make_handover,
+    name_machine,
+    read_own_variables,
+)
+from .relay import Relay
 
-WARM_SECONDS: Final = 600.0
-"""How long the agent, and the libraries that it holds for the next launch, stay without a run."""
 _LAST_SECONDS: Final = 4.0
 _BYTES: Final = 1 << 18
 _PACKET: Final = 1 << 20
@@ -104,25 +102,26 @@ def locate(peers: Sequence[str]) -> Located:
 def _explain_isolation(peers: Sequence[str]) -> str:
     others = ", ".join(peers) or "which have no address of their own"
     return (
-        "ssh reaches it by a loopback address, and it has no route to the other hosts "
+        "it is reached by a loopback address, and it has no route to the other hosts "
         f"({others}): name it by an address that they reach"
     )
 
 
-def main(out: int, with_ipython: bool, variable: str) -> int:
+def main(out: int, with_ipython: bool, variable: str, warm_seconds: float) -> int:
     """Serve the notebook until it is gone; return the exit code.
 
     Args:
         out: descriptor that frames are written to.
         with_ipython: whether processes import IPython, where it is installed.
         variable: environment variable that is set to true for all processes; empty for none.
+        warm_seconds: how long the agent, and the libraries that it holds for the next launch, stay without a run.
     """
     if variable:
         environ.put({variable: "true"})
     if sys.platform == "win32":
-        raise NotImplementedError  # SshEngine refuses it
+        raise NotImplementedError  # the engines refuse it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of input says it
-    agent = Agent(StdioChannel(0, out), with_ipython and _has_ipython())
+    agent = Agent(StdioChannel(0, out), with_ipython and _has_ipython(), warm_seconds)
     agent.run()
     return 0
 
@@ -224,9 +223,11 @@ class Agent:
     Args:
         channel: the way to the notebook.
         with_ipython: whether processes import IPython.
+        warm_seconds: how long to stay without a run.
     """
 
-    def __init__(self, channel: StdioChannel, with_ipython: bool) -> None:
+    def __init__(self, channel: StdioChannel, with_ipython: bool, warm_seconds: float) -> None:
+        self._warm_seconds = warm_seconds
         self._channel = channel
         self._with_ipython = with_ipython
         self._relay = Relay(channel, self._obey)
@@ -255,7 +256,7 @@ class Agent:
     def _is_superfluous(self) -> bool:
         if self._relay.is_busy or self._assigned or self._store is not None:
             self._idle_since = time.monotonic()
-        return time.monotonic() - self._idle_since > WARM_SECONDS
+        return time.monotonic() - self._idle_since > self._warm_seconds
 
     def _has_failed(self) -> bool:
         """Return whether no process can start any more, and the notebook knows how the last ones did."""

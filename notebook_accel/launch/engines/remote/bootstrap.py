@@ -44,7 +44,7 @@ def begin(settings: "dict[str, Any]") -> int:
             say(out, nonce, facts)
             return 97
     try:
-        from notebook_accel.launch.engines.ssh import agent
+        from notebook_accel.launch.engines.remote import agent
     except Exception as error:
         facts["error"] = type(error).__name__ + ": " + str(error)
         say(out, nonce, facts)
@@ -52,7 +52,7 @@ def begin(settings: "dict[str, Any]") -> int:
     facts.update(agent.describe(), torch=find_version("torch"), ready=True)
     facts["notebook_accel"] = find_version("notebook-accel")
     say(out, nonce, facts)
-    return agent.main(out, settings["with_ipython"], settings["variable"])
+    return agent.main(out, settings["with_ipython"], settings["variable"], settings["warm"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The ranks of one attempt on hosts that ssh reaches: an agent for each host, joined to the notebook by its client."""
+"""The ranks of one attempt on several hosts: an agent for each host, joined to the notebook by its client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from ...checks import addresses
 from ...supervise.worker_group import Attempt, Member, WorkerGroup
 from ...transfer.pickled import Pickled
 from ...worker.environment import list_rank_variables
-from ..remote.rank_process import ProcessStart, Work, name_machine
 from .link import Link
 from .messages import (
     Assigned,
@@ -43,13 +42,19 @@ from .messages import (
     PrepareOrder,
 )
 from .pool import Pool
+from .rank_process import ProcessStart, Work, name_machine
 
 _LOOK_SECONDS: Final = 0.05
 _CLEAR_SECONDS: Final = 4.0
 _MISSING: Final = ("FileNotFoundError", "ModuleNotFoundError")
 _NO_FILE: Final = "No such file or directory"
+_CPU: Final = "ACCELERATE_USE_CPU"
 
 AnswerT = TypeVar("AnswerT", Located, Prepared, Assigned, Cleared)
+
+
+Wait = Callable[[str], None]
+"""Called several times a second by who waits, with what it waits for; its exception ends the wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +63,8 @@ class Plan:
 
     Attributes:
         pool: the connections of this process.
-        open: returns a connection to each host; LaunchError where there is none.
+        open: returns a connection to each host, and calls its argument while it waits; LaunchError where there is
+            none.
         counts: number of ranks of each host, in the order of their ranks.
         pickled: the function with its arguments.
         notes: a pickled `Notes`, for each process.
@@ -66,7 +72,7 @@ class Plan:
     """
 
     pool: Pool
-    open: Callable[[Callable[[], None]], list[Link]]
+    open: Callable[[Wait], list[Link]]
     counts: Sequence[int]
     pickled: Pickled
     notes: bytes
@@ -74,13 +80,13 @@ class Plan:
 
 
 @dataclass(kw_only=True)
-class _SshMember(Member):
+class _HostMember(Member):
     """A rank with the connection to its host."""
 
     link: Link
 
 
-class SshWorkerGroup(WorkerGroup[_SshMember]):
+class HostsWorkerGroup(WorkerGroup[_HostMember]):
     """The ranks of one attempt on several hosts.
 
     Args:
@@ -103,6 +109,8 @@ class SshWorkerGroup(WorkerGroup[_SshMember]):
         self._has_begun = False
         self._first_may_leave = False
         self._where: list[str] = []
+        self._waiting_for = ""
+        self._start = plan.start
         self.port = 0
 
     # -- starting
@@ -121,13 +129,15 @@ class SshWorkerGroup(WorkerGroup[_SshMember]):
             self._ranks[link] = range(first, first + count)
             first += count
             self._selector.register(link, selectors.EVENT_READ, link)
+        if not any(link.devices is not None and link.devices.count for link in self._links):
+            self._start = replace(self._start, variables={_CPU: "true", **self._start.variables})
         self._where = where = self._find_addresses()
         now = time.time()
         order = PrepareOrder(rank=-1, time=now, address=where[0], port=self._job.rendezvous.port)
         self._send(self._links[0], order)
         self.port = self._wait_for(Prepared, self._links[:1])[0].port
         self._members = [
-            _SshMember(rank=rank, link=link) for link in self._links for rank in self._ranks[link]
+            _HostMember(rank=rank, link=link) for link in self._links for rank in self._ranks[link]
         ]
         self._delivery.deliver(
             [Phase(rank=member.rank, time=now, name="starting") for member in self._members]
@@ -142,7 +152,7 @@ class SshWorkerGroup(WorkerGroup[_SshMember]):
             self._send(link, BeginOrder(rank=-1, time=now))
 
     def _find_addresses(self) -> list[str]:
-        """Return the address of each host; one that ssh reaches by a loopback address is asked for another."""
+        """Return the address of each host; one that is reached by a loopback address is asked for another."""
         facts = [link.facts for link in self._links]
         where = choose_addresses(facts)
         asked = [node for node, address in enumerate(where) if not address]
@@ -154,10 +164,14 @@ class SshWorkerGroup(WorkerGroup[_SshMember]):
             where[node] = answer.address
         return where
 
-    def _check(self) -> None:
+    def _check(self, waiting_for: str = "") -> None:
         self._attempt.control.check()
         signals.obey_interrupt()
-        self._delivery.deliver([])
+        news: list[Event] = []
+        if waiting_for and waiting_for != self._waiting_for:
+            self._waiting_for = waiting_for
+            news = [Phase(rank=-1, time=time.time(), name="starting", detail=waiting_for)]
+        self._delivery.deliver(news)
 
     def _wait_for(self, kind: type[AnswerT], links: Sequence[Link]) -> list[AnswerT]:
         """Return the answer of each host; LaunchError where one has none."""
@@ -168,7 +182,8 @@ class SshWorkerGroup(WorkerGroup[_SshMember]):
                 if problem:
                     said = "\n".join(link.said[-20:])
                     raise LaunchError(
-                        f"host {link.host}: {problem}" + (f"; it wrote:\n{said}" if said else "")
+                        f"{link.client.host_noun} {link.host}: {problem}"
+                        + (f"; it wrote:\n{said}" if said else "")
                     )
             found = [answer for answer in answers if isinstance(answer, kind)]
             if len(found) == len(links):
@@ -181,7 +196,7 @@ class SshWorkerGroup(WorkerGroup[_SshMember]):
         return AssignOrder(
             rank=-1,
             time=time.time(),
-            start=self._plan.start,
+            start=self._start,
             works=[self._make_work(rank, node, where) for rank in self._ranks[link]],
             data=pickle.PickleBuffer(pickled.data),
             buffers=pickled.buffers,
@@ -276,7 +291,11 @@ class SshWorkerGroup(WorkerGroup[_SshMember]):
             return replace(event, outcome=outcome)
         if isinstance(event, Failure):
             moment = event.moment if is_here else None
-            return replace(event, moment=moment, error=_add_host(event.error, event.rank, link.host))
+            return replace(
+                event,
+                moment=moment,
+                error=_add_host(event.error, event.rank, f"{link.client.host_noun} {link.host}"),
+            )
         if isinstance(event, Pulse) and not is_here:
             return replace(event, moment=None)
         if isinstance(event, Phase) and event.pid is not None and not is_here:
@@ -346,8 +365,9 @@ def choose_addresses(facts: Sequence[Mapping[str, Any]]) -> list[str]:
         facts: what each host says of itself.
 
     Returns:
-        The loopback address, where there is one host or all are this machine; else the address at which ssh reaches
-        the host. Empty where that is a loopback address: the host has to be asked for the one that the others reach.
+        The loopback address, where there is one host or all are this machine; else the address by which
+        the host is reached. Empty where that is a loopback address: the host has to be asked for one
+        that the others reach.
     """
     reached = [str(fact.get("address", "")) for fact in facts]
     machines = {fact.get("machine") for fact in facts}
@@ -357,7 +377,7 @@ def choose_addresses(facts: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def list_peers(facts: Sequence[Mapping[str, Any]], node: int) -> list[str]:
-    """Return addresses of the other hosts, the likeliest first: those by which ssh reaches them.
+    """Return addresses of the other hosts, the likeliest first: those by which they are reached.
 
     Args:
         facts: what each host says of itself.
@@ -373,8 +393,8 @@ def list_peers(facts: Sequence[Mapping[str, Any]], node: int) -> list[str]:
     return list(dict.fromkeys([*known, *more]))
 
 
-def _explain_loss(member: _SshMember) -> str:
-    return f"host {member.link.host}: {member.link.lost}"
+def _explain_loss(member: _HostMember) -> str:
+    return f"{member.link.client.host_noun} {member.link.host}: {member.link.lost}"
 
 
 def _add_host(error: RaisedError | None, rank: int, host: str) -> RaisedError | None:
@@ -384,7 +404,7 @@ def _add_host(error: RaisedError | None, rank: int, host: str) -> RaisedError | 
     if error.type_name in _MISSING or _NO_FILE in error.message:
         what = "module" if error.type_name == "ModuleNotFoundError" else "file"
         note = (
-            f"rank {rank} is on host {host}, and the {what} is not there: ssh carries the function, its arguments "
+            f"rank {rank} is on {host}, and the {what} is not there: a launch carries the function, its arguments "
             "and the globals that it uses, and no files"
         )
         return replace(error, notes=(*error.notes, note))

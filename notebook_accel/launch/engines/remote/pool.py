@@ -18,8 +18,8 @@ from typing import Final
 from .... import runtime
 from ....errors import LaunchError
 from ... import descriptors, signals
-from . import command, packets
-from .command import Wanted
+from . import packets
+from .client import NO_PACKAGE, Client, Wanted, find_mismatches, suggest_python
 from .link import Link
 
 _OPEN_SECONDS: Final = 60.0
@@ -51,7 +51,7 @@ class Pool:
 
     def open(
         self,
-        ssh: Sequence[str],
+        client: Client,
         pythons: Mapping[str, str | None],
         wanted: Wanted,
         check: Callable[[], None],
@@ -61,7 +61,7 @@ class Pool:
         It is called in a block of `delay_interrupt`, which lasts until the caller holds them; the waits obey.
 
         Args:
-            ssh: the client and its options.
+            client: starts the agents there.
             pythons: the Python of each host, by its name; None finds one.
             wanted: what the environment there has to be.
             check: called several times a second; its exception ends the wait.
@@ -73,7 +73,7 @@ class Pool:
         is_done = False
         try:
             for host, python in pythons.items():
-                links.append(self._take(ssh, host, python) or self._start(ssh, host, python, wanted))
+                links.append(self._take(client, host, python) or self._start(client, host, python, wanted))
             self._wait(links, lambda link: link.is_ready, check)
             problems = [problem for link in links for problem in _find_problems(link, wanted)]
             if not problems:
@@ -91,13 +91,13 @@ class Pool:
     @contextlib.contextmanager
     def borrow(
         self,
-        ssh: Sequence[str],
+        client: Client,
         pythons: Mapping[str, str | None],
         wanted: Wanted,
     ) -> Iterator[list[Link]]:
         """Return a connection to each host, for a block that does not wait; see `open`."""
         with signals.delay_interrupt():
-            links = self.open(ssh, pythons, wanted, lambda: None)
+            links = self.open(client, pythons, wanted, lambda: None)
             try:
                 yield links
             finally:
@@ -133,19 +133,19 @@ class Pool:
                 self._beating.wait()
                 self._heart = self._beating = None
 
-    def _take(self, ssh: Sequence[str], host: str, python: str | None) -> Link | None:
+    def _take(self, client: Client, host: str, python: str | None) -> Link | None:
         """Return a connection that has rested, None where there is none."""
         with self._lock:
-            for link in [link for link in self._resting if link.key == (tuple(ssh), host, python)]:
+            for link in [link for link in self._resting if link.key == (client, host, python)]:
                 self._resting.remove(link)
                 if link.is_usable():
                     return link
                 self.put(link, is_clean=False)
         return None
 
-    def _start(self, ssh: Sequence[str], host: str, python: str | None, wanted: Wanted) -> Link:
+    def _start(self, client: Client, host: str, python: str | None, wanted: Wanted) -> Link:
         with self._lock, signals.block_interrupt_in_children():
-            link = Link(ssh, host, python, wanted)
+            link = Link(client, host, python, wanted)
             self._all.append(link)
             self._beat_for(link)
         return link
@@ -153,7 +153,7 @@ class Pool:
     def _beat_for(self, link: Link) -> None:
         """Let the process that beats do so for a connection too; start it where it does not run."""
         if sys.platform == "win32":
-            raise NotImplementedError  # SshEngine refuses it
+            raise NotImplementedError  # the engines refuse it
         if self._heart is None or self._beating is None or self._beating.poll() is not None:
             if self._heart is not None:
                 self._heart.close()
@@ -196,18 +196,20 @@ class Pool:
 
 def _find_problems(link: Link, wanted: Wanted) -> list[str]:
     """Return what is wrong with a host, a sentence each."""
-    if link.facts and (found := command.find_mismatches(link.host, link.facts, wanted)):
+    client, noun = link.client, link.client.host_noun
+    by_host = noun == "host"
+    if link.facts and (found := find_mismatches(link.host, link.facts, wanted, noun=noun, by_host=by_host)):
         return found
     if link.lost or not link.is_ready:
-        if link.exitcode == command.NO_PACKAGE:
+        if link.exitcode == NO_PACKAGE:
             named = link.key[2]
             what = f"there is no {named}" if named else "there is no Python"
             return [
-                f"host {link.host}: {what}: name the right one, python={{{link.host!r}: '/path/to/python'}}"
+                f"{noun} {link.host}: {what}: name the right one, {suggest_python(link.host, by_host=by_host)}"
             ]
-        return [command.explain_failure(link.host, link.exitcode, link.said)]
+        return [client.explain_failure(link.host, link.exitcode, link.said)]
     if link.devices is None:
-        return [f"host {link.host}: it does not say which devices it has"]
+        return [f"{noun} {link.host}: it does not say which devices it has"]
     return []
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from ... import signals
-from ..remote.process import Descriptors, Handover, become_worker
+from .process import Descriptors, Handover, become_worker
 
 _REPLY: Final = struct.Struct("!cqq")
 _FORKED: Final = b"f"

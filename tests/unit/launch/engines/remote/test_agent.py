@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from notebook_accel.launch.checks import addresses
-from notebook_accel.launch.engines.ssh import agent
+from notebook_accel.launch.engines.remote import agent
 
 
 def test_the_address_is_the_one_that_the_system_sends_from(monkeypatch: pytest.MonkeyPatch) -> None:

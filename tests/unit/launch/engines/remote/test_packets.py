@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from notebook_accel.launch.engines.ssh import packets
+from notebook_accel.launch.engines.remote import packets
 
 
 def test_bytes_arrive_however_they_are_cut() -> None:

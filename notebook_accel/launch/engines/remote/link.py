@@ -1,4 +1,4 @@
-"""A connection to the agent of a host: an ssh client of the user's, and what is said by its pipes."""
+"""A connection to the agent of a host: the program that leads to it, and what is said by its pipes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ....events import Event
 from ....stream.wire import FrameError, FrameReader, frame
 from ... import signals
-from . import command, packets
-from .command import Wanted
+from . import packets
+from .client import MARK, Client, Wanted
 from .messages import Devices
 
 _BYTES: Final = 1 << 18
@@ -37,13 +37,14 @@ class Link:
     """A connection to a host.
 
     Args:
-        ssh: the client and its options.
+        client: starts the agent there.
         host: as its command line takes it.
         python: the Python there, None to find one.
         wanted: what the environment there has to be.
 
     Attributes:
         host: as above.
+        client: as above.
         key: what a launch that may use this connection has alike.
         facts: what the host says of itself, empty before it does.
         is_ready: whether the agent is there.
@@ -51,9 +52,10 @@ class Link:
         lost: why the connection has ended, empty where it has not.
     """
 
-    def __init__(self, ssh: Sequence[str], host: str, python: str | None, wanted: Wanted) -> None:
+    def __init__(self, client: Client, host: str, python: str | None, wanted: Wanted) -> None:
         self.host = host
-        self.key = (tuple(ssh), host, python)
+        self.client = client
+        self.key = (client, host, python)
         self.facts: Mapping[str, Any] = {}
         self.is_ready = False
         self.devices: Devices | None = None
@@ -70,7 +72,8 @@ class Link:
         self._quiet = packets.Quiet(time.monotonic())
         self._idle_since: float | None = None
         self._process = subprocess.Popen(
-            command.make_command(ssh, host, python, self._nonce, wanted),
+            client.make_command(host, python, self._nonce, wanted),
+            env=client.make_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -79,7 +82,7 @@ class Link:
         )
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert pipe is not None
-            if sys.platform != "win32":  # SshEngine refuses it
+            if sys.platform != "win32":  # the engines refuse it
                 os.set_blocking(pipe.fileno(), False)
 
     def fileno(self) -> int:
@@ -147,9 +150,9 @@ class Link:
         return self._frames.feed(self._packets.feed(data)) if data else []
 
     def _find_facts(self, data: bytes) -> bytes:
-        """Read our lines among what the login shell there writes; return what follows the last one."""
+        """Read our lines among what a shell there writes; return what follows the last one."""
         self._noise += data
-        mark = f"{command.MARK}{self._nonce}:".encode()
+        mark = f"{MARK}{self._nonce}:".encode()
         while (newline := self._noise.find(b"\n")) >= 0:
             line = bytes(self._noise[:newline])
             del self._noise[: newline + 1]
@@ -179,9 +182,14 @@ class Link:
             self._process.wait(_CLOSE_SECONDS)  # its output has ended, and it is about to
         self._read_errors()
         code = self.exitcode or 0
-        how = f"ssh was ended by {signals.name_of(-code)}" if code < 0 else f"ssh ended with code {code}"
-        telling = "" if code < 0 else command.find_telling_line(self.said)
-        self.lost = f"its ssh connection has ended ({telling or how})"
+        program = self.client.program
+        how = (
+            f"{program} was ended by {signals.name_of(-code)}"
+            if code < 0
+            else f"{program} ended with code {code}"
+        )
+        telling = "" if code < 0 else self.client.find_telling_line(self.said)
+        self.lost = f"its {self.client.connection} has ended ({telling or how})"
 
     # -- what goes
 

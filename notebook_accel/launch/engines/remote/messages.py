@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ....events import Buffer, Event, Order
-from ..remote.rank_process import ProcessStart, Work
+from .rank_process import ProcessStart, Work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

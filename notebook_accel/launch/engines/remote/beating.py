@@ -21,7 +21,7 @@ def beat(connection: socket.socket, seconds: float, word: bytes) -> None:
         word: what is written.
     """
     if sys.platform == "win32":
-        raise NotImplementedError  # SshEngine refuses it
+        raise NotImplementedError  # the engines refuse it
     pipes: list[int] = []
     while True:
         ready, _, _ = select.select([connection], [], [], seconds)

@@ -1,4 +1,4 @@
-"""Packets on the pipes of an ssh client: bytes of frames, and beats between them.
+"""Packets on the pipes of the program that leads to a host: bytes of frames, and beats between them.
 
 Beats come from another process than the frames, into the same pipe. No write of a packet to a host is larger than what
 the system writes in one piece, so neither cuts the other in two.
@@ -12,10 +12,12 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 _LENGTH: Final = struct.Struct("!I")
+_END: Final = b"\n"  # srun passes on what processes write by the line
+_AROUND: Final = _LENGTH.size + len(_END)
 _MOST: Final = 1 << 30
 PIECE: Final = getattr(select, "PIPE_BUF", 512)
 """How many bytes the system writes to a pipe in one piece."""
-BEAT: Final = _LENGTH.pack(0)
+BEAT: Final = _LENGTH.pack(0) + _END
 BEAT_SECONDS: Final = 2.0
 SILENCE_SECONDS: Final = 10.0
 """How long an end waits for anything of the other one before it takes it for gone."""
@@ -26,9 +28,9 @@ def cut(buffers: Sequence[memoryview], size: int = PIECE) -> Iterator[bytes]:
 
     Args:
         buffers: the bytes.
-        size: of a packet at most, its length included.
+        size: of a packet at most, with what is around its bytes.
     """
-    room = size - _LENGTH.size
+    room = size - _AROUND
     small: list[memoryview] = []
     count = 0
     for buffer in buffers:
@@ -39,10 +41,10 @@ def cut(buffers: Sequence[memoryview], size: int = PIECE) -> Iterator[bytes]:
             count += part.nbytes
             start += part.nbytes
             if count == room:
-                yield b"".join([_LENGTH.pack(count), *small])
+                yield b"".join([_LENGTH.pack(count), *small, _END])
                 small, count = [], 0
     if count:
-        yield b"".join([_LENGTH.pack(count), *small])
+        yield b"".join([_LENGTH.pack(count), *small, _END])
 
 
 class PacketReader:
@@ -70,11 +72,11 @@ class PacketReader:
             if length > _MOST:
                 raise ConnectionError("what came is no packet: other code has written to the connection")
             end = start + _LENGTH.size + length
-            if len(self._received) < end:
+            if len(self._received) < end + len(_END):
                 break
             self.beats += length == 0
             found.append(self._received[start + _LENGTH.size : end])
-            start = end
+            start = end + len(_END)
         del self._received[:start]
         return b"".join(found)
 

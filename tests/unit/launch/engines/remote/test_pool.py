@@ -9,21 +9,22 @@ from typing import Any
 
 import pytest
 
-from notebook_accel.launch.engines.ssh import pool as pools
-from notebook_accel.launch.engines.ssh.command import Wanted
-from notebook_accel.launch.engines.ssh.link import Link
-from notebook_accel.launch.engines.ssh.pool import Pool
+from notebook_accel.launch.engines.remote import pool as pools
+from notebook_accel.launch.engines.remote.client import Wanted
+from notebook_accel.launch.engines.remote.link import Link
+from notebook_accel.launch.engines.remote.pool import Pool
+from notebook_accel.launch.engines.ssh.command import SshClient
 
 WANTED = Wanted(python="3.11", torch="2.13.0", package="0.1", with_ipython=False, takes_over=False)
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> list[str]:
+def client(tmp_path: Path) -> SshClient:
     """A client that reaches its host, which says nothing."""
     client = tmp_path / "ssh"
     client.write_text("#!/bin/sh\nexec sleep 1000\n")
     client.chmod(0o755)
-    return [str(client)]
+    return SshClient((str(client),))
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def pool() -> Iterator[Pool]:
 
 @pytest.mark.parametrize("where", ["made", "beating", "waiting", "closing"])
 def test_an_interrupt_loses_no_client(
-    where: str, client: list[str], pool: Pool, monkeypatch: pytest.MonkeyPatch
+    where: str, client: SshClient, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Link] = []
 
@@ -71,7 +72,7 @@ def test_an_interrupt_loses_no_client(
     assert made and not pool._all and all(link.exitcode is not None for link in made)
 
 
-def test_a_process_that_beats_is_replaced_where_it_was_killed(client: list[str], pool: Pool) -> None:
+def test_a_process_that_beats_is_replaced_where_it_was_killed(client: SshClient, pool: Pool) -> None:
     pool._start(client, "one", None, WANTED)
     before, heart = pool._beating, pool._heart
     assert before is not None and heart is not None

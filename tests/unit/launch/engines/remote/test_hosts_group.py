@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from notebook_accel.events import RaisedError
-from notebook_accel.launch.engines.ssh import ssh_group
-from notebook_accel.launch.engines.ssh.ssh_group import choose_addresses, list_peers
+from notebook_accel.launch.engines.remote import hosts_group
+from notebook_accel.launch.engines.remote.hosts_group import choose_addresses, list_peers
 
 
 def fact(address: str, machine: str, *own: str) -> dict[str, Any]:
@@ -36,8 +36,10 @@ def test_whom_a_host_looks_for_a_way_to() -> None:
 
 def test_what_is_missing_is_told_with_its_host() -> None:
     def note(kind: str, message: str) -> str:
-        error = ssh_group._add_host(
-            RaisedError(type_name=kind, message=message, pickled=None, frames=(), notes=("own",)), 3, "gpu2"
+        error = hosts_group._add_host(
+            RaisedError(type_name=kind, message=message, pickled=None, frames=(), notes=("own",)),
+            3,
+            "host gpu2",
         )
         assert error is not None and error.notes[0] == "own"
         return " ".join(error.notes[1:])

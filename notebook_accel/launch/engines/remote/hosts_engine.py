@@ -1,0 +1,162 @@
+"""Engines whose ranks are on several hosts, with an agent on each: what they take from the notebook."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, Final
+
+from .... import environ
+from ....config.launch_options import StartMethod
+from ....errors import LaunchError
+from ....events import Buffer
+from ....takeover import finder
+from ... import signals
+from ...job import Job
+from ...supervise.local_group import choose_child_start_method
+from ...supervise.worker_group import Attempt
+from ...transfer.parent_state import ParentState
+from ...transfer.pickled import Pickled
+from ...transfer.unpicklable import pack_job
+from ..attempts import GroupEngine
+from .hosts_group import HostsWorkerGroup, Plan, Wait
+from .link import Link
+from .pool import get_pool
+from .process import Notes
+from .rank_process import ProcessStart
+
+CPU_VARIABLE: Final = "ACCELERATE_USE_CPU"
+
+
+class HostsEngine(GroupEngine[Plan]):
+    """An engine whose ranks are on hosts. A subclass says how many on each, and how they are reached."""
+
+    on_this_node = False
+    start_methods: ClassVar[tuple[StartMethod, ...]] = ()
+
+    @abstractmethod
+    def open_hosts(self, job: Job, wait: Wait) -> list[Link]:
+        """Return a connection to each host, in the order of their ranks. Whoever takes them gives them back.
+
+        Args:
+            job: what runs.
+            wait: called several times a second while it waits.
+
+        Raises:
+            LaunchError: a host cannot be used. It has a line for each problem.
+        """
+
+    @abstractmethod
+    def count_ranks(self, job: Job) -> list[int]:
+        """Return the number of ranks of each host.
+
+        Args:
+            job: what runs.
+
+        Raises:
+            LaunchError: a host cannot be used.
+        """
+
+    @contextlib.contextmanager
+    def plan(self, job: Job) -> Iterator[Plan]:
+        """Take from this process what the ranks need; ShipError where that cannot be pickled."""
+        pickled = Pickled(data=b"", buffers=[])
+        if job.serve is None:
+            packed = pack_job(job.function, job.args, job.name)
+            pickled = Pickled(data=packed.data, buffers=[_copy(part) for part in packed.buffers])
+        yield self.make_plan(job, pickled)
+
+    def make_plan(self, job: Job, pickled: Pickled) -> Plan:
+        """Return what the agents are asked for.
+
+        Args:
+            job: what runs.
+            pickled: the function with its arguments; empty where the workers serve calls.
+
+        Raises:
+            LaunchError: a host cannot be used.
+        """
+        counts = self.count_ranks(job)
+        state = ParentState.capture(job)
+        notes = Notes(
+            random_states=state.random_states,
+            sources=state.sources,
+            child_start_method=choose_child_start_method(),
+            in_background=job.background,
+            serve=job.serve,
+        )
+        return Plan(
+            pool=get_pool(),
+            open=lambda wait: self.open_hosts(job, wait),
+            counts=counts,
+            pickled=pickled,
+            notes=pickle.dumps(notes),
+            start=ProcessStart(
+                variables={
+                    **({finder.VARIABLE: "true"} if finder.is_installed() else {}),
+                    **job.environment,
+                },
+                directory=state.directory or os.getcwd(),
+                path=tuple(sys.path),
+                with_ipython="IPython" in sys.modules,
+            ),
+        )
+
+    def make_group(self, plan: Plan, attempt: Attempt) -> HostsWorkerGroup:
+        """Return the ranks of an attempt."""
+        return HostsWorkerGroup(attempt, plan)
+
+    def make_session_group(self, job: Job, attempt: Attempt) -> HostsWorkerGroup:
+        """Return workers that serve the calls of a session."""
+        return HostsWorkerGroup(attempt, self.make_plan(job, Pickled(data=b"", buffers=[])))
+
+    def find_obstacle(self, job: Job, plan: Plan) -> str:
+        """Return that a host cannot be used any more, empty where all can."""
+        with signals.delay_interrupt():
+            try:
+                links = plan.open(lambda waiting_for: signals.obey_interrupt())
+            except LaunchError as error:
+                return "; ".join(str(error).splitlines())
+            for link in links:
+                plan.pool.put(link, is_clean=True)
+            return ""
+
+
+def _copy(part: Buffer) -> bytes:
+    return bytes(part.raw() if isinstance(part, pickle.PickleBuffer) else part)
+
+
+def uses_cpu(environment: Mapping[str, str]) -> bool:
+    """Return whether processes leave accelerators alone, by the variables of a launch or of this process."""
+    said = environ.flag_in(environment, CPU_VARIABLE)
+    return bool(environ.flag(CPU_VARIABLE) if said is None else said)
+
+
+def check_devices(links: Sequence[Link], counts: Sequence[int]) -> list[str]:
+    """Return what is wrong with the devices of hosts, a sentence each; CPUs are enough where no host has others.
+
+    Args:
+        links: a connection to each host.
+        counts: number of ranks of each.
+    """
+    devices = [(link.devices.label, link.devices.count) for link in links if link.devices is not None]
+    if not any(count for _, count in devices):
+        return []
+    problems = []
+    for link, ranks, (label, count) in zip(links, counts, devices, strict=True):
+        where = f"{link.client.host_noun} {link.host}"
+        if not count:
+            problems.append(
+                f"{where} has no GPU, and other {link.client.host_noun}s have: leave it out, or launch on CPUs with "
+                f"environment={{{CPU_VARIABLE!r}: 'true'}}"
+            )
+        elif ranks > count:
+            problems.append(f"{where}: {ranks} ranks need {ranks} {label} devices, and it has {count}")
+    if len({label for label, count in devices if count}) > 1:
+        kinds = ", ".join(f"{link.host} {label}" for link, (label, _) in zip(links, devices, strict=True))
+        problems.append(f"the {links[0].client.host_noun}s have different kinds of devices: {kinds}")
+    return problems
