@@ -111,10 +111,10 @@ $(VENV)/chromium.stamp: $(VENV)/dev.stamp
 	echo "== no Chromium and no way to install it: the tests in tests/browser will skip"
 
 # The nodes of tests/nodes are network namespaces, which ip makes; hosts that ssh reaches have an sshd in them. Only root
-# can make them: for others no server is installed. After Chromium: one apt-get locks out another.
+# can make them: for others no server is installed, and no SLURM, whose daemons start as root. After Chromium: one apt-get locks out another.
 $(VENV)/iproute2.stamp: $(VENV)/dev.stamp | $(VENV)/chromium.stamp
-	@command -v ip && { [ "$$(id -u)" != 0 ] || { command -v ssh && [ -x /usr/sbin/sshd ]; }; } && touch $@ && exit; \
-	as_root=; packages="iproute2 openssh-client openssh-server"; \
+	@command -v ip && { [ "$$(id -u)" != 0 ] || { command -v ssh && [ -x /usr/sbin/sshd ] && [ -x /usr/sbin/slurmctld ]; }; } && touch $@ && exit; \
+	as_root=; packages="iproute2 openssh-client openssh-server slurm-wlm munge"; \
 	[ "$$(id -u)" = 0 ] || { as_root="sudo --non-interactive"; packages=iproute2; }; \
 	if command -v apt-get >/dev/null && $$as_root true; then \
 		echo "== installing $$packages"; \
@@ -123,7 +123,7 @@ $(VENV)/iproute2.stamp: $(VENV)/dev.stamp | $(VENV)/chromium.stamp
 		$$as_root apt-get install --yes --quiet=2 --no-install-recommends $$packages >/dev/null && \
 		touch $@ && exit; \
 	fi; \
-	echo "== no iproute2 or OpenSSH and no way to install it: tests in tests/nodes will skip"
+	echo "== no iproute2, OpenSSH or SLURM and no way to install it: tests in tests/nodes will skip"
 
 demo: $(VENV)/tutorial.stamp
 	$(PY) tutorials/run.py tutorials/01_first_launch.ipynb --output build/01_first_launch.ipynb --show "Test accuracy"

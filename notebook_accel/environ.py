@@ -27,6 +27,10 @@ TABLE: Final[Mapping[str, str]] = {
     "PATH": "folders with programs",
     # set by sshd on a host
     "SSH_CONNECTION": "address and port of the client, and of this host",
+    # set by SLURM in a job, and on its nodes
+    "SLURM_JOB_ID": "number of the job that this process runs in",
+    "SLURM_GPUS_ON_NODE": "number of GPUs of the job on this node",
+    "SLURM_LAUNCH_NODE_IPADDR": "address of the machine that started the step",
     # as Accelerate names them; read, so that its users' settings keep working
     "ACCELERATE_MIXED_PRECISION": "no, fp16, bf16 or fp8",
     "ACCELERATE_USE_CPU": "true: do not use an accelerator device",

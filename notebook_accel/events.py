@@ -261,7 +261,7 @@ class LeaveOrder(Order):
     """End the process after all earlier calls."""
 
 
-PhaseName = Literal["starting", "running", "done", "failed", "restarting"]
+PhaseName = Literal["queued", "starting", "running", "done", "failed", "restarting"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

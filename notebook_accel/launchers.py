@@ -84,6 +84,9 @@ def notebook_launcher(
     address: str | None = None,
     hosts: Sequence[str] | None = None,
     python: str | Mapping[str, str] | None = None,
+    slurm: Mapping[str, Any] | None = None,
+    slurm_keep: float = 120.0,
+    slurm_notice: float = 120.0,
     tpu_mode: Literal["process", "spmd"] = "process",
     secret: str | os.PathLike[str] | None = None,
 ) -> Any:
@@ -96,15 +99,16 @@ def notebook_launcher(
     Args:
         function: each process calls it, as `function(*args)`. It may be defined in a cell.
         args: positional arguments of the function.
-        num_processes: number of processes on this node; under Ray and ssh on all nodes. None is one for each GPU or TPU
-            chip, or 1 without any; under Ray one for each CPU if there is no GPU.
+        num_processes: number of processes on this node; under Ray, ssh and SLURM on all nodes. None is one for each GPU
+            or TPU chip, or 1 without any; under Ray one for each CPU if there is no GPU.
         mixed_precision: `no`, `fp16`, `bf16` or `fp8`. An `Accelerator` in the workers uses it.
         use_port: port of the rendezvous store on node 0; None is a free port.
         master_addr: host name or address of node 0.
         node_rank: number of this node, from 0.
-        num_nodes: number of nodes. Each node runs the same cell. With `"1:4"` there may be 1 to 4 nodes, which may join
-            and leave. Each time all workers start again, so the function should continue from its last checkpoint. Node
-            0 has to stay: it holds the rendezvous store, and `master_addr` is its address.
+        num_nodes: number of nodes. Each node runs the same cell; under SLURM one cell drives all. With `"1:4"` there
+            may be 1 to 4 nodes, which may join and leave. Each time all workers start again, so the function should
+            continue from its last checkpoint. Node 0 has to stay: it holds the rendezvous store, and `master_addr` is
+            its address.
         rdzv_backend: how several nodes meet: `static` or `c10d`. With `num_nodes="1:4"` it is `c10d`.
         rdzv_endpoint: `host:port` where the nodes meet, in place of `master_addr` and `use_port`.
         rdzv_conf: settings of the rendezvous. `join_timeout` is how many seconds a node waits for the others.
@@ -138,14 +142,20 @@ def notebook_launcher(
             `max_restarts` allows it.
         engine: what starts the processes. `inprocess` runs a single one in this process, `elastic` starts workers here
             under torch elastic, `xla` starts one for each TPU chip, `ray` starts them on a Ray cluster, `ssh` on
-            `hosts`. Other packages add engines by the entry points `notebook_accel.engines`. An `Engine` object is
-            possible too. `auto` chooses by the machine and the other arguments.
+            `hosts`, `slurm` on the nodes of a SLURM cluster. Other packages add engines by the entry points
+            `notebook_accel.engines`. An `Engine` object is possible too. `auto` chooses by the machine and the other
+            arguments.
         address: address of the engine's cluster; under Ray `auto`, `host:port` or `ray://host:port`. None is the
             cluster that this process is connected to; without one, Ray starts on this machine.
         hosts: where ranks run, reached by your own ssh client: `["gpu1", "gpu2:4", "me@10.0.0.7"]`. `gpu2:4` has four
             ranks. Without a number a host has one for each GPU, or one. Rank 0 is on the first host.
-        python: path of the Python on the hosts, or a dict of those by host. None is the path of this process's Python,
-            else `python3` there.
+        python: path of the Python on the hosts or nodes, under ssh also a dict of those by host. None is the path of
+            this process's Python, else `python3` there.
+        slurm: what a launch by SLURM asks for, options of `sbatch` by name: `{"partition": "gpu", "time": "02:00:00",
+            "gpus_per_node": 4}`. Inside an allocation nothing is submitted, and they have no effect.
+        slurm_keep: seconds that a job's nodes stay for the next launch after a run. They cost meanwhile. 0 ends the job
+            with the run.
+        slurm_notice: seconds before a job's time limit at which `accelerator.should_stop` turns true.
         tpu_mode: `process` is one process for each TPU chip. `spmd` is one process that uses all chips: this process,
             if it has not used the TPU in another way.
         secret: what the nodes of a run prove to each other, the same on all of them: a text, or the `Path` of a file

@@ -230,7 +230,8 @@ def _find_contradictions(config: LaunchConfig) -> list[Problem]:
             "mpirun_hostfile: mpirun is not used; start the command on each node, with --num_machines, "
             "--machine_rank and --main_process_ip"
         )
-    if config.num_machines > 1 and not (config.main_process_ip or config.rdzv_endpoint):
+    is_by_slurm = config.engine == "slurm" or bool(config.slurm)
+    if config.num_machines > 1 and not (config.main_process_ip or config.rdzv_endpoint or is_by_slurm):
         found["main_process_ip"] = (
             f"num_machines {config.num_machines} needs main_process_ip: the address of the node of rank 0"
         )
@@ -247,8 +248,8 @@ def _is_tee(text: str) -> bool:
 
 def _complete(config: LaunchConfig, *, is_given: bool) -> LaunchConfig:
     """Return the config with what this machine decides: processes, their kind, and whether they use the CPU."""
-    if config.hosts and config.engine == _AUTO:
-        config = config.model_copy(update={"engine": "ssh"})
+    if config.engine == _AUTO and (config.hosts or config.slurm):
+        config = config.model_copy(update={"engine": "ssh" if config.hosts else "slurm"})
     if _is_elsewhere(config):
         return config
     kind = _find_kind(config)

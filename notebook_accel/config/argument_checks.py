@@ -139,6 +139,12 @@ def check_seconds(name: str, value: Any) -> Iterator[Exception]:
         yield ValueError(f"{name}={value}: more than 0 seconds are needed, a day at most")
 
 
+def check_duration(name: str, value: Any) -> Iterator[Exception]:
+    """Check a number of seconds that may be 0."""
+    if value != 0 or isinstance(value, bool):
+        yield from check_seconds(name, value)
+
+
 def check_patience(name: str, value: Any) -> Iterator[Exception]:
     """Check a number of seconds that may be None, which is for ever."""
     if value is not None and not is_seconds(value):

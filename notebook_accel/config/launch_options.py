@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from . import argument_checks as checks
 from . import hosts as of_hosts
-from .option import Argument, Read, Rows, any_case, as_text, option
+from . import readers
+from . import slurm as of_slurm
+from .option import Argument, Read, Rows, any_case, option
 
 DistributedKind = Literal[
     "NO",
@@ -42,39 +44,10 @@ _RANKS = r"^\s*(all|first|none|\d+(\s*,\s*\d+)*)\s*$"
 _PAIRS = r"^$|^\w+=[^,]*(,\w+=[^,]*)*$"
 
 
-def _join(value: Any) -> Any:
-    """Return a number or a list as the text that a flag has for it."""
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return as_text(value) if is_number or isinstance(value, list) else value
-
-
-def _read_precision(value: Any) -> Any:
-    """Return a word of mixed precision; YAML reads an unquoted `no` as False."""
-    if isinstance(value, str):
-        return value.lower()
-    return "no" if value is False or value is None else value
-
-
-def _read_variables(value: Any) -> Any:
-    """Return variables with texts: files hold numbers too. What no process can be given is refused."""
-    if not isinstance(value, Mapping):
-        return value
-    for name, text in value.items():
-        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
-            raise ValueError(f"has {name!r}, which is no name of a variable")
-        if not isinstance(text, (str, bool, int, float)) or "\0" in str(text):
-            raise ValueError(f"has {text!r} for {name}, which is no text")
-    return {name: text if isinstance(text, str) else as_text(text) for name, text in value.items()}
-
-
-def _read_template(value: Any) -> Any:
-    if isinstance(value, str) and (reason := checks.find_template_error(value)):
-        raise ValueError(reason)
-    return value
-
-
 def _per_node(total: int | None, values: Mapping[str, Any]) -> int | None:
-    return None if total is None else total // values["num_machines"]
+    if total is None or values["engine"] == "slurm" or values["slurm"]:
+        return total
+    return total // int(values["num_machines"])
 
 
 def _nodes(number: int, values: Mapping[str, Any]) -> int | str:
@@ -139,8 +112,8 @@ class LaunchOptions(Rows):
         "Processes on all nodes together; by default one for each device found.",
         ge=1,
         argument=Argument(
-            help="Processes on this node, under Ray and ssh on all; by default one for each GPU or TPU chip, or 1. A "
-            "single process is the notebook's own.",
+            help="Processes on this node, under Ray, ssh and SLURM on all; by default one for each GPU or TPU chip, or "
+            "1. A single process is the notebook's own.",
             convert=_per_node,
         ),
     )
@@ -230,13 +203,13 @@ class LaunchOptions(Rows):
         ),
     )
     same_network: bool = option(True, "All nodes are in one local network.", when=_NODES, expert=True)
-    gpu_ids: Annotated[str | None, Read(_join)] = option(
+    gpu_ids: Annotated[str | None, Read(readers.join)] = option(
         None,
         "Devices to use on this node, such as 0,1; `all` for all.",
         when={"use_cpu": (False,)},
         pattern=r"^\s*(all|\d+(\s*,\s*\d+)*)\s*$",
     )
-    mixed_precision: Annotated[Literal["no", "fp16", "bf16", "fp8"], Read(_read_precision)] = option(
+    mixed_precision: Annotated[Literal["no", "fp16", "bf16", "fp8"], Read(readers.read_precision)] = option(
         "no",
         "Number format of most computations.",
         env="ACCELERATE_MIXED_PRECISION",
@@ -260,8 +233,8 @@ class LaunchOptions(Rows):
     engine: str = option(
         "auto",
         "What starts the processes: `inprocess` none, `elastic` torch elastic on this machine, `xla` one for each TPU "
-        "chip, `ray` Ray on a cluster, `ssh` your ssh client on `hosts`, or what another package adds; `auto` is what "
-        "the machine and the other options need.",
+        "chip, `ray` Ray on a cluster, `ssh` your ssh client on `hosts`, `slurm` a SLURM cluster, or what another "
+        "package adds; `auto` is what the machine and the other options need.",
         file=False,
         expert=True,
         argument=Argument(check=checks.check_nothing),  # the table of engines checks it
@@ -290,15 +263,52 @@ class LaunchOptions(Rows):
     )
     python: str | None = option(
         None,
-        "Path of the Python on the hosts; by default the path of the one that launches, else `python3` there.",
+        "Path of the Python on the hosts or nodes; by default the path of the one that launches, else `python3` there.",
         file=False,
         expert=True,
-        engines=("ssh",),
+        engines=("ssh", "slurm"),
         argument=Argument(
-            help="Path of the Python on the hosts, or a dict of those by host; by default the path of the one that "
-            "launches, else `python3` there.",
+            help="Path of the Python on the hosts or nodes, under ssh also a dict of those by host; by default the "
+            "path of the one that launches, else `python3` there.",
             check=of_hosts.check_python,
         ),
+    )
+    slurm: Annotated[tuple[str, ...], Read(of_slurm.read_pairs)] = option(
+        (),
+        "What a launch by SLURM asks for, as options of sbatch: partition=gpu time=02:00:00 gpus_per_node=4.",
+        file=False,
+        expert=True,
+        engines=("slurm",),
+        argument=Argument(
+            help='What a launch by SLURM asks for, a dict of options of sbatch: `{"partition": "gpu", "time": '
+            '"02:00:00", "gpus_per_node": 4}`.',
+            default=None,
+            convert=lambda pairs, values: of_slurm.parse_pairs(pairs) or None,
+            check=of_slurm.check_slurm,
+        ),
+    )
+    slurm_keep: float = option(
+        120.0,
+        "Seconds that a job's nodes stay for the next launch after a run; they cost meanwhile. 0 ends the job with the "
+        "run.",
+        ge=0,
+        le=86_400,
+        when={"engine": ("slurm",)},
+        file=False,
+        expert=True,
+        engines=("slurm",),
+        argument=Argument(check=checks.check_duration),
+    )
+    slurm_notice: float = option(
+        120.0,
+        "Seconds before a job's time limit at which `accelerator.should_stop` turns true.",
+        ge=0,
+        le=86_400,
+        when={"engine": ("slurm",)},
+        file=False,
+        expert=True,
+        engines=("slurm",),
+        argument=Argument(check=checks.check_duration),
     )
     tpu_mode: TpuMode = option(
         "process",
@@ -326,7 +336,7 @@ class LaunchOptions(Rows):
         ge=0,
         le=1_000_000,
         file=False,
-        engines=("elastic", "xla", "ray", "ssh"),
+        engines=("elastic", "xla", "ray", "ssh", "slurm"),
         argument=Argument(
             help="How often all workers are started again after one failed on this node; nodes that come or go do not "
             "count."
@@ -363,7 +373,7 @@ class LaunchOptions(Rows):
         "`max_restarts` allows.",
         file=False,
         expert=True,
-        engines=("elastic", "xla", "ray", "ssh"),
+        engines=("elastic", "xla", "ray", "ssh", "slurm"),
         argument=Argument(),
     )
     returns: Returns = option(
@@ -380,7 +390,7 @@ class LaunchOptions(Rows):
         launches="notebooks",
         file=False,
         expert=True,
-        engines=("elastic", "xla", "ray", "ssh"),
+        engines=("elastic", "xla", "ray", "ssh", "slurm"),
         argument=Argument(),
     )
     view: View = option(
@@ -392,7 +402,7 @@ class LaunchOptions(Rows):
         expert=True,
         argument=Argument(variable="NOTEBOOK_ACCEL_VIEW"),
     )
-    output: Annotated[str, Read(_join)] = option(
+    output: Annotated[str, Read(readers.join)] = option(
         "all",
         "Ranks whose output is shown, such as 0,2; `all`, `first` and `none` are words for it.",
         file=False,
@@ -404,7 +414,7 @@ class LaunchOptions(Rows):
             check=checks.check_output,
         ),
     )
-    log_line_prefix_template: Annotated[str | None, Read(_read_template)] = option(
+    log_line_prefix_template: Annotated[str | None, Read(readers.read_template)] = option(
         None,
         "Text before each line of output; `${rank}`, `${local_rank}` and `${role_name}` are filled in. By default "
         "`[0] ` and so on.",
@@ -418,7 +428,7 @@ class LaunchOptions(Rows):
         "Folder for the output of each process.",
         file=False,
         expert=True,
-        engines=("elastic", "xla", "ray", "ssh"),
+        engines=("elastic", "xla", "ray", "ssh", "slurm"),
         argument=Argument(check=checks.check_folder),
     )
     tee: str = option(
@@ -463,7 +473,7 @@ class LaunchOptions(Rows):
         file=False,
         expert=True,
     )
-    environment: Annotated[dict[str, str], Read(_read_variables)] = option(
+    environment: Annotated[dict[str, str], Read(readers.read_variables)] = option(
         {},
         "More environment variables of the processes.",
         flag=None,

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from .. import devices, environ, probes, tpu
 from ..caller import warn
 from ..config import arguments
-from ..config.argument_checks import find_problems
+from ..config.argument_checks import find_problems, parse_port
 from ..errors import LaunchError
 from .checks import fork_safety, node_options, xla_runtime
 from .checks.problems import raise_all
@@ -27,6 +27,7 @@ Problems = list[Exception]
 """What is wrong, one ValueError or TypeError for each problem. `raise_all` raises them as one exception."""
 
 _LIBRARIES: Final = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
+_IMPLIED: Final = {"hosts": "ssh", "slurm": "slurm"}
 _NODE_OPTIONS: Final = (
     "num_nodes",
     "node_rank",
@@ -95,9 +96,10 @@ def resolve(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
     is_script = isinstance(request.function, Script)
     if not is_script:  # a cluster may give a rank to the command that launches a script
         _check_no_worker(problems, variables)
-    requested = _find_requested_engine(problems, "ssh" if _is_by_ssh(options, wrong) else options["engine"])
+    requested = _find_requested_engine(problems, _find_implied_engine(options, wrong))
     machine = _look_at_machine(problems, options, requested, variables, environment)
-    rendezvous = _resolve_nodes(problems, options, wrong)
+    drives_nodes = requested is not None and requested.drives_nodes
+    rendezvous = (_find_port if drives_nodes else _resolve_nodes)(problems, options, wrong)
     _check_function(problems, request.function, request.args)
     if "num_processes" not in wrong:
         _check_processes(problems, options, machine, requested)
@@ -237,9 +239,13 @@ def _find_requested_engine(problems: Problems, engine: Any) -> Engine | None:
     return None
 
 
-def _is_by_ssh(options: Options, wrong: Collection[str]) -> bool:
-    """Return whether the hosts alone say which engine it is."""
-    return options["engine"] == base.AUTO and bool(options["hosts"]) and "hosts" not in wrong
+def _find_implied_engine(options: Options, wrong: Collection[str]) -> Any:
+    """Return the engine as the user asked for it; the one that an option is for where it was not named."""
+    if options["engine"] == base.AUTO:
+        for name, engine in _IMPLIED.items():
+            if options[name] and name not in wrong:
+                return engine
+    return options["engine"]
 
 
 def _choose_engine(options: Options, machine: Machine, needs_workers: bool) -> str:
@@ -263,6 +269,21 @@ def _resolve_nodes(problems: Problems, options: Options, wrong: Collection[str])
     rendezvous, found = node_options.resolve(options, wrong)
     problems += found
     return rendezvous
+
+
+def _find_port(problems: Problems, options: Options, wrong: Collection[str]) -> Rendezvous:
+    """Return where the ranks of an engine meet that drives all nodes: it says so itself, but for the port."""
+    defaults = arguments.defaults()
+    if ":" in str(options["num_nodes"]):
+        problems.append(
+            ValueError(f"num_nodes={options['num_nodes']!r}: this engine needs a number, not a range")
+        )
+        return Rendezvous()
+    for name in _NODE_OPTIONS:
+        if name not in (*wrong, "num_nodes", "use_port", "secret") and options[name] != defaults[name]:
+            text = f"{name}={options[name]!r}: this engine starts the ranks of all nodes, leave it out"
+            problems.append(ValueError(text))
+    return Rendezvous(port=0 if "use_port" in wrong else parse_port(options["use_port"]) or 0)
 
 
 def _check_processes(
@@ -406,9 +427,11 @@ def _check_engine(problems: Problems, job: Job, engine: Engine) -> None:
         if differs and name in engine.refuses:
             text = f"{name}={value!r} with engine={engine.name!r}: {engine.refuses[name]}"
             problems.append(ValueError(text))
-    for name in ("hosts", "python"):
-        if job.options[name] and engine.name not in arguments.options()[name].row.engines:
-            text = f"{name}={job.options[name]!r} with engine={engine.name!r}: it is for engine='ssh'"
+    for name in ("hosts", "python", "slurm"):
+        engines = arguments.options()[name].row.engines
+        if job.options[name] and engine.name not in engines:
+            known = " and ".join(f"engine={each!r}" for each in engines)
+            text = f"{name}={job.options[name]!r} with engine={engine.name!r}: it is for {known}"
             problems.append(ValueError(text))
     if job.start_method not in ("auto", *engine.start_methods):
         known = ", ".join(map(repr, ("auto", *engine.start_methods)))

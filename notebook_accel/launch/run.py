@@ -24,7 +24,7 @@ from .job import Job
 from .supervise.control import Control
 from .transfer import failures
 
-Status = Literal["starting", "running", "done", "failed", "stopped"]
+Status = Literal["queued", "starting", "running", "done", "failed", "stopped"]
 
 MakeSink = Callable[["Run"], Sink]
 """Makes the sink that shows a run; it is called in the thread that launches."""
@@ -211,13 +211,14 @@ class Run:
 
     @property
     def status(self) -> Status:
-        """`starting` until a worker runs, then `running`, and at the end `done`, `failed` or `stopped`.
+        """`queued` on a cluster, `starting` until a worker runs, `running`; at the end `done`, `failed` or `stopped`.
 
         `stopped` means that somebody asked for it, and no rank failed.
         """
         if self._seconds is None:
             running = any(phase.name == "running" for phase in self.record.phases.values())
-            return "running" if running or not self.job.distributed else "starting"
+            waits: Status = "queued" if self.record.is_queued else "starting"
+            return "running" if running or not self.job.distributed else waits
         if self._error is None:
             return "stopped" if self._control.stop_is_asked else "done"
         return "stopped" if isinstance(self._error, (RunStoppedError, KeyboardInterrupt)) else "failed"

@@ -25,7 +25,7 @@ from ..launch.transfer.unpicklable import pack_call, unpack_value
 from ..stream.sinks import Output, Sink, TextSink
 from . import cells, service
 from .call import Call
-from .options import apply_config
+from .options import resolve
 from .workers import Workers, describe_stopped, make_start_phases
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Session:
             `${local_rank}` and `${role_name}`.
         hosts: where the workers run, as in `notebook_launcher`; None is this machine.
         python: the Python on the hosts, as in `notebook_launcher`.
+        slurm, num_nodes: what a job of SLURM asks for, as in `notebook_launcher`.
         engine: `auto`, `ssh`, or an `SshEngine`.
 
     Attributes:
@@ -87,6 +88,8 @@ class Session:
         log_line_prefix_template: str | None = None,
         hosts: Sequence[str] | None = None,
         python: str | Mapping[str, str] | None = None,
+        slurm: Mapping[str, Any] | None = None,
+        num_nodes: int = 1,
         engine: str | Engine = "auto",
     ) -> None:
         __tracebackhide__ = True
@@ -100,14 +103,12 @@ class Session:
             "environment": environment,
             "hosts": hosts,
             "python": python,
-            "engine": engine,
         }
-        if config is not None:
-            options = apply_config(options, config)
+        options = resolve(options | {"slurm": slurm, "num_nodes": num_nodes, "engine": engine}, config)
         check_seconds(grace=grace)
         if hang_timeout is not None:
             check_seconds(1e-3, hang_timeout=hang_timeout)
-        if options["num_processes"] is None and hosts is None and engine == "auto":
+        if options["num_processes"] is None and hosts is None and slurm is None and engine == "auto":
             use_cpu = environ.flag_in(options["environment"] or {}, "ACCELERATE_USE_CPU")
             if devices.best(use_cpu) is devices.CPU:
                 options["num_processes"] = CPU_PROCESSES
@@ -115,7 +116,9 @@ class Session:
         job, self._engine = preflight.check(request, "Session")
         is_here = self._engine.on_this_node
         if not is_here and type(self._engine).make_session_group is Engine.make_session_group:
-            raise ValueError(f"Session: engine={job.engine!r} has no sessions: choose 'ssh', with hosts=")
+            raise ValueError(
+                f"Session: engine={job.engine!r} has no sessions: choose 'ssh', with hosts=, or 'slurm'"
+            )
         self.job = registry.reserve_devices(job) if is_here else job
         self.hang_timeout = hang_timeout
         self.grace = grace

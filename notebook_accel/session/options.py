@@ -11,6 +11,19 @@ if TYPE_CHECKING:
     from ..config.launch import Source
 
 
+def resolve(options: Mapping[str, Any], config: Source | None) -> dict[str, Any]:
+    """Return the options of a session with those of its config.
+
+    Raises:
+        ValueError: only SLURM's sessions have several nodes.
+    """
+    __tracebackhide__ = True
+    engine = options["engine"]
+    if options["num_nodes"] != 1 and not options["slurm"] and getattr(engine, "name", engine) != "slurm":
+        raise ValueError(f"Session: num_nodes={options['num_nodes']!r}: it is for engine='slurm'")
+    return dict(options) if config is None else apply_config(options, config)
+
+
 def apply_config(options: Mapping[str, Any], config: Source) -> dict[str, Any]:
     """Return the options. A config supplies those that the call does not have."""
     __tracebackhide__ = True

@@ -249,6 +249,12 @@ class RunRecord:
         if phase.name == "starting":
             self._lines_before[phase.rank] = self.line_counts.get(phase.rank, 0)
 
+    @property
+    def is_queued(self) -> bool:
+        """Whether a cluster has no room for the run yet."""
+        whole = self.phases.get(-1)
+        return whole is not None and whole.name == "queued"
+
     def rows(self) -> list[dict[str, Any]]:
         """Return the metrics as rows, oldest first: `step`, `time` and the values that came together.
 

@@ -6,9 +6,17 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from tests.nodes import ssh_hosts
+from tests.nodes import slurm_cluster, ssh_hosts
+from tests.notebooks.kernel import Kernel
+
+
+class Place(Protocol):
+    """What an engine starts ranks on, with a notebook's machine."""
+
+    def start_kernel(self, folder: Path) -> Kernel:
+        """Start a kernel on the notebook's machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +41,7 @@ class Tried:
     needs: str = "torch"
     environment: Mapping[str, str] = field(default_factory=dict)
     patience: float = 60.0
-    place: Callable[[Path], AbstractContextManager[ssh_hosts.SshHosts]] | None = None
+    place: Callable[[Path], AbstractContextManager[Place]] | None = None
     obstacle: Callable[[], str] = str
     keeps: Mapping[str, str] = field(default_factory=dict)
 
@@ -61,6 +69,15 @@ cluster.connect(None)
         needs="ray",
         patience=240.0,
         keeps={"children": "Ray's own processes", "shared_memory": "Ray's object store"},
+    ),
+    "slurm": Tried(
+        engine="slurm",
+        arguments={"num_processes": 2, "num_nodes": 2},
+        needs="submitit",
+        patience=120.0,
+        place=slurm_cluster.make_cluster,
+        obstacle=slurm_cluster.why_no_cluster,
+        keeps=slurm_cluster.KEEPS,
     ),
     "ssh": Tried(
         engine="ssh",

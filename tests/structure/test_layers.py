@@ -77,8 +77,9 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("ops",),
     ),
     "config": (
-        ("argument_checks", "comments", "hosts"),
+        ("argument_checks", "comments", "hosts", "slurm"),
         ("document", "option"),
+        ("readers",),
         ("launch_options", "problems", "sections"),
         ("arguments", "schema"),
         ("export", "file", "tables"),
@@ -137,6 +138,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("hosts_group",),
         ("hosts_engine",),
     ),
+    "launch.engines.slurm": (("command", "holder"), ("submission",), ("allocation",), ("engine",)),
     "launch.engines.ssh": (("command",), ("engine",)),
     "launch.supervise": (
         ("control", "delivery", "end_watch", "hang_report"),

@@ -24,6 +24,7 @@ _LOG_RATIO: Final = (
 )
 _WRONG: Final = "var(--jp-error-color1,#d64550)"
 _SIGNS: Final = {
+    "queued": "◌",
     "starting": "○",
     "running": "●",
     "waiting": "◐",

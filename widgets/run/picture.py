@@ -16,7 +16,7 @@ from notebook_accel.launch.transfer import failures
 from notebook_accel.stream.record import RunRecord
 from notebook_accel.stream.series import Point
 
-RankStatus = Literal["starting", "running", "waiting", "done", "failed", "killed", "stopped"]
+RankStatus = Literal["queued", "starting", "running", "waiting", "done", "failed", "killed", "stopped"]
 
 _WAITING_SECONDS: Final = 1.0  # shorter waits happen in every step
 _MAX_BARS: Final = 6  # for each rank

@@ -30,6 +30,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "inprocess": "inprocess:InProcessEngine",
     "elastic": "torch_elastic:ElasticEngine",
     "ray": "ray.engine:RayEngine",
+    "slurm": "slurm.engine:SlurmEngine",
     "ssh": "ssh.engine:SshEngine",
     "xla": "xla:XlaEngine",
 }
@@ -76,6 +77,8 @@ class Engine(ABC):
         has_workers: whether worker processes run the function. If False, this process runs it.
         on_this_node: whether the processes run on this machine. Then preflight counts its devices and resolves the
             start method.
+        drives_nodes: whether one launch drives all nodes, and `num_nodes` says how many. Else each node has a launch of
+            its own, and they meet.
         start_methods: start methods that the engine supports, without `auto`.
         refuses: arguments of a launch that the engine does not support, each with the reason as a clause. It may name
             `num_processes`, `num_nodes`, `max_restarts`, `block`, `on_hang`, `log_dir`, `address` and `tpu_mode`.
@@ -86,6 +89,7 @@ class Engine(ABC):
     device_kind: ClassVar[devices.DeviceKind | None] = None
     has_workers: ClassVar[bool] = True
     on_this_node: ClassVar[bool] = True
+    drives_nodes: ClassVar[bool] = False
     start_methods: ClassVar[tuple[StartMethod, ...]] = ("fork", "forkserver", "spawn")
     refuses: ClassVar[Mapping[str, str]] = {}
 

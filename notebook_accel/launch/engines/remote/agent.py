@@ -54,6 +54,7 @@ from .rank_process import (
 from .relay import Relay
 
 _LAST_SECONDS: Final = 4.0
+_FIRST_SECONDS: Final = 60.0  # that an agent waits at least for its first run
 _BYTES: Final = 1 << 18
 _PACKET: Final = 1 << 20
 _READS: Final = 64
@@ -73,6 +74,9 @@ _THREADS: Final = "OMP_NUM_THREADS"
 def describe() -> dict[str, Any]:
     """Return what the notebook has to know of this host, for JSON."""
     words = (environ.get("SSH_CONNECTION") or "").split()
+    reached = words[2].partition("%")[0] if len(words) == 4 else ""
+    if launcher := environ.get("SLURM_LAUNCH_NODE_IPADDR"):  # SSH_CONNECTION may be that of a login node
+        reached = addresses.find_own_address(launcher).partition("%")[0]
     own = [
         entry.address.partition("%")[0]
         for entries in psutil.net_if_addrs().values()
@@ -80,7 +84,7 @@ def describe() -> dict[str, Any]:
         if entry.family in (socket.AF_INET, socket.AF_INET6)
     ]
     return {
-        "address": words[2].partition("%")[0] if len(words) == 4 else "",
+        "address": reached,
         "addresses": [address for address in own if not addresses.is_loopback(address)],
         "machine": name_machine(),
         "has_devices": any(map(glob.glob, _ACCELERATORS)),
@@ -107,7 +111,7 @@ def _explain_isolation(peers: Sequence[str]) -> str:
     )
 
 
-def main(out: int, with_ipython: bool, variable: str, warm_seconds: float) -> int:
+def main(out: int, with_ipython: bool, variable: str, warm_seconds: float, holder: str) -> int:
     """Serve the notebook until it is gone; return the exit code.
 
     Args:
@@ -115,15 +119,36 @@ def main(out: int, with_ipython: bool, variable: str, warm_seconds: float) -> in
         with_ipython: whether processes import IPython, where it is installed.
         variable: environment variable that is set to true for all processes; empty for none.
         warm_seconds: how long the agent, and the libraries that it holds for the next launch, stay without a run.
+        holder: name of the socket of a process that ends when the agent has; empty for none.
     """
     if variable:
         environ.put({variable: "true"})
     if sys.platform == "win32":
         raise NotImplementedError  # the engines refuse it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of input says it
+    if environ.get("SLURM_LAUNCH_NODE_IPADDR"):
+        with contextlib.suppress(OSError):
+            os.setsid()  # where SLURM kills a group of processes, this one is left to end what ranks have started
+    held = _connect(holder)
     agent = Agent(StdioChannel(0, out), with_ipython and _has_ipython(), warm_seconds)
+    signal.signal(signal.SIGTERM, lambda signum, frame: agent.leave())
     agent.run()
+    if held is not None:
+        held.close()
     return 0
+
+
+def _connect(holder: str) -> socket.socket | None:
+    """Return a connection to the process that holds this host for the run, None where that is on another host."""
+    if not holder or sys.platform == "win32":
+        return None
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(f"\0{holder}")
+    except OSError:
+        connection.close()
+        return None
+    return connection
 
 
 def _has_ipython() -> bool:
@@ -228,6 +253,7 @@ class Agent:
 
     def __init__(self, channel: StdioChannel, with_ipython: bool, warm_seconds: float) -> None:
         self._warm_seconds = warm_seconds
+        self._is_leaving = self._has_run = False
         self._channel = channel
         self._with_ipython = with_ipython
         self._relay = Relay(channel, self._obey)
@@ -253,10 +279,18 @@ class Agent:
         finally:
             self._end()
 
+    def leave(self) -> None:
+        """End what runs, and then `run`; a signal handler may call it."""
+        self._is_leaving = True
+        self._relay.wake()
+
     def _is_superfluous(self) -> bool:
+        if self._is_leaving:
+            return True
         if self._relay.is_busy or self._assigned or self._store is not None:
             self._idle_since = time.monotonic()
-        return time.monotonic() - self._idle_since > self._warm_seconds
+        seconds = self._warm_seconds if self._has_run else max(self._warm_seconds, _FIRST_SECONDS)
+        return time.monotonic() - self._idle_since > seconds
 
     def _has_failed(self) -> bool:
         """Return whether no process can start any more, and the notebook knows how the last ones did."""
@@ -309,6 +343,7 @@ class Agent:
 
     def _assign(self, order: AssignOrder) -> None:
         """Start the processes; `_answer` says so once they are there."""
+        self._has_run = True
         try:
             payload = SharedPickle(Pickled(data=bytes(order.data), buffers=[*order.buffers]))
             try:

@@ -52,7 +52,9 @@ def begin(settings: "dict[str, Any]") -> int:
     facts.update(agent.describe(), torch=find_version("torch"), ready=True)
     facts["notebook_accel"] = find_version("notebook-accel")
     say(out, nonce, facts)
-    return agent.main(out, settings["with_ipython"], settings["variable"], settings["warm"])
+    return agent.main(
+        out, settings["with_ipython"], settings["variable"], settings["warm"], settings["holder"]
+    )
 
 
 if __name__ == "__main__":

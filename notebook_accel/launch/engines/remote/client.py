@@ -115,7 +115,9 @@ def strip_build(version: str) -> str:
     return version.partition("+")[0]
 
 
-def make_script(python: str | None, nonce: str, wanted: Wanted, warm_seconds: float = WARM_SECONDS) -> str:
+def make_script(
+    python: str | None, nonce: str, wanted: Wanted, warm_seconds: float = WARM_SECONDS, holder: str = ""
+) -> str:
     """Return a script for `sh -c` that becomes the agent, in a line.
 
     Args:
@@ -123,6 +125,7 @@ def make_script(python: str | None, nonce: str, wanted: Wanted, warm_seconds: fl
         nonce: what marks our lines of this connection.
         wanted: what the environment has to be.
         warm_seconds: how long the agent stays without a run.
+        holder: name of the socket of a process that ends when the agent has; empty for none.
     """
     settings = {
         "nonce": nonce,
@@ -131,16 +134,25 @@ def make_script(python: str | None, nonce: str, wanted: Wanted, warm_seconds: fl
         "with_ipython": wanted.with_ipython,
         "variable": finder.VARIABLE if wanted.takes_over else "",
         "warm": warm_seconds,
+        "holder": holder,
     }
     program = base64.b64encode(_BOOTSTRAP.read_bytes()).decode()
     code = f'import base64;exec(base64.b64decode("{program}").decode())'
     text = base64.b64encode(json.dumps(settings).encode()).decode()
-    candidates = [python] if python else list(dict.fromkeys([sys.executable, "python3", "python"]))
-    places = " ".join(map(_quote_path, candidates))
     return (
-        f'for p in {places}; do command -v "$p" >/dev/null 2>&1 || continue; '
+        f'for p in {list_pythons(python)}; do command -v "$p" >/dev/null 2>&1 || continue; '
         f'"$p" -c {shlex.quote(code)} {text}; s=$?; [ $s = {NO_PACKAGE} ] || exit $s; done; exit {NO_PACKAGE}'
     )
+
+
+def list_pythons(python: str | None) -> str:
+    """Return the words of a shell for the Pythons to try.
+
+    Args:
+        python: path or name of the Python; None tries that of this process, then others.
+    """
+    candidates = [python] if python else list(dict.fromkeys([sys.executable, "python3", "python"]))
+    return " ".join(map(_quote_path, candidates))
 
 
 def _quote_path(path: str) -> str:

@@ -12,10 +12,8 @@ from typing import ClassVar, Final
 
 from .... import environ
 from ....config.launch_options import StartMethod
-from ....errors import LaunchError
 from ....events import Buffer
 from ....takeover import finder
-from ... import signals
 from ...job import Job
 from ...supervise.local_group import choose_child_start_method
 from ...supervise.worker_group import Attempt
@@ -23,7 +21,7 @@ from ...transfer.parent_state import ParentState
 from ...transfer.pickled import Pickled
 from ...transfer.unpicklable import pack_job
 from ..attempts import GroupEngine
-from .hosts_group import HostsWorkerGroup, Plan, Wait
+from .hosts_group import HostsWorkerGroup, Lender, Plan
 from .link import Link
 from .pool import get_pool
 from .process import Notes
@@ -39,15 +37,11 @@ class HostsEngine(GroupEngine[Plan]):
     start_methods: ClassVar[tuple[StartMethod, ...]] = ()
 
     @abstractmethod
-    def open_hosts(self, job: Job, wait: Wait) -> list[Link]:
-        """Return a connection to each host, in the order of their ranks. Whoever takes them gives them back.
+    def make_lender(self, job: Job) -> Lender:
+        """Return what has the hosts of a run.
 
         Args:
             job: what runs.
-            wait: called several times a second while it waits.
-
-        Raises:
-            LaunchError: a host cannot be used. It has a line for each problem.
         """
 
     @abstractmethod
@@ -68,14 +62,21 @@ class HostsEngine(GroupEngine[Plan]):
         if job.serve is None:
             packed = pack_job(job.function, job.args, job.name)
             pickled = Pickled(data=packed.data, buffers=[_copy(part) for part in packed.buffers])
-        yield self.make_plan(job, pickled)
+        lender, is_stopped = self.make_lender(job), True
+        try:
+            yield self.make_plan(job, pickled, lender)
+            is_stopped = False
+        finally:
+            lender.give_back(is_stopped=is_stopped)
 
-    def make_plan(self, job: Job, pickled: Pickled) -> Plan:
+    def make_plan(self, job: Job, pickled: Pickled, lender: Lender, *, ends_with_group: bool = False) -> Plan:
         """Return what the agents are asked for.
 
         Args:
             job: what runs.
             pickled: the function with its arguments; empty where the workers serve calls.
+            lender: has the hosts.
+            ends_with_group: see `Plan`.
 
         Raises:
             LaunchError: a host cannot be used.
@@ -91,7 +92,7 @@ class HostsEngine(GroupEngine[Plan]):
         )
         return Plan(
             pool=get_pool(),
-            open=lambda wait: self.open_hosts(job, wait),
+            lender=lender,
             counts=counts,
             pickled=pickled,
             notes=pickle.dumps(notes),
@@ -104,6 +105,7 @@ class HostsEngine(GroupEngine[Plan]):
                 path=tuple(sys.path),
                 with_ipython="IPython" in sys.modules,
             ),
+            ends_with_group=ends_with_group,
         )
 
     def make_group(self, plan: Plan, attempt: Attempt) -> HostsWorkerGroup:
@@ -112,18 +114,13 @@ class HostsEngine(GroupEngine[Plan]):
 
     def make_session_group(self, job: Job, attempt: Attempt) -> HostsWorkerGroup:
         """Return workers that serve the calls of a session."""
-        return HostsWorkerGroup(attempt, self.make_plan(job, Pickled(data=b"", buffers=[])))
+        empty = Pickled(data=b"", buffers=[])
+        plan = self.make_plan(job, empty, self.make_lender(job), ends_with_group=True)
+        return self.make_group(plan, attempt)
 
     def find_obstacle(self, job: Job, plan: Plan) -> str:
-        """Return that a host cannot be used any more, empty where all can."""
-        with signals.delay_interrupt():
-            try:
-                links = plan.open(lambda waiting_for: signals.obey_interrupt())
-            except LaunchError as error:
-                return "; ".join(str(error).splitlines())
-            for link in links:
-                plan.pool.put(link, is_clean=True)
-            return ""
+        """Return why the ranks cannot start again, empty where they can."""
+        return plan.lender.find_obstacle()
 
 
 def _copy(part: Buffer) -> bytes:

@@ -7,6 +7,7 @@ import selectors
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, TypeVar
@@ -18,6 +19,7 @@ from ....events import (
     Event,
     Failure,
     LeaveOrder,
+    Notice,
     Order,
     Phase,
     Pulse,
@@ -55,6 +57,37 @@ AnswerT = TypeVar("AnswerT", Located, Prepared, Assigned, Cleared)
 
 Wait = Callable[[str], None]
 """Called several times a second by who waits, with what it waits for; its exception ends the wait."""
+QUEUED: Final = "\n"
+"""At the end of what is waited for: the hosts are not there yet, and the run is in a queue."""
+
+
+class Lender(ABC):
+    """Has the hosts of one run, for all its attempts."""
+
+    @abstractmethod
+    def open(self, wait: Wait) -> list[Link]:
+        """Return a connection to each host, in the order of their ranks. Whoever takes them puts them into the pool.
+
+        It is called in a block of `delay_interrupt`.
+
+        Args:
+            wait: called several times a second while it waits.
+
+        Raises:
+            LaunchError: a host cannot be used. It has a line for each problem.
+        """
+
+    @abstractmethod
+    def find_obstacle(self) -> str:
+        """Return why ranks cannot start again, empty where they can; waits for nothing that takes long."""
+
+    @abstractmethod
+    def give_back(self, *, is_stopped: bool) -> None:
+        """Let go of the hosts: the run has ended.
+
+        Args:
+            is_stopped: whether somebody ended it.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,30 +96,31 @@ class Plan:
 
     Attributes:
         pool: the connections of this process.
-        open: returns a connection to each host, and calls its argument while it waits; LaunchError where there is
-            none.
+        lender: has the hosts.
         counts: number of ranks of each host, in the order of their ranks.
         pickled: the function with its arguments.
         notes: a pickled `Notes`, for each process.
         start: how each process starts.
+        ends_with_group: whether the lender gets the hosts back when the group closes: there is no other attempt.
     """
 
     pool: Pool
-    open: Callable[[Wait], list[Link]]
+    lender: Lender
     counts: Sequence[int]
     pickled: Pickled
     notes: bytes
     start: ProcessStart
+    ends_with_group: bool = False
 
 
 @dataclass(kw_only=True)
-class _HostMember(Member):
+class HostMember(Member):
     """A rank with the connection to its host."""
 
     link: Link
 
 
-class HostsWorkerGroup(WorkerGroup[_HostMember]):
+class HostsWorkerGroup(WorkerGroup[HostMember]):
     """The ranks of one attempt on several hosts.
 
     Args:
@@ -123,7 +157,7 @@ class HostsWorkerGroup(WorkerGroup[_HostMember]):
             StopAsked: the run was stopped meanwhile.
         """
         with signals.delay_interrupt():
-            self._links = self._plan.open(self._check)
+            self._links = self._plan.lender.open(self._check)
         first = 0
         for link, count in zip(self._links, self._plan.counts, strict=True):
             self._ranks[link] = range(first, first + count)
@@ -137,7 +171,7 @@ class HostsWorkerGroup(WorkerGroup[_HostMember]):
         self._send(self._links[0], order)
         self.port = self._wait_for(Prepared, self._links[:1])[0].port
         self._members = [
-            _HostMember(rank=rank, link=link) for link in self._links for rank in self._ranks[link]
+            HostMember(rank=rank, link=link) for link in self._links for rank in self._ranks[link]
         ]
         self._delivery.deliver(
             [Phase(rank=member.rank, time=now, name="starting") for member in self._members]
@@ -168,9 +202,11 @@ class HostsWorkerGroup(WorkerGroup[_HostMember]):
         self._attempt.control.check()
         signals.obey_interrupt()
         news: list[Event] = []
-        if waiting_for and waiting_for != self._waiting_for:
+        if waiting_for != self._waiting_for:
+            now, is_queued = time.time(), waiting_for.endswith(QUEUED)
             self._waiting_for = waiting_for
-            news = [Phase(rank=-1, time=time.time(), name="starting", detail=waiting_for)]
+            news = [Phase(rank=-1, time=now, name="queued" if is_queued else "starting")]
+            news += [Notice(rank=-1, time=now, text=waiting_for.removesuffix(QUEUED))] if waiting_for else []
         self._delivery.deliver(news)
 
     def _wait_for(self, kind: type[AnswerT], links: Sequence[Link]) -> list[AnswerT]:
@@ -308,14 +344,22 @@ class HostsWorkerGroup(WorkerGroup[_HostMember]):
             return  # `start` looks itself
         for member in self.list_running():
             if member.link.lost and self._job.serve is None:
-                self.lose(member, _explain_loss)
+                self.lose(member, self.explain_loss)
             elif member.link.lost:  # the call that runs brings the other workers back
                 member.has_ended = True
-                lost = _explain_loss(member)
+                lost = self.explain_loss(member)
                 failure = Failure(
                     rank=member.rank, time=time.time(), pid=member.pid, lost=lost, moment=time.monotonic()
                 )
                 self._delivery.report(failure)
+
+    def explain_loss(self, member: HostMember) -> str:
+        """Return what became of a rank whose connection has ended.
+
+        Args:
+            member: the rank.
+        """
+        return f"{member.link.client.host_noun} {member.link.host}: {member.link.lost}"
 
     def on_look(self) -> None:
         """Let rank 0 leave once it is the last: its process holds the store."""
@@ -356,6 +400,8 @@ class HostsWorkerGroup(WorkerGroup[_HostMember]):
         self._links = []
         self._ranks = {}
         self._members.clear()
+        if self._plan.ends_with_group:
+            self._plan.lender.give_back(is_stopped=False)
 
 
 def choose_addresses(facts: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -391,10 +437,6 @@ def list_peers(facts: Sequence[Mapping[str, Any]], node: int) -> list[str]:
     )  # such as those of a bridge of containers, which many machines have alike
     more = [str(each) for fact in others for each in fact.get("addresses", ()) if each not in own]
     return list(dict.fromkeys([*known, *more]))
-
-
-def _explain_loss(member: _HostMember) -> str:
-    return f"{member.link.client.host_noun} {member.link.host}: {member.link.lost}"
 
 
 def _add_host(error: RaisedError | None, rank: int, host: str) -> RaisedError | None:

@@ -11,9 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from .... import runtime
 from ....errors import LaunchError
@@ -25,6 +25,13 @@ from .link import Link
 _OPEN_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.1
 _BEATING: Final = Path(__file__).with_name("beating.py")
+
+
+class Kept(Protocol):
+    """What leads to hosts, and stays between launches."""
+
+    def close(self) -> None:
+        """Let go of the hosts."""
 
 
 class Pool:
@@ -39,6 +46,7 @@ class Pool:
         self._lock = threading.RLock()
         self._resting: list[Link] = []
         self._all: list[Link] = []
+        self._kept: list[tuple[Hashable, Kept]] = []
         self._beating: subprocess.Popen[bytes] | None = None
         self._heart: socket.socket | None = None
         descriptors.keep_from_forks(self)
@@ -120,6 +128,29 @@ class Pool:
                 self._all.remove(link)
         link.close()
 
+    def keep(self, key: Hashable, kept: Kept) -> None:
+        """Hold what leads to hosts until `take_kept`, or until the pool is closed.
+
+        Args:
+            key: what launches that can use it have alike.
+            kept: is closed with the connections.
+        """
+        with self._lock:
+            self._kept.append((key, kept))
+
+    def take_kept(self, key: Hashable) -> Kept | None:
+        """Return what was kept with a key, None where nothing is."""
+        with self._lock:
+            for entry in self._kept:
+                if entry[0] == key:
+                    self._kept.remove(entry)
+                    return entry[1]
+        return None
+
+    def has_kept(self, key: Hashable) -> bool:
+        """Return whether something is kept with a key."""
+        return any(entry[0] == key for entry in list(self._kept))
+
     def close(self) -> None:
         """Close all connections that no launch uses; in a fork they are not its own."""
         if self.pid != os.getpid():
@@ -128,6 +159,8 @@ class Pool:
             for link in [*self._resting]:
                 self._resting.remove(link)
                 self.put(link, is_clean=False)
+            while self._kept:
+                self._kept.pop()[1].close()
             if not self._all and self._heart is not None and self._beating is not None:
                 self._heart.close()
                 self._beating.wait()

@@ -14,7 +14,7 @@ from ....errors import LaunchError
 from ...job import Job
 from ..remote.client import Wanted
 from ..remote.hosts_engine import HostsEngine, check_devices, uses_cpu
-from ..remote.hosts_group import Plan, Wait
+from ..remote.hosts_group import Lender, Plan, Wait
 from ..remote.link import Link
 from ..remote.pool import get_pool
 from . import command
@@ -85,10 +85,9 @@ class SshEngine(HostsEngine):
         with self._borrow(hosts, job.options) as links:
             return _count_ranks(hosts, links, uses_cpu(job.environment))
 
-    def open_hosts(self, job: Job, wait: Wait) -> list[Link]:
-        """Return a connection to each host; LaunchError with a line for each problem."""
-        pythons = self._choose_pythons(self._find_hosts(job.options)[0], job.options)
-        return get_pool().open(self._client, pythons, Wanted.here(), lambda: wait(""))
+    def make_lender(self, job: Job) -> Lender:
+        """Return what has the hosts of a run."""
+        return _SshHosts(self._client, self._choose_pythons(self._find_hosts(job.options)[0], job.options))
 
     def describe_launch(self, job: Job, plan: Plan) -> str:
         """Return how many ranks start on which hosts."""
@@ -136,6 +135,28 @@ class SshEngine(HostsEngine):
         """Return the Python of each host by its name; None finds one."""
         python = self._choose_python(options)
         return {host.name: python.get(host.name) if isinstance(python, Mapping) else python for host in hosts}
+
+
+class _SshHosts(Lender):
+    """The hosts of a run, by the names of which ssh finds them."""
+
+    def __init__(self, client: SshClient, pythons: Mapping[str, str | None]) -> None:
+        self._client, self._pythons = client, pythons
+
+    def open(self, wait: Wait) -> list[Link]:
+        """Return a connection to each host; LaunchError with a line for each problem."""
+        return get_pool().open(self._client, self._pythons, Wanted.here(), lambda: wait(""))
+
+    def find_obstacle(self) -> str:
+        """Return that a host cannot be used any more, empty where all can."""
+        try:
+            with get_pool().borrow(self._client, self._pythons, Wanted.here()):
+                return ""
+        except LaunchError as error:
+            return "; ".join(str(error).splitlines())
+
+    def give_back(self, *, is_stopped: bool) -> None:
+        """Do nothing: the connections are in the pool."""
 
 
 def _count_ranks(hosts: Sequence[Host], links: Sequence[Link], use_cpu: bool) -> list[int]:

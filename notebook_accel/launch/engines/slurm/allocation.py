@@ -1,0 +1,236 @@
+"""The nodes of a launch: waited for, found, kept for the next launch, and let go."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from ....errors import LaunchError
+from ... import descriptors
+from ..remote.client import Wanted
+from ..remote.hosts_engine import check_devices
+from ..remote.hosts_group import QUEUED, Lender, Wait
+from ..remote.link import Link
+from ..remote.pool import get_pool
+from . import command, submission
+from .command import JobState, SrunClient
+from .submission import Wish
+
+_FAST_SECONDS: Final = 0.25
+_SLOW_SECONDS: Final = 10.0
+_SETTLE_SECONDS: Final = 3.0
+_LEAST_WARM_SECONDS: Final = 5.0  # between two attempts of a run
+_RESTART_SECONDS: Final = 400.0  # longer than SLURM takes to note that a node is down
+_AGAIN: Final = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "COMPLETED", "FAILED", "UNKNOWN", "REVOKED")
+
+
+class Allocation:
+    """A job, whose nodes take steps.
+
+    Args:
+        job_id: number of the job that this process runs in; empty to submit one.
+        wish: what is submitted; None where nothing is.
+
+    Attributes:
+        job_id: number of the job.
+        holder: name of the socket of the job's own process; empty where the job is not ours.
+        state: what SLURM said of it last.
+    """
+
+    def __init__(self, job_id: str, wish: Wish | None = None) -> None:
+        self._job: Any = None
+        self._watcher: subprocess.Popen[bytes] | None = None
+        self.holder = ""
+        if wish is not None:
+            self._job, self.holder = submission.submit(wish)
+            job_id = str(self._job.job_id)
+            self._watcher = command.start_watcher(job_id)
+            descriptors.keep_from_forks(self)
+        self.job_id = job_id
+        self.state = JobState(job_id=job_id, state="PENDING")
+        self._submitted = time.time()
+        self._shown = ""
+        self._nodes: list[str] = []
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the job was submitted for a launch."""
+        return self._job is not None
+
+    def filenos(self) -> list[int]:
+        """Return the descriptors that no forked process may keep."""
+        pipe = self._watcher.stdin if self._watcher is not None else None
+        return [pipe.fileno()] if pipe is not None and not pipe.closed else []
+
+    def look(self, check: Callable[[], None]) -> JobState:
+        """Ask SLURM how the job stands."""
+        before, self.state = self.state, command.look(self.job_id, check)
+        if (before.node_list, before.restarts) != (self.state.node_list, self.state.restarts):
+            self._nodes = []
+        return self.state
+
+    def wait(self, wait: Wait) -> list[str]:
+        """Wait until the job runs; return its nodes.
+
+        Args:
+            wait: called several times a second, with the state.
+
+        Raises:
+            LaunchError: it has ended.
+        """
+        if self.state.is_running and self._nodes:  # somebody has just looked
+            return self._nodes
+        began, seen_pending = time.monotonic(), False
+        while not self.look(lambda: wait(self._shown)).is_running:
+            if self.state.is_over:
+                raise LaunchError(
+                    f"job {self.job_id} has ended before the ranks began: {self.state.describe()}"
+                )
+            seen_pending, self._shown = True, self._describe_wait()
+            waited = time.monotonic() - began
+            until = time.monotonic() + min(_SLOW_SECONDS, max(_FAST_SECONDS, waited / 10))
+            while time.monotonic() < until:
+                wait(self._shown)
+                time.sleep(0.05)
+        self._shown = ""
+        self._nodes = nodes = command.list_nodes(self.state, lambda: wait(""))
+        if self.is_ours and seen_pending:
+            wait(
+                f"Job {self.job_id}: RUNNING on {', '.join(nodes)}, after {time.time() - self._submitted:.0f} s in "
+                "the queue."
+            )
+        return nodes
+
+    def _describe_wait(self) -> str:
+        start = self.state.start
+        known = self.state.state == "PENDING" and start is not None and start > time.time()
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(start)) if known else "not known yet"
+        since = time.strftime("%H:%M:%S", time.localtime(self._submitted))
+        return (
+            f"Job {self.job_id}: {self.state.describe()}, in the queue since {since}, estimated start {when}. Stop or "
+            f"interrupt to cancel it.{QUEUED}"
+        )
+
+    def close(self) -> None:
+        """Cancel the job, if it is ours."""
+        if self._job is not None:
+            submission.cancel(self._job)
+            self._job = None
+        if self._watcher is not None:
+            command.kill_watcher(self._watcher)
+            self._watcher = None
+
+
+class SlurmNodes(Lender):
+    """The nodes of one run.
+
+    Args:
+        wish: what is asked of SLURM.
+        job_id: number of the job that this process runs in; empty to submit one.
+        keep: seconds that the allocation stays for the next launch.
+        use_cpu: whether the ranks leave accelerators alone.
+    """
+
+    def __init__(self, wish: Wish, job_id: str, keep: float, *, use_cpu: bool) -> None:
+        self._wish, self._job_id, self._keep = wish, job_id, keep
+        self._allocation: Allocation | None = None
+        self._use_cpu = use_cpu
+        self._has_opened = False
+        self._is_stopped = False
+
+    @property
+    def allocation(self) -> Allocation | None:
+        """The allocation, None before there is one."""
+        return self._allocation
+
+    def open(self, wait: Wait) -> list[Link]:
+        """Return a connection to each node, once there are nodes."""
+        deadline = time.monotonic() + (_RESTART_SECONDS if self._has_opened else 0.0)
+        try:
+            while True:
+                allocation = self._find(wait)
+                nodes = allocation.wait(wait)[: self._wish.num_nodes]
+                seconds = max(self._keep, _LEAST_WARM_SECONDS)
+                client = SrunClient(job_id=allocation.job_id, holder=allocation.holder, seconds=seconds)
+                pythons = dict.fromkeys(nodes, self._wish.python)
+                try:
+                    links = get_pool().open(client, pythons, Wanted.here(), lambda: wait(""))
+                except LaunchError as error:
+                    self._explain(error, deadline, wait)
+                    continue
+                self._check_devices(links)
+                self._has_opened = True
+                return links
+        except BaseException:
+            self.give_back(is_stopped=True)
+            raise
+
+    def _check_devices(self, links: list[Link]) -> None:
+        if self._use_cpu:
+            return
+        if problems := check_devices(links, [self._wish.ranks_per_node] * len(links)):
+            for link in links:
+                get_pool().put(link, is_clean=True)
+            raise LaunchError("\n".join(problems))
+
+    def _find(self, wait: Wait) -> Allocation:
+        """Return the job: the one of this run, one that has rested, or a new one."""
+        if self._allocation is not None:
+            if not self._allocation.is_ours or not self._allocation.look(lambda: wait("")).is_over:
+                return self._allocation
+            if self._has_opened and self._allocation.state.state not in _AGAIN:
+                raise LaunchError(
+                    f"job {self._allocation.job_id} has ended: {self._allocation.state.describe()}"
+                )
+            self._allocation.close()
+            self._allocation = None
+        if self._job_id:
+            self._allocation = Allocation(self._job_id)
+            return self._allocation
+        while isinstance(kept := get_pool().take_kept(self._wish.key), Allocation):
+            if kept.look(lambda: wait("")).is_running:
+                self._allocation = kept
+                return kept
+            kept.close()
+        self._allocation = Allocation("", self._wish)
+        return self._allocation
+
+    def _explain(self, error: LaunchError, deadline: float, wait: Wait) -> None:
+        """Return where another try may succeed: the job is over or queued again; else raise the error."""
+        assert self._allocation is not None
+        until = time.monotonic() + _SETTLE_SECONDS
+        while time.monotonic() < until:
+            if not self._allocation.look(lambda: wait("")).is_running and self._allocation.is_ours:
+                return
+            wait("")
+            time.sleep(_FAST_SECONDS)
+        if time.monotonic() > deadline:
+            raise error
+
+    def find_obstacle(self) -> str:
+        """Return that the job has ended for good, empty where it or another one can go on."""
+        if self._allocation is None:
+            return ""
+        try:
+            state = self._allocation.look(lambda: None)
+        except LaunchError as error:
+            return str(error)
+        if not state.is_over or (self._allocation.is_ours and state.state in _AGAIN):
+            return ""
+        return f"job {state.job_id} has ended: {state.describe()}"
+
+    def note_stop(self) -> None:
+        """Note that somebody has stopped the run: the job is cancelled."""
+        self._is_stopped = True
+
+    def give_back(self, *, is_stopped: bool) -> None:
+        """Cancel the job of a run that was stopped; else keep it for the next launch."""
+        allocation, self._allocation = self._allocation, None
+        if allocation is None or not allocation.is_ours:
+            return
+        if is_stopped or self._is_stopped or not self._has_opened or not self._keep:
+            allocation.close()
+        else:
+            get_pool().keep(self._wish.key, allocation)

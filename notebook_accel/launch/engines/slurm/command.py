@@ -1,0 +1,255 @@
+"""SLURM's commands: the client that starts agents by `srun`, and what `scontrol` says of a job."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+from .... import environ
+from ....errors import LaunchError
+from ....trust import secret
+from ..remote.client import Client, Wanted, make_script
+
+_LOOK_SECONDS: Final = 0.05
+_ANSWER_SECONDS: Final = 60.0
+_FIELD: Final = re.compile(r"([A-Z]\w*)=(\S*)")
+_STAMP: Final = "%Y-%m-%dT%H:%M:%S"
+_KEPT: Final = ("SLURM_CONF",)
+_OPTIONS: Final = (
+    "--nodes=1",
+    "--ntasks=1",
+    "--overlap",
+    "--cpu-bind=none",
+    "--mem=0",
+    "--mpi=none",
+    "--export=ALL",
+    "--kill-on-bad-exit=0",
+    "--job-name=notebook_accel",
+)
+WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT",
+                            "COMPLETING", "RESIZING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"})  # fmt: skip
+"""States of a job that may run later."""
+RUNNING: Final = "RUNNING"
+
+
+@dataclass(frozen=True)
+class SrunClient(Client):
+    """`srun`, which starts a step of a job on one of its nodes.
+
+    Attributes:
+        job_id: number of the job.
+        holder: name of the socket of the job's own process; empty where the job is not ours.
+        seconds: how long an agent stays without a run.
+    """
+
+    program: ClassVar[str] = "srun"
+    connection: ClassVar[str] = "srun step"
+    host_noun: ClassVar[str] = "node"
+    job_id: str
+    holder: str = ""
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def warm_seconds(self) -> float:
+        """How long an agent stays without a run."""
+        return self.seconds
+
+    def make_command(self, host: str, python: str | None, nonce: str, wanted: Wanted) -> list[str]:
+        """Return the command that starts the agent on a node."""
+        script = make_script(python, nonce, wanted, self.seconds, self.holder)
+        return ["srun", f"--jobid={self.job_id}", f"--nodelist={host}", *_OPTIONS, "sh", "-c", script]
+
+    def make_environment(self) -> Mapping[str, str] | None:
+        """Return this process's variables without those by which a job that it runs in changes srun's options."""
+        return make_environment()
+
+    def explain_failure(self, host: str, code: int | None, said: Sequence[str]) -> str:
+        """Return why no agent has started, as a sentence."""
+        telling = self.find_telling_line(said) or "it says nothing"
+        if code is None:
+            return f"node {host}: srun still waits for its step of job {self.job_id} ({telling})"
+        return f"node {host}: srun ended with code {code} ({telling})"
+
+    def find_telling_line(self, said: Sequence[str]) -> str:
+        """Return the first line that names an error, else the last one."""
+        lines = [line.strip() for line in said if line.strip() and "support for cpu binding" not in line]
+        errors = [line for line in lines if "error:" in line]
+        return (errors or lines[-1:] or [""])[0][:300]
+
+
+def make_environment() -> dict[str, str]:
+    """Return this process's variables for SLURM's commands, without those of a job that it runs in."""
+    own = environ.snapshot()
+    return {
+        name: text
+        for name, text in own.items()
+        if (not name.startswith(("SLURM_", "SRUN_")) or name in _KEPT) and name != secret.VARIABLE
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobState:
+    """What SLURM says of a job.
+
+    Attributes:
+        job_id: its number.
+        state: such as `PENDING`; `UNKNOWN` where SLURM does not know it any more.
+        reason: why it waits or has ended; empty for none.
+        start: when it begins or began, in seconds since the epoch; None where nobody knows.
+        end: when its time limit ends it; None where nobody knows.
+        node_list: its nodes, as SLURM writes them.
+        restarts: how often it was queued again.
+    """
+
+    job_id: str
+    state: str
+    reason: str = ""
+    start: float | None = None
+    end: float | None = None
+    node_list: str = ""
+    restarts: int = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether steps can start."""
+        return self.state == RUNNING
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job will never run again."""
+        return self.state not in WAITING and self.state != RUNNING
+
+    def describe(self) -> str:
+        """Return state and reason, such as `PENDING (Resources)`."""
+        return f"{self.state} ({self.reason})" if self.reason else self.state
+
+
+def ask(words: Sequence[str], check: Callable[[], None], text: str = "") -> str:
+    """Return what a command of SLURM writes.
+
+    Args:
+        words: the command.
+        check: called several times a second; its exception ends the command.
+        text: for its input.
+
+    Raises:
+        LaunchError: it has failed, or does not answer. The text is the command's own.
+    """
+    with subprocess.Popen(
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=make_environment(),
+        start_new_session=True,
+    ) as process:
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        given: str | None = text
+        while True:
+            try:
+                written, said = process.communicate(given, timeout=_LOOK_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                given = None
+            try:
+                check()
+                if time.monotonic() > deadline:
+                    raise LaunchError(f"{words[0]} does not answer within {_ANSWER_SECONDS:g} s")
+            except BaseException:
+                process.kill()
+                raise
+    if process.returncode:
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        raise LaunchError("; ".join(lines[:3]) or f"{words[0]} ended with code {process.returncode}")
+    return written
+
+
+def look(job_id: str, check: Callable[[], None]) -> JobState:
+    """Return what SLURM says of a job.
+
+    Args:
+        job_id: its number.
+        check: called several times a second; its exception ends the wait.
+
+    Raises:
+        LaunchError: SLURM does not answer.
+    """
+    try:
+        text = ask(["scontrol", "show", "job", "--oneliner", job_id], check)
+    except LaunchError as error:
+        if "Invalid job id" in str(error):
+            return JobState(job_id=job_id, state="UNKNOWN")
+        raise
+    return parse_job(job_id, text)
+
+
+def parse_job(job_id: str, text: str) -> JobState:
+    """Return what a line of `scontrol show job --oneliner` says.
+
+    Args:
+        job_id: the job's number.
+        text: the line.
+    """
+    found: dict[str, str] = {}
+    for name, value in _FIELD.findall(text):
+        found.setdefault(name, value)
+    reason = found.get("Reason", "")
+    nodes = found.get("NodeList", "")
+    restarts = found.get("Restarts", "0")
+    return JobState(
+        job_id=job_id,
+        state=found.get("JobState", "UNKNOWN"),
+        reason="" if reason in ("None", "(null)") else reason,
+        start=_parse_time(found.get("StartTime", "")),
+        end=_parse_time(found.get("EndTime", "")) if found.get("TimeLimit") != "UNLIMITED" else None,
+        node_list="" if nodes == "(null)" else nodes,
+        restarts=int(restarts) if restarts.isdecimal() else 0,
+    )
+
+
+def _parse_time(text: str) -> float | None:
+    try:
+        return time.mktime(time.strptime(text, _STAMP))
+    except (ValueError, OverflowError):
+        return None
+
+
+def list_nodes(state: JobState, check: Callable[[], None]) -> list[str]:
+    """Return the names of a job's nodes, in SLURM's order."""
+    return ask(["scontrol", "show", "hostnames", state.node_list], check).split()
+
+
+def find_missing() -> str:
+    """Return the command of SLURM that is not here, empty where all are."""
+    search = environ.get("PATH") or os.defpath
+    return next((name for name in ("srun", "scontrol") if shutil.which(name, path=search) is None), "")
+
+
+def start_watcher(job_id: str) -> subprocess.Popen[bytes]:
+    """Start a process that cancels a job when its input ends: with this process, however that ends."""
+    return subprocess.Popen(
+        ["sh", "-c", 'read _; exec scancel "$0"', job_id],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=make_environment(),
+        start_new_session=True,
+        preexec_fn=None,
+        restore_signals=True,
+    )
+
+
+def kill_watcher(watcher: subprocess.Popen[bytes]) -> None:
+    """End a watcher without a cancel: the job has ended."""
+    watcher.send_signal(signal.SIGTERM)
+    if watcher.stdin is not None:
+        watcher.stdin.close()
+    watcher.wait()

@@ -1,0 +1,212 @@
+"""Ranks on the nodes of a SLURM cluster: of the allocation that this process runs in, or of a job that it submits."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from .... import environ
+from ....config.slurm import normalize
+from ....devices import DeviceKind
+from ....errors import LaunchError
+from ....events import Event, Notice
+from ...job import Job
+from ...supervise.control import Control
+from ...supervise.stop_agreement import StopAgreement
+from ...supervise.worker_group import Attempt
+from ..remote.hosts_engine import HostsEngine, uses_cpu
+from ..remote.hosts_group import HostMember, HostsWorkerGroup, Lender, Plan
+from ..remote.pool import get_pool
+from . import command, submission
+from .allocation import SlurmNodes
+from .command import JobState
+from .submission import Wish
+
+_JOB: Final = "SLURM_JOB_ID"
+
+
+class SlurmEngine(HostsEngine):
+    """Starts ranks as steps of a job: an agent for each node, by `srun`.
+
+    Without an allocation it submits a job by `sbatch`, waits for it, and keeps it some time for the next launch. In an
+    allocation of `salloc`, or in a job, it submits nothing.
+    """
+
+    name = "slurm"
+    drives_nodes = True
+    refuses: ClassVar[Mapping[str, str]] = {
+        "address": "SLURM's own settings say where the cluster is",
+        "tpu_mode": "ranks of SLURM use GPUs or CPUs",
+    }
+
+    def count(self, options: Mapping[str, Any], kind: DeviceKind) -> int:
+        """Return how many ranks a launch has that does not say it: one for each GPU that is asked for, or a node."""
+        nodes = self._count_nodes(options)
+        if environ.get(_JOB):
+            return nodes * _count_gpus_here(options)
+        return nodes * _count_gpus(normalize(options["slurm"] or {}))
+
+    def problems(self, job: Job) -> list[str]:
+        """Return why SLURM cannot run it, a sentence each; what SLURM itself would refuse is asked for."""
+        if sys.platform == "win32":
+            return ["engine='slurm': it is not written for Windows"]
+        if missing := command.find_missing():
+            return [
+                f"engine='slurm': there is no program {missing!r} here: launch on a node of a SLURM cluster"
+            ]
+        if isinstance(job.options["python"], Mapping):
+            return ["python= is a dict: with engine='slurm' all nodes have the same Python, name its path"]
+        try:
+            nodes = self._count_nodes(job.options)
+            if job.local_world_size % nodes:
+                return [
+                    f"num_processes={job.local_world_size} with num_nodes={nodes}: every node has as many ranks, so it "
+                    f"has to be a multiple of {nodes}"
+                ]
+            if job_id := environ.get(_JOB):
+                return _check_allocation(job_id, nodes)
+        except LaunchError as error:
+            return str(error).splitlines()
+        if missing := submission.find_missing():
+            return [missing]
+        wish = self._make_wish(job)
+        problems = [] if get_pool().has_kept(wish.key) else submission.check(wish)
+        gpus = _count_gpus(wish.options, default=0)
+        if gpus and wish.ranks_per_node > gpus and not uses_cpu(job.environment):
+            problems.append(
+                f"num_processes={job.local_world_size} with num_nodes={nodes}: {wish.ranks_per_node} ranks of a node "
+                f"need as many GPUs, and slurm= asks for {gpus}"
+            )
+        return problems
+
+    def count_ranks(self, job: Job) -> list[int]:
+        """Return the number of ranks of each node."""
+        nodes = self._count_nodes(job.options)
+        return [job.local_world_size // nodes] * nodes
+
+    def make_lender(self, job: Job) -> Lender:
+        """Return what has the nodes of a run."""
+        keep = float(job.options["slurm_keep"])
+        return SlurmNodes(
+            self._make_wish(job), environ.get(_JOB) or "", keep, use_cpu=uses_cpu(job.environment)
+        )
+
+    def make_group(self, plan: Plan, attempt: Attempt) -> HostsWorkerGroup:
+        """Return the ranks of an attempt."""
+        return SlurmWorkerGroup(attempt, plan)
+
+    def describe_launch(self, job: Job, plan: Plan) -> str:
+        """Return how many ranks start, and in which job."""
+        count, nodes = job.local_world_size, len(plan.counts)
+        what = f"{count} {'process' if count == 1 else 'processes'} on {nodes} {'node' if nodes == 1 else 'nodes'}"
+        if job_id := environ.get(_JOB):
+            unused = "; slurm= has no effect there" if job.options["slurm"] else ""
+            return f"Launching {job.name} on {what} in the allocation of job {job_id}{unused}."
+        keep = float(job.options["slurm_keep"])
+        stays = f"; its nodes stay {keep:g} s for the next launch" if keep else ""
+        return f"Launching {job.name} on {what} by SLURM{stays}."
+
+    def _count_nodes(self, options: Mapping[str, Any]) -> int:
+        text = str(options["num_nodes"])
+        if not text.isdecimal():
+            raise LaunchError(f"num_nodes={options['num_nodes']!r} with engine='slurm': a number is needed")
+        return int(text)
+
+    def _make_wish(self, job: Job) -> Wish:
+        nodes = self._count_nodes(job.options)
+        return Wish(
+            num_nodes=nodes,
+            ranks_per_node=job.local_world_size // nodes,
+            options=normalize(job.options["slurm"] or {}),
+            python=job.options["python"],
+            is_requeued=job.max_restarts > 0,
+            name=job.name.rpartition(".")[2],
+        )
+
+
+class SlurmWorkerGroup(HostsWorkerGroup):
+    """The ranks of one attempt in a job. Before its time limit they are asked to stop.
+
+    Args:
+        attempt: the job, and the ways to the run.
+        plan: what the agents are asked for.
+    """
+
+    def __init__(self, attempt: Attempt, plan: Plan) -> None:
+        super().__init__(attempt, plan)
+        assert isinstance(plan.lender, SlurmNodes)
+        self._lender = plan.lender
+        self._limit = Control()
+        self._before_limit = StopAgreement(self.tell, attempt.record, self._limit)
+        self._notice = float(self._job.options["slurm_notice"])
+
+    def on_look(self) -> None:
+        """Ask the ranks to stop where the job's time is nearly over."""
+        super().on_look()
+        if self._find_seconds_left() > self._notice or self._job.serve is not None:
+            return
+        if not self._limit.stop_is_asked:
+            self._limit.stop(self._notice)
+            self._delivery.deliver([self._make_warning()])
+        self._before_limit.is_due(member.rank for member in self.list_running())
+
+    def _find_seconds_left(self) -> float:
+        allocation = self._lender.allocation
+        end = allocation.state.end if allocation is not None else None
+        return float("inf") if end is None else end - time.time()
+
+    def _make_warning(self) -> Event:
+        seconds = max(0.0, self._find_seconds_left())
+        job_id = self._lender.allocation.job_id if self._lender.allocation is not None else ""
+        text = f"job {job_id} ends in {seconds:.0f} s by its time limit: accelerator.should_stop is true now"
+        return Notice(rank=-1, time=time.time(), text=text)
+
+    def explain_loss(self, member: HostMember) -> str:
+        """Return what became of a rank whose step has ended, and how its job stands."""
+        text = super().explain_loss(member)
+        allocation = self._lender.allocation
+        if allocation is None:
+            return text
+        try:
+            state: JobState = allocation.look(lambda: None)
+        except LaunchError:
+            return text
+        return f"{text}; job {state.job_id} is {state.describe()}"
+
+    def close(self) -> None:
+        """Let the agents end what is left; the job of a run that was stopped is cancelled then."""
+        if self._control.stop_is_asked:
+            self._lender.note_stop()
+        super().close()
+
+
+def _check_allocation(job_id: str, nodes: int) -> list[str]:
+    """Return why the job that this process runs in has no room, a sentence each."""
+    state = command.look(job_id, lambda: None)
+    if not state.is_running:
+        return [
+            f"engine='slurm': {_JOB} is {job_id}, and that job is {state.describe()}: unset it to submit a new one"
+        ]
+    present = len(command.list_nodes(state, lambda: None))
+    if nodes > present:
+        return [f"num_nodes={nodes}: the allocation of job {job_id} has {present} nodes ({state.node_list})"]
+    return []
+
+
+def _count_gpus(options: Mapping[str, Any], default: int = 1) -> int:
+    """Return how many GPUs a node has by the options of a job, such as `4` and `a100:4`; the default without any."""
+    for name in ("gpus_per_node", "gres"):
+        number = str(options.get(name, "")).rpartition(":")[2]
+        if number.isdecimal() and int(number) and ("gpu" in name or "gpu" in str(options[name])):
+            return int(number)
+    return default
+
+
+def _count_gpus_here(options: Mapping[str, Any]) -> int:
+    """Return how many GPUs each node of this process's job has, 1 without any."""
+    if uses_cpu(options["environment"] or {}):
+        return 1
+    text = environ.get("SLURM_GPUS_ON_NODE") or ""
+    return int(text) if text.isdecimal() and int(text) else 1

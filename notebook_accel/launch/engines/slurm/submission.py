@@ -1,0 +1,137 @@
+"""Submits a job by submitit, which writes its script and calls `sbatch`. The job holds nodes until it is let go."""
+
+from __future__ import annotations
+
+import importlib
+import secrets
+import shlex
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from .... import probes
+from ....errors import LaunchError
+from ..remote.client import list_pythons
+from . import command
+
+PATIENCE_SECONDS: Final = 180.0
+"""How long a job waits for the first agent, once it runs."""
+GRACE_SECONDS: Final = 8.0
+"""How long a job lasts without any agent after that."""
+_HOLDER: Final = Path(__file__).with_name("holder.py")
+_NOWHERE: Final = "/dev/null"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What is asked of SLURM.
+
+    Attributes:
+        num_nodes: number of nodes.
+        ranks_per_node: number of ranks of each, a task of SLURM for each of them.
+        options: options of `sbatch` by their names with underscores.
+        python: the Python on the nodes; None tries that of this process, then others.
+        is_requeued: whether SLURM queues the job again where a node fails, or another job takes its nodes.
+        name: of the job.
+    """
+
+    num_nodes: int
+    ranks_per_node: int
+    options: Mapping[str, Any]
+    python: str | None
+    is_requeued: bool
+    name: str
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What launches that can use the same job have alike."""
+        options = tuple(sorted((name, str(value)) for name, value in self.options.items()))
+        return ("slurm", self.num_nodes, self.ranks_per_node, options, self.python, self.is_requeued)
+
+
+def find_missing() -> str:
+    """Return why nothing can be submitted, as a sentence; empty where it can."""
+    if not probes.is_available("submitit"):
+        return "engine='slurm': submitit submits the job, which is not installed: pip install \"notebook-accel[slurm]\""
+    return ""
+
+
+def check(wish: Wish) -> list[str]:
+    """Return what SLURM says against a wish, a sentence each; nothing is submitted.
+
+    Args:
+        wish: what will be asked.
+    """
+    with tempfile.TemporaryDirectory(prefix="notebook_accel_") as folder:
+        try:
+            executor = _make_executor(wish, folder)
+            script: str = executor._make_submission_file_text(_make_command(wish, "test"), "test")
+            command.ask(["sbatch", "--test-only"], lambda: None, script)
+        except (LaunchError, ValueError, TypeError) as error:
+            return [
+                f"slurm={dict(wish.options)!r} with num_nodes={wish.num_nodes}: SLURM refuses it: {error}"
+            ]
+    return []
+
+
+def submit(wish: Wish) -> tuple[Any, str]:
+    """Submit a job.
+
+    Args:
+        wish: what is asked.
+
+    Returns:
+        submitit's job, and the name of the socket of its own process.
+
+    Raises:
+        LaunchError: SLURM refuses it.
+    """
+    holder = f"notebook_accel-{secrets.token_hex(8)}"
+    with tempfile.TemporaryDirectory(prefix="notebook_accel_") as folder:
+        try:
+            return _make_executor(wish, folder)._submit_command(_make_command(wish, holder)), holder
+        except Exception as error:
+            raise LaunchError(f"sbatch has failed: {error}") from error
+
+
+def _make_executor(wish: Wish, folder: str) -> Any:
+    submitit = importlib.import_module("submitit")
+    executor = submitit.SlurmExecutor(folder=folder)
+    known = executor._valid_parameters() - {
+        "setup",
+        "teardown",
+        "additional_parameters",
+        "use_srun",
+        "srun_args",
+    }
+    own = {name: value for name, value in wish.options.items() if name in known}
+    more = {name: value for name, value in wish.options.items() if name not in known}
+    executor.update_parameters(
+        **{"time": None, "wckey": None, "job_name": f"notebook_accel-{wish.name}", **own},
+        nodes=wish.num_nodes,
+        ntasks_per_node=wish.ranks_per_node,
+        use_srun=False,
+        additional_parameters={
+            **more,
+            "output": _NOWHERE,
+            "error": _NOWHERE,
+            "signal": "CONT@60",  # in place of submitit's, which ends processes
+            "requeue" if wish.is_requeued else "no-requeue": True,
+        },
+    )
+    return executor
+
+
+def _make_command(wish: Wish, holder: str) -> str:
+    words = [_HOLDER.read_text(), holder, f"{PATIENCE_SECONDS:g}", f"{GRACE_SECONDS:g}"]
+    return (
+        f'for p in {list_pythons(wish.python)}; do command -v "$p" >/dev/null 2>&1 || continue; '
+        f'exec "$p" -I -c {shlex.join(words)}; done; exit 97'
+    )
+
+
+def cancel(job: Any, run: Callable[[Any], None] | None = None) -> None:
+    """Cancel a job; one that has ended takes no harm."""
+    (run or (lambda each: each.cancel(check=False)))(job)

@@ -1,0 +1,175 @@
+"""A SLURM cluster of two nodes on this machine: a controller, and a daemon for each node, with munge of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.notebooks.kernel import Kernel
+from tests.unit.multiprocess import free_port
+
+KEEPS = {"children": "connections, and what waits on the nodes, stay for the next launch"}
+NODES = ("n1", "n2")
+_PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
+_START_SECONDS = 30.0
+_CONFIG = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CryptoType=crypto/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/ctld.pid
+SlurmdPidFile={folder}/d-%n.pid
+SlurmctldLogFile={folder}/ctld.log
+SlurmdLogFile={folder}/d-%n.log
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+ReturnToService=2
+SlurmctldPort={port}
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+KillWait=5
+SlurmdTimeout=10
+InactiveLimit=0
+PreemptType=preempt/none
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[0]} CPUs=4 State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 State=UNKNOWN
+PartitionName=debug Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def why_no_cluster() -> str:
+    """Return why there can be no cluster here; empty where there can."""
+    search = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    missing = [program for program in _PROGRAMS if shutil.which(program, path=search) is None]
+    if missing:
+        return f"needs SLURM (apt packages slurm-wlm and munge): no {missing[0]}"
+    return "" if os.geteuid() == 0 else "needs root: SLURM's daemons start as it"
+
+
+@dataclass
+class SlurmCluster:
+    """Nodes `n1` and `n2`, four CPUs each.
+
+    Attributes:
+        folder: has the settings and logs.
+    """
+
+    folder: Path
+    _daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of the notebook: SLURM's commands there use this cluster."""
+        return {"SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def start(self) -> None:
+        """Start the daemons, and wait until both nodes are idle."""
+        folder = self.folder
+        for name in ("state", "spool-n1", "spool-n2"):
+            (folder / name).mkdir()
+        text = _CONFIG.format(
+            folder=folder,
+            host=socket.gethostname().partition(".")[0],
+            port=free_port(),
+            ports=(free_port(), free_port()),
+        )
+        (folder / "slurm.conf").write_text(text)
+        self._spawn("mungekey", "--create", f"--keyfile={folder}/munge.key").wait()
+        files = (
+            ("socket", "socket"),
+            ("key-file", "key"),
+            ("pid-file", "pid"),
+            ("log-file", "log"),
+            ("seed-file", "seed"),
+        )
+        words = [f"--{option}={folder}/munge.{name}" for option, name in files]
+        self._daemons["munge"] = self._spawn("munged", "--foreground", "--force", *words)
+        _wait(lambda: (folder / "munge.socket").exists())
+        config = ("-f", str(folder / "slurm.conf"))
+        self._daemons["ctld"] = self._spawn("slurmctld", "-D", *config)
+        for node in NODES:
+            self.start_node(node)
+        _wait(lambda: self.run("sinfo", "-h", "-o", "%t %D").split() == ["idle", "2"])
+
+    def start_node(self, node: str) -> None:
+        """Start the daemon of a node."""
+        self._daemons[node] = self._spawn("slurmd", "-D", "-f", str(self.folder / "slurm.conf"), "-N", node)
+
+    def kill_node(self, node: str) -> None:
+        """Kill the daemon of a node, as where the machine fails."""
+        self._daemons[node].kill()
+        self._daemons[node].wait()
+
+    def _spawn(self, program: str, *words: str) -> subprocess.Popen[bytes]:
+        path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+        assert path is not None
+        quiet = subprocess.DEVNULL
+        return subprocess.Popen(
+            [path, *words], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+        )
+
+    def run(self, *words: str) -> str:
+        """Return what a command of SLURM writes; empty where it fails."""
+        environment = {**os.environ, **self.environment}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        return done.stdout
+
+    def jobs(self) -> list[str]:
+        """Return the numbers of the jobs that have not ended."""
+        return self.run("squeue", "-h", "-o", "%i").split()
+
+    def stop(self) -> None:
+        """End all jobs, and then the daemons."""
+        if "ctld" in self._daemons:
+            if jobs := self.jobs():
+                self.run("scancel", *jobs)
+            with suppress(AssertionError):
+                _wait(lambda: not self.jobs())
+        for daemon in reversed(self._daemons.values()):
+            daemon.send_signal(signal.SIGTERM)
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+    def start_kernel(self, folder: Path) -> Kernel:
+        """Start a kernel outside of any job."""
+        return Kernel(folder, **self.environment)
+
+
+def _wait(is_so: object) -> None:
+    assert callable(is_so)
+    deadline = time.monotonic() + _START_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, "SLURM is not there in time"
+        time.sleep(0.05)
+
+
+@contextmanager
+def make_cluster(folder: Path) -> Iterator[SlurmCluster]:
+    """Make a cluster, and remove it afterwards; its files are in a folder with a short path, for its sockets."""
+    with tempfile.TemporaryDirectory(prefix="slurm", dir="/tmp") as short:
+        cluster = SlurmCluster(Path(short))
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()

@@ -1,0 +1,373 @@
+"""Launches by SLURM on two nodes: the queue, allocations, what is told before anything is submitted, who ends what."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.nodes.slurm_cluster import KEEPS, SlurmCluster, make_cluster, why_no_cluster
+from tests.notebooks.kernel import Cell, Kernel, wait_until
+
+pytest.importorskip("submitit")
+pytestmark = [
+    pytest.mark.notebook,
+    pytest.mark.slow,
+    pytest.mark.timeout(180),
+    *[pytest.mark.may_leak(kind, reason=reason) for kind, reason in KEEPS.items()],
+]
+
+PATIENCE = 90
+GONE_SECONDS = 15.0
+SETUP = """
+import os, subprocess, sys, time
+import torch
+from notebook_accel import Accelerator, PartialState, notebook_launcher
+from notebook_accel.utils import gather
+%load_ext notebook_accel
+
+def launch(function, *args, num_nodes=2, **more):
+    more.setdefault("num_processes", num_nodes)
+    return notebook_launcher(function, args, engine="slurm", num_nodes=num_nodes, **more)
+
+def wait():
+    child = subprocess.Popen(["sleep", "1000"])
+    print("pids", os.getpid(), child.pid, flush=True)
+    PartialState().wait_for_everyone()
+    if os.environ["RANK"] == "0":
+        print("go", flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    if reason := why_no_cluster():
+        pytest.skip(reason)
+    with make_cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def kernel(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    kernel = cluster.start_kernel(tmp_path_factory.mktemp("slurm"))
+    try:
+        kernel.run(SETUP, timeout=PATIENCE).ok()
+        yield kernel
+    finally:
+        kernel.close()
+
+
+@pytest.fixture
+def idle(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
+    """A cluster without any job."""
+    end_jobs(cluster)
+    yield cluster
+    end_jobs(cluster)
+
+
+def end_jobs(cluster: SlurmCluster) -> None:
+    if jobs := cluster.jobs():
+        cluster.run("scancel", *jobs)
+    assert wait_until(lambda: not cluster.jobs(), 60)
+
+
+def pids_of(cell: Cell) -> list[int]:
+    return [int(word) for line in cell.lines if "pids" in line for word in line.split()[-2:]]
+
+
+def assert_gone(pids: list[int], since: float) -> None:
+    """Assert that processes end; they have twice as long as it should take, for a busy machine."""
+    left = 2 * GONE_SECONDS - (time.monotonic() - since)
+    assert wait_until(lambda: not any(map(psutil.pid_exists, pids)), left), (
+        f"{[pid for pid in pids if psutil.pid_exists(pid)]} of {pids} still run"
+    )
+
+
+def test_eight_ranks_on_two_nodes_and_the_same_job_again(kernel: Kernel, idle: SlurmCluster) -> None:
+    cell = kernel.run(
+        """
+        def seen():
+            state = PartialState()
+            ranks = gather(torch.tensor([state.process_index])).tolist()
+            names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "WORLD_SIZE")
+            place = os.environ["SLURMD_NODENAME"], os.environ["SLURM_JOB_ID"], os.getppid()
+            return ranks, [int(os.environ[name]) for name in names], place
+
+        first = launch(seen, num_processes=8, returns="all")
+        second = launch(seen, num_processes=8, returns="all")
+        [each[2] for each in first] == [each[2] for each in second], [each[:2] for each in first], [
+            each[2][0] for each in first]
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    same, seen, nodes = ast.literal_eval(cell.value)
+    places = [[rank, 4, node, 2, 8] for node in range(2) for rank in range(4)]
+    assert seen == [(list(range(8)), place) for place in places]
+    assert same and nodes == ["n1"] * 4 + ["n2"] * 4
+    assert "Launching seen on 8 processes on 2 nodes by SLURM; its nodes stay 120 s" in cell.stdout
+    assert re.search(r"Job \d+: RUNNING on n1, n2, after \d+ s in the queue", cell.stderr)
+
+
+def test_a_job_that_waits_says_why_and_an_interrupt_cancels_it(kernel: Kernel, idle: SlurmCluster) -> None:
+    idle.run("sbatch", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1000")
+    (other,) = idle.jobs()
+    cell = kernel.run(
+        """
+        run = launch(wait, block=False, view="none")
+        while run.status != "queued" or "Resources" not in run.record.notice:
+            time.sleep(0.05)
+        notice = run.record.notice
+        run.stop(0)
+        notice, run.status
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    notice, status = ast.literal_eval(cell.value)
+    assert re.match(r"Job \d+: PENDING \(Resources\), in the queue since .*, estimated start ", notice)
+    assert status == "stopped"
+    assert wait_until(lambda: idle.jobs() == [other], 30)
+    cell = kernel.run("print('go', flush=True)\nlaunch(wait)", timeout=PATIENCE, during=kernel.interrupt)
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+    assert wait_until(lambda: idle.jobs() == [other], 30)
+
+
+def test_an_interrupt_of_what_runs_cancels_the_job(kernel: Kernel, idle: SlurmCluster) -> None:
+    cell = kernel.run("launch(wait)  # go", timeout=PATIENCE, during=kernel.interrupt)
+    since = time.monotonic()
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+    assert len(pids_of(cell)) == 4
+    assert_gone(pids_of(cell), since)
+    assert wait_until(lambda: not idle.jobs(), 30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("slurm={'partition': 'nowhere'}", "SLURM refuses it: .*invalid partition specified: nowhere"),
+        ("slurm={'gpus_per_node': 4}", "SLURM refuses it: .*Invalid generic resource"),
+        ("slurm={'bogus': 4}", "SLURM refuses it: .*unrecognized option '--bogus"),
+        ("slurm={'time': 'soon'}", "SLURM refuses it: .*Invalid --time specification"),
+        ("slurm={'nodes': 4}", "slurm has 'nodes': num_nodes= says it"),
+        ("slurm=['partition=x']", "a dict of sbatch's options is needed"),
+        ("num_nodes=7", "SLURM refuses it: .*node configuration is not available"),
+        ("num_processes=3", "num_processes=3 with num_nodes=2: every node has as many ranks"),
+        ("num_nodes='1:2', num_processes=2", "num_nodes='1:2': this engine needs a number, not a range"),
+        ("node_rank=1", "node_rank=1: this engine starts the ranks of all nodes, leave it out"),
+    ],
+)
+def test_what_is_wrong_is_told_and_nothing_is_submitted(
+    arguments: str, text: str, kernel: Kernel, idle: SlurmCluster
+) -> None:
+    cell = kernel.run(f"launch(wait, {arguments})", timeout=PATIENCE)
+    assert cell.error is not None and cell.error[0] in ("ValueError", "TypeError"), cell.error
+    assert re.search(text, cell.error[1]), cell.error[1]
+    assert not idle.jobs()
+
+
+def lose(kernel: Kernel, cluster: SlurmCluster, *words: str) -> tuple[Cell, list[int], float]:
+    """Launch ranks that wait, run a command of SLURM, and return the cell, what ran, and when it was done."""
+    moments: list[float] = []
+
+    def during() -> None:
+        cluster.run(*(word.format(job=cluster.jobs()[0]) for word in words))
+        moments.append(time.monotonic())
+
+    cell = kernel.run("launch(wait)  # go", timeout=PATIENCE, during=during)
+    assert len(pids_of(cell)) == 4, cell.stdout
+    return cell, pids_of(cell), moments[0]
+
+
+def test_a_cancelled_job_ends_everything(kernel: Kernel, idle: SlurmCluster) -> None:
+    cell, pids, since = lose(kernel, idle, "scancel", "{job}")
+    assert cell.error is not None and cell.error[0] == "WorkerError"
+    assert re.search(r"is lost: node n\d: .*; job \d+ is (CANCELLED|COMPLETING)", cell.error[1]), cell.error
+    assert_gone(pids, since)
+
+
+def test_a_killed_step_ends_what_it_led_to(kernel: Kernel, idle: SlurmCluster) -> None:
+    def kill() -> None:
+        children = psutil.Process(kernel.pid).children()
+        clients = [child for child in children if child.name() == "srun" and child.status() != "zombie"]
+        next(client for client in clients if "--nodelist=n2" in client.cmdline()).kill()
+
+    cell = kernel.run("launch(wait)  # go", timeout=PATIENCE, during=kill)
+    since = time.monotonic()
+    assert cell.error is not None and "is lost: node n2: its srun step has ended" in cell.error[1]
+    assert len(pids_of(cell)) == 4
+    assert_gone(pids_of(cell), since)
+
+
+def requeue(cluster: SlurmCluster) -> None:
+    """Let SLURM queue the job again, without the two minutes that it would leave the nodes alone."""
+    (job,) = cluster.jobs()
+    cluster.run("scontrol", "requeue", job)
+    assert wait_until(lambda: cluster.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "PENDING", 30)
+    cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+
+
+def test_a_queued_again_job_goes_on(kernel: Kernel, idle: SlurmCluster, tmp_path: Path) -> None:
+    """As after a preemption: SLURM ends the job's processes, and queues the job again."""
+    cell = kernel.run(
+        f"""
+        marker = {str(tmp_path / "step")!r}
+
+        def train():
+            start = int(open(marker).read()) if os.path.exists(marker) else 0
+            PartialState().wait_for_everyone()
+            if os.environ["RANK"] == "0":
+                with open(marker, "w") as file:
+                    print(start + 5, file=file)
+                print("go", flush=True)
+            if start == 0:
+                time.sleep(1000)
+            return start, os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+        launch(train, max_restarts=1)
+        """,
+        timeout=PATIENCE,
+        during=lambda: requeue(idle),
+    ).ok()
+    assert cell.value == "(5, '1')" and "restart 1 of 1" in cell.stdout + cell.stderr
+
+
+def test_the_function_is_warned_of_the_time_limit(kernel: Kernel, idle: SlurmCluster) -> None:
+    cell = kernel.run(
+        """
+        def steps():
+            accelerator = Accelerator()
+            for step in range(1_000_000):
+                accelerator.gather(torch.ones(1))
+                if accelerator.should_stop:
+                    return step
+
+        first, second = launch(steps, slurm={"time": "00:01:00"}, slurm_notice=55, returns="all")
+        first == second > 0
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    assert cell.value == "True"
+    assert re.search(
+        r"job \d+ ends in \d+ s by its time limit: accelerator.should_stop is true now", cell.stderr
+    )
+
+
+def test_an_allocation_is_used_and_nothing_is_submitted(idle: SlurmCluster, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\nfrom notebook_accel import PartialState, notebook_launcher\n"
+        "def f():\n    return os.environ['SLURM_JOB_ID'], os.environ['SLURMD_NODENAME'], PartialState().num_processes\n"
+        "if __name__ == '__main__':\n    print(notebook_launcher(f, engine='slurm', num_nodes=2, num_processes=4, "
+        "returns='all'))\n    notebook_launcher(f, engine='slurm', num_nodes=3)\n"
+    )
+    words = ["salloc", "-N2", "--ntasks-per-node=2", sys.executable, str(script)]
+    done = subprocess.run(
+        words,
+        env={**os.environ, **idle.environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    job = re.search(r"Granted job allocation (\d+)", done.stderr)
+    assert job is not None, done.stderr
+    assert str([(job[1], node, 4) for node in ("n1", "n1", "n2", "n2")]) in done.stdout, (
+        done.stdout + done.stderr
+    )
+    assert f"in the allocation of job {job[1]}." in done.stdout
+    assert f"num_nodes=3: the allocation of job {job[1]} has 2 nodes" in done.stderr
+
+
+def test_a_killed_kernel_ends_everything(idle: SlurmCluster, tmp_path: Path) -> None:
+    other = idle.start_kernel(tmp_path)
+
+    def kill() -> None:
+        other.kill()
+        raise InterruptedError
+
+    try:
+        other.run(SETUP, timeout=PATIENCE).ok()
+        marker = tmp_path / "pids"
+        other.run(
+            f"""
+            def note():
+                child = subprocess.Popen(["sleep", "1000"])
+                with open({str(marker)!r}, "a") as file:
+                    print(os.getpid(), os.getppid(), child.pid, file=file)
+                PartialState().wait_for_everyone()
+                print("go", flush=True)
+                time.sleep(1000)
+            """
+        ).ok()
+        with pytest.raises(InterruptedError):
+            other.run("launch(note)", timeout=PATIENCE, during=kill)
+        began = time.monotonic()
+        pids = [int(word) for word in marker.read_text().split()]
+        assert len(pids) == 6
+        assert_gone(pids, began)
+        assert wait_until(lambda: not idle.jobs(), 30)
+    finally:
+        other.close()
+
+
+def test_nodes_that_nobody_uses_are_let_go(kernel: Kernel, idle: SlurmCluster) -> None:
+    kernel.run("launch(os.getpid, slurm_keep=2)", timeout=PATIENCE).ok()
+    assert idle.jobs()
+    assert wait_until(lambda: not idle.jobs(), 60)
+    kernel.run("launch(os.getpid, slurm_keep=0)", timeout=PATIENCE).ok()
+    assert wait_until(lambda: not idle.jobs(), 30)
+
+
+def test_a_session_on_two_nodes(kernel: Kernel, idle: SlurmCluster) -> None:
+    cell = kernel.run(
+        """
+        from notebook_accel import Session
+        session = Session(engine="slurm", num_nodes=2, num_processes=2)
+        found = session.run(lambda: os.environ["SLURMD_NODENAME"], returns="all")
+        session.close()
+        found
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    assert cell.value == "['n1', 'n2']"
+
+
+def test_a_script_by_the_command_and_its_config(idle: SlurmCluster, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\nfrom notebook_accel import PartialState\nstate = PartialState()\n"
+        "print('rank', state.process_index, 'of', state.num_processes, 'on', os.environ['SLURMD_NODENAME'])\n"
+    )
+    config = tmp_path / "config.yaml"
+    config.write_text("num_machines: 2\nnum_processes: 4\nslurm:\n  time: 5\n  comment: a test\n")
+    command = [sys.executable, "-m", "notebook_accel", "launch", "--config_file", str(config)]
+    done = subprocess.run(
+        [*command, "--slurm_keep", "0", str(script)],
+        env={**os.environ, **idle.environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(4):
+        assert f"rank {rank} of 4 on n{1 + rank // 2}" in done.stdout, done.stdout + done.stderr
+    assert wait_until(lambda: not idle.jobs(), 30)
+    done = subprocess.run(
+        [*command, "--slurm", "partition=nowhere", str(script)],
+        env={**os.environ, **idle.environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode != 0 and "invalid partition specified: nowhere" in done.stdout + done.stderr
+    assert not idle.jobs()

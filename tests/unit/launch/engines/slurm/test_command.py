@@ -1,0 +1,61 @@
+"""Command lines of srun, and what SLURM says of a job."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from notebook_accel.launch.engines.remote.client import Wanted
+from notebook_accel.launch.engines.slurm import command
+from notebook_accel.launch.engines.slurm.command import SrunClient, parse_job
+
+WANTED = Wanted(python="3.11", torch="2.13.0", package="0.1", with_ipython=False, takes_over=False)
+LINE = (
+    "JobId=3 JobName=a job JobState=PENDING Reason=Resources Dependency=(null) Requeue=1 Restarts=2 TimeLimit=01:00:00 "
+    "SubmitTime=2026-11-23T21:37:00 StartTime=2026-11-23T22:34:48 EndTime=2026-11-23T23:34:48 NodeList=(null)"
+)
+
+
+def test_a_step_takes_nothing_from_the_job_that_the_notebook_runs_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4")
+    monkeypatch.setenv("SLURM_CONF", "/c")
+    monkeypatch.setenv("NOTEBOOK_ACCEL_SECRET", "s" * 32)
+    client = SrunClient(job_id="3")
+    words = client.make_command("n1", None, "abc", WANTED)
+    assert words[:3] == ["srun", "--jobid=3", "--nodelist=n1"] and "--overlap" in words
+    environment = client.make_environment()
+    assert environment is not None and environment["SLURM_CONF"] == "/c"
+    assert not {"SLURM_NTASKS_PER_NODE", "NOTEBOOK_ACCEL_SECRET"} & environment.keys()
+    assert client == SrunClient(job_id="3", seconds=5.0), "connections are shared however long they stay"
+
+
+def test_what_a_job_says() -> None:
+    state = parse_job("3", LINE)
+    assert state.describe() == "PENDING (Resources)" and state.restarts == 2 and not state.node_list
+    assert state.start == time.mktime((2026, 11, 23, 22, 34, 48, 0, 0, -1))
+    assert not state.is_running and not state.is_over
+    over = parse_job(
+        "3",
+        "JobState=NODE_FAIL Reason=None StartTime=Unknown TimeLimit=UNLIMITED EndTime=2027-01-01T00:00:00",
+    )
+    assert over.describe() == "NODE_FAIL" and over.is_over and over.start is None and over.end is None
+    assert parse_job("3", "").state == "UNKNOWN"
+
+
+def test_why_a_step_failed() -> None:
+    client = SrunClient(job_id="3")
+    said = [
+        "srun: cluster configuration lacks support for cpu binding",
+        "srun: error: no step",
+        "srun: x",
+    ]
+    assert client.explain_failure("n1", 1, said) == "node n1: srun ended with code 1 (srun: error: no step)"
+    assert client.find_telling_line(said[:1]) == ""
+    assert "still waits for its step of job 3" in client.explain_failure("n1", None, [])
+
+
+def test_commands_are_asked() -> None:
+    assert command.ask(["cat"], lambda: None, "text") == "text"
+    with pytest.raises(command.LaunchError, match="wrong"):
+        command.ask(["sh", "-c", "echo wrong >&2; exit 3"], lambda: None)
