@@ -242,8 +242,6 @@ def start_watcher(job_id: str) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         env=make_environment(),
         start_new_session=True,
-        preexec_fn=None,
-        restore_signals=True,
     )
 
 
