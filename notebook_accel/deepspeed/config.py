@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
 import copy
 import json
 import os
@@ -64,7 +64,7 @@ class HfDeepSpeedConfig:
         return default if node is None else node.get(last, default)
 
     def set_value(self, ds_key_long: str, value: Any) -> None:
-        """Set the value of a key, and create the dicts that lead to it.
+        """Set the value of a key, and create the dicts that lead to it; a null in the place of one is none.
 
         Args:
             ds_key_long: see `find_config_node`.
@@ -73,7 +73,9 @@ class HfDeepSpeedConfig:
         *parents, last = ds_key_long.split(".")
         node = self.config
         for name in parents:
-            node = node.setdefault(name, {})
+            if node.get(name) is None:
+                node[name] = {}
+            node = node[name]
         node[last] = value
 
     def del_config_sub_tree(self, ds_key_long: str, must_exist: bool = False) -> None:
@@ -142,12 +144,11 @@ def _read(source: Any) -> dict[str, Any]:
     text = os.fspath(source)
     if text.lstrip().startswith("{"):
         return _parse(text, "the DeepSpeed config given as text")
-    try:
+    decoded = ""
+    with contextlib.suppress(ValueError):  # it is not base64, so it must be a path
         decoded = base64.urlsafe_b64decode(text).decode("utf-8")
-        if decoded.lstrip().startswith("{"):
-            return _parse(decoded, "the DeepSpeed config given in base64")
-    except (binascii.Error, UnicodeDecodeError):
-        pass  # it is not base64, so it must be a path
+    if decoded.lstrip().startswith("{"):
+        return _parse(decoded, "the DeepSpeed config given in base64")
     raise ValueError(
         f"DeepSpeed config {text!r} does not exist in {Path.cwd()}: give the path of a JSON file or a dict"
     )

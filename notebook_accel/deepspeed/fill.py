@@ -188,7 +188,7 @@ def _fill_batches(config: HfDeepSpeedConfig, facts: Facts, problems: list[str]) 
 
 
 def _set_optimizer_options(config: HfDeepSpeedConfig, facts: Facts) -> None:
-    params = config.get_value("optimizer.params", {})
+    params = config.get_value("optimizer.params") or {}
     if facts.on_cpu and str(config.get_value("optimizer.type")).lower() in ("adam", "adamw"):
         # DeepSpeed would compile its own first
         config.set_value("optimizer.params", {"torch_adam": True, **params})

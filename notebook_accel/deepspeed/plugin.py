@@ -15,7 +15,7 @@ from ..checked import Checked
 from ..combinations import refuse
 from .config import AUTO, HfDeepSpeedConfig, leaves
 from .library import load
-from .settings import DEFAULTS, KEYS, check_arguments, check_value, read_environment
+from .settings import DEFAULTS, KEYS, SECTIONS, check_arguments, check_value, read_environment
 
 _INIT: Final = "ACCELERATE_DEEPSPEED_ZERO3_INIT"
 _BATCHES: Final = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -319,8 +319,13 @@ def _fill(own: HfDeepSpeedConfig | None, given: Mapping[str, Any]) -> HfDeepSpee
             given
         )
         given = {name: value for name, value in given.items() if value not in (None, "none")}
+    for key in SECTIONS:
+        if own.get_value(key) is None:  # DeepSpeed takes no null
+            own.del_config_sub_tree(key)
     for name, value in given.items():
         if own.get_value(KEYS[name]) in (None, AUTO):
             own.set_value(KEYS[name], value)
+    if own.get_value(KEYS["zero_stage"]) == AUTO:
+        own.set_value(KEYS["zero_stage"], DEFAULTS["zero_stage"])
     own.set_stage_and_offload()
     return own

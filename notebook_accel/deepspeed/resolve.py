@@ -134,16 +134,24 @@ def resolve_accumulation(
         asked: what the accelerator was given; a `num_steps` of 1 or None leaves the number to the config.
 
     Raises:
-        ValueError: both have a number, and they differ.
+        ValueError: both have a number, and they differ; or configs differ.
     """
-    for name, plugin in plugins.items():
-        own = plugin.get_value("gradient_accumulation_steps")
-        if own in (None, AUTO):
-            continue
-        if asked.num_steps not in (None, 1, own):
+    values = {name: plugin.get_value("gradient_accumulation_steps") for name, plugin in plugins.items()}
+    own = {
+        "config" if name == _ONLY else f"config {name!r}": value
+        for name, value in values.items()
+        if value not in (None, AUTO)
+    }
+    for config, value in own.items():
+        if asked.num_steps not in (None, 1, value):
             raise ValueError(
-                f"gradient_accumulation_steps {asked.num_steps} of the Accelerator != {own} of DeepSpeed's "
-                f'{"config" if name == _ONLY else f"config {name!r}"}: leave one out, or let that be "auto"'
+                f"gradient_accumulation_steps {asked.num_steps} of the Accelerator != {value} of DeepSpeed's "
+                f'{config}: leave one out, or let that be "auto"'
             )
-        asked = dataclasses.replace(asked, num_steps=own)
-    return asked
+    if len(set(own.values())) > 1:
+        told = ", ".join(f"{value} of {config}" for config, value in own.items())
+        raise ValueError(
+            f"gradient_accumulation_steps differ: {told}. "
+            'An Accelerator has one number for all plugins: give the same one, or let the others be "auto"'
+        )
+    return dataclasses.replace(asked, num_steps=next(iter(own.values()))) if own else asked

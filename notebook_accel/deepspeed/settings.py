@@ -82,7 +82,7 @@ _LEGAL: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     ),
 }
 """Which values an attribute of the plugin can have whatever the others have, and what is said of another."""
-_SECTIONS: Final = (
+SECTIONS: Final = (
     "zero_optimization",
     "zero_optimization.offload_optimizer",
     "zero_optimization.offload_param",
@@ -162,7 +162,7 @@ def check_arguments(given: Mapping[str, Any], own: HfDeepSpeedConfig | None) -> 
 def _check_shape(own: HfDeepSpeedConfig) -> list[str]:
     """Return a sentence for each section that is not an object, has no `type`, or is misspelt."""
     found = []
-    for key in _SECTIONS:
+    for key in SECTIONS:
         section = own.get_value(key)
         if section is not None and not isinstance(section, dict):
             found.append(f"{key} of DeepSpeed's config is {section!r}, not an object with keys of its own")
