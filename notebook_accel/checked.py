@@ -28,8 +28,9 @@ class Checked(metaclass=CheckedType):
     """Base of a dataclass; its `_complete_fields` checks fields and completes them, also those that are complete.
 
     A field that is set later is checked together with the others. Where the check fails, all keep their values. The
-    `__post_init__` of a class that a user derives runs once, in the constructor. An instance that no constructor made,
-    as code makes that copies field by field, is checked when all its fields are there.
+    `__post_init__` of a class that a user derives runs once, in the constructor; what it sets after that of its base
+    counts as set later. An instance that no constructor made, as code makes that copies field by field, is checked when
+    all its fields are there.
 
     Attributes:
         _is_closed: whether nothing but fields can be set; a class that derives is open.
@@ -39,16 +40,19 @@ class Checked(metaclass=CheckedType):
     __slots__ = ("__dict__", "__weakref__", "_making")  # no entry of vars()
 
     def __post_init__(self) -> None:
+        making: _Making = getattr(self, "_making", _Making())
+        making.is_checked = False
         self._complete_fields()
-        if hasattr(self, "_making"):
-            self._making.is_checked = True
+        making.is_checked = True
 
     def _complete_fields(self) -> None:
         """Check nothing."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         names = [item.name for item in fields(self) if item.init]  # type: ignore[arg-type]
-        if hasattr(self, "_making") or (name in names and self._lacks(names, name)):
+        making: _Making | None = getattr(self, "_making", None)
+        sets_freely = making is not None and (not making.is_checked or name not in names)
+        if sets_freely or (name in names and self._lacks(names, name)):
             super().__setattr__(name, value)
             return
         if name not in names:

@@ -305,6 +305,46 @@ def test_fields_are_checked_whatever_a_post_init_of_the_user_calls() -> None:
     assert handler.made and handler.comm_hook == "no"
 
 
+class Sharded(FullyShardedDataParallelPlugin):
+    """Sets what it wants after its base has made it."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__(fsdp_version=2)
+        self.wanted = kind
+        self.state_dict_type = kind
+
+
+@dataclass
+class Hooked(DistributedDataParallelKwargs):
+    """Sets a field after its base has checked all."""
+
+    hook: str = "no"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.comm_hook = self.hook  # type: ignore[assignment]
+
+
+def test_what_a_class_that_derives_sets_last_is_checked_and_completed() -> None:
+    given = Sharded("SHARDED_STATE_DICT")
+    plain = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")  # type: ignore[arg-type]
+    assert given.state_dict_type is plain.state_dict_type
+    assert type(given.state_dict_config) is type(plain.state_dict_config)
+    with pytest.raises(ValueError, match="LOCAL_STATE_DICT"):
+        Sharded("LOCAL_STATE_DICT")
+    with pytest.raises(ValueError, match="comm_hook 'zip' is unknown"):
+        Hooked(hook="zip")
+    assert Hooked(hook="fp16").comm_hook == DistributedDataParallelKwargs(comm_hook="fp16").comm_hook  # type: ignore[arg-type]
+
+    class Halved(ParallelismConfig):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self.tp_size = 2
+            super().__post_init__()
+
+    assert isinstance(Halved().tp_handler, type(ParallelismConfig(tp_size=2).tp_handler))
+
+
 @pytest.mark.parametrize(
     ("given", "name", "value", "strategy"),
     [
