@@ -23,7 +23,7 @@ NOT_INSTALLED: Final = (
 def load(device: torch.device) -> Any:
     """Return the module deepspeed, set up to train on a device in the process group of this process.
 
-    A process without a group opens one of its own.
+    A process without a group opens one of its own; where this fails, it is closed again.
 
     Args:
         device: where this process trains.
@@ -42,16 +42,22 @@ def load(device: torch.device) -> Any:
         _disable_shared_memory(deepspeed, device)
         # torch warns at every collective, because deepspeed calls its old names
         warnings.filterwarnings("ignore", message=_OUTDATED, category=FutureWarning)
-        if not torch.distributed.is_initialized():
+        has_group = torch.distributed.is_initialized()
+        if not has_group:
             backend = devices.kind_of(device.type).backend
             torch_dist.open_group_of_one(device, backend or devices.CPU.backend)
-        _forget_closed_groups(deepspeed)
-        if not comm.is_initialized():
-            comm.init_distributed(
-                dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False
-            )
-        if device.type == "cpu":
-            cpu_order.order_gathers(comm.comm.cdb)
+        try:
+            _forget_closed_groups(deepspeed)
+            if not comm.is_initialized():
+                comm.init_distributed(
+                    dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False
+                )
+            if device.type == "cpu":
+                cpu_order.order_gathers(comm.comm.cdb)
+        except BaseException:
+            if not has_group:
+                torch.distributed.destroy_process_group()
+            raise
     return deepspeed
 
 

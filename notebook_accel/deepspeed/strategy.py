@@ -42,11 +42,14 @@ class DeepSpeed(Strategy):
         self.plugins = plugins
         self._has_own_group = not torch.distributed.is_initialized()
         self._has_own_rank = library.set_local_rank()
-        self.library = library.load(runtime.device)
-        for plugin in plugins.values():
-            plugin._device = runtime.device
-        if plugins.selected is None:
-            plugins.select()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            self.library = library.load(runtime.device)
+            for plugin in plugins.values():
+                plugin._device = runtime.device
+            if plugins.selected is None:
+                plugins.select()
+            undo.pop_all()
         self._made: list[Any] = []  # all engines; those below have optimizers
         self._released = ReleasedEngines()
         self._engines: list[DeepSpeedEngineWrapper] = []
