@@ -125,6 +125,7 @@ class Gathers:
     def _exchange(self, sockets: LocalSockets, group: Any, own: torch.Tensor, gathered: torch.Tensor) -> Any:
         """Gather over sockets; return the work of the process group where the ranks agree that it has to gather."""
         if sockets.pending is not None:
+            sockets.refuse_if_forked()
             self._end_pending(sockets, group)
         if sockets.pending is not None:  # the other ranks may wait there for this one
             return self._begin(group, own, gathered)

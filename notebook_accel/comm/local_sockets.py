@@ -24,6 +24,8 @@ _SEND_BUFFER: Final = 3 * MAX_BYTES
 MAX_RANKS: Final = 8
 """Ranks up to which each has a socket to every other."""
 
+_LAST: Final = 2**62
+"""Number of the packet of a rank that ends all exchanges; in the place of a size is the rank because of which."""
 OVER_GROUP: Final = -1
 """Size that a rank states whose message cannot go this way."""
 _LONGEST_WAIT_S: Final = 86_400.0
@@ -150,10 +152,7 @@ class LocalSockets:
         Raises:
             RuntimeError: a rank has gone, has not come in time, or has passed another size; this process was forked.
         """
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                f"this process was forked from rank {self._rank}, and cannot gather for it: gather in the rank itself"
-            )
+        self.refuse_if_forked()
         if self.broken:
             raise RuntimeError(
                 f"this process group cannot gather any more, because {self.broken}; {_NEXT_STEP}"
@@ -174,6 +173,7 @@ class LocalSockets:
 
     def finish(self) -> bool:
         """Receive what is missing of the pending exchange; see `exchange`."""
+        self.refuse_if_forked()
         pending = self.pending
         assert pending is not None
         pending.deadline = time.monotonic() + self._timeout_s
@@ -187,6 +187,13 @@ class LocalSockets:
             return True
         self._compare(dict(zip((self._rank, *self._peers), sizes, strict=True)))
         return False
+
+    def refuse_if_forked(self) -> None:
+        """Raise RuntimeError in a process that was forked: the messages are its parent's."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"this process was forked from rank {self._rank}, and cannot gather for it: gather in the rank itself"
+            )
 
     def settle(self) -> None:
         """Note that the pending exchange has ended: the process group has begun to gather its messages."""
@@ -204,7 +211,7 @@ class LocalSockets:
             except BlockingIOError:
                 self._wait(begun, rank, peer, for_room=True)
             except OSError as error:
-                raise self._break(f"the connection to rank {rank} is lost: {error.strerror}") from error
+                raise self._lose(rank, peer, error.strerror) from error
 
     def _send_again(self, begun: _Exchange) -> None:
         """Send what an interrupt may have left unsent; who has it drops the second one."""
@@ -213,7 +220,9 @@ class LocalSockets:
             for peer in self._peers.values():
                 peer.sendmsg(begun.message, (), _AT_ONCE)
         except OSError as error:
-            self._break(f"an exception ended a gather of rank {self._rank} on its way: {error.strerror}")
+            self._break(
+                f"an exception ended a gather of rank {self._rank} on its way: {error.strerror}", self._rank
+            )
 
     def _receive(self, pending: _Exchange, rank: int, peer: Any) -> int:
         """Receive the message of a rank, if it was not received yet; return the size that the rank states."""
@@ -231,15 +240,20 @@ class LocalSockets:
                 if read < 0:
                     code = ctypes.get_errno()
                     if code not in (errno.EINTR, errno.EAGAIN):
-                        raise self._break(f"the connection to rank {rank} is lost: {os.strerror(code)}")
+                        raise self._lose(rank, peer, os.strerror(code))
                     self._wait(pending, rank, peer)
                 elif read == 0:
-                    raise self._break(f"Connection closed by peer: rank {rank} has left before this gather")
+                    raise self._break(
+                        f"Connection closed by peer: rank {rank} has left before this gather", rank
+                    )
                 number, stated = _HEADER.unpack(header)
+        if number == _LAST:
+            raise self._follow(rank, stated)
         if number > pending.number:
             raise self._break(
                 f"rank {rank} is at gather {number}, this rank {self._rank} at {pending.number}: an exception has "
-                "ended an earlier one on some ranks only"
+                "ended an earlier one on some ranks only",
+                rank,
             )
         return int(stated)
 
@@ -250,7 +264,9 @@ class LocalSockets:
             pending.deadline = now + self._timeout_s
         left_s = pending.deadline - now
         if left_s <= 0:
-            raise self._break(f"Timed out waiting {self._timeout_s:g} s for rank {rank} to enter a gather")
+            raise self._break(
+                f"Timed out waiting {self._timeout_s:g} s for rank {rank} to enter a gather", rank
+            )
         poll = _select.poll()
         poll.register(peer, _select.POLLOUT if for_room else _select.POLLIN)
         poll.poll(min(left_s, _LONGEST_WAIT_S) * 1000)  # after a signal Python waits for the rest of it only
@@ -269,9 +285,40 @@ class LocalSockets:
             "shape and dtype on every rank; see pad_across_processes, or set ACCELERATE_DEBUG_MODE=1"
         )
 
-    def _break(self, reason: str) -> RuntimeError:
-        """Make this exchange the last one, also of the other ranks, and return the error."""
+    def _lose(self, rank: int, peer: Any, reason: str | None) -> RuntimeError:
+        """Return the error for a connection that is lost, which names the rank that was the first to go."""
+        while True:
+            try:
+                packet = peer.recv(_HEADER.size, _AT_ONCE)
+            except ConnectionResetError:  # said once, where the other rank has not read all
+                continue
+            except OSError:
+                packet = b""
+            if len(packet) < _HEADER.size:
+                return self._break(f"the connection to rank {rank} is lost: {reason}", rank)
+            number, because = _HEADER.unpack(packet)
+            if number == _LAST:
+                return self._follow(rank, because)
+
+    def _follow(self, rank: int, because: int) -> RuntimeError:
+        """Return the error for a rank that has ended all exchanges because of a rank."""
+        return self._break(
+            f"Connection closed by peer: rank {rank} has ended gathers because of "
+            f"{'this ' if because == self._rank else ''}rank {because}",
+            because,
+        )
+
+    def _break(self, reason: str, because: int) -> RuntimeError:
+        """Make this exchange the last one, also of the other ranks, and return the error.
+
+        Args:
+            reason: what has happened.
+            because: the rank that the others are to name.
+        """
         self.broken, self.pending = reason, None
+        for peer in self._peers.values():
+            with contextlib.suppress(OSError):
+                peer.send(_HEADER.pack(_LAST, because), _AT_ONCE)
         self.shut_down()
         return RuntimeError(reason)
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import os
+import re
 import select
 import signal
 import socket
@@ -13,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -117,7 +119,42 @@ def test_a_rank_that_has_left_is_named() -> None:
         found = in_threads(3, lambda rank: None if rank == 1 else gather(ranks[rank], 3, torch.zeros(1)))
     for error in (found[0], found[2]):
         assert isinstance(error, RuntimeError)
+        assert re.findall(r"rank \d", str(error))[-1] == "rank 1", error
+        # by which a launch knows that another rank failed first
         assert any(text in str(error) for text in ("Connection closed by peer", "Broken pipe"))
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_rank_that_has_left_is_named_also_after_others_have_ended_for_it(first: int) -> None:
+    with connected(3) as ranks:
+        ranks[1].close()
+        with pytest.raises(RuntimeError, match="rank 1"):
+            gather(ranks[first], 3, torch.zeros(1))
+        with pytest.raises(RuntimeError, match=r"rank 1\b[^0-9]*$") as caught:
+            gather(ranks[2 - first], 3, torch.zeros(1))
+    assert any(text in str(caught.value) for text in ("Connection closed by peer", "Broken pipe"))
+
+
+def test_who_was_forked_reads_no_message_of_its_parent() -> None:
+    """Also after an interrupt has left a gather whose end the next one brings."""
+    with connected(2) as ranks:
+        with (
+            mock.patch.object(ranks[0], "_receive", side_effect=KeyboardInterrupt),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            gather(ranks[0], 2, torch.zeros(1))
+        late = in_threads(2, lambda rank: gather(ranks[1], 2, torch.ones(1)) if rank else None)[1]
+        assert late.tolist() == [[0], [1]]
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ranks[0].finish()
+            except RuntimeError as error:
+                os._exit(3 if "forked from rank 0" in str(error) else 4)
+            finally:
+                os._exit(5)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+        assert ranks[0].finish()
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
