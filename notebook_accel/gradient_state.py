@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, ClassVar, Final
 
-from . import runtime
+from . import runtime, state_pickles
 from . import state_views as views
 from .runtime import GradientFlags
 
@@ -28,8 +28,8 @@ class GradientState(metaclass=views.StateType):
             choices.replace(gradient_accumulation_plugin.to_kwargs())
         views.attach(self)
 
-    __getstate__ = views.list_own
-    __setstate__ = views.set_own
+    __getstate__ = state_pickles.list_own
+    __setstate__ = state_pickles.set_own
 
     def __repr__(self) -> str:
         return (

@@ -350,8 +350,6 @@ class ProjectConfiguration(Checked):
         ValueError: `total_limit` or `iteration` is too small.
     """
 
-    __slots__ = ("_logs_follow",)  # whether `logging_dir` follows from `project_dir`
-
     project_dir: str | os.PathLike[str] | None = None
     logging_dir: str | os.PathLike[str] | None = None
     automatic_checkpoint_naming: bool = False
@@ -359,19 +357,13 @@ class ProjectConfiguration(Checked):
     iteration: int = 0
     save_on_each_node: bool = False
 
-    def _prepare_check(self, name: str, before: Any) -> None:
-        if name == "logging_dir":
-            self._logs_follow = False
-        elif name == "project_dir" and getattr(self, "_logs_follow", False):
-            self.logging_dir = None
-
     def _complete_fields(self) -> None:
         if self.total_limit is not None and self.total_limit < 1:
             raise ValueError(f"total_limit {self.total_limit} < 1: the last checkpoint is always kept")
         if self.iteration < 0:
             raise ValueError(f"iteration {self.iteration} < 0")
-        self._logs_follow = self.logging_dir is None or getattr(self, "_logs_follow", False)
-        self.set_directories(self.project_dir)
+        if self.logging_dir is None:
+            self.logging_dir = self.project_dir
 
     def set_directories(self, project_dir: str | os.PathLike[str] | None = None) -> None:
         """Set `project_dir`, and `logging_dir` where it has none."""

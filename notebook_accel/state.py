@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from . import detect, devices, environ, runtime
+from . import detect, devices, environ, runtime, state_pickles
 from . import state_views as views
 from .choices import DistributedType as DistributedType
 from .comm import torch_dist
@@ -42,8 +42,8 @@ class PartialState(metaclass=views.StateType):
         detect.ensure(cpu, **kwargs)
         views.attach(self)
 
-    __getstate__ = views.list_own
-    __setstate__ = views.set_own
+    __getstate__ = state_pickles.list_own
+    __setstate__ = state_pickles.set_own
 
     @classmethod
     def _list_shared(cls) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class PartialState(metaclass=views.StateType):
 
     @property
     def _runtime(self) -> Runtime:
-        installed = runtime.current()
+        installed = runtime.current() or state_pickles.find_runtime(self)
         if installed is None:
             raise views.StateResetError(
                 f"the state was reset: make a new {type(self).__name__} or Accelerator"
@@ -67,7 +67,7 @@ class PartialState(metaclass=views.StateType):
         return installed
 
     def __repr__(self) -> str:
-        if runtime.current() is None:
+        if (runtime.current() or state_pickles.find_runtime(self)) is None:
             return f"{type(self).__name__}(reset)"
         backend = f"  Backend: {self.backend}" if self.backend else ""
         return (

@@ -43,29 +43,6 @@ def attach(state: Any) -> Any:
     return state
 
 
-def list_own(state: Any) -> dict[str, Any]:
-    """Return the attributes of a state that are the user's, for copies and pickles.
-
-    Args:
-        state: of a class of states.
-    """
-    shown = type(state)._list_shared()
-    return {name: value for name, value in vars(state).items() if name not in shown}
-
-
-def set_own(state: Any, values: Mapping[str, Any]) -> None:
-    """Let a copy of a state share its attributes; where there is no state it has its own.
-
-    Args:
-        state: the copy.
-        values: the user's.
-    """
-    if (shared := state._shared_state) != {}:
-        state.__dict__ = shared
-    for name, value in values.items():
-        setattr(state, str(name), value)
-
-
 def list_values(owner: object, names: Iterable[str]) -> dict[str, Any]:
     """Return attributes of an object by their names."""
     return {name: getattr(owner, name) for name in names}

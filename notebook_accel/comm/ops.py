@@ -187,8 +187,9 @@ def reduce(comm: Comm, tensor: Any, reduction: str = "mean", scale: float = 1.0)
         scale: factor of each result.
 
     Returns:
-        The same structure with new tensors. The mean of integers is a float tensor. Integers of 16 bits, and floats of
-        8, are computed in a wider dtype.
+        The same structure with new tensors. The mean of integers is a float tensor, but in a single process, which
+        changes no value. Integers of 16 bits, and floats of 8, are computed in a wider dtype. Gradients of a result go
+        to the tensor of this rank, with the scale of the mean.
 
     Raises:
         ValueError: the reduction is none of these.
@@ -199,29 +200,39 @@ def reduce(comm: Comm, tensor: Any, reduction: str = "mean", scale: float = 1.0)
     flat = nested.flatten(tensor)
     if comm.debug and comm.world_size > 1:
         compare_inputs(comm, "reduce", flat)
-    with torch.no_grad():
-        leaves = _tensors(flat.leaves, "reduce", comm.device)
+    leaves = _tensors(flat.leaves, "reduce", comm.device)
+    if reduction == "mean" and comm.world_size > 1:
+        leaves = [leaf if _is_inexact(leaf) else leaf.to(torch.get_default_dtype()) for leaf in leaves]
+    narrow = [leaf.dtype for leaf in leaves]
+    leaves = [leaf.to(_WIDER.get(leaf.dtype, leaf.dtype)) for leaf in leaves]
+    wide = [leaf.dtype for leaf in leaves]
+    if reduction == "none" or comm.world_size == 1:
+        reduced = [leaf.clone() for leaf in leaves]
+    else:
+        reduced = _reduce_leaves(comm, leaves, "max" if reduction == "max" else "sum")
+        reduced = [_keep_graph(leaf, value) for leaf, value in zip(leaves, reduced, strict=True)]
         if reduction == "mean":
-            leaves = [leaf if _is_inexact(leaf) else leaf.to(torch.get_default_dtype()) for leaf in leaves]
-        narrow = [leaf.dtype for leaf in leaves]
-        leaves = [leaf.to(_WIDER.get(leaf.dtype, leaf.dtype)) for leaf in leaves]
-        wide = [leaf.dtype for leaf in leaves]
-        if reduction == "none" or comm.world_size == 1:
-            reduced = [leaf.clone() for leaf in leaves]
-        else:
-            reduced = _reduce_leaves(comm, leaves, "max" if reduction == "max" else "sum")
-            if reduction == "mean":
-                scale = scale / comm.world_size
-        if scale != 1.0:
-            reduced = [leaf * scale for leaf in reduced]
-        return flat.rebuild(
-            [
-                leaf.to(own) if leaf.dtype == other else leaf
-                for leaf, own, other in zip(reduced, narrow, wide, strict=True)
-            ]
-        )
+            scale = scale / comm.world_size
+    if scale != 1.0:
+        reduced = [leaf * scale for leaf in reduced]
+    return flat.rebuild(
+        [
+            leaf.to(own) if leaf.dtype == other else leaf
+            for leaf, own, other in zip(reduced, narrow, wide, strict=True)
+        ]
+    )
 
 
+def _keep_graph(leaf: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return a value whose gradient goes to the tensor of this rank that was reduced, unchanged."""
+    if not (leaf.requires_grad and torch.is_grad_enabled()):
+        return value
+    kept = leaf.clone()
+    kept.detach().copy_(value)
+    return kept
+
+
+@torch.no_grad()
 def _reduce_leaves(comm: Comm, leaves: list[torch.Tensor], op: Any) -> list[torch.Tensor]:
     by_dtype: dict[torch.dtype, list[int]] = {}
     for index, leaf in enumerate(leaves):

@@ -171,6 +171,27 @@ INPUTS: dict[str, Any] = {
     "dict": {"a": [1, 2, 3], "b": torch.arange(3), "c": ("x", "y", "z")},
     "nested list": [[1, 2], [3], [4, 5, 6]],
 }
+
+
+def differentiated(library: Any, reduction: str) -> Any:
+    """Return the gradients of what was reduced, alone and in a tree."""
+    accelerator = library.Accelerator(cpu=True)
+    weight = torch.tensor([2.0, 3.0], requires_grad=True)
+    loss = (weight * (1 + accelerator.process_index)).sum()
+    tree = accelerator.reduce({"loss": loss, "also": [weight * 3], "plain": torch.ones(2)}, reduction)
+    total = accelerator.reduce(loss, reduction)
+    (total + tree["loss"] + tree["also"][0].sum()).backward()
+    return [total, tree["plain"].requires_grad, total is loss, weight.grad, tree]
+
+
+def reduced_alone(library: Any) -> Any:
+    """Return means of what has no mean of its own dtype, which one process leaves as it is."""
+    accelerator = library.Accelerator(cpu=True)
+    if accelerator.num_processes > 1:
+        return []
+    return accelerator.reduce([torch.tensor([1, 2]), torch.tensor([True, False])], "mean")
+
+
 CASES: dict[str, Callable[[Any], Any]] = {
     **{f"gather {n}": partial(gathered, samples=n) for n in (12, 13, 7, 4, 2)},
     **{
@@ -190,6 +211,11 @@ CASES: dict[str, Callable[[Any], Any]] = {
         for reduction in ("sum", "mean")
         for scale in (1.0, 0.5)
     },
+    **{
+        f"reduce and differentiate {name}": partial(differentiated, reduction=name)
+        for name in ("sum", "mean")
+    },
+    "reduce alone": reduced_alone,
     "pad": padded,
     "pad first": partial(padded, pad_first=True, pad_index=5),
     "pad dim 1": partial(padded, dim=1, pad_index=-1),

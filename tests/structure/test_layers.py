@@ -29,6 +29,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("comm", "stream", "affinity", "compilation", "fp8", "config"),
     ("runtime",),
     ("detect", "processes", "state_views"),
+    ("state_pickles",),
     ("gradient_state", "gradients"),
     ("state",),
     ("loss_scaler",),

@@ -200,17 +200,21 @@ def test_the_number_of_bits_can_be_changed() -> None:
     assert not config.load_in_4bit
 
 
-def test_the_folder_for_logs_follows_the_project_only_where_it_was_not_given() -> None:
-    project = ProjectConfiguration()
-    project.project_dir = "a"
-    project.project_dir = "b"
-    assert project.logging_dir == "b"
-    project.logging_dir = "logs"
-    project.project_dir = "c"
-    assert project.logging_dir == "logs"
-    project = ProjectConfiguration("a", logging_dir="a")
-    project.project_dir = "b"
-    assert project.logging_dir == "a", "it was given"
+def move_projects(kind: Any) -> list[Any]:
+    """Return the folders for logs of projects whose own folder changes."""
+    given, named, empty = kind("a"), kind("a", logging_dir="logs"), kind()
+    moved = kind("a")
+    moved.project_dir = "b"
+    for project in (given, named, empty):
+        project.set_directories("b")
+    seen = [moved.logging_dir, given.logging_dir, named.logging_dir, empty.logging_dir]
+    given.project_dir = empty.project_dir = "c"
+    return [*seen, given.logging_dir, empty.logging_dir, given.project_dir]
+
+
+def test_the_folder_for_logs_stays_where_it_is_as_with_accelerate() -> None:
+    theirs = pytest.importorskip("accelerate.utils").ProjectConfiguration
+    assert move_projects(ProjectConfiguration) == move_projects(theirs)
 
 
 def test_a_recipe_keeps_its_config() -> None:

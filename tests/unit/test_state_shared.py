@@ -6,6 +6,8 @@ import copy
 import importlib
 import inspect
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -110,6 +112,59 @@ def test_a_state_that_was_reset_says_so() -> None:
 @pytest.mark.parametrize("kind", STATES)
 def test_code_that_looks_without_calling_finds_what_the_class_defines(kind: Any) -> None:
     assert inspect.getattr_static(kind, "__init__") is vars(kind)["__init__"]
+
+
+LOADS = """
+import pickle, sys
+states = pickle.loads(sys.stdin.buffer.read())
+for state in states:
+    print(state.num_processes, state.process_index, state.device, state.use_distributed)
+    print(state.distributed_type, state.backend, state.debug, type(state).__name__)
+print(repr(states[0]))
+print(states[1].mixed_precision, states[1].dynamo_plugin.backend, states[0].colour, states[0].is_main_process)
+"""
+
+
+def pickle_states(library: Any) -> bytes:
+    """Return a pickle of two states of a run that seems to have three processes."""
+    accelerator = library.Accelerator(cpu=True, mixed_precision="bf16")
+    states = library.PartialState(), accelerator.state
+    for state in states:
+        state.colour, state.num_processes, state.process_index = "red", 3, 2
+    return pickle.dumps(states)
+
+
+@pytest.mark.parametrize("made", ["accelerate", "notebook_accel"])
+def test_a_process_without_a_run_shows_what_was_pickled_in_another(made: str) -> None:
+    pickled = pickle_states(importlib.import_module(made))
+    shown = {}
+    for library in ("accelerate", "notebook_accel"):
+        content = pickled if made == library else pickle_states(importlib.import_module(library))
+        start = ""
+        if library == "notebook_accel":  # in a process where it stands for Accelerate
+            start, content = "import notebook_accel; notebook_accel.take_over_accelerate()\n", pickled
+        done = subprocess.run([sys.executable, "-c", start + LOADS], input=content, capture_output=True)
+        assert done.returncode == 0, done.stderr.decode()
+        shown[library] = done.stdout.decode().splitlines()
+    assert shown["notebook_accel"] == shown["accelerate"]
+
+
+def test_a_run_that_begins_later_counts_for_states_that_were_unpickled_before() -> None:
+    from notebook_accel import runtime
+
+    state = PartialState(cpu=True)
+    state.num_processes, state.process_index = 3, 2
+    pickled = pickle.dumps(state)
+    PartialState._reset_state()
+    loaded = pickle.loads(pickled)
+    assert (loaded.num_processes, pickle.loads(pickle.dumps(loaded)).num_processes) == (3, 3)
+    assert runtime.current() is None and PartialState._shared_state == {}
+    with pytest.raises(RuntimeError):
+        loaded.wait_for_everyone()
+    loaded.num_processes = 4
+    assert loaded.num_processes == 4
+    PartialState(cpu=True)
+    assert loaded.num_processes == 1 and pickle.loads(pickled).num_processes == 1
 
 
 def test_a_copy_of_a_state_without_a_runtime_has_its_attributes() -> None:
