@@ -173,6 +173,18 @@ def test_what_is_wrong_is_told_and_nothing_is_submitted(
     assert not idle.jobs()
 
 
+def test_a_python_that_is_missing_is_named_and_nothing_is_submitted_again(
+    kernel: Kernel, idle: SlurmCluster
+) -> None:
+    before = idle.run("scontrol", "show", "jobs", "--oneliner").count("JobId=")
+    cell = kernel.run("launch(os.getpid, python='/no/such/python')", timeout=PATIENCE)
+    assert cell.error is not None and "there is no /no/such/python: name the right one" in cell.error[1], (
+        cell.error
+    )
+    assert idle.run("scontrol", "show", "jobs", "--oneliner").count("JobId=") <= before + 1
+    assert wait_until(lambda: not idle.jobs(), 30)
+
+
 def lose(kernel: Kernel, cluster: SlurmCluster, *words: str) -> tuple[Cell, list[int], float]:
     """Launch ranks that wait, run a command of SLURM, and return the cell, what ran, and when it was done."""
     moments: list[float] = []
@@ -319,8 +331,10 @@ def test_a_killed_kernel_ends_everything(idle: SlurmCluster, tmp_path: Path) -> 
 
 
 def test_nodes_that_nobody_uses_are_let_go(kernel: Kernel, idle: SlurmCluster) -> None:
-    kernel.run("launch(os.getpid, slurm_keep=2)", timeout=PATIENCE).ok()
-    assert idle.jobs()
+    kernel.run("launch(os.getpid, slurm_keep=600)", timeout=PATIENCE).ok()
+    (job,) = idle.jobs()
+    kernel.run("launch(os.getpid, slurm_keep=2)", timeout=PATIENCE).ok()  # the last launch says how long
+    assert idle.jobs() == [job]
     assert wait_until(lambda: not idle.jobs(), 60)
     kernel.run("launch(os.getpid, slurm_keep=0)", timeout=PATIENCE).ok()
     assert wait_until(lambda: not idle.jobs(), 30)

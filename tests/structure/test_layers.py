@@ -131,7 +131,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "launch.engines.ray": (("cluster",), ("*",), ("engine",)),
     "launch.engines.remote": (
-        ("beating", "client", "packets", "process"),
+        ("beating", "client", "holding", "packets", "process"),
         ("forking", "rank_process"),
         ("messages", "relay"),
         ("agent", "link"),

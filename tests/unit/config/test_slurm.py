@@ -28,6 +28,8 @@ def test_names_may_have_dashes() -> None:
         ({"--time": "1"}, "slurm has '--time': names are those"),
         ({"time": [1]}, "slurm has [1] for 'time': a text, a number, or True"),
         ({"time": "1\n#SBATCH --x"}, "for 'time': a text in one line is needed"),
+        ({"gpus": 8}, "slurm has 'gpus': gpus_per_node= says it for each node"),
+        ({"clusters": "b"}, "slurm has 'clusters': the job runs on the cluster that"),
         ({"ntasks-per-node": 3}, "slurm has 'ntasks-per-node': num_processes= says it"),
     ],
 )

@@ -30,6 +30,7 @@ from ...transfer.pickled import Pickled
 from ...transfer.shared_memory import SharedPickle, write_unnamed
 from . import packets
 from .forking import Forked, Forker
+from .holding import Hold
 from .messages import (
     Assigned,
     AssignOrder,
@@ -129,26 +130,12 @@ def main(out: int, with_ipython: bool, variable: str, warm_seconds: float, holde
     if environ.get("SLURM_LAUNCH_NODE_IPADDR"):
         with contextlib.suppress(OSError):
             os.setsid()  # where SLURM kills a group of processes, this one is left to end what ranks have started
-    held = _connect(holder)
-    agent = Agent(StdioChannel(0, out), with_ipython and _has_ipython(), warm_seconds)
+    hold = Hold(holder)
+    agent = Agent(StdioChannel(0, out), with_ipython and _has_ipython(), warm_seconds, hold)
     signal.signal(signal.SIGTERM, lambda signum, frame: agent.leave())
     agent.run()
-    if held is not None:
-        held.close()
+    hold.close()
     return 0
-
-
-def _connect(holder: str) -> socket.socket | None:
-    """Return a connection to the process that holds this host for the run, None where that is on another host."""
-    if not holder or sys.platform == "win32":
-        return None
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.connect(f"\0{holder}")
-    except OSError:
-        connection.close()
-        return None
-    return connection
 
 
 def _has_ipython() -> bool:
@@ -248,11 +235,15 @@ class Agent:
     Args:
         channel: the way to the notebook.
         with_ipython: whether processes import IPython.
-        warm_seconds: how long to stay without a run.
+        warm_seconds: how long to stay without a run; each run says it anew.
+        hold: keeps this host for the notebook.
     """
 
-    def __init__(self, channel: StdioChannel, with_ipython: bool, warm_seconds: float) -> None:
+    def __init__(
+        self, channel: StdioChannel, with_ipython: bool, warm_seconds: float, hold: Hold | None = None
+    ) -> None:
         self._warm_seconds = warm_seconds
+        self._hold = hold or Hold("")
         self._is_leaving = self._has_run = False
         self._channel = channel
         self._with_ipython = with_ipython
@@ -272,6 +263,7 @@ class Agent:
         """Serve until the notebook is gone or has no use for this agent any more."""
         try:
             while not (self._relay.has_lost_notebook or self._is_superfluous() or self._has_failed()):
+                self._hold.try_connect()
                 self._relay.step()
                 self._answer()
                 with contextlib.suppress(OSError):
@@ -343,7 +335,7 @@ class Agent:
 
     def _assign(self, order: AssignOrder) -> None:
         """Start the processes; `_answer` says so once they are there."""
-        self._has_run = True
+        self._has_run, self._warm_seconds = True, order.warm_seconds
         try:
             payload = SharedPickle(Pickled(data=bytes(order.data), buffers=[*order.buffers]))
             try:

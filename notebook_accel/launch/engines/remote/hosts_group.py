@@ -31,6 +31,7 @@ from ...checks import addresses
 from ...supervise.worker_group import Attempt, Member, WorkerGroup
 from ...transfer.pickled import Pickled
 from ...worker.environment import list_rank_variables
+from .client import WARM_SECONDS
 from .link import Link
 from .messages import (
     Assigned,
@@ -62,7 +63,13 @@ QUEUED: Final = "\n"
 
 
 class Lender(ABC):
-    """Has the hosts of one run, for all its attempts."""
+    """Has the hosts of one run, for all its attempts.
+
+    Attributes:
+        warm_seconds: how long agents stay for the next launch.
+    """
+
+    warm_seconds: float = WARM_SECONDS
 
     @abstractmethod
     def open(self, wait: Wait) -> list[Link]:
@@ -235,6 +242,7 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
             start=self._start,
             works=[self._make_work(rank, node, where) for rank in self._ranks[link]],
             data=pickle.PickleBuffer(pickled.data),
+            warm_seconds=self._plan.lender.warm_seconds,
             buffers=pickled.buffers,
         )
 

@@ -67,12 +67,14 @@ class AssignOrder(Order):
         start: how they start.
         works: what each has to do.
         data: the pickled function with its arguments.
+        warm_seconds: how long the agent stays after them without a run.
         buffers: out-of-band buffers of the pickle.
     """
 
     start: ProcessStart
     works: Sequence[Work]
     data: Buffer
+    warm_seconds: float
     buffers: Sequence[Buffer] = ()
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ....errors import LaunchError
 from ... import descriptors
-from ..remote.client import Wanted
+from ..remote.client import NO_PACKAGE, Wanted
 from ..remote.hosts_engine import check_devices
 from ..remote.hosts_group import QUEUED, Lender, Wait
 from ..remote.link import Link
@@ -23,7 +23,11 @@ _SLOW_SECONDS: Final = 10.0
 _SETTLE_SECONDS: Final = 3.0
 _LEAST_WARM_SECONDS: Final = 5.0  # between two attempts of a run
 _RESTART_SECONDS: Final = 400.0  # longer than SLURM takes to note that a node is down
-_AGAIN: Final = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "COMPLETED", "FAILED", "UNKNOWN", "REVOKED")
+_OUTAGE_SECONDS: Final = 900.0
+_LOST: Final = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL")
+_AGAIN: Final = (*_LOST, "COMPLETED", "FAILED", "UNKNOWN", "REVOKED")
+_ENDING: Final = "COMPLETING"
+_TRIES: Final = 3  # of jobs that end before the first rank begins
 
 
 class Allocation:
@@ -40,6 +44,7 @@ class Allocation:
     """
 
     def __init__(self, job_id: str, wish: Wish | None = None) -> None:
+        self._wish = wish
         self._job: Any = None
         self._watcher: subprocess.Popen[bytes] | None = None
         self.holder = ""
@@ -51,7 +56,8 @@ class Allocation:
         self.job_id = job_id
         self.state = JobState(job_id=job_id, state="PENDING")
         self._submitted = time.time()
-        self._shown = ""
+        self._shown = self._problem = ""
+        self._silent_since: float | None = None
         self._nodes: list[str] = []
 
     @property
@@ -83,10 +89,10 @@ class Allocation:
         if self.state.is_running and self._nodes:  # somebody has just looked
             return self._nodes
         began, seen_pending = time.monotonic(), False
-        while not self.look(lambda: wait(self._shown)).is_running:
+        while not self._look_patiently(wait).is_running:
             if self.state.is_over:
                 raise LaunchError(
-                    f"job {self.job_id} has ended before the ranks began: {self.state.describe()}"
+                    f"job {self.job_id} has ended before the ranks began: {self.state.describe()}{self._explain_end()}"
                 )
             seen_pending, self._shown = True, self._describe_wait()
             waited = time.monotonic() - began
@@ -103,6 +109,28 @@ class Allocation:
             )
         return nodes
 
+    def _explain_end(self) -> str:
+        """Return what an exit code of the job's own process says; empty where that is nothing more."""
+        if self._wish is None or self.state.exit_code != str(NO_PACKAGE):
+            return ""
+        python = self._wish.python
+        what = f"there is no {python}" if python else "there is no Python"
+        return f"; on its first node {what}: name the right one, as in python='/opt/env/bin/python'"
+
+    def _look_patiently(self, wait: Wait) -> JobState:
+        """Ask how the job stands; where SLURM does not answer for a time, it is taken to stand as before."""
+        try:
+            self.look(lambda: wait(self._shown))
+        except LaunchError as error:
+            now = time.monotonic()
+            self._silent_since = self._silent_since or now
+            if now - self._silent_since > _OUTAGE_SECONDS:
+                raise
+            self._problem = f" SLURM does not answer: {error}."
+        else:
+            self._silent_since, self._problem = None, ""
+        return self.state
+
     def _describe_wait(self) -> str:
         start = self.state.start
         known = self.state.state == "PENDING" and start is not None and start > time.time()
@@ -110,7 +138,7 @@ class Allocation:
         since = time.strftime("%H:%M:%S", time.localtime(self._submitted))
         return (
             f"Job {self.job_id}: {self.state.describe()}, in the queue since {since}, estimated start {when}. Stop or "
-            f"interrupt to cancel it.{QUEUED}"
+            f"interrupt to cancel it.{self._problem}{QUEUED}"
         )
 
     def close(self) -> None:
@@ -137,8 +165,10 @@ class SlurmNodes(Lender):
         self._wish, self._job_id, self._keep = wish, job_id, keep
         self._allocation: Allocation | None = None
         self._use_cpu = use_cpu
+        self.warm_seconds = max(keep, _LEAST_WARM_SECONDS)
         self._has_opened = False
         self._is_stopped = False
+        self._lost_jobs = 0
 
     @property
     def allocation(self) -> Allocation | None:
@@ -152,8 +182,9 @@ class SlurmNodes(Lender):
             while True:
                 allocation = self._find(wait)
                 nodes = allocation.wait(wait)[: self._wish.num_nodes]
-                seconds = max(self._keep, _LEAST_WARM_SECONDS)
-                client = SrunClient(job_id=allocation.job_id, holder=allocation.holder, seconds=seconds)
+                client = SrunClient(
+                    job_id=allocation.job_id, holder=allocation.holder, seconds=self.warm_seconds
+                )
                 pythons = dict.fromkeys(nodes, self._wish.python)
                 try:
                     links = get_pool().open(client, pythons, Wanted.here(), lambda: wait(""))
@@ -198,11 +229,20 @@ class SlurmNodes(Lender):
         return self._allocation
 
     def _explain(self, error: LaunchError, deadline: float, wait: Wait) -> None:
-        """Return where another try may succeed: the job is over or queued again; else raise the error."""
-        assert self._allocation is not None
+        """Return where another try may succeed: the job is queued again, or has lost its nodes; else raise."""
+        allocation = self._allocation
+        assert allocation is not None
         until = time.monotonic() + _SETTLE_SECONDS
         while time.monotonic() < until:
-            if not self._allocation.look(lambda: wait("")).is_running and self._allocation.is_ours:
+            state = allocation.look(lambda: wait(""))
+            if allocation.is_ours and state.is_over:
+                self._lost_jobs += 1
+                if self._has_opened or (state.state in _LOST and self._lost_jobs < _TRIES):
+                    return  # `_find` looks whether there can be a new one
+                raise error
+            if allocation.is_ours and state.state == _ENDING:
+                until = time.monotonic() + _SETTLE_SECONDS
+            elif allocation.is_ours and not state.is_running:
                 return
             wait("")
             time.sleep(_FAST_SECONDS)

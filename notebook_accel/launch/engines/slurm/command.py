@@ -21,7 +21,7 @@ _LOOK_SECONDS: Final = 0.05
 _ANSWER_SECONDS: Final = 60.0
 _FIELD: Final = re.compile(r"([A-Z]\w*)=(\S*)")
 _STAMP: Final = "%Y-%m-%dT%H:%M:%S"
-_KEPT: Final = ("SLURM_CONF",)
+_KEPT: Final = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 _OPTIONS: Final = (
     "--nodes=1",
     "--ntasks=1",
@@ -106,6 +106,7 @@ class JobState:
         end: when its time limit ends it; None where nobody knows.
         node_list: its nodes, as SLURM writes them.
         restarts: how often it was queued again.
+        exit_code: of its own process, once it is over.
     """
 
     job_id: str
@@ -115,6 +116,7 @@ class JobState:
     end: float | None = None
     node_list: str = ""
     restarts: int = 0
+    exit_code: str = ""
 
     @property
     def is_running(self) -> bool:
@@ -148,6 +150,8 @@ def ask(words: Sequence[str], check: Callable[[], None], text: str = "") -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        encoding="utf-8",
+        errors="replace",  # folders and comments may have any bytes
         env=make_environment(),
         start_new_session=True,
     ) as process:
@@ -212,6 +216,7 @@ def parse_job(job_id: str, text: str) -> JobState:
         end=_parse_time(found.get("EndTime", "")) if found.get("TimeLimit") != "UNLIMITED" else None,
         node_list="" if nodes == "(null)" else nodes,
         restarts=int(restarts) if restarts.isdecimal() else 0,
+        exit_code=found.get("ExitCode", "").partition(":")[0],
     )
 
 

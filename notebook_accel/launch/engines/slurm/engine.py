@@ -196,11 +196,16 @@ def _check_allocation(job_id: str, nodes: int) -> list[str]:
 
 
 def _count_gpus(options: Mapping[str, Any], default: int = 1) -> int:
-    """Return how many GPUs a node has by the options of a job, such as `4` and `a100:4`; the default without any."""
+    """Return how many GPUs a node has by the options of a job; the default where they name none.
+
+    `gpus_per_node` is such as `4` and `a100:2,v100:2`, `gres` such as `gpu:4`, `gpu` and `gpu:a100:4(S:0-1),lustre:1`.
+    """
     for name in ("gpus_per_node", "gres"):
-        number = str(options.get(name, "")).rpartition(":")[2]
-        if number.isdecimal() and int(number) and ("gpu" in name or "gpu" in str(options[name])):
-            return int(number)
+        parts = [part.partition("(")[0].split(":") for part in str(options.get(name, "")).split(",")]
+        wanted = parts if name == "gpus_per_node" else [part for part in parts if part[0] == "gpu"]
+        numbers = [part[-1] if part[-1].isdecimal() else "1" for part in wanted if part != [""]]
+        if number := sum(map(int, numbers)):
+            return number
     return default
 
 

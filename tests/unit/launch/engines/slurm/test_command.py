@@ -55,6 +55,10 @@ def test_why_a_step_failed() -> None:
     assert "still waits for its step of job 3" in client.explain_failure("n1", None, [])
 
 
+def test_what_commands_write_may_be_any_bytes() -> None:
+    assert command.ask(["printf", r"\377"], lambda: None) == "\N{REPLACEMENT CHARACTER}"
+
+
 def test_commands_are_asked() -> None:
     assert command.ask(["cat"], lambda: None, "text") == "text"
     with pytest.raises(command.LaunchError, match="wrong"):
