@@ -120,23 +120,23 @@ def make_llama(**more: Any) -> Any:
     return LlamaForCausalLM(make_llama_config(**more))
 
 
-def save_once(folder: str, *parts: Any, **options: Any) -> str:
-    """Save models and tokenizers in the first process before the others go on, and return the folder.
+def save_own(folder: str, *parts: Any, **options: Any) -> str:
+    """Save models and tokenizers in a folder of this process alone, and return the folder.
+
+    Processes do not wait for each other: without an Accelerator, Accelerate takes each of several on CPUs for the only
+    one, and all would write the same files.
 
     Args:
-        folder: where to.
+        folder: where to; the rank follows.
         parts: have `save_pretrained`.
         options: its arguments.
     """
-    from accelerate import PartialState
-
-    with PartialState().main_process_first():
-        if PartialState().is_main_process:
-            # Transformers would wait for the others to save too
-            with mock.patch("torch.distributed.is_initialized", return_value=False):
-                for part in parts:
-                    part.save_pretrained(folder, **options)
-    return folder
+    own = f"{folder}{os.environ.get('RANK', 0)}"
+    # Transformers would let only the first process save
+    with mock.patch("torch.distributed.is_initialized", return_value=False):
+        for part in parts:
+            part.save_pretrained(own, **options)
+    return own
 
 
 def make_sentences(number: int, length: int = 6, seed: int = 0) -> list[str]:

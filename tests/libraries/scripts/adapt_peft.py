@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tests.libraries.small import list_files, make_llama, run, save_once, sum_weights
+from tests.libraries.small import list_files, make_llama, run, save_own, sum_weights
 
 
 def make_adapter(**more: Any) -> Any:
@@ -51,7 +51,7 @@ def offload() -> dict[str, Any]:
     torch.manual_seed(1)
     whole = get_peft_model(make_llama(), make_adapter(layers_to_transform=[0]))
     options = {"device_map": offload_map(), "offload_folder": own_folder("weights")}
-    model = AutoModelForCausalLM.from_pretrained(save_once("base", make_llama()), **options)
+    model = AutoModelForCausalLM.from_pretrained(save_own("base", make_llama()), **options)
     found: dict[str, Any] = {"plain": compute(model, words), "whole": compute(whole, words)}
     adapted = get_peft_model(model, make_adapter(layers_to_transform=[0]))
     set_peft_model_state_dict(adapted, get_peft_model_state_dict(whole))
@@ -72,7 +72,7 @@ def offload() -> dict[str, Any]:
         "files": list_files(saved),
         "merged hooks": tell_hooks(merged),
     }
-    again = save_once("merged", whole.merge_and_unload())
+    again = save_own("merged", whole.merge_and_unload())
     loaded = AutoModelForCausalLM.from_pretrained(again, device_map="auto")
     return {**found, "loaded": compute(loaded, words), "weights": sum_weights(loaded)}
 

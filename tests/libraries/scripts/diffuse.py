@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tests.libraries.small import list_files, run, save_once, sum_weights
+from tests.libraries.small import list_files, run, save_own, sum_weights
 
 OWN = ("logs/", "random_states", "notebook_accel.json", "sampler.bin")
 """Words in the names of files that differ: those with a time or a rank in them, and what our checkpoints have more."""
@@ -270,7 +270,7 @@ def load_pipeline() -> dict[str, Any]:
     """A pipeline that is saved and loaded, spread by a device map; and a model that is read with one."""
     from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 
-    folder = save_once("pipeline", make_pipeline(), max_shard_size="20KB")
+    folder = save_own("pipeline", make_pipeline(), max_shard_size="20KB")
     offload_folder = f"offload{os.environ.get('RANK', 0)}"
     options: dict[str, Any] = {"safety_checker": None}
     found: dict[str, Any] = {"files": list_files(folder)}

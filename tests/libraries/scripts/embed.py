@@ -11,7 +11,7 @@ from tests.libraries.small import (
     make_sentences,
     make_tokenizer,
     run,
-    save_once,
+    save_own,
     sum_weights,
     tell_log,
 )
@@ -25,8 +25,8 @@ def make_encoder() -> Any:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     config = BertConfig(vocab_size=len(SPECIAL) + len(WORDS), max_position_embeddings=32, **sizes)
-    save_once("encoder", BertModel(config), make_tokenizer())
-    words = models.Transformer("encoder", max_seq_length=16)
+    folder = save_own("encoder", BertModel(config), make_tokenizer())
+    words = models.Transformer(folder, max_seq_length=16)
     return SentenceTransformer(modules=[words, models.Pooling(32)], device="cpu")
 
 

@@ -12,7 +12,7 @@ from tests.libraries.small import (
     make_sentences,
     make_tokenizer,
     run,
-    save_once,
+    save_own,
     sum_weights,
     tell_log,
 )
@@ -168,13 +168,13 @@ def reinforce() -> dict[str, Any]:
     def count_cats(completions: list[str], **_: Any) -> list[float]:
         return [float(text.count("cat")) + len(text) / 50 for text in completions]
 
-    save_once("start", make_llama())  # the reference is read from where the model came from
+    start = save_own("start", make_llama())  # the reference is read from where the model came from
     more = {**COMMON, "max_steps": 2, "per_device_train_batch_size": 4}
     arguments = GRPOConfig(
         output_dir="grpo", num_generations=4, max_completion_length=6, beta=0.1, num_iterations=2, **more
     )
     trainer = GRPOTrainer(
-        model="start",
+        model=start,
         reward_funcs=count_cats,
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": make_sentences(8)}),
