@@ -161,18 +161,20 @@ def _read(path: Path) -> Any:
 
     try:
         book = nbformat.read(path, as_version=4)
-        _check_cells(book)
+        _check_parts(book)
         return book
     except (nbformat.ValidationError, ValueError, KeyError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError([Problem(name="", text=f"{path} is no notebook: {reason}")]) from None
-    except (AttributeError, TypeError, RecursionError):  # what nbformat says of other JSON
+    except (AssertionError, AttributeError, TypeError, RecursionError):  # what nbformat says of other JSON
         reason = "it is JSON of something else"
         raise ConfigError([Problem(name="", text=f"{path} is no notebook: {reason}")]) from None
 
 
-def _check_cells(book: Any) -> None:
-    """Raise TypeError or AttributeError where cells lack what a run needs of them; nbformat has only warned of it."""
+def _check_parts(book: Any) -> None:
+    """Raise TypeError or AttributeError where a book lacks what a run needs of it; nbformat has only warned of it."""
+    if not isinstance(book.nbformat_minor, int):
+        raise TypeError("a version is none")
     for cell in book.cells:
         tags = cell.metadata.get("tags", [])
         if (

@@ -208,13 +208,15 @@ def test_sockets_of_killed_loader_workers(tmp_path: Path) -> None:
             worker = context.Process(target=send, args=(queue,))
             worker.start()
             assert queue.get().sum() == 1000
-            sockets.update(name for _, _, names in os.walk("temp") for name in names)
+            sockets.update(list_sockets())
             worker.kill()
             worker.join()
+        def list_sockets():
+            return [name for _, _, names in os.walk("temp") for name in names if name.startswith("listener-")]
         sockets = set()
         for _ in range(2):
             notebook_launcher(train, num_processes=1, engine="inprocess")
-        print(len(sockets), [name for _, _, names in os.walk("temp") for name in names], len(os.listdir("temp")))
+        print(len(sockets), list_sockets(), len(os.listdir("temp")))
         """,
         tmp_path,
     )

@@ -64,6 +64,26 @@ def test_memory_that_grows_is_found(host: Host, monkeypatch: pytest.MonkeyPatch)
             watch.check()
 
 
+def test_records_that_come_ever_more_seldom_are_no_growth(host: Host) -> None:
+    watch = leaks.Watch(host, seconds=0.0)
+    records = (
+        (0, 252),
+        (16, 257),
+        (21, 262),
+        (33, 271),
+        (42, 286),
+        (92, 296),
+        (105, 299),
+        (120, 302),
+        (139, 303),
+    )
+    watch._memory = [max(mib for step, mib in records if step <= now) << 20 for now in range(170)]
+    watch._check_memory()
+    watch._memory = [size + 200 * 1024 * now for now, size in enumerate(watch._memory)]
+    with pytest.raises(SoakError, match="KiB a step"):
+        watch._check_memory()
+
+
 def test_a_hang_is_told_with_stacks_and_what_outlives_its_host_is_found(tmp_path: Path) -> None:
     host = ProgramHost(tmp_path / "host")
     try:

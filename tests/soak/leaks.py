@@ -17,9 +17,9 @@ SHARED_MEMORY = Path("/dev/shm")
 SETTLE_SECONDS = 45.0
 """Generous: ipykernel closes the sockets of threads that wrote every 10 s only."""
 STEPS_BEFORE = 20
-"""Steps after which memory counts: caches fill until then."""
+"""Steps after which memory may count: caches fill until then."""
 LEAST_STEPS = 150
-"""Steps that count at least: the last 8 runs are kept, and the output of a flood takes megabytes meanwhile."""
+"""Steps after those until it is judged: the last 8 runs are kept, and the output of a flood takes megabytes."""
 MOST_GROWTH = 128 * 1024
 """Bytes a step of a host's own memory, as the median of the slopes between all pairs of steps. Each step compiles
 cells and keeps their sources, which is some kilobytes; a launch that keeps what it has sent or received keeps more."""
@@ -140,8 +140,12 @@ class Watch:
 
     @property
     def growth(self) -> float:
-        """Bytes of memory that the host grows by in a step, after the first ones."""
-        counted = self._memory[STEPS_BEFORE:]
+        """Bytes of memory that the host grows by in a step, in the later half of its steps.
+
+        The first half holds records: the most that the last runs ever held at once, the longest output, the largest
+        result. Records come ever more seldom, whereas a launch that keeps something keeps it as often as before.
+        """
+        counted = self._memory[max(STEPS_BEFORE, len(self._memory) // 2) :]
         if len(counted) < 2:
             return 0.0
         slopes = [

@@ -150,8 +150,12 @@ def test_where_the_output_cannot_go_is_told_before_a_cell_runs(output: str, sent
     assert not Path("ran").exists()
 
 
-def test_json_of_something_else_is_no_notebook() -> None:
-    Path("x.ipynb").write_text("[]")
+MINOR_OF_NONE = '{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": null}'
+
+
+@pytest.mark.parametrize("text", ["[]", '{"cells": [], "metadata": {}, "nbformat": 4}', MINOR_OF_NONE])
+def test_json_of_something_else_is_no_notebook(text: str) -> None:
+    Path("x.ipynb").write_text(text)
     assert run("x.ipynb", code=2)[1] == "Error: x.ipynb is no notebook: it is JSON of something else\n"
 
 

@@ -305,11 +305,13 @@ def test_nodes_join_and_leave_a_range() -> None:
     first = Launched(("--machine_rank=0", *words))
     assert first.out.readline() == "world 1\n"
     second = Launched(("--machine_rank=1", *words))
-    assert second.out.readline() == "world 2\n"
+    while (line := second.out.readline()) != "world 2\n":
+        assert line == "world 1\n"  # a call that closed before the other was there: the ranks start once more
     Path("done").touch()
     found = [node.wait() for node in (first, second)]
     assert [code for code, _, _ in found] == [0, 0], found
-    assert found[0][1] == "world 2\n"
+    *before, last = found[0][1].splitlines()
+    assert last == "world 2" and set(before) <= {"world 1"}
 
 
 @pytest.mark.slow
