@@ -102,19 +102,23 @@ class _Job:
             self.event = stream.record_event()
 
     def result(self) -> dict[str, torch.Tensor]:
-        """Return the weights, ready for the caller's stream; raise what the fetch raised."""
+        """Return the weights, ready for the caller's stream; raise what the fetch raised.
+
+        They are the caller's from then on: a thread that is late holds this job until it has seen it.
+        """
         self.run()
         if isinstance(self.error, (torch.OutOfMemoryError, MemoryError)):
             return self.need.fetch(self.device)  # the module that computed meanwhile had used the memory
         if self.error is not None:
             raise self.error
-        assert self.tensors is not None
+        tensors, self.tensors = self.tensors, None
+        assert tensors is not None
         if self.event is not None:
             stream = getattr(torch, self.device.type).current_stream(self.device)
             stream.wait_event(self.event)
-            for tensor in self.tensors.values():
+            for tensor in tensors.values():
                 tensor.record_stream(stream)
-        return self.tensors
+        return tensors
 
 
 class Prefetcher:
@@ -186,6 +190,7 @@ class Prefetcher:
             upcoming = set(self._upcoming())
             for other in self._ahead.keys() - upcoming:  # this forward takes another way than the last one
                 del self._ahead[other]
+            self._queue = deque(other for other in self._queue if other in self._ahead.values())
         if job is None:
             self._fetch_ahead()
             return need.fetch()
