@@ -118,6 +118,15 @@ def test_right_ends_are_none() -> None:
     assert not find_problem(Outcome(error=("KeyboardInterrupt", "")), Piece(code=""), interrupted)
 
 
+def test_an_interrupt_that_python_could_not_raise_may_end_a_loader_process() -> None:
+    error = ("RuntimeError", "DataLoader worker (pid(s) 7) exited unexpectedly")
+    output = "Exception ignored in: <function _releaseLock>\nTraceback (most recent call last):\nKeyboardInterrupt: \n"
+    interrupted = Disturbance(title="", allowed=frozenset({"KeyboardInterrupt"}))
+    assert not find_problem(Outcome(error=error, output=output), Piece(code=""), interrupted)
+    assert find_problem(Outcome(error=error), Piece(code=""), interrupted)
+    assert find_problem(Outcome(error=error, output=output), Piece(code=""), Disturbance(title=""))
+
+
 def test_an_interrupt_of_an_idle_kernel_may_stop_its_runs() -> None:
     stopped = Outcome(error=("RunStoppedError", "pause was stopped after 0.2 s"))
     interrupted = Disturbance(title="", allowed=frozenset({"KeyboardInterrupt"}))

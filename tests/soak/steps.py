@@ -209,6 +209,17 @@ class Soak:
         self._victims.shutdown()
 
 
+def _lost_an_interrupt(outcome: Outcome) -> bool:
+    """Return whether Python could not raise an interrupt where it arrived, and only a loader process ended by it.
+
+    A kernel's interrupt is for its whole process group. In the callbacks of os.register_at_fork, which logging has,
+    Python prints an exception and goes on.
+    """
+    assert outcome.error is not None
+    _, _, ignored = outcome.output.partition("Exception ignored in")
+    return "KeyboardInterrupt" in ignored and outcome.error[1].startswith("DataLoader worker (pid(s)")
+
+
 def find_problem(outcome: Outcome, piece: Piece, disturbance: Disturbance) -> str:
     """Return what is wrong about how a piece ended; empty where nothing is."""
     if outcome.was_killed:
@@ -218,6 +229,8 @@ def find_problem(outcome: Outcome, piece: Piece, disturbance: Disturbance) -> st
         if name in disturbance.allowed:
             return ""
         if name == "RunStoppedError" and piece.may_be_stopped and "KeyboardInterrupt" in disturbance.allowed:
+            return ""
+        if "KeyboardInterrupt" in disturbance.allowed and _lost_an_interrupt(outcome):
             return ""
         if piece.error is None:
             return f"it raised {name}"
