@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 import torch
 
 from .. import environ, probes
+from ..caller import warn
 from ..checked import Checked
 from ..combinations import refuse
 from .config import AUTO, HfDeepSpeedConfig, leaves
@@ -86,10 +87,11 @@ class DeepSpeedPlugin(Checked):
         stage = given.get("zero_stage", DEFAULTS["zero_stage"])
         if own is not None and isinstance(own.get_value(KEYS["zero_stage"]), int):
             stage = own.get_value(KEYS["zero_stage"])
-        if asked_init == 1 and stage != 3:
-            problems.append(f"zero3_init_flag is for zero_stage 3, not {stage}")
         if problems:
             raise ValueError("\n- ".join(["this DeepSpeedPlugin is wrong or contradicts itself:", *problems]))
+        if asked_init == 1 and stage != 3:
+            warn(f"zero3_init_flag is for zero_stage 3, not {stage}: models are created whole")
+            asked_init = False
         self.hf_ds_config = _fill(own, given)
         self.deepspeed_config = self.hf_ds_config.config
         for name, key in KEYS.items():

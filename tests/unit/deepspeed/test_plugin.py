@@ -104,8 +104,6 @@ def test_the_environment_of_a_launch() -> None:
                 "offload_optimizer_nvme_path '/x' is for offload_optimizer_device 'nvme', not 'none'",
             ],
         ),
-        ({"zero3_init_flag": True}, ["zero3_init_flag is for zero_stage 3, not 2"]),
-        ({"zero3_init_flag": 1}, ["zero3_init_flag is for zero_stage 3, not 2"]),
         ({"enable_msamp": True}, ["MS-AMP is not supported"]),
         (
             {"hf_ds_config": ZERO3, "zero_stage": 2, "offload_param_device": "none"},
@@ -456,3 +454,12 @@ def test_a_plugin_of_a_derived_class_is_made_once() -> None:
     plugin = Counted(zero_stage=3)
     plugin.zero_stage = 2
     assert plugin.made == 1 and plugin.deepspeed_config["zero_optimization"]["stage"] == 3
+
+
+@pytest.mark.parametrize("flag", [True, 1])
+def test_models_are_created_whole_below_stage_3(flag: Any) -> None:
+    with pytest.warns(
+        UserWarning, match="zero3_init_flag is for zero_stage 3, not 2: models are created whole"
+    ):
+        plugin = DeepSpeedPlugin(zero_stage=2, zero3_init_flag=flag)
+    assert plugin.zero3_init_flag is False and not plugin.is_zero3_init_enabled()
