@@ -20,6 +20,7 @@ BEFORE_SOCKETS: Final = 31
 
 _of_groups: weakref.WeakKeyDictionary[Any, Gathers] = weakref.WeakKeyDictionary()
 """By process group, whose objects take no attributes: what ranks have in common ends with the group, and not before."""
+_making = threading.Lock()
 
 
 def gathers_of(group: Any) -> Gathers:
@@ -28,10 +29,11 @@ def gathers_of(group: Any) -> Gathers:
     Args:
         group: the group.
     """
-    found = _of_groups.get(group)
-    if found is None:
-        found = _of_groups[group] = Gathers(group)
-    return found
+    with _making:  # a group counts its gathers once, whichever thread asks
+        found = _of_groups.get(group)
+        if found is None:
+            found = _of_groups[group] = Gathers(group)
+        return found
 
 
 class Gathers:

@@ -15,12 +15,9 @@ from notebook_accel.events import Display, Failure, Line, Metric, Phase, Progres
 from notebook_accel.stream.lines import LineReader
 from notebook_accel.stream.record import RunRecord
 from notebook_accel.stream.series import Point
-from tests.faults.fuzzing import NUMBERS, ODD_TEXTS, TEXTS, fuzz
-
-pytest.importorskip("ipywidgets")
-
 from notebook_accel.widgets.run import ansi, chart, page, picture
 from notebook_accel.widgets.run.picture import FailureSummary, Output, Picture, RankState
+from tests.faults.fuzzing import NUMBERS, ODD_TEXTS, TEXTS, fuzz
 
 PIECES: Final = st.one_of(
     st.sampled_from(

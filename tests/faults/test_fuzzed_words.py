@@ -166,7 +166,6 @@ def test_what_nodes_say_of_themselves(said: list[tuple[int, str, dict[str, str]]
 
 
 def make_form(folder: Path) -> Any:
-    pytest.importorskip("ipywidgets")
     from notebook_accel.widgets import ConfigForm
 
     return ConfigForm(LaunchConfig(), path=folder / "config.yaml")
@@ -184,7 +183,6 @@ OPTIONS = schema.table()
 def test_a_page_may_send_any_text(
     tmp_path_factory: pytest.TempPathFactory, said: list[tuple[Any, str]]
 ) -> None:
-    pytest.importorskip("ipywidgets")
     from notebook_accel.widgets.draft import Draft, as_table, read_text, write_text
 
     draft = Draft(basic.detect())
@@ -228,7 +226,6 @@ def test_clicks_of_a_page(tmp_path_factory: pytest.TempPathFactory, said: list[t
 @example("0-99999999999")
 @example("9" * 5_000)
 def test_ranks_of_a_magic(text: str) -> None:
-    pytest.importorskip("ipywidgets")
     from IPython.core.error import UsageError
 
     from notebook_accel.widgets import cells

@@ -228,13 +228,13 @@ def _leave_group() -> None:
 
 def _handle_exit(error: SystemExit, spec: WorkerSpec, emitter: Emitter) -> int:
     """Return the exit code that `sys.exit` asked for; a plain exit counts as returning None."""
-    if error.code is None or error.code == 0:
+    code = 0 if error.code is None else error.code
+    if not isinstance(code, int):  # a message, or any object
+        print(code, file=sys.stderr)
+        return 1
+    if code == 0:
         _finish(spec, emitter, None)
-        return 0
-    if isinstance(error.code, int):
-        return error.code & 0xFF
-    print(error.code, file=sys.stderr)
-    return 1
+    return code & 0xFF
 
 
 def _leave(code: int, output: capture.Capture) -> NoReturn:

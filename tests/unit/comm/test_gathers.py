@@ -115,6 +115,7 @@ def ranks_gather_odd_tensors() -> list[str]:
             function = transform(lambda x: (x * ops.gather(comm, x.detach()).sum()).sum())
             found.append(outcome(functools.partial(function, torch.ones(2))))
             check(comm)
+        assert (gathers_of(comm).sockets is not None) == connects
     half = len(found) // 2
     assert found[:half] == found[half:]
     return found[:half]

@@ -66,8 +66,6 @@ assert "| `nice` | `niceness` | `0` | How much the workers leave to others. |" i
 
 
 def test_a_new_row_is_found_in_every_face(tmp_path: Path) -> None:
-    pytest.importorskip("ipywidgets")
-    pytest.importorskip("questionary")
     command = [sys.executable, "-c", NEW_ROW, f"{tmp_path}/c.yaml"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
