@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import itertools
 import pickle
@@ -87,10 +88,22 @@ def list_kinds(kind: type[Checked] = Checked) -> Iterator[type[Checked]]:
         yield from list_kinds(derived)
 
 
+@functools.cache
+def import_kinds() -> None:
+    """Import the modules that define option classes."""
+    root = Path(notebook_accel.__file__).parent
+    for file in root.rglob("*.py"):
+        if "(Checked)" in (text := file.read_text()) or "(KwargsHandler)" in text:
+            importlib.import_module(
+                ".".join(["notebook_accel", *file.relative_to(root).with_suffix("").parts])
+            )
+
+
 def make_all(name: str) -> Iterator[Any]:
     """Return an instance for each of the arguments."""
     if name == "AORecipeKwargs" and not probes.is_available("torchao"):
         pytest.skip("needs torchao")
+    import_kinds()
     kind = next(kind for kind in list_kinds() if kind.__name__ == name)
     for arguments in EXAMPLES[name]:
         try:
@@ -110,12 +123,7 @@ def show(options: Any) -> dict[str, Any]:
 
 
 def test_every_option_class_is_listed() -> None:
-    root = Path(notebook_accel.__file__).parent
-    for file in root.rglob("*.py"):
-        if "(Checked)" in (text := file.read_text()) or "(KwargsHandler)" in text:
-            importlib.import_module(
-                ".".join(["notebook_accel", *file.relative_to(root).with_suffix("").parts])
-            )
+    import_kinds()
     assert {kind.__name__ for kind in list_kinds()} == EXAMPLES.keys()
 
 
