@@ -174,13 +174,13 @@ def rank_0_connects_badly(how: str) -> dict[str, int]:
     comm = begin(BEFORE_SOCKETS)
     main = threading.main_thread().ident or 0
     if comm.rank == 0 and how == "interrupt":
-        real = local_sockets.connect
+        real = local_sockets._has_room
 
-        def connect(*args: Any, **given: Any) -> Any:
+        def has_room(peer: Any) -> bool:
             signal.pthread_kill(main, signal.SIGINT)
-            return real(*args, **given)
+            return real(peer)
 
-        with mock.patch.object(local_sockets, "connect", connect), pytest.raises(KeyboardInterrupt):
+        with mock.patch.object(local_sockets, "_has_room", has_room), pytest.raises(KeyboardInterrupt):
             ops.gather(comm, torch.ones(1))
     elif comm.rank == 0:
         with mock.patch.object(local_sockets, "LocalSockets", side_effect=OSError):

@@ -73,7 +73,7 @@ def connected(world_size: int, timeout_s: float = 20.0) -> Iterator[list[LocalSo
     try:
         yield ranks
     finally:
-        for rank in ranks:
+        for rank in filter(None, ranks):
             rank.close()
 
 
@@ -155,6 +155,19 @@ def test_who_was_forked_reads_no_message_of_its_parent() -> None:
                 os._exit(5)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
         assert ranks[0].finish()
+
+
+def test_ranks_may_wait_for_months() -> None:
+    """Longer than the system counts in milliseconds."""
+    with connected(2, timeout_s=1e10) as ranks:
+        pending = mock.Mock(deadline=None)
+        ranks[0]._wait(pending, 1, ranks[0]._peers[1], for_room=True)
+        assert pending.deadline > 1e9
+
+
+def test_without_room_for_messages_no_rank_connects() -> None:
+    with mock.patch.object(local_sockets, "_SEND_BUFFER", 1 << 30), connected(2) as ranks:
+        assert ranks == [None, None]
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
