@@ -210,6 +210,8 @@ class PartialState(metaclass=views.StateType):
             group: by default the default group.
         """
         if group is not None or not self.fork_launched:
+            if group is None:
+                torch_dist.wait_for_leaving_ranks()
             torch_dist.close_group(group)
 
     def print(self, *args: Any, **kwargs: Any) -> None:

@@ -24,6 +24,10 @@ _LAST_WORK_S: Final = 0.01
 """Seconds to wait before Python ends. In these gloo's thread frees the tensors of the last collective. A thread that
 asks for Python's lock later is ended within C++ code, which aborts the process."""
 
+_LEAVING_S: Final = 10.0
+"""Seconds that a rank waits for the others when it leaves the group."""
+_LONGEST_PAUSE_S: Final = 0.25
+
 _OPS: Final = {
     "sum": dist.ReduceOp.SUM,
     "mean": dist.ReduceOp.SUM,
@@ -150,6 +154,7 @@ class TorchComm(Comm):
     def close(self) -> None:
         # some ranks may go on in a group that is not ours: the way of their gathers stays
         if self.owned and dist.group.WORLD is self._group():
+            wait_for_leaving_ranks()
             close_group()
         self.owned = False
 
@@ -297,6 +302,21 @@ def abort_groups() -> None:
     """Abort the collectives of groups of backends other than gloo. A thread that waits in one gets an error."""
     if group_exists() and group_backend() != "gloo":
         distributed_c10d._abort_process_group()
+
+
+def wait_for_leaving_ranks() -> None:
+    """Wait until all ranks are done with the default group, or seconds are over: one may have ended long ago.
+
+    A rank that leaves early resets its peers' connections. They may be in their last collective still, or not even
+    through with opening the group. Torch has such a wait too, for its barrier, which warns where it was in vain.
+    """
+    with contextlib.suppress(Exception):  # the rank that serves the store has left: all were done
+        store = dist.distributed_c10d._get_default_store()
+        if store.add("notebook_accel/done", 1) == dist.get_world_size():
+            store.set("notebook_accel/all_done", "1")
+        began = time.monotonic()
+        while not store.check(["notebook_accel/all_done"]) and time.monotonic() - began < _LEAVING_S:
+            time.sleep(min(_LONGEST_PAUSE_S, 0.001 + (time.monotonic() - began) / 8))
 
 
 def close_group(group: Any = None) -> None:

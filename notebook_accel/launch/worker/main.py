@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import torch
 
 from ... import environ, runtime
+from ...comm.torch_dist import wait_for_leaving_ranks
 from ...events import LeaveOrder, Order, Phase, Result
 from ...stopping import StopPoint
 from ...stream import capture, displays
@@ -38,9 +39,7 @@ from . import lifeline
 from .metrics_reporter import WorkerReporter
 from .order_listener import OrderListener
 
-_LAST_COLLECTIVE = 10.0  # seconds that a rank waits for its peers at the end
 _OBEY_SECONDS = 10.0  # that daemons have to end when they are asked to
-_LONGEST_PAUSE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,20 +206,11 @@ def _finish(spec: WorkerSpec, emitter: Emitter, value: Any) -> None:
 def _leave_group() -> None:
     """Leave the process group when all ranks are done with it: one that leaves early resets its peers' connections.
 
-    The others may be in their last collective still, or not even through with opening the group. Torch has such a wait
-    too, which would warn in the cell of each rank that waited in vain.
-
     A group of gloo stays open: it holds no device, its threads need 20 ms to end, and they end with the process anyway.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
-    with contextlib.suppress(Exception):
-        store = torch.distributed.distributed_c10d._get_default_store()
-        if store.add("notebook_accel/done", 1) == torch.distributed.get_world_size():
-            store.set("notebook_accel/all_done", "1")
-        began = time.monotonic()
-        while not store.check(["notebook_accel/all_done"]) and time.monotonic() - began < _LAST_COLLECTIVE:
-            time.sleep(min(_LONGEST_PAUSE, 0.001 + (time.monotonic() - began) / 8))
+    wait_for_leaving_ranks()
     with contextlib.suppress(Exception):
         if torch.distributed.get_backend() != "gloo":
             torch.distributed.destroy_process_group()

@@ -8,6 +8,7 @@ import importlib
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notebook_accel import Accelerator, nested
+from notebook_accel import Accelerator, PartialState, nested
 from notebook_accel.comm import ops, torch_dist
 from notebook_accel.comm.base import Comm
 from notebook_accel.comm.single import SingleComm
@@ -436,3 +437,20 @@ def test_the_end_of_python_leaves_gloo_the_time_for_its_last_tensors(launched: b
     environment = {"FORK_LAUNCHED": "1"} if launched else {}
     for found in run_ranks(rank_registers, environment=environment):
         assert bool(found) != launched and all(seconds > 0 for seconds in found)
+
+
+def rank_0_leaves_first(folder: str, how: str) -> bool:
+    accelerator = Accelerator(cpu=True)
+    leave = accelerator.end_training if how == "end" else PartialState().destroy_process_group
+    there = Path(folder) / "there"
+    if accelerator.process_index == 1:
+        time.sleep(0.3)
+        there.touch()
+    leave()
+    return there.exists()
+
+
+@pytest.mark.parametrize("how", ["end", "destroy"])
+def test_ranks_leave_a_group_together(how: str, tmp_path: Path) -> None:
+    """Else the others' connections are reset while they are in their last collective, or opening the group."""
+    assert run_ranks(rank_0_leaves_first, str(tmp_path), how) == [True, True]
