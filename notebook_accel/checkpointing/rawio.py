@@ -91,11 +91,13 @@ def sync(path: Path) -> None:
             with open(path, "r+b") as file:
                 os.fsync(file.fileno())
         return
-    handle = os.open(path, os.O_RDONLY)
+    handle = -1
     try:
+        handle = os.open(path, os.O_RDONLY)
         os.fsync(handle)
     finally:
-        os.close(handle)
+        if handle >= 0:
+            os.close(handle)
 
 
 def sync_tree(folder: Path) -> None:
@@ -170,7 +172,8 @@ class CachedFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._opened = io.FileIO(path)  # closes itself where an interrupt keeps us from it
+        self._file = self._opened.fileno()
         self._lock = threading.Lock()
 
     def __enter__(self) -> CachedFile:
@@ -179,7 +182,7 @@ class CachedFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        os.close(self._file)
+        self._opened.close()
 
     def read(self, offset: int, view: memoryview) -> None:
         """Fill a view of writable memory from this byte on; OSError if the file is too short."""
@@ -204,12 +207,12 @@ class _Source(CachedFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._direct: int | None = None
+        self._direct: io.FileIO | None = None
         self._blocks: queue.SimpleQueue[mmap.mmap] = queue.SimpleQueue()
         self._residence = _Residence(self._file)
         if DIRECT:
             try:
-                self._direct = os.open(path, os.O_RDONLY | DIRECT)
+                self._direct = io.FileIO(path, opener=lambda name, flags: os.open(name, flags | DIRECT))
             except OSError:  # a file system without direct reads
                 return
 
@@ -218,12 +221,12 @@ class _Source(CachedFile):
     ) -> None:
         super().__exit__(kind, error, where)
         if self._direct is not None:
-            os.close(self._direct)
+            self._direct.close()
 
     def read(self, offset: int, view: memoryview) -> None:
         """Fill the view from this byte on, at most _CHUNK bytes."""
         if self._direct is not None and not self._residence.is_cached(offset, len(view)):
-            got = self._read_direct(self._direct, offset, view)
+            got = self._read_direct(self._direct.fileno(), offset, view)
             offset, view = offset + got, view[got:]
         super().read(offset, view)
 
@@ -308,6 +311,8 @@ class Output(io.RawIOBase):
     Bytes are gathered in blocks, and the thread writes these.
     """
 
+    _thread: threading.Thread | None = None  # also where an interrupt comes before the object is whole
+
     def __init__(
         self,
         path: Path,
@@ -315,8 +320,8 @@ class Output(io.RawIOBase):
         cached: bool = True,
         on_block: Callable[[memoryview], None] = lambda block: None,
     ) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
-        self._file = os.open(path, flags, 0o666)
+        self._opened = io.FileIO(path, "w")  # closes itself where an interrupt keeps us from it
+        self._file = self._opened.fileno()
         self._cached = cached or not DIRECT
         self._on_block = on_block
         self._direct = False
@@ -324,8 +329,8 @@ class Output(io.RawIOBase):
         self._full: queue.SimpleQueue[tuple[mmap.mmap, int] | None] = queue.SimpleQueue()
         self._block = mmap.mmap(-1, BLOCK)  # direct writes need memory that starts with a page
         self._filled = 0
-        self._thread: threading.Thread | None = None
         self._alone = False  # no thread can be started
+        self._writing = threading.Lock()
         self._error: BaseException | None = None
 
     def __enter__(self) -> Output:
@@ -334,17 +339,22 @@ class Output(io.RawIOBase):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self.close()
         if error is not None:
             self._error = error  # nothing more is written
         self._full.put((self._block, self._filled))
         self._full.put(None)
-        if self._thread is None:
-            self._run()
-        else:
+        self.close()
+        if self._thread is not None:
             self._join(self._thread)
+        self._run()
         if error is None:
             self._raise()
+
+    def close(self) -> None:
+        """Let the thread end; garbage collection does so too, where an interrupt comes before the end of the block."""
+        if self._thread is not None:
+            self._full.put(None)
+        super().close()
 
     def writable(self) -> bool:
         """Return True, which `io.BufferedWriter` asks for."""
@@ -364,7 +374,7 @@ class Output(io.RawIOBase):
         return len(view)
 
     def _hand_over(self) -> None:
-        if self._thread is None and not self._alone:
+        if self._thread is None:
             self._start_thread()
         self._raise()
         self._full.put((self._block, BLOCK))
@@ -378,13 +388,12 @@ class Output(io.RawIOBase):
             self._free.put(mmap.mmap(-1, BLOCK))
         if not self._cached:
             self._set_direct(True)
-        thread = threading.Thread(target=self._run, name="checkpoint output", daemon=True)
-        if _start(thread):
-            self._thread = thread
-        else:
-            self._alone = True
+        self._thread = threading.Thread(target=self._run, name="checkpoint output", daemon=True)
+        self._alone = not _start(self._thread)
 
     def _join(self, thread: threading.Thread) -> None:
+        if thread.ident is None:  # it could not start, or an interrupt came when it was to
+            return
         try:
             thread.join()
         except BaseException as interrupt:
@@ -397,11 +406,18 @@ class Output(io.RawIOBase):
             raise self._error
 
     def _run(self) -> None:
-        """Write blocks until there is None; the file is closed here, by whoever writes, and by nobody else."""
-        while self._write_next():
-            pass
-        self._try(lambda: os.fsync(self._file))
-        os.close(self._file)
+        """Write blocks until there is None; the file is closed here, by whoever writes, and by nobody else.
+
+        Whoever comes second finds nothing to do.
+        """
+        with self._writing:
+            try:
+                while self._write_next():
+                    pass
+                if not self._opened.closed:
+                    self._try(lambda: os.fsync(self._file))
+            finally:
+                self._opened.close()
 
     def _write_next(self) -> bool:
         """Write the next block; return False where there is none any more."""
@@ -409,6 +425,8 @@ class Output(io.RawIOBase):
         if item is not None:
             self._try(lambda: self._put(*item))
             self._free.put(item[0])
+        else:
+            self._full.put(None)  # for whoever looks next
         return item is not None
 
     def _try(self, action: Callable[[], None]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import gc
 import mmap
 import os
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -271,3 +274,66 @@ def test_jobs_run_without_threads(no_threads: None) -> None:
 
 def _fail() -> None:
     raise OSError("bad")
+
+
+def write_small(path: Path) -> None:
+    with rawio.create(path) as file:
+        file.write(b"x" * 100)
+
+
+def write_several_blocks(path: Path) -> None:
+    with rawio.create(path) as file:
+        file.write(b"x" * (3 * BLOCK))
+
+
+def read_tensors(path: Path) -> None:
+    with rawio.CachedFile(path) as file:
+        file.read(0, memoryview(bytearray(4)))
+    with rawio._Source(path) as source:
+        source.read(0, memoryview(bytearray(4)))
+
+
+def interrupt(number: int, action: Callable[[], None]) -> int:
+    """Interrupt an action at so many lines of `rawio`; return the number of the line, 0 where it has not so many."""
+    left, place = number, 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left, place
+        if frame.f_code.co_filename != rawio.__file__:
+            return None
+        left -= event == "line"
+        if left == 0 and not place:
+            place = frame.f_lineno
+            raise KeyboardInterrupt
+        return trace
+
+    tracing = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    except KeyboardInterrupt:
+        assert place
+    finally:
+        sys.settrace(tracing)
+    return place
+
+
+def count_open() -> int:
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint output":
+            thread.join(20)
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts this process's descriptors")
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.parametrize("action", [write_small, write_several_blocks, read_tensors])
+def test_an_interrupt_at_any_line_leaves_no_file_open(tmp_path: Path, action: Callable[[Path], None]) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"12345678")
+    before, number = count_open(), 1
+    while place := interrupt(number, lambda: action(path)):
+        assert count_open() == before, f"line {place}"
+        number += 1
+    assert number > 10, "lines were counted"
