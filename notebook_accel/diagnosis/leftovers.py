@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import psutil
 
+from ..launch import shared_memory
 from ..launch.supervise import socket_folder
-
-_MEMORY: Final = Path("/dev/shm")
-_TENSOR: Final = re.compile(
-    r"torch_(\d+)_\d+_\d+"
-)  # torch's name of a shared tensor has its maker's process id
-_HOSTS_IPC: Final = "ipc:[4026531839]"  # Linux gives the first space of each kind this number
-_HOSTS_PIDS: Final = "pid:[4026531836]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +47,9 @@ def find() -> list[Leftover]:
 
 def _find_tensors() -> list[Leftover]:
     """Return torch's shared memory of processes that have ended, which no process has mapped or open."""
-    if sys.platform == "win32":  # it has no user ids
-        return []
     with contextlib.suppress(OSError):
-        shared = (
-            os.readlink("/proc/self/ns/ipc") == _HOSTS_IPC and os.readlink("/proc/self/ns/pid") != _HOSTS_PIDS
-        )
-        if shared:  # processes that are not seen here may use it
-            return []
-        named = {entry: found for entry in _MEMORY.iterdir() if (found := _TENSOR.fullmatch(entry.name))}
         old = {
-            entry: int(found[1])
-            for entry, found in named.items()
-            if entry.lstat().st_uid == os.getuid() and not psutil.pid_exists(int(found[1]))
+            entry: pid for entry, pid in shared_memory.list_tensors().items() if not psutil.pid_exists(pid)
         }
         used = _list_used() if old else set()
         return [

@@ -19,6 +19,7 @@ from typing import Final
 import psutil
 
 from . import signals
+from .shared_memory import remove_tensors
 from .trackers import is_tracker
 
 _OBEY_SECONDS: Final = 1.0  # from SIGTERM to SIGKILL
@@ -40,6 +41,7 @@ class _Left:
         self._due = self._looked + _OBEY_SECONDS
         self._trackers_due: float | None = None
         self._found: set[psutil.Process] = set()
+        self._ever: set[psutil.Process] = set()
         self._asked: set[int] = set()  # groups
         self._running: dict[psutil.Process, int] | None = {}
 
@@ -58,6 +60,7 @@ class _Left:
         if is_late and not self._found.intersection(found):
             return False
         new, self._found = self._running.keys() - self._found, set(found)
+        self._ever |= self._found
         for process in new:
             if self._running[process] in self._asked:
                 _send(process, signal.SIGTERM)
@@ -73,6 +76,10 @@ class _Left:
         for group in groups - self._asked:
             signals.kill_group(group, signal.SIGTERM)
         self._asked |= groups
+
+    def remove_memory(self) -> None:
+        """Remove the shared memory that processes had no time to give away; of those that have ended."""
+        remove_tensors({process.pid for process in self._ever if not _is_running(process)})
 
     def kill(self) -> bool:
         """Kill what has not obeyed in time, those that remove shared memory last; return whether to go on looking."""
@@ -120,6 +127,7 @@ class Leftovers:
         for leader, left in list(self._left.items()):
             if not left.is_alive() or not left.kill():
                 del self._left[leader]
+                left.remove_memory()
 
     def finish(self) -> None:
         """Wait until nothing is left: for some milliseconds where all obey, else for three seconds at most."""

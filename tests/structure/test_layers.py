@@ -110,7 +110,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "estimation": (("building", "sizes"), ("sources",)),
     "hooks": (("*",), ("align", "cpu"), ("attach",)),
     "launch": (
-        ("descriptors", "durations", "job", "main_module", "request", "signals", "trackers"),
+        ("descriptors", "durations", "job", "main_module", "request", "shared_memory", "signals", "trackers"),
         ("leftovers", "script"),
         ("checks", "transfer"),
         ("worker",),

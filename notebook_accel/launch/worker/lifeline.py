@@ -8,9 +8,11 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from typing import Final
 
 from ...stream.readable import wait_readable
+from ..shared_memory import remove_tensors
 from ..trackers import is_tracker
 
 _F_SETSIG: Final = 10  # Linux: which signal O_ASYNC sends
@@ -44,15 +46,24 @@ def follow(fd: int) -> None:
         os._exit(1)
 
 
-def end_children() -> None:
+def list_children() -> list[int]:
+    """Return the living children of this process, their children, and so on, as far as the system lists them."""
+    return _list_below(os.getpid()) if sys.platform == "linux" else []
+
+
+def end_children(earlier: Iterable[int] = ()) -> None:
     """Ask all that this process has started and that is in its session to end, and kill what does not obey.
 
     A worker does so as its last act, as far as the system lists its children: where its notebook is just being killed,
-    nobody else would do it.
+    nobody else would do it. Shared memory that they had no time to give away is removed.
+
+    Args:
+        earlier: children that others may have ended since, as multiprocessing ends its daemons.
     """
     if sys.platform != "linux":
         return
     session = os.getsid(0)
+    ended = set(earlier)
     for signum in (signal.SIGTERM, signal.SIGKILL):
         sent: set[int] = set()
         end = time.monotonic() + _OBEY_SECONDS
@@ -62,10 +73,12 @@ def end_children() -> None:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signum)
             sent |= new
+            ended |= new
             is_done = signum == signal.SIGKILL and not new  # nobody waits for what cannot but end
             if is_done or time.monotonic() >= end:
                 break
             time.sleep(_LOOK_SECONDS)
+    remove_tensors({pid for pid in ended if _read_state(pid) in "ZX"})
 
 
 def _list_below(pid: int) -> list[int]:
@@ -83,14 +96,24 @@ def _list_below(pid: int) -> list[int]:
 
 def _is_running_in(pid: int, session: int) -> bool:
     """Return whether a process of a session has not ended; not of a tracker, which ends by itself, after this one."""
+    if sys.platform == "win32":  # it has no sessions
+        return False
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            state, _, _, its_session, *_ = file.read().rpartition(")")[2].split()
+        its_session = os.getsid(pid)
         with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
             command = file.read().split("\0")
     except OSError:
         return False
-    return int(its_session) == session and state not in "ZX" and not is_tracker(command)
+    return its_session == session and _read_state(pid) not in "ZX" and not is_tracker(command)
+
+
+def _read_state(pid: int) -> str:
+    """Return the letter of a process's state, see man 5 proc; X where it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "X"
 
 
 def _wait_for_end(fd: int) -> None:

@@ -232,13 +232,14 @@ def _leave(code: int, output: capture.Capture) -> NoReturn:
     try:
         with contextlib.suppress(Exception):
             threading._shutdown()  # type: ignore[attr-defined]
+        children = lifeline.list_children()
         threading.Thread(target=_kill_deaf_daemons, daemon=True).start()
         with contextlib.suppress(Exception):
             multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # waits for its processes; a fork has no exit handler for it
         with contextlib.suppress(Exception):
             atexit._run_exitfuncs()
         output.close()
-        lifeline.end_children()
+        lifeline.end_children(children)
     finally:
         os._exit(code)
 

@@ -118,7 +118,11 @@ class _Launcher:
 
     def _end(self) -> None:
         """Send the failure, where there is one, and end what the script has started."""
-        if self._reporter is not None and os.getpid() == self._pid and self._connect() is not None:
+        if self._reporter is None:
+            return
+        if _identify(self._events) != self._socket:
+            self._reporter.let_go()
+        elif os.getpid() == self._pid:
             self._reporter.send_failure()
             _ours("launch.worker.lifeline").end_children()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from notebook_accel.diagnosis import checks, leftovers, repairs
+from notebook_accel.launch import shared_memory
 from notebook_accel.launch.supervise import socket_folder
 from tests.structure.source import ROOT
 from tests.unit.clock import wait_until
@@ -51,7 +52,7 @@ def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = Path(tempfile.mkdtemp(dir=tmp_path.parent, prefix="t"))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setattr(socket_folder, "_OTHERS", ())
-    monkeypatch.setattr(leftovers, "_MEMORY", folder)
+    monkeypatch.setattr(shared_memory, "FOLDER", folder)
     return folder
 
 

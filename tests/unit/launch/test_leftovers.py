@@ -99,6 +99,19 @@ def test_what_has_a_session_of_its_own_lives_on(end_worker: Callable[..., int], 
         stays.kill()
 
 
+def test_shared_memory_of_what_is_ended_is_removed(end_worker: Callable[..., int], tmp_path: Path) -> None:
+    """As torch makes a tensor and is ended before it can take the name away; here, what obeys and what does not."""
+    maker = "echo > /dev/shm/torch_$$_7_7; echo $$ >> pids"
+    obeys = f"sh -c '{maker}; exec sleep 300' & while [ ! -s pids ]; do sleep 0.01; done"
+    pid = end_worker(f"{obeys}; sh -c '{maker}; {DEAF}'", cwd=tmp_path)
+    pids = (tmp_path / "pids").read_text().split()
+    left = Leftovers()
+    left.end(pid)
+    assert [maker for maker in pids if Path(f"/dev/shm/torch_{maker}_7_7").exists()] == pids
+    left.finish()
+    assert not [maker for maker in pids if Path(f"/dev/shm/torch_{maker}_7_7").exists()]
+
+
 def test_a_number_that_is_anothers_by_now() -> None:
     with subprocess.Popen(["sleep", "300"], start_new_session=True) as stranger:
         try:

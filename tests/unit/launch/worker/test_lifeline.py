@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,53 @@ for process in started.values():
 def test_trackers_and_other_sessions_live_on() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
     assert done.stdout == "session tracker\n", done.stderr
+
+
+MAKER = "echo > /dev/shm/torch_$$_7_7; echo $$; exec sleep 300"
+MAKERS = f"""
+import os, subprocess
+from notebook_accel.launch.worker import lifeline
+
+os.setsid()
+pids = []
+for is_detached in (False, True):
+    maker = subprocess.Popen(["sh", "-c", {MAKER!r}], stdout=subprocess.PIPE, start_new_session=is_detached)
+    pids.append(int(maker.stdout.readline()))
+lifeline.end_children()
+print(*(os.path.exists(f"/dev/shm/torch_{{pid}}_7_7") for pid in pids))
+maker.kill()
+os.remove(f"/dev/shm/torch_{{maker.pid}}_7_7")
+"""
+
+
+def test_shared_memory_of_what_is_ended_is_removed() -> None:
+    """As torch makes a tensor and is ended before it can take the name away."""
+    done = subprocess.run([sys.executable, "-c", MAKERS], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False True\n", done.stderr
+
+
+def test_shared_memory_of_what_others_ended_is_removed(tmp_path: Path) -> None:
+    """As multiprocessing ends its daemons when a process exits, those of a loader too."""
+    program = """
+import multiprocessing, os, time
+from notebook_accel import notebook_launcher
+
+def make(pipe):
+    open(f"/dev/shm/torch_{os.getpid()}_7_7", "w").close()
+    pipe.send(os.getpid())
+    time.sleep(300)
+
+def work():
+    ours, theirs = multiprocessing.Pipe()
+    multiprocessing.get_context("fork").Process(target=make, args=(theirs,), daemon=True).start()
+    return ours.recv()
+
+print(*(os.path.exists(f"/dev/shm/torch_{pid}_7_7") for pid in notebook_launcher(work, (), 2, returns="all")))
+"""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "False False", done.stderr
 
 
 def test_a_thread_that_ends_meanwhile_hides_no_children(monkeypatch: pytest.MonkeyPatch) -> None:
