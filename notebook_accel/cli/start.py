@@ -113,7 +113,7 @@ def _forward_signals(run: Any, console: Console) -> Iterator[list[signal.Signals
     def handle(signum: int, frame: Any) -> None:
         came.append(signal.Signals(signum))
         if len(came) > 1:
-            signals.kill_all(signals.descendants([os.getpid()]))
+            signals.kill_all(_list_own())
             return
         if signum == signal.SIGINT:
             console.say("ending all processes; a second Ctrl-C kills them")
@@ -128,6 +128,24 @@ def _forward_signals(run: Any, console: Console) -> Iterator[list[signal.Signals
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+def _list_own() -> list[Any]:
+    """Return what this process and its ranks have started, except what has a session of its own: it is to live on."""
+    import psutil
+
+    from ..launch import signals
+
+    found = signals.descendants([os.getpid()])
+    if sys.platform == "win32":
+        return found
+    sessions = {os.getsid(0), *(child.pid for child in psutil.Process().children())}  # each rank leads one
+    own = []
+    for process in found:
+        with contextlib.suppress(OSError):
+            if os.getsid(process.pid) in sessions:
+                own.append(process)
+    return own
 
 
 def _report(run: Any, console: Console) -> int:

@@ -240,15 +240,24 @@ def test_a_launcher_starts_the_ranks_and_no_other_process() -> None:
     assert started == ranks
 
 
+DETACHING = """
+import os, pathlib, subprocess
+silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+detached = subprocess.Popen(["sleep", "300"], start_new_session=True, **silent)
+pathlib.Path(f"detached{os.environ['RANK']}").write_text(str(detached.pid))
+"""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems tell nobody that a parent was killed")
 @pytest.mark.parametrize("how", ["killed", "interrupted twice"])
 def test_no_process_outlives_its_launcher(how: str) -> None:
     stubborn = (
         "import signal\nfor one in (signal.SIGINT, signal.SIGTERM):\n    signal.signal(one, signal.SIG_IGN)\n"
     )
-    Path("s.py").write_text(stubborn + SLEEPING)
+    Path("s.py").write_text(stubborn + DETACHING + SLEEPING)
     launched = Launched((*TWO, "s.py"))
     ranks = [psutil.Process(int(launched.out.readline())) for _ in range(2)]
+    left = [psutil.Process(int(Path(f"detached{rank}").read_text())) for rank in range(2)]
     before = time.monotonic()
     if how == "killed":
         os.kill(launched.pid, signal.SIGKILL)
@@ -260,6 +269,12 @@ def test_no_process_outlives_its_launcher(how: str) -> None:
     assert time.monotonic() - before < GRACE_SECONDS, "it did not wait for those that ignore it"
     assert ("a second Ctrl-C kills them" in errors) == (how != "killed")
     assert not psutil.wait_procs(ranks, timeout=60)[1]
+    try:
+        states = [process.status() for process in left]  # a zombie is running for psutil
+        assert states == [psutil.STATUS_SLEEPING] * 2, "whoever detaches a program wants it to live on"
+    finally:
+        for process in left:
+            process.kill()
 
 
 ARRIVED = """

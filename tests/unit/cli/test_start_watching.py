@@ -182,11 +182,12 @@ def test_a_script_may_close_all_descriptors(seconds: int, fails: bool) -> None:
         f"time.sleep({seconds})\n"
         "os.closerange(3, 256)\n"
         "others = [open('file', 'a') for _ in range(20)]\n"
+        "for other in others: other.write('written at the end\\n')\n"
         f"time.sleep(0.7)\n"
         f"if {fails}: raise ValueError('bad')\n"
     )
     out, errors = run(*TWO, "s.py", code=int(fails))
-    assert (out, Path("file").read_text()) == ("", "")
+    assert (out, Path("file").read_text()) == ("", "written at the end\n" * 40)
     lines = [line for line in errors.splitlines() if not line.startswith("notebook-accel: ")]
     assert set(lines[-1:]) == ({"ValueError: bad"} if fails else set())
     assert "main_module.py" not in errors and "Exception in thread" not in errors
