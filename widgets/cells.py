@@ -13,6 +13,7 @@ from IPython.core.error import UsageError
 
 from notebook_accel.config.argument_checks import OUTPUTS
 from notebook_accel.config.arguments import legal_words
+from notebook_accel.config.slurm import parse_pairs
 from notebook_accel.session import Session, current_session
 
 _MAX_DIGITS: Final = 5  # of a rank
@@ -156,6 +157,9 @@ def _parse(line: str) -> Any:
     parser.add_argument("--output", choices=OUTPUTS)
     parser.add_argument("--hosts", nargs="+", action="extend", help="hosts that ssh reaches: gpu1 gpu2:4")
     parser.add_argument("--python", help="path of the Python on the hosts")
+    parser.add_argument("--slurm", nargs="*", action="extend", help="nodes of SLURM: partition=gpu time=30")
+    parser.add_argument("--num-nodes", type=int, help="number of nodes of SLURM")
+    parser.add_argument("--slurm-keep", type=float, help="seconds that the nodes stay after the session")
     parser.add_argument("--config", help="`default`, or the path of a config file")
     parser.add_argument("--hang-timeout", type=_seconds, help="seconds, or `none`")
     parser.add_argument("--help", "-h", action="store_true")
@@ -173,10 +177,15 @@ def _parse(line: str) -> Any:
         "output",
         "hosts",
         "python",
+        "slurm",
+        "num_nodes",
+        "slurm_keep",
         "config",
         "hang_timeout",
     )
     options.arguments = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if "slurm" in options.arguments:
+        options.arguments |= {"slurm": parse_pairs(options.slurm), "engine": "slurm"}
     if options.arguments.get("hang_timeout") == 0:
         options.arguments["hang_timeout"] = None
     if options.what is not None and options.what not in _WORDS:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from .. import devices, environ
 from ..config.argument_checks import check_environment
 from ..config.launch_options import Returns, StartMethod
 from ..errors import RunStoppedError, SessionError
@@ -31,7 +30,6 @@ from .workers import Workers, describe_stopped, make_start_phases
 if TYPE_CHECKING:
     from ..config.launch import Source
 
-CPU_PROCESSES: Final = 2
 Status = Literal["idle", "busy", "dead", "closed"]
 Ranks = int | Collection[int] | Literal["all"]
 _NEW_GROUP_NOTE: Final = (
@@ -53,7 +51,7 @@ class Session:
         start_method: `auto`, `fork`, `forkserver` or `spawn`, as in `notebook_launcher`.
         output: ranks whose output is shown: `all`, `first`, `none` or a collection of ranks.
         environment: environment variables that only the workers get.
-        config: as in `notebook_launcher`. It must not have several nodes.
+        config: as in `notebook_launcher`: what it says counts where the argument is left at its default.
         hang_timeout: seconds after which a report says which ranks wait in a collective that others have not entered.
             None never reports.
         grace: seconds that the other ranks have to return after one has failed. Then they are interrupted.
@@ -61,7 +59,7 @@ class Session:
             `${local_rank}` and `${role_name}`.
         hosts: where the workers run, as in `notebook_launcher`; None is this machine.
         python: the Python on the hosts, as in `notebook_launcher`.
-        slurm, num_nodes: what a job of SLURM asks for, as in `notebook_launcher`.
+        slurm, num_nodes, slurm_keep: what a job of SLURM asks for, as in `notebook_launcher`.
         engine: `auto`, `ssh`, or an `SshEngine`.
 
     Attributes:
@@ -90,6 +88,7 @@ class Session:
         python: str | Mapping[str, str] | None = None,
         slurm: Mapping[str, Any] | None = None,
         num_nodes: int = 1,
+        slurm_keep: float = 120.0,
         engine: str | Engine = "auto",
     ) -> None:
         __tracebackhide__ = True
@@ -100,18 +99,18 @@ class Session:
             "start_method": start_method,
             "output": output,
             "log_line_prefix_template": log_line_prefix_template,
-            "environment": environment,
             "hosts": hosts,
             "python": python,
+            "slurm": slurm,
+            "num_nodes": num_nodes,
+            "slurm_keep": slurm_keep,
+            "engine": engine,
+            "hang_timeout": hang_timeout,
         }
-        options = resolve(options | {"slurm": slurm, "num_nodes": num_nodes, "engine": engine}, config)
+        options = resolve(options, environment, config)
         check_seconds(grace=grace)
-        if hang_timeout is not None:
+        if (hang_timeout := options.pop("hang_timeout")) is not None:
             check_seconds(1e-3, hang_timeout=hang_timeout)
-        if options["num_processes"] is None and hosts is None and slurm is None and engine == "auto":
-            use_cpu = environ.flag_in(options["environment"] or {}, "ACCELERATE_USE_CPU")
-            if devices.best(use_cpu) is devices.CPU:
-                options["num_processes"] = CPU_PROCESSES
         request = LaunchRequest(function=service.join, options=options, quiet=True, serve=service.serve)
         job, self._engine = preflight.check(request, "Session")
         is_here = self._engine.on_this_node
@@ -314,7 +313,7 @@ class Session:
                 sink.note(note)
             sink.close()
         if isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt(f"{name}: stopped on all ranks, the session goes on") from None
+            raise KeyboardInterrupt(f"{name}: stopped on all ranks, {workers.describe_future()}") from None
 
     def _finish_call(self, call: Call, sink: Sink) -> list[str]:
         """Make the session ready for the next call, and return notes about this for the user."""
@@ -337,7 +336,9 @@ class Session:
         own = [failure for rank, failure in call.failures.items() if rank not in call.interrupted]
         if not own and call.was_interrupted:
             notes = [describe_stopped(failure) for failure in call.failures.values()]
-            error: BaseException = RunStoppedError(f"{call.name} was stopped, the session goes on")
+            error: BaseException = RunStoppedError(
+                f"{call.name} was stopped, {self._workers.describe_future()}"
+            )
         else:
             cause = failures.find_first(own or list(call.failures.values()))
             error = failures.make_error(cause)

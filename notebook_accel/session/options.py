@@ -1,39 +1,65 @@
-"""The options of a session that a config has."""
+"""The options of a session: those of the call, and those of its config."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from .. import devices, environ
 from ..config import arguments
 
 if TYPE_CHECKING:
     from ..config.launch import Source
 
+_CPU_PROCESSES: Final = 2
 
-def resolve(options: Mapping[str, Any], config: Source | None) -> dict[str, Any]:
-    """Return the options of a session with those of its config.
+
+def resolve(
+    options: Mapping[str, Any], environment: Mapping[str, str] | None, config: Source | None
+) -> dict[str, Any]:
+    """Return the options of a session.
+
+    Args:
+        options: of the call, by the names that they have in `notebook_launcher`.
+        environment: variables of the workers, of the call.
+        config: supplies the options that the call leaves at their defaults.
 
     Raises:
+        ConfigError: the config is wrong.
         ValueError: only SLURM's sessions have several nodes.
     """
     __tracebackhide__ = True
-    engine = options["engine"]
-    if options["num_nodes"] != 1 and not options["slurm"] and getattr(engine, "name", engine) != "slurm":
-        raise ValueError(f"Session: num_nodes={options['num_nodes']!r}: it is for engine='slurm'")
-    return dict(options) if config is None else apply_config(options, config)
+    found = {**options, "environment": environment}
+    if config is not None:
+        found |= _read(config, options, environment)
+    engine = found["engine"]
+    if found["num_nodes"] != 1 and not found["slurm"] and getattr(engine, "name", engine) != "slurm":
+        raise ValueError(f"Session: num_nodes={found['num_nodes']!r}: it is for engine='slurm'")
+    is_open = (
+        found["num_processes"] is None and engine == "auto" and not found["hosts"] and not found["slurm"]
+    )
+    if (
+        is_open
+        and devices.best(environ.flag_in(found["environment"] or {}, "ACCELERATE_USE_CPU")) is devices.CPU
+    ):
+        found["num_processes"] = _CPU_PROCESSES
+    return found
 
 
-def apply_config(options: Mapping[str, Any], config: Source) -> dict[str, Any]:
-    """Return the options. A config supplies those that the call does not have."""
+def _read(
+    config: Source, options: Mapping[str, Any], environment: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Return what a config supplies."""
     __tracebackhide__ = True
     from ..config import launch as by_config
 
-    names = ("num_processes", "mixed_precision")
-    given = [name for name in names if options[name] != arguments.defaults()[name]]
+    defaults = arguments.defaults()
+    given = [
+        name for name, value in options.items() if value is not defaults[name] and value != defaults[name]
+    ]
     found = by_config.arguments(by_config.find_config(config), given)
-    if found.values.get("num_nodes", 1) != 1:
-        raise ValueError(f"config names {found.values['num_nodes']} nodes: a session runs on one node")
-    own = {name: found.values[name] for name in names if name in found.values}
-    environment = {**arguments.variables(found.values), **found.environment}
-    return {**options, **own, "environment": {**environment, **(options["environment"] or {})}}
+    own = {name: value for name, value in found.values.items() if name in options}
+    return {
+        **own,
+        "environment": {**arguments.variables(found.values), **found.environment, **(environment or {})},
+    }

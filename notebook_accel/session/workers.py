@@ -224,6 +224,13 @@ class Workers:
             for rank in sorted(self.dead)
         ]
 
+    def describe_future(self) -> str:
+        """Return a clause that says whether there will be another call, for whoever stopped one."""
+        if not self.dead and not self.broken:
+            return "the session goes on"
+        with_it = ", ".join(f"rank {rank}" for rank in sorted(self.dead)) or "the process group"
+        return f"and {with_it} with it: session.restart() starts new workers"
+
     # -- calls
 
     def begin(

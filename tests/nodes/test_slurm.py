@@ -354,6 +354,14 @@ def test_a_session_on_two_nodes(kernel: Kernel, idle: SlurmCluster) -> None:
     assert cell.value == "['n1', 'n2']"
 
 
+def test_a_session_by_the_magic(kernel: Kernel, idle: SlurmCluster) -> None:
+    kernel.run("%load_ext notebook_accel\n%session 2 --slurm time=5 --num-nodes 2 --slurm-keep 0").ok()
+    cell = kernel.run('%%distributed\nimport os\nprint(os.environ["SLURMD_NODENAME"])', timeout=PATIENCE).ok()
+    assert sorted(cell.lines) == ["[0] n1", "[1] n2"]
+    kernel.run("%session close").ok()
+    assert wait_until(lambda: not idle.jobs(), 30)
+
+
 def test_a_script_by_the_command_and_its_config(idle: SlurmCluster, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

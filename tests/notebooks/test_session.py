@@ -251,6 +251,27 @@ def test_a_worker_that_does_not_come_back_is_killed_and_restart_replaces_it(kern
 
 
 @pytest.mark.once
+def test_an_interrupt_says_whether_the_session_goes_on(kernel: Kernel) -> None:
+    kernel.run(f"{IMPORTS}\nd = Session(2)").ok()
+    kernel.run(
+        """
+        def hang():
+            if dist.get_rank() == 1:
+                import ctypes
+                print("go")
+                ctypes.PyDLL(None).sleep(100)  # holds the GIL
+            time.sleep(100)
+        """
+    ).ok()
+    cell = kernel.run("d.run(hang)", during=kernel.interrupt)
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+    assert cell.error[1].endswith(
+        "stopped on all ranks, and rank 1 with it: session.restart() starts new workers"
+    )
+    kernel.run("d.restart(); d.close()").ok()
+
+
+@pytest.mark.once
 def test_a_killed_worker_is_told_by_the_call_and_the_next(kernel: Kernel) -> None:
     kernel.run(f"{IMPORTS}\nk = Session(2)").ok()
     cell = kernel.run(

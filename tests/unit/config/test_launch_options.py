@@ -57,7 +57,7 @@ assert by_config.arguments(config, ["nice"]).values == {}
 options = {"nice": 5, "num_processes": 2, "environment": {"ACCELERATE_USE_CPU": "true"}}
 job, _ = preflight.check(LaunchRequest(function=print, options=options), "notebook_launcher")
 assert job.environment["NICENESS"] == "5"
-of_session = session_options.apply_config({"num_processes": 2, "mixed_precision": "no", "environment": None}, config)
+of_session = session_options.resolve({**arguments.defaults(), "num_processes": 2}, None, config)
 assert of_session["environment"]["NICENESS"] == "5"
 [problem] = find_problems(arguments.checks(), {"nice": 20}, {})["nice"]
 assert str(problem) == "nice=20: at most 19 is needed" and type(problem) is ValueError
