@@ -61,7 +61,7 @@ def _like_record(obj: Any, values: dict[str, Any]) -> Any:
 
 
 def _map(apply: Callable[[Any], Any], data: Any) -> Any:
-    """Return the same containers with `apply` called on every leaf, in the order of `flatten`."""
+    """Return the same containers with `apply` called on every leaf."""
     if isinstance(data, torch.Tensor):
         return apply(data)
     if isinstance(data, (tuple, list, Mapping)) or _is_record(data):
@@ -128,7 +128,7 @@ class Flat:
 
     Attributes:
         tree: the nested data itself.
-        leaves: its leaves, depth first.
+        leaves: its leaves, depth first, those of mappings by key.
     """
 
     tree: Any
@@ -156,14 +156,16 @@ class Flat:
         return list(_paths(self.tree, root))
 
 
-def leaves_of(tree: Any) -> list[Any]:
+def leaves_of(tree: Any, *, by_key: bool = False) -> list[Any]:
     """Return the leaves of nested data, depth first.
 
     Args:
         tree: the nested data.
+        by_key: take those of mappings in the order of their keys, so that ranks whose dicts were filled in different
+            orders name the same leaf by the same number.
     """
     leaves: list[Any] = []
-    _collect(tree, leaves)
+    _collect(tree, leaves, _order_keys if by_key else iter)
     return leaves
 
 
@@ -172,7 +174,7 @@ def refill(tree: Any, leaves: Iterable[Any]) -> Any:
 
     Args:
         tree: nested data.
-        leaves: as many as the tree has, in the order of `leaves_of`.
+        leaves: as many as the tree has, in the order of `leaves_of` by key.
     """
     return _refill(tree, iter(leaves))
 
@@ -183,42 +185,57 @@ def flatten(tree: Any) -> Flat:
     Args:
         tree: the nested data.
     """
-    return Flat(tree=tree, leaves=leaves_of(tree))
+    return Flat(tree=tree, leaves=leaves_of(tree, by_key=True))
 
 
-def _collect(data: Any, leaves: list[Any]) -> None:
+def _collect(data: Any, leaves: list[Any], keys: Callable[[Any], Iterable[Any]]) -> None:
     kind = type(data)
     if kind is torch.Tensor:
         leaves.append(data)
     elif kind is dict:
-        for item in data.values():
-            _collect(item, leaves)
+        for key in keys(data):
+            _collect(data[key], leaves, keys)
     elif isinstance(data, (tuple, list)):
         for item in data:
-            _collect(item, leaves)
+            _collect(item, leaves, keys)
     elif isinstance(data, torch.Tensor):
         leaves.append(data)
     elif isinstance(data, Mapping):
-        for key in data:
-            _collect(data[key], leaves)
+        for key in keys(data):
+            _collect(data[key], leaves, keys)
     elif _is_record(data):
         for field in dataclasses.fields(data):
-            _collect(getattr(data, field.name), leaves)
+            _collect(getattr(data, field.name), leaves, keys)
     else:
         leaves.append(data)
+
+
+def _order_keys(data: Mapping[Any, Any]) -> list[Any]:
+    """Return the keys in an order that does not depend on when they were set; as they are if they have none."""
+    try:
+        return sorted(data)
+    except TypeError:
+        return list(data)
 
 
 def _refill(data: Any, leaves: Iterator[Any]) -> Any:
     kind = type(data)
     if kind is torch.Tensor:
         return next(leaves)
-    if kind is dict:
-        return {key: _refill(item, leaves) for key, item in data.items()}
     if kind is list:
         return [_refill(item, leaves) for item in data]
     if kind is tuple:
         return tuple([_refill(item, leaves) for item in data])
-    return _map(lambda _: next(leaves), data)
+    if isinstance(data, Mapping):
+        items = {key: _refill(data[key], leaves) for key in _order_keys(data)}
+        return _like_mapping(data, {key: items[key] for key in data})
+    return next(leaves) if isinstance(data, torch.Tensor) else _refill_others(data, leaves)
+
+
+def _refill_others(data: Any, leaves: Iterator[Any]) -> Any:
+    if isinstance(data, (tuple, list)) or _is_record(data):
+        return map_children(lambda item: _refill(item, leaves), data)
+    return next(leaves)
 
 
 def _paths(data: Any, here: str) -> Iterator[str]:
@@ -227,7 +244,7 @@ def _paths(data: Any, here: str) -> Iterator[str]:
         for index, item in enumerate(data):
             yield from _paths(item, here + (names[index] if names else f"[{index}]"))
     elif isinstance(data, Mapping):
-        for key in data:
+        for key in _order_keys(data):
             yield from _paths(data[key], f"{here}[{key!r}]")
     elif not isinstance(data, torch.Tensor) and _is_record(data):
         for field in dataclasses.fields(data):

@@ -53,7 +53,7 @@ def gather(comm: Comm, tensor: Any) -> Any:
     if type(tensor) is torch.Tensor:
         return _gather_leaves(comm, [tensor])[0]
     # a plain list of leaves: this is the one collective that training loops call for every batch
-    return nested.refill(tensor, _gather_leaves(comm, nested.leaves_of(tensor)))
+    return nested.refill(tensor, _gather_leaves(comm, nested.leaves_of(tensor, by_key=True)))
 
 
 def _gather_leaves(comm: Comm, leaves: list[Any]) -> Sequence[torch.Tensor]:
@@ -90,6 +90,10 @@ def _tensors(leaves: list[Any], operation: str, device: torch.device) -> list[to
         if leaf.layout is not torch.strided and not leaf.is_nested:
             raise TypeError(
                 f"{operation} takes dense tensors, but found one with layout {leaf.layout}: pass tensor.to_dense()"
+            )
+        if leaf.is_quantized:
+            raise TypeError(
+                f"{operation} takes no quantized tensor, but found a quantized one: pass tensor.dequantize()"
             )
         placed.append(leaf if leaf.device.type == kind else leaf.to(device))
     return placed

@@ -143,3 +143,13 @@ def test_same_results_as_accelerate() -> None:
         assert str(ours) == str(theirs), function
     ours, theirs = (m.concatenate([data["x"], data["x"]]) for m in (nested, reference))
     assert str(ours) == str(theirs)
+
+
+def test_leaves_by_key_do_not_depend_on_when_keys_were_set() -> None:
+    one = {"b": 1, "a": {"y": 2, "x": 3}}
+    other = OrderedDict(a=UserDict(x=3, y=2), b=1)
+    assert nested.leaves_of(one) == [1, 2, 3]
+    assert nested.leaves_of(one, by_key=True) == nested.leaves_of(other, by_key=True) == [3, 2, 1]
+    assert list(nested.refill(one, [30, 20, 10]).items()) == [("b", 10), ("a", {"y": 20, "x": 30})]
+    mixed = {"b": 1, 2: 3, None: 4}
+    assert nested.leaves_of(mixed, by_key=True) == [1, 3, 4], "keys without an order stay as they are"

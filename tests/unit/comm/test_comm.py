@@ -64,7 +64,7 @@ def make_tree(seed: int, rank: int) -> Any:
 
 
 def expected_gather(trees: list[Any]) -> list[torch.Tensor]:
-    columns = zip(*(nested.leaves_of(tree) for tree in trees), strict=True)
+    columns = zip(*(nested.leaves_of(tree, by_key=True) for tree in trees), strict=True)
     return [torch.cat([leaf.reshape(1) if leaf.ndim == 0 else leaf for leaf in column]) for column in columns]
 
 
@@ -255,7 +255,31 @@ def ranks_like_accelerate() -> str:
     return "done"
 
 
-@pytest.mark.parametrize("body", [ranks_gather, ranks_gather_details, ranks_others])
+def ranks_fill_dicts_in_other_orders() -> str:
+    comm = connect()
+    values = {"a": torch.tensor([comm.rank]), "b": torch.tensor([10, 11]) + comm.rank}
+    tree = dict(sorted(values.items(), reverse=comm.rank == 1))
+    for _ in range(3):
+        gathered = ops.gather(comm, [tree])[0]
+        assert {key: value.tolist() for key, value in gathered.items()} == {
+            "a": [0, 1],
+            "b": [10, 11, 11, 12],
+        }
+        assert list(gathered) == list(tree), "its own order stays"
+    assert ops.reduce(comm, tree, "sum")["a"].tolist() == [1]
+    assert ops.pad_across_processes(comm, tree)["b"].tolist() == values["b"].tolist()
+    sent = ops.broadcast(comm, tree, 1)
+    assert {key: value.tolist() for key, value in sent.items()} == {"a": [1], "b": [11, 12]}
+    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    for operation in (ops.gather, ops.broadcast, ops.reduce, ops.pad_across_processes):
+        with pytest.raises(TypeError, match="a quantized one"):
+            operation(comm, [quantized])
+    return "done"
+
+
+@pytest.mark.parametrize(
+    "body", [ranks_gather, ranks_gather_details, ranks_others, ranks_fill_dicts_in_other_orders]
+)
 def test_two_processes(body: Any) -> None:
     assert run_ranks(body) == ["done", "done"]
 
@@ -285,7 +309,7 @@ DISAGREEMENTS: dict[str, tuple[Callable[[int], Any], str]] = {
         "batch[0]: rank 0 has a str, rank 1 has [1] float32",
     ),
     "order": (
-        lambda rank: dict([("a", torch.zeros(1)), ("b", torch.zeros(1))][:: 1 - 2 * rank]),
+        lambda rank: dict([("a", torch.zeros(1)), (None, torch.zeros(1))][:: 1 - 2 * rank]),
         "in a different order",
     ),
 }
@@ -377,7 +401,7 @@ def test_packing_round_trip(seed: int) -> None:
     comm = Echo()
     tree = make_tree(seed, 0)
     for _ in range(3):
-        gathered = nested.leaves_of(ops.gather(comm, tree))
+        gathered = nested.leaves_of(ops.gather(comm, tree), by_key=True)
         for ours, wanted in zip(gathered, expected_gather([tree] * 3), strict=True):
             assert ours.dtype == wanted.dtype and torch.equal(ours, wanted)
 
