@@ -36,6 +36,7 @@ class GradientState(metaclass=views.StateType):
             f"Sync Gradients: {self.sync_gradients}\n"
             f"At end of current dataloader: {self.end_of_dataloader}\n"
             f"Extra samples added: {self.remainder}\n"
+            f"Gradient accumulation plugin: {self.plugin_kwargs}\n"
         )
 
     @classmethod

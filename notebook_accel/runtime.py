@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from . import environ
+
 if TYPE_CHECKING:  # a script that does without torch is not to wait for it
     import torch
 
@@ -286,10 +288,13 @@ class Slot:
     Attributes:
         runtime: None before the first `PartialState` or `Accelerator`.
         waiting: the state of gradient accumulation for the first runtime; None where nobody asked for it yet.
+        variables: what an accelerator has set in the environment for libraries that look there; it goes with the
+            accelerator's settings.
     """
 
     runtime: Runtime | None = None
     waiting: GradientFlags | None = None
+    variables: tuple[str, ...] = ()
 
     @property
     def gradient(self) -> GradientFlags | None:
@@ -302,6 +307,11 @@ class Slot:
             self.waiting = flags
         else:
             self.runtime.gradient = GradientFlags() if flags is None else flags
+
+    def drop_variables(self) -> None:
+        """Take out of the environment what an accelerator has set there."""
+        environ.drop(*self.variables)
+        self.variables = ()
 
     def install(self, runtime: Runtime) -> None:
         """Hold another runtime; it takes over the state of gradient accumulation that waits for one.
@@ -416,6 +426,7 @@ def install(runtime: Runtime, *, for_thread: bool = False) -> None:
 def reset() -> None:
     """Remove the runtime. Its process group stays open, see `Comm.close`."""
     own = slot()
+    own.drop_variables()
     own.runtime = own.waiting = None
 
 

@@ -340,7 +340,11 @@ class AcceleratorState(PartialState):
             )
 
     def __repr__(self) -> str:
-        return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"
+        if (runtime.current() or state_pickles.find_runtime(self)) is None:
+            return super().__repr__()
+        plugin = self.deepspeed_plugin
+        config = f"ds_config: {plugin.deepspeed_config}\n" if plugin is not None else ""
+        return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n{config}"
 
     @classmethod
     def _reset_state(cls, reset_partial_state: bool = False) -> None:
@@ -353,6 +357,7 @@ class AcceleratorState(PartialState):
         if reset_partial_state:
             runtime.reset()
         elif installed is not None:
+            runtime.slot().drop_variables()
             installed.accelerated = False
 
     @classmethod

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from .. import collector, fp8, gradients
+from .. import collector, environ, fp8, gradients
 from ..caller import warn
 from ..checkpointing import sharded
 from ..checkpointing.parts import CollectiveFolder, Parts
@@ -22,7 +22,7 @@ from ..dtensors import is_sharded, shard_like, to_full
 from ..fsdp import FullyShardedDataParallelPlugin, enable_fsdp_ram_efficient_loading
 from ..parallelism import ParallelismConfig
 from ..precision import Precision
-from ..runtime import Runtime
+from ..runtime import Runtime, slot
 from . import blocks, context_parallel, filling, meshes, tensor_parallel
 from .base import Bundle, Plugins, Strategy, unwrap
 from .single import SingleDevice
@@ -78,7 +78,9 @@ class FullySharded(SingleDevice):
         plugin = plugins.fsdp or FullyShardedDataParallelPlugin(fsdp_version=2)
         strategy = cls(runtime, precision, plugin, plugins.parallelism)
         if plugin.cpu_ram_efficient_loading and runtime.topology.world_size > 1:
+            before = environ.snapshot()
             enable_fsdp_ram_efficient_loading()  # transformers looks at the environment
+            slot().variables += tuple(environ.snapshot().keys() - before.keys())
         return strategy
 
     @property

@@ -56,7 +56,10 @@ def split(model: torch.nn.Module, mesh: Any, plan: dict[str, Any] | None) -> Non
         )
     _check_divisible(model, styles, mesh.size())
     tied = _find_ties(model)
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     parallelize_module(model, mesh, styles)
+    for name in frozen:  # older versions of torch, such as 2.9, split them into parameters that are trained
+        model.get_parameter(name).requires_grad_(False)
     for first, *others in tied:
         _tie(model, first, others)
 

@@ -163,6 +163,9 @@ def load_fsdp_optimizer(
         state = _read_shards(target, Path(input_dir), f"{OPTIMIZER_NAME}_{optimizer_index}")["optimizer"]
     else:
         state = _read_whole(accelerator, Path(input_dir, name))
+        if not _has_tensors(states.get_optimizer_state_dict(model, own)):
+            # torch sends tensors of rank 0 to the others, and refuses where there are none
+            state, options = accelerator._runtime.comm.broadcast_object(state), None
     states.set_optimizer_state_dict(model, own, optim_state_dict=state, options=options)
     accelerator.wait_for_everyone()
 
@@ -200,6 +203,11 @@ def _is_peft_model(accelerator: Accelerator, model: nn.Module) -> bool:
 
 def _find_torchs(optimizer: Any) -> Any:
     return getattr(optimizer, "optimizer", optimizer)
+
+
+def _has_tensors(state: Any) -> bool:
+    """Return whether an optimizer has more than settings: SGD without momentum has not."""
+    return any(isinstance(value, torch.Tensor) for own in state["state"].values() for value in own.values())
 
 
 def _write(

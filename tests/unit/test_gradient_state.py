@@ -24,6 +24,7 @@ def test_the_users_choices_are_read_and_set_in_a_dict() -> None:
     assert state.num_steps == 2 and GradientState().num_steps == 2
     del state.plugin_kwargs["sync_each_batch"]
     assert repr(state.plugin_kwargs) == "{'num_steps': 2}"
+    assert repr(state).endswith("\nGradient accumulation plugin: {'num_steps': 2}\n")
     with pytest.raises(KeyError, match="no choice of gradient accumulation, choose among num_steps"):
         state.plugin_kwargs["steps"] = 3
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from notebook_accel import runtime
+from notebook_accel import Accelerator, runtime
 from notebook_accel.runtime import GradientFlags
 from notebook_accel.state import AcceleratorState, DistributedType, PartialState
 from tests.unit.multiprocess import run_ranks
@@ -46,6 +46,14 @@ def test_it_is_a_view(clean_runtime: None) -> None:
     with pytest.raises(RuntimeError, match="the state was reset"):
         _ = first.device
     assert "reset" in repr(first)
+
+
+def test_what_the_accelerators_state_shows_of_itself(clean_runtime: None) -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    state = accelerator.state
+    assert repr(state).endswith("Device: cpu\n\nMixed precision type: bf16\n")
+    PartialState._reset_state()
+    assert repr(state) == "AcceleratorState(reset)"
 
 
 def test_a_thread_can_have_a_runtime_of_its_own(clean_runtime: None) -> None:
@@ -251,9 +259,8 @@ def ranks_plain() -> tuple[int, int]:
 
 
 def test_processes_are_ranks_without_any_accelerate_variable() -> None:
-    if torch.cuda.device_count():
-        pytest.skip("nothing says CPU here, so two ranks would share one GPU")
-    assert run_ranks(ranks_plain, environment={"ACCELERATE_USE_CPU": "false"}) == [(2, 0), (2, 1)]
+    nothing_said = {"ACCELERATE_USE_CPU": "false", "CUDA_VISIBLE_DEVICES": ""}
+    assert run_ranks(ranks_plain, environment=nothing_said) == [(2, 0), (2, 1)]
     assert run_ranks(ranks_plain, world_size=3)[2] == (3, 2)
 
 

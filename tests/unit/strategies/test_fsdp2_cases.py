@@ -75,8 +75,14 @@ def only_first_has_values() -> Any:
     losses = train(accelerator, *accelerator.prepare(built, adam(built)))
     told = {name: environ.get(name) for name in ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING")}
     assert set(told.values()) == {"true"}, "transformers looks there"
-    environ.drop(*told)
     assert built.head.weight is built.embedding.weight and built.scale == 1
+    assert make().distributed_type == "MULTI_CPU", "the next accelerator is not told by them"
+    assert not any(environ.get(name) for name in told)
+    make(fsdp_plugin=plugin(cpu_ram_efficient_loading=True))
+    AcceleratorState._reset_state(True)
+    os.environ["ACCELERATE_USE_FSDP"] = "true"
+    assert make().distributed_type == "FSDP", "what the user sets after it counts"
+    del os.environ["ACCELERATE_USE_FSDP"]
     return losses
 
 

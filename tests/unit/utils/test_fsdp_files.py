@@ -14,12 +14,14 @@ from notebook_accel.utils import fsdp_files
 from tests.unit.multiprocess import run_ranks
 
 
-def make(kind: str, seed: int) -> tuple[Accelerator, Any, Any]:
+def make(
+    kind: str, seed: int, rule: type[torch.optim.Optimizer] = torch.optim.AdamW
+) -> tuple[Accelerator, Any, Any]:
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=kind)
     accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
-    return accelerator, *accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+    return accelerator, *accelerator.prepare(model, rule(model.parameters(), lr=0.1 * seed))
 
 
 def train(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
@@ -33,16 +35,18 @@ def weights(model: Any) -> list[Any]:
     return [parameter.full_tensor().tolist() for parameter in model.parameters()]
 
 
-def save_and_load(folder: str, kind: str) -> tuple[bool, bool, list[str]]:
+def save_and_load(
+    folder: str, kind: str, rule: type[torch.optim.Optimizer] = torch.optim.AdamW
+) -> tuple[bool, bool, list[str]]:
     """Train, save and train on; a second model that loads is trained alike."""
-    accelerator, model, optimizer = make(kind, seed=1)
+    accelerator, model, optimizer = make(kind, seed=1, rule=rule)
     plugin = accelerator.state.fsdp_plugin
     train(accelerator, model, optimizer)
     fsdp_files.save_fsdp_model(plugin, accelerator, model, folder)
     fsdp_files.save_fsdp_optimizer(plugin, accelerator, optimizer, model, folder)
     accelerator.wait_for_everyone()
     files = sorted(path.name for path in Path(folder).iterdir())
-    _, other, fresh = make(kind, seed=2)
+    _, other, fresh = make(kind, seed=2, rule=rule)
     before = weights(other) == weights(model)
     result = fsdp_files.load_fsdp_model(plugin, accelerator, other, folder)
     assert not result.missing_keys and not result.unexpected_keys
@@ -68,13 +72,20 @@ def save_frozen(folder: str, kind: str) -> tuple[bool, list[str]]:
 def save_and_load_both(folder: str) -> list[Any]:
     kinds = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
     return [
-        (save_and_load(f"{folder}/{kind}", kind), save_frozen(f"{folder}/{kind}-frozen", kind))
+        (
+            save_and_load(f"{folder}/{kind}", kind),
+            save_frozen(f"{folder}/{kind}-frozen", kind),
+            save_and_load(f"{folder}/{kind}-stateless", kind, torch.optim.SGD),
+        )
         for kind in kinds
     ]
 
 
 def test_training_goes_on_from_the_files(tmp_path: Path) -> None:
-    for (whole, whole_frozen), (shards, shards_frozen) in run_ranks(save_and_load_both, str(tmp_path)):
+    for (whole, whole_frozen, whole_sgd), (shards, shards_frozen, shards_sgd) in run_ranks(
+        save_and_load_both, str(tmp_path)
+    ):
+        assert whole_sgd == whole and shards_sgd == shards
         assert whole_frozen == (True, ["pytorch_model_fsdp_1.bin"])
         assert shards_frozen == (True, ["pytorch_model_fsdp_1"])
         assert whole == (False, True, ["optimizer.bin", "pytorch_model_fsdp.bin"])
