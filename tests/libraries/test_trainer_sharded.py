@@ -24,6 +24,8 @@ PLAIN_OF = {
     "fsdp_bf16": "plain_bf16",
     "stage_2": "plain_accumulated",
 }
+BY_DEEPSPEED = ("stage_0", "stage_1", "stage_2", "stage_3", "stage_3_not_gathered")
+BY_DEEPSPEED += ("best", "activations")
 OTHERS = {"fsdp_language_model", "fsdp_smaller_batches", "fsdp_twice", "fsdp_evaluated"}
 OTHERS |= {"sharded_by_mesh", "replicated_by_mesh"}
 
@@ -38,10 +40,21 @@ def list_losses(case: dict[str, Any]) -> list[float]:
     return [entry["loss"] for entry in case["log"] if "loss" in entry]
 
 
+def list_rates(case: dict[str, Any]) -> list[float]:
+    return [entry["learning_rate"] for entry in case["log"] if "learning_rate" in entry]
+
+
 def list_values(case: dict[str, Any]) -> list[list[float]]:
     """Return loss, norm and rate of each step, and the losses of evaluations."""
     names = ("loss", "grad_norm", "learning_rate", "eval_loss")
     return [[entry[name] for name in names if name in entry] for entry in case["log"]]
+
+
+def check_the_end(found: dict[str, Any], expected: dict[str, Any], close: float) -> None:
+    """Compare the losses of the evaluation at the end, and what was saved."""
+    for ours, theirs in zip(found["evaluated"], expected["evaluated"], strict=True):
+        assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], rel=close)
+    check_weights(found["saved"], expected["saved"], close)
 
 
 def check_weights(found: dict[str, Any], expected: dict[str, Any], close: float) -> None:
@@ -77,8 +90,9 @@ def test_fsdp_trains_as_a_plain_model(done: Results) -> None:
                 assert ours == pytest.approx(theirs, rel=close), name
             assert found["type"] == "DistributedType.FSDP" and found["wrapped"].startswith("FSDP"), name
             if "shards" not in name:
-                check_weights(found["saved"], plain["saved"], close)
+                check_the_end(found, plain, close)
             if "again" in found:
+                assert found["next"] == plain["next"], name
                 assert list_losses(found["again"]) == pytest.approx(list_losses(found), rel=close), name
         files = cases["fsdp_of_shards"]["files"]
         assert {"checkpoint-3/optimizer_0/.metadata", "checkpoint-3/pytorch_model_fsdp_0/.metadata"} <= set(
@@ -108,19 +122,19 @@ def test_deepspeed_trains_as_a_plain_model(done: Results) -> None:
     for rank in done:
         cases = {name: case["found"] for name, case in rank[DEEPSPEED].items() if "found" in case}
         plain = cases["plain"]
-        for name in (
-            "stage_0",
-            "stage_1",
-            "stage_2",
-            "stage_3",
-            "stage_3_not_gathered",
-            "best",
-            "activations",
-        ):
+        for name in BY_DEEPSPEED:
             found, whole = cases[name], cases[PLAIN_OF.get(name, "plain")]
             for ours, theirs in zip(list_values(found), list_values(whole), strict=True):
                 assert ours == pytest.approx(theirs, rel=1e-4), name
+            check_the_end(found, whole, 1e-4)
+            if "again" in found:
+                assert found["next"] == whole["next"], name
         for name, found in cases.items():
+            if "zero3" in found:
+                assert found["zero3"] == (name in {"stage_3", "stage_3_not_gathered", "guide_3", "by_file"})
+                assert found["skipped"] is False
+                for weight, (shape, _, total) in found["saved"].items():
+                    assert math.prod(shape) and (total != 0 or len(shape) == 1), (name, weight)
             if "again" in found and not name.startswith("plain"):
                 assert found["engine"] == "DeepSpeedEngine", name
                 assert list_losses(found["again"]) == pytest.approx(list_losses(found), rel=1e-4), name
@@ -128,14 +142,22 @@ def test_deepspeed_trains_as_a_plain_model(done: Results) -> None:
             assert list_losses(cases[name]) == pytest.approx(list_losses(cases["plain_guided"]), rel=1e-4), (
                 name
             )
+            check_the_end(cases[name], cases["plain_guided"], 1e-4)
             assert cases[name]["optimizer"] == "DeepSpeedOptimizerWrapper"
-            rates = [entry["learning_rate"] for entry in cases[name]["log"] if "learning_rate" in entry]
-            assert rates == pytest.approx([0, 2e-3 * math.log(2) / math.log(3), *(2e-3,) * 3]), name
+            assert list_rates(cases[name]) == pytest.approx(
+                [0, 2e-3 * math.log(2) / math.log(3), *(2e-3,) * 3]
+            ), name
+        ours, theirs = cases["schedule_of_ours"], cases["plain_cosine"]
+        assert list_losses(ours) == pytest.approx(list_losses(theirs), rel=1e-4)
+        check_the_end(ours, theirs, 1e-4)
+        # the engine steps the schedule before Trainer logs
+        assert list_rates(ours)[:-1] == pytest.approx(list_rates(theirs)[1:], rel=1e-6)
         assert cases["optimizer_and_schedule"]["scheduler"] == "DeepSpeedSchedulerWrapper"
         assert list_losses(cases["bf16"]) == pytest.approx(list_losses(plain), rel=2e-2)
         assert cases["stage_3"]["config"]["zero_optimization"]["reduce_bucket_size"] == 16 * 16
         assert cases["stage_2"]["config"]["gradient_accumulation_steps"] == 2
         assert cases["smaller_batches"]["sizes"][-1] == 2
+        assert cases["plugin"] == {"stage": 3, "auto": True, "three": True}
         assert cases["config_first"] == {"seen": [True, True, False, False, 3, False, True], "after": False}
 
 
@@ -152,15 +174,17 @@ def test_one_trainer_trains_by_deepspeed_several_times(done: Results) -> None:
             assert losses[-3:] == pytest.approx([entry[0]["eval_loss"] for entry in plain["evaluated"]])
         configured = cases["again_by_config"]
         assert configured["kinds"][-1] == "DeepSpeedSchedulerWrapper"
-        rates = [
-            [entry["learning_rate"] for entry in log if "learning_rate" in entry]
-            for log in configured["logs"]
-        ]
+        rates = [list_rates({"log": log}) for log in configured["logs"]]
         assert rates[0] == rates[1] == [0, 1e-2, 1e-2], "the schedule begins anew"
         hooks = {name: case["hooks"] for name, case in cases.items() if "hooks" in case}
         assert hooks["again_2"] == hooks["again_by_config"] == 1, "an engine that was released leaves none"
-        two = cases["two_trainers"]
-        assert list_losses({"log": two["second"]})[0] != list_losses({"log": two["found"][0][1]})[0]
+        two, plain = cases["two_trainers"], cases["plain_two_trainers"]
+        logs = [two["second"], *(log for found in two["found"] for log in found)]
+        wanted = [plain["second"], *(log for found in plain["found"] for log in found)]
+        for ours, theirs in zip(logs, wanted, strict=True):
+            for one, other in zip(list_values({"log": ours}), list_values({"log": theirs}), strict=True):
+                assert one == pytest.approx(other, rel=1e-4)
+        assert list_losses({"log": two["second"]})[0] < list_losses({"log": two["found"][0][1]})[0]
 
 
 def test_a_model_that_transformers_split(tmp_path: Path) -> None:

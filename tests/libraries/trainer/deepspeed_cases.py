@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from .sharded_cases import read_weights, shard
 CASES = Table(
     plain=lambda folder: shard(folder),
     plain_accumulated=lambda folder: shard(folder, gradient_accumulation_steps=2, max_grad_norm=0.3),
+    plain_cosine=lambda folder: shard(folder, lr_scheduler_type="cosine"),
 )
 OFTEN = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 3, "max_steps": 5}
 AUTO = {
@@ -198,7 +200,7 @@ for name, (config, options) in TABLE.items():
 @CASES.add
 def by_file(folder: Path) -> dict[str, Any]:
     """A JSON file, for a language model whose loss takes the number of items."""
-    path = folder / "config.json"
+    path = folder / f"config-{os.environ.get('RANK', '0')}.json"  # another rank reads while this one writes
     path.write_text(json.dumps({**AUTO, **ADAM, **WARMUP, "zero_optimization": THREE}))
     data = {"train_dataset": make_texts(43), "eval_dataset": make_texts(13)}
     return train(folder / "out", str(path), make_llama, gradient_accumulation_steps=2, **data)
@@ -232,7 +234,9 @@ def plain_guided(folder: Path) -> dict[str, Any]:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     trainer = make_trainer(folder, model, optimizers=(optimizer, scheduler), max_grad_norm=0.3, **OFTEN)
     trainer.train()
-    return tell(trainer)
+    found = {**tell(trainer), "evaluated": without_times([trainer.evaluate()])}
+    trainer.save_model(str(folder / "saved"))
+    return {**found, "saved": read_weights(folder / "saved")}
 
 
 AGAIN: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -248,18 +252,24 @@ for name, (config, options) in AGAIN.items():
     CASES[name] = lambda folder, config=config, options=options: train_again(folder, config, **options)
 
 
-@CASES.add
-def two_trainers(folder: Path) -> dict[str, Any]:
+def train_two(folder: Path, *configs: Any) -> dict[str, Any]:
     """Trainings with other values, one after the other, in one process; the first goes on after the second."""
     made, found = [], []
-    for stage, rate in ((2, 1e-2), (1, 1e-3)):
-        config = {**AUTO, "zero_optimization": {"stage": stage}}
+    for stage, (config, rate) in enumerate(zip(configs, (1e-2, 1e-3), strict=True)):
         made.append(build(folder / str(stage), config, make_bert, {"max_steps": 2, "learning_rate": rate}))
         made[-1].train()
     for trainer in made:
         found.append([without_times([trainer.evaluate()]), without_times(trainer.state.log_history)])
+    if configs[0] is None:
+        made[0].optimizer = None  # the old one would go on
     made[0].train()
     return {"found": found, "second": without_times(made[0].state.log_history)}
+
+
+CASES["plain_two_trainers"] = lambda folder: train_two(folder, None, None)
+CASES["two_trainers"] = lambda folder: train_two(
+    folder, *({**AUTO, "zero_optimization": {"stage": stage}} for stage in (2, 1))
+)
 
 
 @CASES.add
@@ -318,10 +328,4 @@ def smaller_batches(folder: Path) -> dict[str, Any]:
     )
     trainer = make_trainer(folder, make_bert(), kind=partial(WithoutMemory, most=2), args=arguments)
     trainer.train()
-    config = trainer.accelerator.state.deepspeed_plugin.deepspeed_config
-    return {
-        **tell(trainer),
-        "weights": None,
-        "sizes": trainer.sizes,
-        "batch": config["train_micro_batch_size_per_gpu"],
-    }
+    return {**tell(trainer), "weights": None, "sizes": trainer.sizes}

@@ -25,6 +25,7 @@ def run(case: Any, folder: Path) -> dict[str, Any]:
         found = {"found": case(folder)}
     except Exception as error:  # whatever it is, the other library is to raise the same
         found = {"error": f"{type(error).__name__}: {error}", "where": traceback.format_exc()}
+        print(found["where"], file=sys.stderr)  # what raises in one rank alone leaves the others waiting
     os.environ.clear()
     os.environ.update(before)
     torch._dynamo.reset()

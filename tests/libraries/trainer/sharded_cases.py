@@ -20,6 +20,7 @@ from .parts import (
     make_texts,
     make_trainer,
     measure,
+    numbers,
     tell,
     without_times,
 )
@@ -60,6 +61,7 @@ def shard(folder: Path, make: Any = make_bert, resume: bool = True, **options: A
         again = make_trainer(folder, make(), **options)
         again.train(resume_from_checkpoint=str(folder / "checkpoint-3"))
         found["again"] = tell(again)
+    found["next"] = numbers()
     found["files"] = list_files(folder)
     return found
 

@@ -6,7 +6,7 @@ import json
 import os
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -329,17 +329,24 @@ def several() -> list[float]:
     return adversaries(accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=2)))
 
 
-def clipped_away(stage: int) -> float:
-    """Return how far a step moves a layer whose gradients are clipped to nothing."""
-    run = accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=stage))
+CLIPPED: Mapping[tuple[float | None, float], float] = {(None, 0.0): 0.0, (0.5, 0.75): 0.5, (0.75, 0.5): 0.5}
+"""By the config's own limit and one that is asked for: the norm of gradients that were larger."""
+
+
+def clipped(stage: int, own: float | None, asked: float) -> float:
+    """Return the norm of the gradients with which a step moves a layer, by a limit of the config and one asked for."""
+    run = accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=stage, gradient_clipping=own))
     layer = torch.nn.Linear(8, 1)
-    before = layer.weight.detach().clone()
+    before = torch.nn.utils.parameters_to_vector(layer.parameters()).detach().clone()
     model, optimizer = run.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
     run.backward(model(torch.ones(2, 8)).sum())
-    assert run.clip_grad_norm_(model.parameters(), 0) > 1
+    assert run.clip_grad_norm_(model.parameters(), asked) > 1
     optimizer.step()
     after = run.get_state_dict(model)  # on the first process of a node, under ZeRO 3
-    return float((after["weight"] - before).abs().max()) if after else 0.0
+    whole = run.gather(
+        torch.cat([after[name].reshape(-1) for name in ("weight", "bias")]) if after else before
+    )
+    return float((whole[: len(before)] - before).norm() / 0.1)
 
 
 def again(run: Accelerator | None) -> list[float]:
@@ -412,7 +419,9 @@ def everything(folder: str) -> dict[str, Any]:
         f"zero {stage}": lambda stage=stage: zero(stage, f"{folder}/{stage}") for stage in (1, 2, 3)
     }
     todo |= {f"loops {stage}": lambda stage=stage: loops(stage) for stage in (0, 1, 2, 3)}
-    todo |= {f"clipped away {stage}": lambda stage=stage: clipped_away(stage) for stage in (0, 1, 2, 3)}
+    for stage in (0, 1, 2, 3):
+        for limits in CLIPPED:
+            todo[f"clipped {stage} {limits}"] = lambda stage=stage, limits=limits: clipped(stage, *limits)
     todo |= {f"again {stage}": lambda stage=stage: again_by(stage) for stage in (0, 1, 2, 3)}
     todo |= {f"norms in bf16 {stage}": lambda stage=stage: norms_in_bf16(stage) for stage in (0, 2)}
     in_float32 = {"grad_accum_dtype": "fp32"}
