@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -49,12 +49,26 @@ def _event_loop() -> None:
     make_event_loop()
 
 
-def _keeping(name: str) -> object:
-    marks = [pytest.mark.may_leak(kind, reason=reason) for kind, reason in ENGINES[name].keeps.items()]
-    return pytest.param(name, marks=marks)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Try each test on each engine that has what the test is about.
+
+    That an engine refuses an argument is said by a test of its own.
+    """
+    if "case" not in metafunc.fixturenames:
+        return
+    asked = {name for mark in metafunc.definition.iter_markers("takes") for name in mark.args}
+    need_workers = any(metafunc.definition.iter_markers("has_workers"))
+    found = []
+    for name, tried in ENGINES.items():
+        is_there = importlib.util.find_spec(tried.needs) is not None  # otherwise its row is skipped
+        engine = base.find(tried.engine) if is_there else None
+        if engine is None or (not asked & engine.refuses.keys() and engine.has_workers >= need_workers):
+            marks = [pytest.mark.may_leak(kind, reason=reason) for kind, reason in tried.keeps.items()]
+            found.append(pytest.param(name, marks=marks))
+    metafunc.parametrize("case", found, indirect=True, scope="module")
 
 
-@pytest.fixture(scope="module", params=map(_keeping, ENGINES))
+@pytest.fixture(scope="module")
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     tried = ENGINES[request.param]
     if importlib.util.find_spec(tried.needs) is None:
@@ -70,10 +84,3 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         stack.callback(kernel.close)
         kernel.run(f"{IMPORTS}\n{tried.prepare}", timeout=tried.patience).ok()
         yield Case(tried, kernel, base.find(tried.engine))
-
-
-def needs(case: Case, *arguments: str) -> None:
-    """Skip where the engine refuses one of these arguments of a launch; that it says so is a test of its own."""
-    refused: Sequence[str] = [name for name in arguments if name in case.engine.refuses]
-    if refused:
-        pytest.skip(f"{case.engine.name} refuses {', '.join(refused)}: {case.engine.refuses[refused[0]]}")

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.contract.conftest import Case, needs
+from tests.contract.conftest import Case
 from tests.unit.multiprocess import free_port
 
 pytestmark = [pytest.mark.notebook, pytest.mark.timeout(300)]
@@ -115,9 +115,8 @@ def f():
     assert case.launch("def f():\n    return 'next'").ok().value == "'next'"
 
 
+@pytest.mark.has_workers
 def test_a_killed_worker_is_named(case: Case) -> None:
-    if not case.engine.has_workers:
-        pytest.skip("it would be this process")
     cell = case.launch(
         """
 def f():
@@ -154,10 +153,9 @@ def f():
     assert case.launch("def f():\n    return 'next'").ok().value == "'next'"
 
 
+@pytest.mark.takes("max_restarts")
+@pytest.mark.has_workers
 def test_workers_start_again(case: Case) -> None:
-    needs(case, "max_restarts")
-    if not case.engine.has_workers:
-        pytest.skip("nobody could start this process again")
     cell = case.launch(
         """
 def f():
@@ -174,8 +172,8 @@ def f():
     assert case.launch("def f():\n    raise OSError('always')", max_restarts=1).error == ("OSError", "always")
 
 
+@pytest.mark.takes("on_hang")
 def test_a_hang_is_told_and_ends(case: Case) -> None:
-    needs(case, "on_hang")
     cell = case.launch(
         """
 def f():
@@ -192,8 +190,8 @@ def f():
     wait_gone(pids_of(cell.stdout))
 
 
+@pytest.mark.takes("block")
 def test_a_background_run_goes_on_and_stops(case: Case) -> None:
-    needs(case, "block")
     more = {"start_method": "auto"} if case.tried.arguments.get("start_method") == "fork" else {}
     cell = case.launch(
         "def f():\n    time.sleep(60)",
@@ -206,8 +204,8 @@ def test_a_background_run_goes_on_and_stops(case: Case) -> None:
     assert ast.literal_eval(done.ok().value) == (5, "done")
 
 
+@pytest.mark.takes("num_nodes")
 def test_no_node_of_several_runs_by_itself(case: Case) -> None:
-    needs(case, "num_nodes")
     cell = case.launch(
         "def f():\n    print('ran')", num_nodes=2, use_port=free_port(), rdzv_conf={"join_timeout": 2}
     )

@@ -59,7 +59,7 @@ def test_memory_that_grows_is_found(host: Host, monkeypatch: pytest.MonkeyPatch)
     watch = leaks.Watch(host, seconds=0.0)
     host.demand("grown = []")
     with pytest.raises(SoakError, match="KiB a step"):
-        for _ in range(6):
+        for _ in range(20):
             host.demand("grown.append(bytearray(os.urandom(1 << 20)))")
             watch.check()
 
@@ -78,6 +78,9 @@ def test_records_that_come_ever_more_seldom_are_no_growth(host: Host) -> None:
         (139, 303),
     )
     watch._memory = [max(mib for step, mib in records if step <= now) << 20 for now in range(170)]
+    watch._check_memory()
+    late = ((0, 275), (160, 279), (195, 304))
+    watch._memory = [max(mib for step, mib in late if step <= now) << 20 for now in range(226)]
     watch._check_memory()
     watch._memory = [size + 200 * 1024 * now for now, size in enumerate(watch._memory)]
     with pytest.raises(SoakError, match="KiB a step"):

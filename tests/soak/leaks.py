@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import time
@@ -21,8 +22,10 @@ STEPS_BEFORE = 20
 LEAST_STEPS = 150
 """Steps after those until it is judged: the last 8 runs are kept, and the output of a flood takes megabytes."""
 MOST_GROWTH = 128 * 1024
-"""Bytes a step of a host's own memory, as the median of the slopes between all pairs of steps. Each step compiles
+"""Bytes a step of a host's own memory, as the median of slopes between steps, see `Watch.growth`. Each step compiles
 cells and keeps their sources, which is some kilobytes; a launch that keeps what it has sent or received keeps more."""
+_PARTS = 5
+"""Of the later half of all steps."""
 _OPENED_ONCE = ("/dev/null", "/dev/urandom", "/dev/random", "/proc/", "/sys/")
 _FOLDERS_OF_OTHERS = ("torchinductor_", "matplotlib-")
 
@@ -143,17 +146,20 @@ class Watch:
         """Bytes of memory that the host grows by in a step, in the later half of its steps.
 
         The first half holds records: the most that the last runs ever held at once, the longest output, the largest
-        result. Records come ever more seldom, whereas a launch that keeps something keeps it as often as before.
+        result. Records come ever more seldom, and a late one shows in one part of the later half only; a launch that
+        keeps something keeps it as often as before, which shows between most pairs of steps and in most parts.
         """
         counted = self._memory[max(STEPS_BEFORE, len(self._memory) // 2) :]
-        if len(counted) < 2:
+        if len(counted) <= _PARTS:
             return 0.0
-        slopes = [
-            (counted[later] - counted[sooner]) / (later - sooner)
-            for sooner in range(0, len(counted), max(1, len(counted) // 60))
-            for later in range(sooner + 1, len(counted), max(1, len(counted) // 60))
-        ]
-        return statistics.median(slopes)
+        places = range(0, len(counted), max(1, len(counted) // 60))
+        edges = [number * (len(counted) - 1) // _PARTS for number in range(_PARTS + 1)]
+        return min(
+            statistics.median(
+                (counted[later] - counted[sooner]) / (later - sooner) for sooner, later in found
+            )
+            for found in (list(itertools.combinations(places, 2)), list(itertools.pairwise(edges)))
+        )
 
     def _check_memory(self) -> None:
         if len(self._memory) >= STEPS_BEFORE + LEAST_STEPS and self.growth > MOST_GROWTH:

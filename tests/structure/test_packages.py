@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.structure.source import ROOT, modules
 
@@ -24,6 +29,27 @@ def listed_packages() -> list[str]:
 
 def test_the_list_is_the_folders() -> None:
     assert listed_packages() == sorted(module.name for module in modules() if module.is_package)
+
+
+def list_missing(name: str, extras: set[str]) -> Iterator[str]:
+    """Yield the requirements of a package with these extras, and of its extras' own extras, that are not installed."""
+    for text in importlib.metadata.requires(name) or []:
+        needed = Requirement(text)
+        if needed.marker and not any(needed.marker.evaluate({"extra": extra}) for extra in extras or {""}):
+            continue
+        if canonicalize_name(needed.name) == name:
+            yield from list_missing(name, needed.extras)
+            continue
+        try:
+            if not needed.specifier.contains(importlib.metadata.version(needed.name), prereleases=True):
+                yield text
+        except importlib.metadata.PackageNotFoundError:
+            yield text
+
+
+def test_nothing_is_skipped_because_the_extra_dev_is_not_whole() -> None:
+    """Tests skip without the library that they are about; in this project's own environment none of them is missing."""
+    assert not list(list_missing("notebook-accel", {"dev"}))
 
 
 def test_no_module_imports_what_mypy_leaves_out_of_a_library_that_it_reads() -> None:
@@ -80,3 +106,15 @@ def _takes_over(wheel: Path, site: Path, variable: str) -> bool:
     command = [sys.executable, "-S", "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100)
     return done.stdout.strip() == "True"
+
+
+def test_a_library_that_installs_a_package_named_tests_hides_none_of_ours(tmp_path: Path) -> None:
+    """Some do, also on the images of hosted notebooks; processes that tests start import helpers from here."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "__init__.py").touch()
+    command = [sys.executable, "-c", "import tests.unit.multiprocess"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
