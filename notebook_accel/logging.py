@@ -64,7 +64,7 @@ class MultiProcessAdapter(_Adapter):
         in_order = kwargs.pop("in_order", False)
         if not self.isEnabledFor(level):
             return
-        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the caller's line, not this one
+        kwargs.setdefault("stacklevel", 2)  # the caller's line; this method is the first, as in Accelerate
         msg, kwargs = self.process(msg, kwargs)  # type: ignore[assignment]
         if not in_order:
             if running.topology.is_main or not main_process_only:
@@ -86,7 +86,7 @@ class MultiProcessAdapter(_Adapter):
         """
         key = repr((msg, args, sorted(kwargs.items())))
         if key not in self._warned:
-            self.warning(msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 1})
+            self.warning(msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 2) + 1})
             self._warned.add(key)
 
 

@@ -68,7 +68,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self._runtime = runtime if runtime is not None else process.current()
         self._hooks = hooks
         self.raw: Any = None
-        self._was_skipped = False
+        self._is_overflow = False
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
         # the module's name, because the import of lomo_optim imports transformers
         self.steps_in_backward = any(
@@ -131,7 +131,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     @property
     def step_was_skipped(self) -> bool:
         """True if the scaler found infinite or NaN gradients and skipped the last step."""
-        return self._was_skipped
+        return self._is_overflow
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the wrapped optimizer.
@@ -228,7 +228,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         request_update = getattr(self.scaler, "request_update", None)
         if request_update is not None:
             result = self.scaler.step(self.optimizer, *arguments)
-            self._was_skipped = self.scaler.found_inf(self.optimizer)
+            self._is_overflow = self.scaler.found_inf(self.optimizer)
             request_update()
             return result
         # Optimizers that unscale by themselves always run. A smaller scale means that they changed nothing.
@@ -237,7 +237,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             before = self.scaler.get_scale()
             result = self.scaler.step(self.optimizer, *arguments)
             self.scaler.update()
-            self._was_skipped = self.scaler.get_scale() < before
+            self._is_overflow = self.scaler.get_scale() < before
             return result
         stepped: list[bool] = []
         hook = self.optimizer.register_step_post_hook(lambda *_: stepped.append(True))
@@ -246,7 +246,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         finally:
             hook.remove()
         self.scaler.update()
-        self._was_skipped = self.scaler.is_enabled() and not stepped
+        self._is_overflow = self.scaler.is_enabled() and not stepped
         return result
 
     def _switch_parameters(self, parameters_map: dict[torch.Tensor, torch.Tensor]) -> None:

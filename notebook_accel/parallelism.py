@@ -274,6 +274,11 @@ class ParallelismConfig(Checked):
         """True if sequences are split by DeepSpeed."""
         return self.sizes["sp"] > 1
 
+    def _get_mesh(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Return the names and the sizes of the mesh's dimensions."""
+        names = tuple(name for name in _ORDER if self.sizes[name] > 1)
+        return names, tuple(self.sizes[name] for name in names)
+
     def build_device_mesh(self, device_type: str) -> Any:
         """Return a new mesh; all processes of the run call this.
 
@@ -284,13 +289,12 @@ class ParallelismConfig(Checked):
             A mesh with all dimensions of more than one process, and the joint dimensions `dp`, `dp_shard_cp` and
             `dp_cp`. None if there are no such dimensions.
         """
-        names = [name for name in _ORDER if self.sizes[name] > 1]
+        names, shape = self._get_mesh()
         if not names or self.sp_enabled:
             return None
         from torch.distributed.device_mesh import init_device_mesh  # its import takes half a second
 
-        shape = tuple(self.sizes[name] for name in names)
-        mesh: Any = init_device_mesh(device_type, shape, mesh_dim_names=tuple(names))
+        mesh: Any = init_device_mesh(device_type, shape, mesh_dim_names=names)
         joint = {
             "dp": self.dp_dim_names,
             "dp_shard_cp": self.dp_shard_cp_dim_names,
@@ -298,7 +302,7 @@ class ParallelismConfig(Checked):
         }
         for name, parts in joint.items():
             if parts:
-                mesh[tuple(parts)]._flatten(name)
+                mesh[parts]._flatten(name)
         return mesh
 
     def get_device_mesh(self, device_type: str | None = None) -> Any:

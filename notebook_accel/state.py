@@ -61,9 +61,7 @@ class PartialState(metaclass=views.StateType):
     def _runtime(self) -> Runtime:
         installed = runtime.current() or state_pickles.find_runtime(self)
         if installed is None:
-            raise views.StateResetError(
-                f"the state was reset: make a new {type(self).__name__} or Accelerator"
-            )
+            raise views.StateResetError(views.describe_reset(type(self).__name__))
         return installed
 
     def __repr__(self) -> str:

@@ -29,6 +29,18 @@ class StateResetError(RuntimeError, AttributeError):
     """A state has no values, because it was reset; `hasattr` and `getattr` with a default take it for a missing one."""
 
 
+def describe_reset(kind: str) -> str:
+    """Return the sentences of a state without values, in words that tests of libraries look for.
+
+    Args:
+        kind: the name of the state's class.
+    """
+    return (
+        f"`{kind}` object has no attribute of a run. This happens if `{kind}._reset_state()` was called: "
+        f"the state was reset: make a new {kind if kind == 'PartialState' else 'Accelerator'}"
+    )
+
+
 def attach(state: Any) -> Any:
     """Return a state with its attributes shared: they are the dict of its class, without what is from before a reset.
 

@@ -23,6 +23,7 @@ from ..precision import Precision
 from ..runtime import Runtime
 from ..scheduler import AcceleratedScheduler
 from ..state import AcceleratorState
+from ..state_views import StateResetError, describe_reset
 from ..strategies.base import Strategy
 
 
@@ -65,3 +66,9 @@ class Shared:
     _optimizers: list[AcceleratedOptimizer]
     _schedulers: list[AcceleratedScheduler]
     _dataloaders: list[DataLoader[Any]]
+
+    def _require_runtime(self) -> Runtime:
+        """Return the runtime; StateResetError after `AcceleratorState._reset_state`."""
+        if not self._runtime.accelerated:
+            raise StateResetError(describe_reset("AcceleratorState"))
+        return self._runtime

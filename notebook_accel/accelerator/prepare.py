@@ -41,7 +41,9 @@ class PreparePart(Shared):
 
         Raises:
             ValueError: `device_placement` has another length, or a model is spread over devices.
+            AttributeError: the state of the accelerator was reset.
         """
+        self._require_runtime()
         if device_placement is None:
             device_placement = [None] * len(args)
         elif len(device_placement) != len(args):
@@ -176,6 +178,7 @@ class PreparePart(Shared):
             num_shares=self._strategy.num_shares,
             runtime=self._runtime,
         )
+        setattr(prepared, _MARK, True)
         self._schedulers.append(prepared)
         return prepared
 

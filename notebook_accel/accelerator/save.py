@@ -56,14 +56,16 @@ class SavePart(Shared):
         Raises:
             ValueError: an object has not both methods.
         """
-        wrong = [
-            item
-            for item in objects
+        wrong = {
+            index: item
+            for index, item in enumerate(objects)
             if not callable(getattr(item, "state_dict", None))
             or not callable(getattr(item, "load_state_dict", None))
-        ]
+        }
         if wrong:
-            listed = ", ".join(f"{type(item).__name__} {item!r}" for item in wrong)
+            listed = ", ".join(
+                f"Item at index {index}, {type(item).__name__} {item!r}" for index, item in wrong.items()
+            )
             raise ValueError(
                 f"objects to register need state_dict and load_state_dict, these lack one: {listed}"
             )

@@ -80,7 +80,8 @@ def get_max_memory(max_memory: Limits | None = None) -> dict[int | str, int]:
     numbers = sorted(name for name in limits if isinstance(name, int))
     kind = devices.best(use_cpu=False)
     count = kind.counter() if kind.indexed else 0
-    if missing := [number for number in numbers if number >= count]:
+    # without any GPU it is a plan for another machine
+    if count and (missing := [number for number in numbers if number >= count]):
         warn(f"max_memory names GPU {missing}, and this machine has {count}")
     order: list[int | str] = [*numbers, *(name for name in _NAMED if name in limits)]
     return {name: limits[name] for name in order}

@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .. import runtime as process
 from ..combinations import refuse
+from ..gradient_state import GradientState
 from ..handlers import require_torchdata
 from ..nested import send_to_device
 from ..runtime import GradientFlags, Runtime
@@ -106,6 +107,11 @@ class PreparedLoader(DataLoader[Any]):
         return self._runtime if self._runtime is not None else process.current()
 
     @property
+    def gradient_state(self) -> GradientState:
+        """Where gradient accumulation stands."""
+        return GradientState()
+
+    @property
     def base_dataloader(self) -> PreparedLoader:
         """This loader: what it reads is its own, where others wrap a loader of torch."""
         return self
@@ -171,7 +177,10 @@ class PreparedLoader(DataLoader[Any]):
         """Iterate the batches as one epoch."""
         epoch = self.begin()
         self.set_epoch(self.iteration)
-        yield from self._hand_out(epoch, batches)
+        try:
+            yield from self._hand_out(epoch, batches)
+        finally:
+            epoch.reader = None  # what a shell keeps of an interrupt must not keep it
         loader: PreparedLoader | None = self
         while loader is not None:
             loader.iteration = self.iteration + 1 if loader is self else self.iteration
@@ -200,7 +209,8 @@ class PreparedLoader(DataLoader[Any]):
         except BaseException as error:
             iteration.is_left = True
             epoch.leave()
-            end_processes(error, self._iterator if self.persistent_workers else None)
+            if not isinstance(error, GeneratorExit):  # which ends the iterators below, too
+                end_processes(error, self._iterator if self.persistent_workers else None)
             raise
         self.end_of_dataloader = is_last
         flags.end(iteration)

@@ -17,6 +17,7 @@ from ..nested import (
     slice_tensors,
 )
 from ..runtime import Runtime
+from ..state import PartialState
 from .base import PreparedLoader, on_device
 from .exchange import Exchange, Round
 from .rows import complete_rows, count_samples, join_rows, mark_rows, slice_rows, take_rows
@@ -94,12 +95,7 @@ class DataLoaderDispatcher(PreparedLoader):
         return self._round_size() or (1 if self.split_batches else self.num_processes)
 
     def _place(self) -> Runtime:
-        if (runtime := self.runtime) is None:
-            raise ValueError(
-                "a data loader that dispatches batches needs to know its process: "
-                "create an Accelerator or a PartialState first"
-            )
-        return runtime
+        return self.runtime or PartialState()._runtime  # it has to know its process
 
     @property
     def num_processes(self) -> int:

@@ -329,7 +329,7 @@ def check_split(batch_size: int | None, num_processes: int) -> None:
         )
     if batch_size % num_processes != 0:
         raise ValueError(
-            f"split_batches=True needs a batch size that is a multiple of the number of processes: "
+            f"split_batches=True needs a batch size that is a round multiple of the number of processes: "
             f"{batch_size} % {num_processes} = {batch_size % num_processes}"
         )
 

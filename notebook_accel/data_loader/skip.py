@@ -9,6 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from .base import PreparedLoader, name_sampler, outer_sampler
+from .resume import Epoch
 from .samplers import SkipBatchSampler, options_of, sampler_chain
 
 
@@ -27,8 +28,14 @@ class SkipDataLoader(PreparedLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         epoch = self.begin()
-        yield from self._hand_out(epoch, lambda: islice(self._read_all(), self.skip_batches, None))
+        yield from self._hand_out(epoch, lambda: self._read_rest(epoch))
         self.epoch_state.end(epoch)
+
+    def _read_rest(self, epoch: Epoch) -> Iterator[Any]:
+        for batch in islice(self._read_all(), self._batches_to_skip(), None):
+            self._note_state(epoch)
+            yield batch
+        self._reach_end(epoch)
 
 
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from types import MappingProxyType
+from collections.abc import Iterator, MutableMapping
 from typing import Any, Final
 
 from .. import runtime
+from ..tracking.base import GeneralTracker
 from ..tracking.table import BUILT_IN, LoggerType, installed_names, tracker_class
 from .cluster import default_config_file, load_config_from_file
 
@@ -21,8 +22,36 @@ __all__ = [
     "load_config_from_file",
 ]
 
-LOGGER_TYPE_TO_CLASS: Final = MappingProxyType({name: tracker_class(name) for name in BUILT_IN})
-"""Classes of the trackers of this package; others are made known by `register_tracker_class`, and are not in it."""
+
+class _TrackerClasses(MutableMapping[str, type[GeneralTracker]]):
+    """The classes that `register_tracker_class` and assignment make known, and those of this package, which stay."""
+
+    def __getitem__(self, name: str) -> type[GeneralTracker]:
+        if name not in {*BUILT_IN, *GeneralTracker._registered}:
+            raise KeyError(name)
+        return tracker_class(name)
+
+    def __setitem__(self, name: str, kind: type[GeneralTracker]) -> None:
+        if self.get(name) is not kind:
+            GeneralTracker._registered = {**GeneralTracker._registered, name: kind}
+
+    def __delitem__(self, name: str) -> None:
+        self[name]
+        registered = GeneralTracker._registered
+        GeneralTracker._registered = {other: kind for other, kind in registered.items() if other != name}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**BUILT_IN, **GeneralTracker._registered})
+
+    def __len__(self) -> int:
+        return len({**BUILT_IN, **GeneralTracker._registered})
+
+    def clear(self) -> None:
+        """Forget the classes that were made known."""
+        GeneralTracker._registered = {}
+
+
+LOGGER_TYPE_TO_CLASS: Final = _TrackerClasses()
 
 hf_cache_home: Final = os.path.dirname(os.path.dirname(default_config_file))
 cache_dir: Final = os.path.dirname(default_config_file)

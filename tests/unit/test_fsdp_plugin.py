@@ -220,3 +220,18 @@ def alone() -> None:
 
 def test_one_process_and_pieces_by_hand() -> None:
     run_ranks(alone, world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "names", "shape"),
+    [
+        ({"dp_shard_size": 8}, ("dp_shard",), (8,)),
+        ({"dp_replicate_size": 2, "dp_shard_size": 4}, ("dp_replicate", "dp_shard"), (2, 4)),
+        ({"dp_shard_size": 2, "cp_size": 2, "tp_size": 2}, ("dp_shard", "cp", "tp"), (2, 2, 2)),
+        ({}, (), ()),
+    ],
+)
+def test_the_mesh_has_the_kinds_of_more_than_one_process(
+    sizes: dict[str, int], names: tuple[str, ...], shape: tuple[int, ...]
+) -> None:
+    assert ParallelismConfig(**sizes)._get_mesh() == (names, shape)

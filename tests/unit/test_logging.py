@@ -133,3 +133,19 @@ def test_levels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="ACCELERATE_LOG_LEVEL 'loud' is no level"):
         get_logger(name)
     assert logging.root.level == logging.DEBUG
+
+
+def test_records_name_the_line_of_the_call(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    class Outer(logging.LoggerAdapter):  # type: ignore[type-arg]
+        """As some libraries wrap one: level 1 is our `log`, 2 its caller, 3 this class's caller."""
+
+        def log(self, level: int, msg: Any, *args: Any, **kwargs: Any) -> None:
+            self.logger.log(level, msg, *args, stacklevel=3, **kwargs)
+
+    PartialState(cpu=True)
+    logger = get_logger(name)
+    logger.warning("plain")
+    logger.warning_once("once")
+    Outer(logger, {}).warning("wrapped")  # type: ignore[arg-type]
+    found = [(record.filename, record.funcName) for record in caplog.records]
+    assert found == [("test_logging.py", "test_records_name_the_line_of_the_call")] * 3

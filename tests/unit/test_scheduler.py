@@ -149,3 +149,13 @@ def test_it_pickles() -> None:
     inner = OneCycleLR(optimizer.optimizer, max_lr=1.0, total_steps=10)
     again = pickle.loads(pickle.dumps(AcceleratedScheduler(inner, optimizer, runtime=runtime)))
     assert again.scheduler.total_steps == 10
+
+
+def test_an_overflow_that_is_set_by_hand_skips_the_schedule() -> None:
+    """As tests of libraries set it."""
+    optimizer = AcceleratedOptimizer(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0))
+    scheduler = AcceleratedScheduler(LambdaLR(optimizer.optimizer, lambda step: 1 - step / 10), optimizer)
+    for overflow, rate in ((False, 0.9), (True, 0.9), (False, 0.8)):
+        optimizer._is_overflow = overflow
+        scheduler.step()
+        assert scheduler.get_last_lr() == [rate] and optimizer.step_was_skipped == overflow

@@ -20,6 +20,8 @@ from notebook_accel.launch.run import Run
 from notebook_accel.stream.record import RunRecord
 from notebook_accel.stream.series import Point
 from notebook_accel.tracking import GeneralTracker, LoggerType, choose_trackers, register_tracker_class
+from notebook_accel.tracking.table import tracker_class
+from notebook_accel.utils.registry import LOGGER_TYPE_TO_CLASS
 from notebook_accel.utils import LoggerType as LoggerTypeOfUtils
 from tests.unit.jobs import make_job
 from tests.unit.multiprocess import run_ranks
@@ -174,12 +176,30 @@ def test_a_registered_class_is_made_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'filed' is unknown.* register_tracker_class in this process"):
         Accelerator(cpu=True, log_with="filed")
     register_tracker_class(Filed)
+    assert LOGGER_TYPE_TO_CLASS["filed"] is Filed and "wandb" in LOGGER_TYPE_TO_CLASS
     with pytest.raises(ValueError, match="'filed' writes files: give the Accelerator a project_dir"):
         Accelerator(cpu=True, log_with="filed")
     accelerator = Accelerator(cpu=True, log_with="filed", project_dir=tmp_path)
     assert accelerator.logging_dir == tmp_path
     accelerator.init_trackers("proj", init_kwargs={"filed": {"mode": "w"}})
     assert accelerator.get_tracker("filed").made_with == (("proj", tmp_path), {"mode": "w"})
+
+
+@pytest.mark.usefixtures("registry")
+def test_the_classes_by_name_can_be_put_back() -> None:
+    """As tests of libraries do."""
+
+    class Other(Notebook):
+        name = "other"
+
+    before = dict(LOGGER_TYPE_TO_CLASS)
+    LOGGER_TYPE_TO_CLASS["other"] = Other
+    assert tracker_class("other") is Other and len(LOGGER_TYPE_TO_CLASS) == len(before) + 1
+    LOGGER_TYPE_TO_CLASS.clear()
+    LOGGER_TYPE_TO_CLASS.update(before)
+    assert dict(LOGGER_TYPE_TO_CLASS) == before
+    with pytest.raises(KeyError):
+        del LOGGER_TYPE_TO_CLASS["other"]
 
 
 @pytest.mark.usefixtures("registry", "installed")

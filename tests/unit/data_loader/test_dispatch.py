@@ -319,3 +319,8 @@ def _gather_short_batches() -> list[list[int]]:
 def test_samples_that_complete_a_short_batch_before_the_last_are_not_counted() -> None:
     wanted = [list(range(5)), list(range(5, 13)), list(range(13, 16))]
     assert run_ranks(_gather_short_batches) == [wanted, wanted]
+
+
+def test_no_state_is_needed_before(clean_runtime: None) -> None:
+    loader = DataLoaderDispatcher(list(range(8)), batch_size=4)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
