@@ -135,6 +135,10 @@ class GradientState(metaclass=views.StateType):
         self._flags.xla_gradients_synced = is_synced
 
 
+_DEFAULTS: Final = GradientFlags()
+"""What no one has changed; nothing writes it."""
+
+
 class AccumulationChoices(MutableMapping[str, Any]):
     """The batches of a step, and the other choices that differ from their defaults; what is set here counts at once.
 
@@ -157,7 +161,7 @@ class AccumulationChoices(MutableMapping[str, Any]):
         return dict, (dict(self),)
 
     def __getitem__(self, name: str) -> Any:
-        if name not in list(self):
+        if not self._shows(name):
             raise KeyError(name)
         return getattr(self._flags, name)
 
@@ -171,8 +175,7 @@ class AccumulationChoices(MutableMapping[str, Any]):
         Args:
             values: choices by name; the others get their defaults.
         """
-        defaults = GradientFlags()
-        self.update({name: getattr(defaults, name) for name in self.NAMES} | dict(values))
+        self.update({name: getattr(_DEFAULTS, name) for name in self.NAMES} | dict(values))
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name not in self.NAMES:
@@ -182,17 +185,18 @@ class AccumulationChoices(MutableMapping[str, Any]):
         setattr(self._flags, name, value)
 
     def __delitem__(self, name: str) -> None:
-        if name not in list(self):
+        if not self._shows(name):
             raise KeyError(name)
-        setattr(self._flags, name, getattr(GradientFlags(), name))
+        setattr(self._flags, name, getattr(_DEFAULTS, name))
 
     def __iter__(self) -> Iterator[str]:
-        defaults = GradientFlags()
-        return (
-            name
-            for name in self.NAMES
-            if name == "num_steps" or getattr(self._flags, name) != getattr(defaults, name)
-        )
+        return (name for name in self.NAMES if self._shows(name))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    def _shows(self, name: object) -> bool:
+        """Return whether a name is that of a choice which is shown; Trainer asks for one at every step."""
+        if name == "num_steps":
+            return True
+        return name in self.NAMES and getattr(self._flags, name) != getattr(_DEFAULTS, name)
