@@ -62,7 +62,10 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "cli.launch_parser": "_validate_launch_command=validate_launch_command launch_command launch_command_parser",
     },
     "commands.merge": {"cli.merge_parser": "merge_command merge_command_parser"},
-    "commands.test": {"cli.test_parser": "test_command test_command_parser"},
+    "commands.test": {
+        "cli.test_parser": "test_command test_command_parser",
+        "utils.testing_programs": "execute_subprocess_async path_in_accelerate_package",
+    },
     "commands.to_fsdp2": {
         "cli.to_fsdp2_parser": "convert_config_to_fsdp2 load_config to_fsdp2_command to_fsdp2_command_parser",
     },
@@ -98,7 +101,8 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "require_non_cpu require_non_hpu require_non_torch_xla require_non_xpu require_npu require_pippy "
         "require_sdaa require_single_device require_single_gpu require_single_xpu "
         "require_torch_min_version require_torchao require_torchvision require_tpu "
-        "require_transformer_engine require_transformer_engine_mxfp8 require_xpu run_first skip slow",
+        "require_transformer_engine require_transformer_engine_mxfp8 require_xpu run_first skip slow "
+        "torch_device",
         "utils.testing_cases": "assert_exception capture_call_output",
         "utils.testing_models": "RegressionDataset RegressionModel",
         "utils.testing_programs": "DEFAULT_LAUNCH_COMMAND execute_subprocess_async get_torch_dist_unique_port "
@@ -117,9 +121,10 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "require_tp require_tpu require_trackers require_trackio require_transformer_engine "
         "require_transformer_engine_mxfp8 require_transformers require_triton require_wandb require_xpu run_first "
         "skip slow torch_device",
-        "utils.testing_cases": "AccelerateTestCase MockingTestCase TempDirTestCase assert_exception capture_call_output",
-        "utils.testing_programs": "DEFAULT_LAUNCH_COMMAND SubprocessCallException execute_subprocess_async get_torch_dist_unique_port "
-        "path_in_accelerate_package pytest_xdist_worker_id run_command",
+        "utils.testing_cases": "AccelerateTestCase MockingTestCase TempDirTestCase assert_exception "
+        "capture_call_output",
+        "utils.testing_programs": "DEFAULT_LAUNCH_COMMAND SubprocessCallException execute_subprocess_async "
+        "get_torch_dist_unique_port path_in_accelerate_package pytest_xdist_worker_id run_command",
     },
     "test_utils.training": {"utils.testing_models": "RegressionDataset RegressionModel"},
     "tracking": {

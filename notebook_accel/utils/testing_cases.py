@@ -1,4 +1,4 @@
-"""Test cases that leave no state behind, and checks of what a call raises and prints, as Accelerate's tests have them."""
+"""Classes of tests that leave no state behind, and checks of what a call raises and prints."""
 
 from __future__ import annotations
 
