@@ -14,6 +14,7 @@
     +-- HangError              a run made no progress, and was stopped
     +-- CollectiveError        ranks passed different inputs to a collective
     +-- ConfigError            options have wrong values
+    |   +-- ConfigValueError   raised by what Accelerate has too (also a ValueError)
     +-- CheckpointError        a checkpoint could not be written, or does not fit what it is loaded into
 
 Wrong arguments raise ValueError or TypeError. An exception raised inside a worker is raised in the notebook
@@ -75,6 +76,10 @@ class ConfigError(NotebookAccelError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.problems,)
+
+
+class ConfigValueError(ConfigError, ValueError):
+    """A ConfigError of functions that raise ValueError in Accelerate."""
 
 
 class WorkerError(NotebookAccelError):

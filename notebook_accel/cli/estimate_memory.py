@@ -16,7 +16,7 @@ from .progress import Progress
 from .refusal import refuse_errors
 
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
-_HEADINGS: Final = ("dtype", "largest layer", "total size", "training with Adam")
+HEADINGS: Final = ("dtype", "largest layer", "total size", "training with Adam")
 _ACTIVATIONS: Final = "Activations are not in it: they grow with the batch and the length of its rows."
 _MIXED: Final = (
     "Training at float16 and bfloat16 is mixed precision by autocast: weights, gradients and Adam's moments stay at "
@@ -143,7 +143,6 @@ def _counts(inventory: Inventory) -> tuple[int, int]:
 
 
 def _show(inventory: Inventory, needs: Sequence[Need]) -> None:
-    """Print a table: drawn at a terminal, else plain columns."""
     trained, count = _counts(inventory)
     rows = [
         (
@@ -155,21 +154,31 @@ def _show(inventory: Inventory, needs: Sequence[Need]) -> None:
         for need in needs
     ]
     click.echo(f"{inventory.origin}: {count:,} values, {trained:,} of them trained")
+    show_table(HEADINGS, rows)
+    for note in _notes(inventory, needs):
+        click.echo(note)
+
+
+def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table: drawn at a terminal, else plain columns.
+
+    Args:
+        headings: of the columns.
+        rows: a text for each column.
+    """
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
 
-        table = Table(*_HEADINGS)
+        table = Table(*headings)
         for row in rows:
             table.add_row(*row)
         Console().print(table)
     else:
-        widths = [max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=True)]
-        for row in (_HEADINGS, *rows):
+        widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+        for row in (headings, *rows):
             line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
             click.echo(line.rstrip())
-    for note in _notes(inventory, needs):
-        click.echo(note)
 
 
 def size_text(number: int) -> str:

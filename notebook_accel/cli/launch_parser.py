@@ -7,20 +7,28 @@ import functools
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import rich_click as click
 
 from .. import environ
 from ..config.option import Option, as_text
+from ..config.schema import flat_values
 from ..launch.script import Script
+from ..takeover import finder
+from ..utils.cluster import ClusterConfig, default_config_file, load_config_from_file, raise_value_errors
 from . import flags
+from .argument_parser import add_flag, make_parser
 from .launch import launch, run
+from .plan import FROM_MACHINE, resolve
+from .start import describe_command
 
 _SWITCHES: Final = ("dry_run", *flags.PARADIGMS)
 """Flags without a value that are no options of a config."""
 _DESTINATIONS: Final = {"tpu_cluster": "tpu_use_cluster"}
 """Names in the namespace that differ from the flag's."""
+_SPELLING: Final = "Flags may have - for _, as in --num-processes."
 _TEXTS: Final = ("fsdp_", "zero3_")
 """How flags begin whose values Accelerate's namespace has as they were typed, such as `true`."""
 
@@ -31,30 +39,21 @@ def launch_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     Args:
         subparsers: of another parser, to which the command is added; its namespace has `launch_command` as `func`.
     """
-    options: dict[str, Any] = {"description": str(launch.help).partition("\n")[0], "allow_abbrev": False}
-    parser: argparse.ArgumentParser
-    if subparsers is None:
-        parser = argparse.ArgumentParser("notebook-accel launch", **options)
-    else:
-        parser = subparsers.add_parser("launch", **options)
-        parser.set_defaults(func=launch_command)
+    description = f"{str(launch.help).splitlines()[0]} {_SPELLING}"
+    parser = make_parser("launch", launch_command, description, subparsers)
     read = parser.parse_known_args
     parser.parse_known_args = functools.partial(_read_words, read)  # type: ignore[method-assign]
-    parser.add_argument("--config-file", "--config_file", help="Config file to use.")
-    parser.add_argument("-q", "--quiet", action="store_true", help="Say nothing but what the script says.")
-    parser.add_argument("-m", "--module", action="store_true", help="Run a module, as python -m does.")
-    parser.add_argument(
-        "--no-python", "--no_python", action="store_true", help="Run a program without Python."
-    )
+    add_flag(parser, "config_file", help="Config file to use.")
+    add_flag(parser, "quiet", "-q", action="store_true", help="Say nothing but what the script says.")
+    add_flag(parser, "module", "-m", action="store_true", help="Run a module, as python -m does.")
+    add_flag(parser, "no_python", action="store_true", help="Run a program without Python.")
     for name in _SWITCHES:
-        parser.add_argument(*_spell(name), dest=name, action="store_true")
+        add_flag(parser, name, action="store_true")
     for option in flags.options():
         _add_flag(parser, option)
-    parser.add_argument(
-        *_spell("no_tpu_cluster"), dest="tpu_use_cluster", action="store_false", help="No cluster."
-    )
+    add_flag(parser, "no_tpu_cluster", dest="tpu_use_cluster", action="store_false", help="No cluster.")
     for name in ("aws_access_key_id", "aws_secret_access_key"):
-        parser.add_argument(*_spell(name), help=argparse.SUPPRESS)  # for Amazon SageMaker
+        add_flag(parser, name, help=argparse.SUPPRESS)  # for Amazon SageMaker
     parser.set_defaults(tpu_use_cluster=None)
     parser.add_argument("training_script", help="The script, module or program to run.")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Its own words.")
@@ -68,26 +67,88 @@ def launch_command(args: argparse.Namespace) -> None:
         args: what a parser of `launch_command_parser` read, changed or not.
 
     Raises:
-        ConfigError: lists everything that is wrong.
+        ConfigValueError: lists everything that is wrong.
         click.UsageError: `module` together with `no_python`, or words that a notebook does not take.
         subprocess.CalledProcessError: it ended with another exit code than 0.
         SystemExit: the same, with `quiet`.
     """
-    if args.module and args.no_python:
-        raise click.UsageError("--module and --no_python exclude each other")
-    kind: Any = "module" if args.module else "program" if args.no_python else "script"
-    script = Script(kind=kind, words=(args.training_script, *args.training_script_args))
-    values: dict[str, Any] = {name: getattr(args, name) for name in flags.PARADIGMS}
-    for option in flags.options():
-        value = getattr(args, _destination(option))
-        is_several = option.kind is tuple and isinstance(value, list)
-        text = tuple(map(as_text, value)) if is_several else None if value is None else as_text(value)
-        values[option.name.replace(".", "__")] = text
-    code = run(script, values, args.config_file, dry_run=args.dry_run, quiet=args.quiet, in_place=False)
+    script = _make_script(args)
+    with raise_value_errors():
+        code = run(
+            script,
+            _list_flags(args),
+            args.config_file,
+            dry_run=args.dry_run,
+            quiet=args.quiet,
+            in_place=False,
+        )
     if code and args.quiet:
         sys.exit(1)
     if code:
         raise subprocess.CalledProcessError(code, ["notebook-accel", "launch", *script.words])
+
+
+def validate_launch_command(
+    args: argparse.Namespace,
+) -> tuple[argparse.Namespace, ClusterConfig | None, bool]:
+    """Fill in what the words of the command `launch` leave open, and check all of it, as a launch does.
+
+    Args:
+        args: what a parser of `launch_command_parser` read; changed in place.
+
+    Returns:
+        The same namespace, the config of the launch, None without one, and whether the precision is from it.
+
+    Raises:
+        ConfigValueError: lists everything that is wrong.
+    """
+    with raise_value_errors():
+        plan, _ = resolve(_list_flags(args), args.config_file)
+    values = flat_values(plan.config)
+    for option in flags.options():
+        is_open = getattr(args, _destination(option)) is None
+        if is_open and (plan.sources[option.name] != FROM_MACHINE or option.name == "num_processes"):
+            setattr(args, _destination(option), values[option.name])
+    for name, (kind, *_) in flags.PARADIGMS.items():
+        setattr(args, name, getattr(args, name) or plan.config.distributed_type == kind)
+    is_there = args.config_file is not None or Path(default_config_file).is_file()
+    config = load_config_from_file(args.config_file) if is_there else None
+    is_from_config = plan.sources["mixed_precision"] not in ("flag", "default", FROM_MACHINE)
+    return args, config, is_from_config
+
+
+def prepare_simple_launcher_cmd_env(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """Return the words and the environment of a launch of one process.
+
+    Args:
+        args: what a parser of `launch_command_parser` read.
+
+    Raises:
+        ConfigValueError: lists everything that is wrong.
+        click.UsageError: `module` together with `no_python`.
+    """
+    with raise_value_errors():
+        plan, _ = resolve(_list_flags(args), args.config_file)
+    texts = {**environ.snapshot(), **plan.environment, **plan.derived}
+    return describe_command(_make_script(args)), finder.complete_variables(texts)
+
+
+def _make_script(args: argparse.Namespace) -> Script:
+    if args.module and args.no_python:
+        raise click.UsageError("--module and --no_python exclude each other")
+    kind: Any = "module" if args.module else "program" if args.no_python else "script"
+    return Script(kind=kind, words=(args.training_script, *args.training_script_args))
+
+
+def _list_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the flags as texts; see `plan.resolve`."""
+    values: dict[str, Any] = {name: getattr(args, name) for name in flags.PARADIGMS}
+    for option in flags.options():
+        value = getattr(args, _destination(option))
+        is_several = option.kind is tuple and isinstance(value, (list, tuple))
+        text = tuple(map(as_text, value)) if is_several else None if value is None else as_text(value)
+        values[option.name.replace(".", "__")] = text
+    return values
 
 
 def _read_words(read: Any, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
@@ -97,11 +158,6 @@ def _read_words(read: Any, args: Sequence[str] | None = None, namespace: Any = N
         return read(flags.complete_switches(launch, context, words), namespace)
 
 
-def _spell(name: str) -> list[str]:
-    """Return both spellings of a flag."""
-    return list(dict.fromkeys([f"--{flags.normalize(name)}", f"--{name}"]))
-
-
 def _destination(option: Option) -> str:
     flag = str(option.face.flag)
     return _DESTINATIONS.get(flag, flag)
@@ -109,9 +165,10 @@ def _destination(option: Option) -> str:
 
 def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:
     flag = str(option.face.flag)
-    parser.add_argument(
+    add_flag(
+        parser,
+        flag,
         *flags.SHORT.get(flag, ()),
-        *_spell(flag),
         dest=_destination(option),
         type=str if option.kind is tuple else functools.partial(_read_value, option),
         action="append" if flags.is_repeatable(option) else "store",

@@ -26,6 +26,12 @@ COMMANDS: Final = {
 }
 """Subcommands, each the module of its name, with `_` for `-`, in this package with a click command of that name."""
 
+OF_ACCELERATE: Final = {
+    "to-fsdp2": ("to_fsdp2_parser", "to_fsdp2_command_parser", "to_fsdp2_command"),
+    "tpu-config": ("tpu_parser", "tpu_command_parser", "tpu_command_launcher"),
+}
+"""Subcommands that help does not list: the module, the function that returns a parser, and the one that runs it."""
+
 
 class Lazy(click.RichGroup):
     """A group that imports a subcommand when it is needed."""
@@ -34,6 +40,8 @@ class Lazy(click.RichGroup):
         return [name for name in COMMANDS if _exists(name)]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name in OF_ACCELERATE:
+            return _make_command(name)
         if name not in COMMANDS or not _exists(name):
             return None
         command: click.Command = getattr(
@@ -48,6 +56,27 @@ class Lazy(click.RichGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
+
+
+def _make_command(name: str) -> click.Command:
+    """Return a subcommand that leaves its words to a parser."""
+
+    @click.command(
+        name,
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    )
+    @click.argument("words", nargs=-1, type=click.UNPROCESSED)
+    def command(words: tuple[str, ...]) -> None:
+        from .refusal import refuse_errors
+
+        module, make_parser, run = OF_ACCELERATE[name]
+        found = importlib.import_module(f"{__package__}.{module}")
+        args = getattr(found, make_parser)().parse_args(words)
+        with refuse_errors():
+            getattr(found, run)(args)
+
+    return command
 
 
 def _exists(name: str) -> bool:

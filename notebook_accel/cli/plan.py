@@ -38,7 +38,8 @@ _PORT: Final = 29500  # where several nodes meet, unless they name another port
 _AUTO: Final = "auto"
 _ENGINES_HERE: Final = (_AUTO, "inprocess", "elastic", "xla")
 _PODS: Final = "tpu_use_cluster: TPU pods are not supported"
-_MACHINE: Final = "this machine"
+FROM_MACHINE: Final = "this machine"
+"""The source of what this machine decides, see `Plan.sources`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +126,7 @@ def resolve(values: Mapping[str, Any], config_file: str | None) -> tuple[Plan, l
     sources = dict.fromkeys(after, "default")
     sources |= dict.fromkeys(from_file, f"{path}")
     sources |= dict.fromkeys(given, "flag")
-    sources |= {name: _MACHINE for name in after if after[name] != before[name]}
+    sources |= {name: FROM_MACHINE for name in after if after[name] != before[name]}
     chosen = {name for name, source in sources.items() if source != "default"}
     plan = Plan(
         config=complete,

@@ -84,10 +84,24 @@ def test(config_file: str | None, num_processes: int | None) -> None:
     Starts processes, lets them talk, shares out data and trains a small model. The exit code is 1 where a test failed.
     """
     try:
-        config = LaunchConfig() if config_file is None else file.read(config_file).config
-        machine = _find_machine(num_processes or config.num_processes, use_cpu=config.use_cpu or None)
+        failed = run_trials(config_file, num_processes)
     except ValueError as error:  # a variable of the environment has no legal value
         raise click.ClickException(str(error)) from None
+    sys.exit(failed > 0)
+
+
+def run_trials(config_file: str | None = None, num_processes: int | None = None) -> int:
+    """Print a line for each trial, and return how many failed.
+
+    Args:
+        config_file: says how many processes, and whether on the CPU.
+        num_processes: of a launch, at least 2.
+
+    Raises:
+        ValueError: a variable of the environment has no legal value.
+    """
+    config = LaunchConfig() if config_file is None else file.read(config_file).config
+    machine = _find_machine(num_processes or config.num_processes, use_cpu=config.use_cpu or None)
     failed = 0
     for name, trial in _TRIALS:
         started = time.monotonic()
@@ -103,7 +117,7 @@ def test(config_file: str | None, num_processes: int | None) -> None:
         click.echo(
             f"{failed} of {len(_TRIALS)} failed: `notebook-accel doctor` looks for what hinders launches"
         )
-    sys.exit(failed > 0)
+    return failed
 
 
 def _find_machine(num_processes: int | None, use_cpu: bool | None = None) -> Machine:

@@ -36,18 +36,40 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
     "checkpointing": {},
     "commands": {},
     "commands.accelerate_cli": {},
-    "commands.config": {"utils.cluster": "default_config_file load_config_from_file"},
+    "commands.config": {
+        "cli.config_parser": "get_config_parser",
+        "utils.cluster": "default_config_file load_config_from_file",
+    },
+    "commands.config.config": {"cli.config_parser": "config_command config_command_parser"},
     "commands.config.config_args": {
         "utils.registry": "cache_dir hf_cache_home",
         "utils.cluster": "BaseConfig ClusterConfig default_config_file default_json_config_file=default_config_file "
         "default_yaml_config_file=default_config_file load_config_from_file",
     },
-    "commands.config.default": {"utils": "write_basic_config"},
-    "commands.env": {},
-    "commands.estimate": {},
-    "commands.launch": {"cli.launch_parser": "launch_command launch_command_parser"},
-    "commands.merge": {},
-    "commands.test": {},
+    "commands.config.default": {
+        "cli.config_parser": "default_command_parser default_config_command",
+        "utils": "write_basic_config",
+    },
+    "commands.config.update": {
+        "cli.config_parser": "update_command_parser update_config update_config_command"
+    },
+    "commands.env": {"cli.env_parser": "env_command env_command_parser which"},
+    "commands.estimate": {
+        "cli.estimate_parser": "add_timm_hub_prefix check_has_model create_empty_model estimate_command "
+        "estimate_command_parser estimate_training_usage gather_data verify_on_hub",
+    },
+    "commands.launch": {
+        "cli.launch_parser": "_validate_launch_command=validate_launch_command launch_command launch_command_parser",
+    },
+    "commands.merge": {"cli.merge_parser": "merge_command merge_command_parser"},
+    "commands.test": {
+        "cli.test_parser": "test_command test_command_parser",
+        "utils.testing_programs": "execute_subprocess_async path_in_accelerate_package",
+    },
+    "commands.to_fsdp2": {
+        "cli.to_fsdp2_parser": "convert_config_to_fsdp2 load_config to_fsdp2_command to_fsdp2_command_parser",
+    },
+    "commands.tpu": {"cli.tpu_parser": "tpu_command_launcher tpu_command_parser"},
     "data_loader": {
         "data_loader": "BatchSamplerShard DataLoaderDispatcher DataLoaderShard IterableDatasetShard "
         "SeedableRandomSampler SkipBatchSampler SkipDataLoader prepare_data_loader skip_first_batches",
@@ -72,14 +94,19 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "utils.registry": "do_nothing is_initialized",
     },
     "test_utils": {
-        "utils.testing": "are_the_same_tensors get_launch_command "
+        "utils.testing": "are_the_same_tensors device_count get_launch_command memory_allocated_func "
         "require_bnb require_cpu require_cuda require_cuda_or_hpu "
         "require_cuda_or_xpu require_fp16 require_fp8 require_huggingface_suite require_mlu require_mps "
         "require_multi_device require_multi_gpu require_multi_gpu_or_xpu require_multi_xpu require_musa "
         "require_non_cpu require_non_hpu require_non_torch_xla require_non_xpu require_npu require_pippy "
         "require_sdaa require_single_device require_single_gpu require_single_xpu "
         "require_torch_min_version require_torchao require_torchvision require_tpu "
-        "require_transformer_engine require_transformer_engine_mxfp8 require_xpu run_first skip slow",
+        "require_transformer_engine require_transformer_engine_mxfp8 require_xpu run_first skip slow "
+        "torch_device",
+        "utils.testing_cases": "assert_exception capture_call_output",
+        "utils.testing_models": "RegressionDataset RegressionModel",
+        "utils.testing_programs": "DEFAULT_LAUNCH_COMMAND execute_subprocess_async get_torch_dist_unique_port "
+        "path_in_accelerate_package pytest_xdist_worker_id",
     },
     "test_utils.testing": {
         "utils.testing": "are_the_same_tensors device_count get_backend get_launch_command memory_allocated_func "
@@ -94,7 +121,12 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "require_tp require_tpu require_trackers require_trackio require_transformer_engine "
         "require_transformer_engine_mxfp8 require_transformers require_triton require_wandb require_xpu run_first "
         "skip slow torch_device",
+        "utils.testing_cases": "AccelerateTestCase MockingTestCase TempDirTestCase assert_exception "
+        "capture_call_output",
+        "utils.testing_programs": "DEFAULT_LAUNCH_COMMAND SubprocessCallException execute_subprocess_async "
+        "get_torch_dist_unique_port path_in_accelerate_package pytest_xdist_worker_id run_command",
     },
+    "test_utils.training": {"utils.testing_models": "RegressionDataset RegressionModel"},
     "tracking": {
         "tracking": "AimTracker ClearMLTracker CometMLTracker DVCLiveTracker GeneralTracker MLflowTracker "
         "SwanLabTracker TensorBoardTracker TrackioTracker WandBTracker filter_trackers=choose_trackers "
@@ -171,7 +203,10 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "is_transformer_engine_mxfp8_available is_triton_available is_weights_only_available is_xccl_available "
         "torchao_required",
     },
-    "utils.launch": {"utils.launch": "PrepareForLaunch"},
+    "utils.launch": {
+        "utils.launch": "PrepareForLaunch",
+        "cli.launch_parser": "prepare_simple_launcher_cmd_env",
+    },
     "utils.megatron_lm": {
         "utils": "AbstractTrainStep BertTrainStep GPTTrainStep MegatronLMDummyDataLoader MegatronLMDummyScheduler "
         "T5TrainStep avg_losses_across_data_parallel_group",
@@ -224,11 +259,13 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
 MAINS: Final[Mapping[str, tuple[str, ...]]] = {
     "commands.accelerate_cli": (),
     "commands.config": ("config",),
+    "commands.config.config": ("config",),
     "commands.env": ("env",),
     "commands.estimate": ("estimate-memory",),
     "commands.launch": ("launch",),
     "commands.merge": ("merge-weights",),
     "commands.test": ("test",),
+    "commands.tpu": ("tpu-config",),
 }
 """The modules whose `main` is a command of Accelerate: the first words of ours that takes its place."""
 

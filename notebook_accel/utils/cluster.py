@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -15,6 +17,7 @@ import yaml
 
 from ..choices import ComputeEnvironment
 from ..config import document, file
+from ..errors import ConfigError, ConfigValueError
 from ..state import DistributedType
 
 _Config = TypeVar("_Config", bound="BaseConfig")
@@ -101,7 +104,7 @@ class BaseConfig:
             ValueError: see `from_json_file`.
         """
         path = _path(yaml_file)
-        return cls._of_values(path, _read_yaml(path))
+        return cls._of_values(path, read_values(path))
 
     @classmethod
     def _of_values(cls: type[_Config], path: Path, values: dict[str, Any]) -> _Config:
@@ -175,26 +178,40 @@ def load_config_from_file(config_file: str | os.PathLike[str] | None = None) -> 
 
     Raises:
         FileNotFoundError: there is no such file.
-        ConfigError: something in it is wrong.
+        ConfigValueError: something in it is wrong.
     """
     path = _path(config_file)
     if not path.exists():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
-    checked = file.read(path).config
-    values = {"distributed_type": checked.distributed_type or DistributedType.NO, **_read_yaml(path)}
+    with raise_value_errors():
+        checked = file.read(path).config
+    values = {"distributed_type": checked.distributed_type or DistributedType.NO, **read_values(path)}
     values = ClusterConfig.process_config(values)
     known = {entry.name for entry in dataclasses.fields(ClusterConfig)}
     return ClusterConfig(**{name: value for name, value in values.items() if name in known})
 
 
-def _path(path: str | os.PathLike[str] | None) -> Path:
-    return document.expand(default_config_file if path is None else path)
+@contextlib.contextmanager
+def raise_value_errors() -> Iterator[None]:
+    """Raise a ConfigError of the block as a ValueError too, which callers of Accelerate's functions expect."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigValueError(error.problems) from None
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    """Return the values in a file of YAML 1.1, in which `no` is False; JSON is a part of it."""
+def read_values(path: Path) -> dict[str, Any]:
+    """Return the values in a file of YAML 1.1, in which `no` is False; JSON is a part of it.
+
+    Args:
+        path: of the file.
+    """
     values = dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     return values | {name: word for name, word in _NO.items() if values.get(name) is False}
+
+
+def _path(path: str | os.PathLike[str] | None) -> Path:
+    return document.expand(default_config_file if path is None else path)
 
 
 def _simplify(value: Any) -> Any:

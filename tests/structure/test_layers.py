@@ -45,7 +45,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("widgets.run",),
     ("launchers", "session"),
     ("widgets",),
-    ("cli", "utils"),
+    ("utils",),
+    ("cli",),
     ("", "__main__"),
 )
 # The modules and packages of each package, bottom to top; those of one row do not import each other. A "*" stands for

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import argparse
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import rich_click as click
 from accelerate.commands import launch as reference
 
 from notebook_accel.cli import launch_parser
-from notebook_accel.cli.launch_parser import launch_command, launch_command_parser
+from notebook_accel.cli.launch_parser import (
+    launch_command,
+    launch_command_parser,
+    prepare_simple_launcher_cmd_env,
+    validate_launch_command,
+)
 from notebook_accel.errors import ConfigError
 
 SCRIPT = (
@@ -143,3 +150,51 @@ def test_wrong_options_are_all_named(script: str) -> None:
     with pytest.raises(ConfigError) as caught:
         launch_command(found)
     assert "many" in str(caught.value) and "--multi_gpu and --tpu" in str(caught.value)
+
+
+def test_words_are_completed_by_the_config(tmp_path: Path, script: str) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 3\ndebug: true\nmixed_precision: bf16\n"
+    )
+    args = launch_command_parser().parse_args(["--config_file", str(path), "--num_processes", "2", script])
+    found, config, is_from_config = validate_launch_command(args)
+    assert found is args and config is not None and config.num_processes == 3
+    assert (args.num_processes, args.debug, args.multi_gpu, args.mixed_precision) == (2, True, False, "bf16")
+    assert is_from_config
+    assert validate_launch_command(args)[0] == args, "nothing changes any more"
+
+
+def test_words_are_completed_without_a_config(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_parser, "default_config_file", "none.yaml")
+    args = launch_command_parser().parse_args(["--cpu", script])
+    assert validate_launch_command(args) == (args, None, False)
+    assert (args.num_processes, args.num_machines, args.use_fsdp) == (1, 1, False)
+
+
+def test_how_one_process_starts(script: str) -> None:
+    args = launch_command_parser().parse_args(["--cpu", "--mixed_precision", "bf16", script, "--lr", "1"])
+    words, variables = prepare_simple_launcher_cmd_env(validate_launch_command(args)[0])
+    assert words == [sys.executable, script, "--lr", "1"]
+    assert variables["ACCELERATE_MIXED_PRECISION"] == "bf16" and variables["PATH"]
+    args.module = True
+    assert prepare_simple_launcher_cmd_env(args)[0][1] == "-m"
+    args.no_python = True
+    with pytest.raises(click.UsageError, match="exclude each other"):
+        prepare_simple_launcher_cmd_env(args)
+
+
+@pytest.mark.parametrize(
+    "function", [launch_command, validate_launch_command, prepare_simple_launcher_cmd_env]
+)
+def test_wrong_options_are_a_value_error(function: Any, script: str) -> None:
+    args = launch_command_parser().parse_args(["--num_processes", "many", script])
+    with pytest.raises(ValueError, match="many"):
+        function(args)
+
+
+def test_help_shows_one_spelling() -> None:
+    shown = launch_command_parser().format_help()
+    flags = [name.replace("_", "-") for name in parse() if "_" in name]
+    found = [name for name in flags if f"--{name}" in shown]
+    assert found == ["num-processes"], "it is the example of the other spelling"

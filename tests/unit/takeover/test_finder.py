@@ -259,7 +259,7 @@ def test_variables_are_complete_once() -> None:
 
 
 COMMANDS = {"launch": "launch", "config": "config", "env": "env", "estimate": "estimate-memory"}
-COMMANDS |= {"merge": "merge-weights", "test": "test"}
+COMMANDS |= {"merge": "merge-weights", "test": "test", "tpu": "tpu-config", "config.config": "config"}
 
 
 @pytest.mark.parametrize("module", COMMANDS)
@@ -274,6 +274,25 @@ def test_the_commands_of_accelerate_are_ours(module: str) -> None:
     main()
     """
     assert run(code) == str([COMMANDS[module], "--option", "a"])
+
+
+def test_a_name_that_is_patched_is_patched_where_it_is_used() -> None:
+    code = f"""
+    {TAKE}
+    from types import SimpleNamespace
+    from unittest.mock import patch
+    from accelerate.commands.env import env_command
+    from accelerate.commands.estimate import create_empty_model
+    with patch("accelerate.commands.estimate.verify_on_hub", return_value="gated"):
+        try:
+            create_empty_model("a", None)
+        except OSError:
+            print("gated")
+    with patch("accelerate.commands.env.which", return_value=None):
+        print(env_command(SimpleNamespace(config_file=None))["`accelerate` bash location"])
+    """
+    lines = run(code).splitlines()
+    assert (lines[0], lines[-1]) == ("gated", "Not found")
 
 
 def start(words: list[str], folder: Path) -> str:
@@ -317,3 +336,5 @@ def test_a_launch_by_the_names_of_accelerate_is_ours(way: str, tmp_path: Path) -
 def test_other_modules_of_accelerate_run_too(tmp_path: Path) -> None:
     assert start([sys.executable, "-m", "accelerate.utils.random"], tmp_path) == ""
     assert "estimate-memory" in start([*console_script(tmp_path), "--help"], tmp_path)
+    words = ["tpu-config", "--tpu_name", "pod", "--tpu_zone", "a", "--command", "ls", "--debug"]
+    assert start([*console_script(tmp_path), *words], tmp_path).startswith("Running gcloud")

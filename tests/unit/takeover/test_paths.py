@@ -16,53 +16,33 @@ from notebook_accel.takeover import paths
 LEFT_OUT = {
     "test_utils.examples": "comparison of Accelerate's own examples",
     "test_utils.scripts": "scripts of Accelerate's own tests",
-    "test_utils.training": "models of Accelerate's own tests",
     "commands.config.cluster": "questions of the command line",
-    "commands.config.config": "parser of the command line",
     "commands.config.config_utils": "questions of the command line",
     "commands.config.sagemaker": "runs on Amazon SageMaker are not launched from here",
-    "commands.config.update": "parser of the command line",
     "commands.menu": "drawing of the questionnaire",
-    "commands.to_fsdp2": "parser of the command line; files of both versions are read",
-    "commands.tpu": "commands on the machines of a pod",
-    "commands.utils": "parser of the command line",
+    "commands.utils": "classes of argparse, of which its own parsers are made",
 }
 SETTINGS = "what its own command sets for processes, which is done in another way here"
 PARTS = "a part of how it does its work, which is done in another way here"
-PARSER = "a parser of the command line, which is put together in another way here"
-OWN_TESTS = "a helper of Accelerate's own tests"
+OWN_SCRIPTS = "data of Accelerate's own examples and scripts"
 MEGATRON = "Megatron-LM is not supported"
 SAGEMAKER = "runs on Amazon SageMaker are not launched from here"
 VENDOR = "a word of an argument's type, of a library that is not supported"
 # names that are left out, by module; `*` stands for all modules
 REASONS: dict[str, dict[str, str]] = {
-    "*": {"logger": "its own logger", "FORMAT": "its own logger"},
+    "*": {
+        **dict.fromkeys(("logger", "FORMAT"), "its own logger"),
+        "description": "a text of its command line",
+    },
     "checkpointing": dict.fromkeys(
         ("save_accelerator_state", "load_accelerator_state", "save_custom_state", "load_custom_state"), PARTS
     ),
-    "commands.config": {"get_config_parser": PARSER},
+    "commands.config.config": {"get_user_input": "questions of the command line"},
     "commands.config.config_args": {"SageMakerConfig": SAGEMAKER},
-    "commands.config.default": dict.fromkeys(
-        ("default_command_parser", "default_config_command", "description"), PARSER
+    "commands.estimate": {"create_ascii_table": PARTS},
+    "commands.to_fsdp2": dict.fromkeys(
+        ("ARGUMENT_KEY_MAPPING", "ARGUMENT_VALUE_MAPPING", "ConversionStatus"), PARTS
     ),
-    "commands.env": dict.fromkeys(("env_command", "env_command_parser"), PARSER),
-    "commands.estimate": {
-        **dict.fromkeys(("estimate_command", "estimate_command_parser"), PARSER),
-        **dict.fromkeys(
-            (
-                "add_timm_hub_prefix",
-                "check_has_model",
-                "create_ascii_table",
-                "create_empty_model",
-                "estimate_training_usage",
-                "gather_data",
-                "verify_on_hub",
-            ),
-            PARTS,
-        ),
-    },
-    "commands.merge": dict.fromkeys(("description", "merge_command", "merge_command_parser"), PARSER),
-    "commands.test": dict.fromkeys(("test_command", "test_command_parser"), PARSER),
     "commands.launch": dict.fromkeys(
         (
             "CustomHelpFormatter",
@@ -84,22 +64,8 @@ REASONS: dict[str, dict[str, str]] = {
     "launchers": {"test_launch": PARTS},
     "optimizer": {"patch_optimizer_step": PARTS},
     "state": dict.fromkeys(("SharedDict", "ThreadLocalSharedDict"), PARTS),
-    "test_utils.testing": dict.fromkeys(
-        (
-            "AccelerateTestCase",
-            "DEFAULT_LAUNCH_COMMAND",
-            "MockingTestCase",
-            "SubprocessCallException",
-            "TempDirTestCase",
-            "assert_exception",
-            "capture_call_output",
-            "execute_subprocess_async",
-            "get_torch_dist_unique_port",
-            "path_in_accelerate_package",
-            "pytest_xdist_worker_id",
-            "run_command",
-        ),
-        OWN_TESTS,
+    "test_utils.training": dict.fromkeys(
+        ("mocked_dataloaders", "mocked_dataloaders_for_autoregressive_models"), OWN_SCRIPTS
     ),
     "utils.bnb": dict.fromkeys(
         (
@@ -150,7 +116,6 @@ REASONS: dict[str, dict[str, str]] = {
             "prepare_extend_env_parallelism_config",
             "prepare_multi_gpu_env",
             "prepare_sagemager_args_inputs",
-            "prepare_simple_launcher_cmd_env",
             "prepare_tpu",
             "setup_fp8_env",
         ),
