@@ -18,7 +18,7 @@ from ..runtime import GradientFlags, Runtime
 from .failing import end_processes
 from .iterable import IterableDatasetShard
 from .resume import Epoch, EpochState, ResumableSampler, order_of, restore_order
-from .samplers import SkipBatchSampler, is_plain, sampler_chain, start_at
+from .samplers import SkipBatchSampler, is_plain, name_sampler, sampler_chain, start_at
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,11 +30,6 @@ _RECEIVES: Final = "_receives"
 _ALONE: Final = "_num_yielded"
 _WORKERS: Final = "_snapshot"
 _NEVER_MOVED: Final = frozenset((str, bytes, bool, int, float, type(None)))
-
-
-def name_sampler(dataloader: DataLoader[Any], sampler: Any) -> dict[str, Any]:
-    """Return an outer sampler for the loader by its name there."""
-    return {"sampler" if dataloader.batch_sampler is None else "batch_sampler": sampler}
 
 
 def outer_sampler(dataloader: DataLoader[Any]) -> Any:
@@ -67,6 +62,7 @@ class PreparedLoader(DataLoader[Any]):
     dataset_shards: int = 1
     is_led: bool = False
     use_stateful_dataloader: bool = False
+    gradient_state = property(lambda self: GradientState(), doc="Where gradient accumulation stands.")
 
     def __new__(cls, *args: Any, use_stateful_dataloader: bool = False, **kwargs: Any) -> Self:
         """Return an empty loader; where it is to be stateful, of the subclass that `stateful_class` makes."""
@@ -105,11 +101,6 @@ class PreparedLoader(DataLoader[Any]):
     def runtime(self) -> Runtime | None:
         """The runtime given, else that of the process."""
         return self._runtime if self._runtime is not None else process.current()
-
-    @property
-    def gradient_state(self) -> GradientState:
-        """Where gradient accumulation stands."""
-        return GradientState()
 
     @property
     def base_dataloader(self) -> PreparedLoader:
@@ -351,7 +342,6 @@ class PreparedLoader(DataLoader[Any]):
 
     def adjust_state_dict_for_prefetch(self) -> None:
         """Do nothing: states are taken before a batch is read ahead."""
-        return None
 
 
 class StatefulLoader(PreparedLoader):

@@ -406,3 +406,8 @@ def get_sampler(dataloader: DataLoader[Any]) -> Any:
     """
     outer = dataloader.sampler if isinstance(dataloader.sampler, BatchSampler) else dataloader.batch_sampler
     return getattr(outer, "sampler", None)
+
+
+def name_sampler(dataloader: DataLoader[Any], sampler: Any) -> dict[str, Any]:
+    """Return an outer sampler for the loader by its name there."""
+    return {"sampler" if dataloader.batch_sampler is None else "batch_sampler": sampler}

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from .base import PreparedLoader, name_sampler, outer_sampler
+from .base import PreparedLoader, outer_sampler
 from .resume import Epoch
-from .samplers import SkipBatchSampler, options_of, sampler_chain
+from .samplers import SkipBatchSampler, name_sampler, options_of, sampler_chain
 
 
 class SkipDataLoader(PreparedLoader):

@@ -21,8 +21,8 @@ from notebook_accel.stream.record import RunRecord
 from notebook_accel.stream.series import Point
 from notebook_accel.tracking import GeneralTracker, LoggerType, choose_trackers, register_tracker_class
 from notebook_accel.tracking.table import tracker_class
-from notebook_accel.utils.registry import LOGGER_TYPE_TO_CLASS
 from notebook_accel.utils import LoggerType as LoggerTypeOfUtils
+from notebook_accel.utils.registry import LOGGER_TYPE_TO_CLASS
 from tests.unit.jobs import make_job
 from tests.unit.multiprocess import run_ranks
 
