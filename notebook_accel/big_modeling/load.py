@@ -15,6 +15,7 @@ from ..checkpointing import models, pickled, weights
 from ..checkpointing.folder import PathLike
 from ..checkpointing.models import Source
 from ..hooks import tensors
+from ..hooks.align import remove_offload_hooks
 from . import conversion, eight_bit, offload, ties
 from .device_map import DeviceMap, check_buffers, check_device_map, check_devices, check_devices_exist
 from .placing import Loading, Slot, list_slots
@@ -83,6 +84,10 @@ def load_checkpoint_in_model(
                 "an index; load_checkpoint_and_dispatch needs none for safetensors files"
             )
         index = loading.run()
+        if device_map is None and not any(slot.tensor.is_meta for slot in list_slots(model)):
+            remove_offload_hooks(
+                model
+            )  # the model was offloaded before: they would bring the weights of then
         if offload_folder is not None:
             offload.save_offload_index(index, offload_folder)
 

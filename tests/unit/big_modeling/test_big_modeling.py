@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from notebook_accel import (
@@ -404,3 +405,23 @@ def test_tensors_of_modules(tmp_path: Path) -> None:
     fresh = empty()
     utils.load_offloaded_weights(fresh, utils.OffloadedWeightsLoader(save_folder=tmp_path).index, tmp_path)
     assert fresh.head.weight.unique().tolist() == [2.0]
+
+
+def test_an_offloaded_model_that_is_loaded_whole_is_whole(tmp_path: Path) -> None:
+    """Also where the file that it was offloaded from is another one by now."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    batch = torch.ones(1, 4)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    load_checkpoint_and_dispatch(
+        model, tmp_path, device_map={"0": "cpu", "1": "disk"}, offload_folder=tmp_path / "disk"
+    )
+    model(batch)
+    (tmp_path / "model.safetensors").unlink()
+    save_file({name: 2 * value for name, value in weights.items()}, tmp_path / "model.safetensors")
+    load_checkpoint_and_dispatch(model, tmp_path)
+    whole = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    whole.load_state_dict({name: 2 * value for name, value in weights.items()})
+    assert torch.equal(model(batch), whole(batch))
+    assert not any(parameter.is_meta for parameter in model.parameters())
