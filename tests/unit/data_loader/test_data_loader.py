@@ -25,7 +25,6 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from notebook_accel import data_loader
 from notebook_accel import runtime as process
 from notebook_accel.comm.single import SingleComm
 from notebook_accel.comm.torch_dist import TorchComm, open_group
@@ -496,19 +495,3 @@ def test_ranks_that_were_seeded_differently_shuffle_alike() -> None:
         epochs = [sorted(itertools.chain(*a, *b)) for a, b in zip(first, second, strict=True)]
         assert epochs == [list(range(12))] * 2
         assert first[0] != first[1]
-
-
-@pytest.mark.parametrize("name", ["DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoader"])
-def test_loaders_have_the_members_of_accelerates(name: str) -> None:
-    theirs = getattr(pytest.importorskip("accelerate.data_loader"), name)
-    ours = getattr(data_loader, name)
-    members = {member for member in dir(theirs) if not member.startswith("_")} - {"base_dataloader"}
-    assert members <= set(dir(ours)), members - set(dir(ours))
-
-
-def test_an_iteration_can_be_begun_and_ended_by_hand() -> None:
-    loader = prepare_data_loader(DataLoader(list(range(4)), batch_size=2))
-    loader.begin()
-    assert loader.epoch_state.current is not None
-    loader.end()
-    assert loader.epoch_state.current is None
