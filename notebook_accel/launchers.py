@@ -219,14 +219,15 @@ def runs() -> list[Run]:
 
 def _run(request: LaunchRequest, caller: str) -> Any:
     __tracebackhide__ = True
-    from .launch import dry_run, preflight, registry, signals
+    from . import interrupts
+    from .launch import dry_run, preflight, registry
     from .stream.logs import LogFiles
     from .widgets.run import make_sink
 
     job, engine = preflight.check(request, caller)
     is_debug = environ.flag_in(job.environment, "ACCELERATE_DEBUG_MODE")
     if environ.flag("ACCELERATE_DEBUG_MODE") if is_debug is None else is_debug:
-        with signals.delay_interrupt(signals.PATIENCE):
+        with interrupts.delay_interrupt(interrupts.PATIENCE):
             dry_run.launch(job, engine)
     sinks: list[MakeSink] = [make_sink]
     folder = job.log_dir
@@ -234,7 +235,7 @@ def _run(request: LaunchRequest, caller: str) -> Any:
         # before the view: if the folder cannot be made, no view was opened
         sinks.insert(0, lambda run: LogFiles(folder, run.job.name))
     # the waits in it obey: anywhere else an interrupt could leave a run that never ends
-    with signals.delay_interrupt(signals.PATIENCE):
+    with interrupts.delay_interrupt(interrupts.PATIENCE):
         run = registry.open_run(job, engine, sinks)
         if not job.background:
             return run.call()

@@ -199,9 +199,8 @@ class PreparedLoader(DataLoader[Any]):
                 self.end_of_dataloader = False
         except BaseException as error:
             iteration.is_left = True
+            end_processes(error, epoch.reader, self._iterator if self.persistent_workers else None)
             epoch.leave()
-            if not isinstance(error, GeneratorExit):  # which ends the iterators below, too
-                end_processes(error, self._iterator if self.persistent_workers else None)
             raise
         self.end_of_dataloader = is_last
         flags.end(iteration)

@@ -1,39 +1,61 @@
-"""The end of loader processes whose iterator failed, which torch leaves to the end of the last reference to it."""
+"""The end of loader processes whose loop ended early, which torch leaves to the end of the last reference to it."""
 
 from __future__ import annotations
 
 import contextlib
 from typing import Any
 
+from ..interrupts import delay_interrupt
 
-def end_processes(error: BaseException, kept: Any) -> None:
-    """End the loader processes of the iterators that an error came through.
 
-    The frames of its traceback hold them as long as somebody holds the error, as a notebook does until the next one.
-    There is no other way to one that failed before it was whole: where a process is killed while the others start.
+def end_processes(error: BaseException, reader: Any, kept: Any) -> None:
+    """End the loader processes of the iterators that an error came through, or of the one whose loop was left.
+
+    The frames of the error's traceback hold them as long as somebody holds the error, as a notebook does until the next
+    one. There is no other way to one that failed before it was whole: where a process is killed while the others start.
 
     The frame that caught the error is left out: where it was asked for its variables, it keeps them, the error too.
 
+    An interrupt waits until they have ended, and comes a moment later: a loop that is left ends its generator, where
+    Python drops what is raised.
+
     Args:
-        error: what an iterator of torch or torchdata raised, or a function that it called.
+        error: what an iterator of torch or torchdata raised, or a function that it called; GeneratorExit where the
+            loop was left.
+        reader: the iterator of torch or torchdata, where it was whole.
         kept: the iterator that goes on with the next epoch, because the processes are persistent; or None.
     """
-    trace = error.__traceback__ and error.__traceback__.tb_next
-    found: dict[int, Any] = {}
-    frames = []
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
-        if hasattr(owner, "_shutdown_workers") and owner is not kept:
-            found[id(owner)] = owner
-        if found:
-            frames.append(trace.tb_frame)
-        trace = trace.tb_next
-    for owner in found.values():
-        with contextlib.suppress(Exception):  # the error is what counts: torch's own ends do not raise either
-            owner._shutdown_workers()
-    for (
-        frame
-    ) in frames:  # one that was not whole yet has queues whose pipes nobody closes while its frames hold them
+    with delay_interrupt(comes_later=True):
+        owners = {id(owner): owner for owner in (reader,) if hasattr(owner, "_shutdown_workers")}
+        trace = error.__traceback__ and error.__traceback__.tb_next
+        frames: list[Any] = []
+        while trace is not None:
+            owner = trace.tb_frame.f_locals.get("self")
+            is_owner = hasattr(owner, "_shutdown_workers") and owner is not kept
+            if is_owner:
+                owners[id(owner)] = owner
+            if is_owner or frames:
+                frames.append(trace.tb_frame)
+            trace = trace.tb_next
+        for owner in owners.values():
+            if owner is not kept:
+                _end(owner)
+        _forget_variables(frames)
+
+
+def _end(iterator: Any) -> None:
+    """End the processes of an iterator, and close the pipes to them."""
+    iterator._shutdown = False  # torch begins its own end but once, and an interrupt may have broken that off
+    with contextlib.suppress(Exception):  # the error is what counts: torch's own ends do not raise either
+        iterator._shutdown_workers()
+    for queue in getattr(iterator, "_index_queues", ()):
+        queue.cancel_join_thread()
+        queue.close()
+
+
+def _forget_variables(frames: list[Any]) -> None:
+    """Let frames drop what they hold: an iterator that was not whole yet has pipes that nobody else closes."""
+    for frame in frames:
         with contextlib.suppress(RuntimeError):  # it still runs
             frame.clear()
             _ = frame.f_locals  # which takes out of what it gave above what is no longer there

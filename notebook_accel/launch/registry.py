@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from .. import devices, environ, runtime, tpu
+from .. import devices, environ, interrupts, runtime, tpu
 from ..errors import LaunchError
-from . import signals
 from .engines.base import Engine
 from .job import Job
 from .run import MakeSink, Run
@@ -65,7 +64,7 @@ def require_descriptors(workers: int) -> None:
     """
     count = _DESCRIPTORS_OF_EACH * workers + _DESCRIPTORS_OF_ALL
     found: list[int] = []
-    with signals.delay_interrupt():  # what is open has to be in the list
+    with interrupts.delay_interrupt():  # what is open has to be in the list
         try:
             found += os.pipe()
             while len(found) < count:

@@ -12,11 +12,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Literal
 
+from .. import interrupts
 from ..errors import HangError, LaunchError, RunStoppedError
 from ..events import Event, Failure
 from ..stream.record import RunRecord
 from ..stream.sinks import Sink, close_sink
-from . import signals
 from .checks.problems import check_seconds
 from .durations import Start, format_duration
 from .engines.base import Engine, Outcome
@@ -79,7 +79,7 @@ class Run:
     def call(self) -> Any:
         """Run the job in this thread and return its value. The run does not keep the value.
 
-        The caller delays interrupts (`signals.delay_interrupt`), for `start` too. The waits here obey them.
+        The caller delays interrupts (`interrupts.delay_interrupt`), for `start` too. The waits here obey them.
 
         Returns:
             What `result` returns.
@@ -120,7 +120,7 @@ class Run:
             raise
         finally:
             # a second one would leave the view open, or the run without an end
-            with signals.delay_interrupt():
+            with interrupts.delay_interrupt():
                 self._close()
 
     def start(self) -> None:
@@ -149,7 +149,7 @@ class Run:
             raise self._error from error
         try:
             while not (self._begun.wait(_LOOK_SECONDS) or self._ended.is_set()):
-                signals.obey_interrupt()
+                interrupts.obey_interrupt()
         except KeyboardInterrupt:
             self.stop(_INTERRUPT_GRACE)
             raise
@@ -178,11 +178,11 @@ class Run:
         interrupt = None
         for callback in callbacks:
             try:
-                signals.obey_interrupt()
+                interrupts.obey_interrupt()
             except KeyboardInterrupt as error:  # of what came before: this one is called all the same
                 interrupt = error
             try:
-                with signals.allow_interrupt():
+                with interrupts.allow_interrupt():
                     callback()
             except BaseException as error:
                 name = getattr(callback, "__qualname__", type(callback).__name__)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from .. import interrupts
 from ..config.argument_checks import check_environment
 from ..config.launch_options import Returns, StartMethod
 from ..errors import RunStoppedError, SessionError
-from ..launch import preflight, registry, signals
+from ..launch import preflight, registry
 from ..launch.checks.problems import check_seconds, raise_all
 from ..launch.durations import format_duration
 from ..launch.engines.base import Engine
@@ -138,7 +139,7 @@ class Session:
         __tracebackhide__ = True
         if self._engine.on_this_node:
             registry.require_descriptors(self.num_processes)
-        with signals.delay_interrupt(signals.PATIENCE):
+        with interrupts.delay_interrupt(interrupts.PATIENCE):
             self._held[:] = [workers := Workers(self.job, self._engine)]
             try:
                 workers.start()
@@ -146,10 +147,8 @@ class Session:
             except BaseException as error:
                 workers.close()
                 # a terminal interrupts the workers too, and the end of one may be noticed first
-                if isinstance(error, KeyboardInterrupt) or signals.is_interrupted():
-                    raise KeyboardInterrupt(
-                        "the session was interrupted at its start, and is closed"
-                    ) from None
+                if isinstance(error, KeyboardInterrupt) or interrupts.is_interrupted():
+                    raise KeyboardInterrupt("the session is closed: its start was interrupted") from None
                 raise
 
     @property
@@ -279,14 +278,14 @@ class Session:
         sink = TextSink(self.job.output, self.job.prefix)
         sink.show(make_start_phases(range(self.num_processes)))
         workers.note_late_lines(sink)
-        with signals.delay_interrupt(signals.PATIENCE):  # obeyed between two looks: else it could stay busy
+        with interrupts.delay_interrupt(interrupts.PATIENCE):  # obeyed between two looks: else it stays busy
             try:
-                with signals.delay_interrupt():
+                with interrupts.delay_interrupt():
                     call = workers.begin(pickled, name, chosen, sending, self.grace, self.hang_timeout)
                 while call.unfinished or call.waiting:
                     workers.show(call, sink)
-                    signals.obey_interrupt()
-                with signals.delay_interrupt():
+                    interrupts.obey_interrupt()
+                with interrupts.delay_interrupt():
                     notes = self._finish_call(call, sink)
                     sink.close()
             except BaseException as error:
@@ -305,7 +304,7 @@ class Session:
             return
         if not isinstance(error, KeyboardInterrupt):
             sink = TextSink("none")  # the sink of the call failed
-        with signals.delay_interrupt():
+        with interrupts.delay_interrupt():
             call.bring_back(0.0)
             while call.unfinished:
                 workers.show(call, sink)

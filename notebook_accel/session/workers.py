@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from torch.distributed import TCPStore
 
+from .. import interrupts
 from ..errors import SessionError
 from ..events import CallEnd, CallOrder, Event, Failure, Held, LeaveOrder, Line, Order, Phase, StackReport
 from ..launch import signals
@@ -155,7 +156,7 @@ class Workers:
         if threading.current_thread() is self._reader:  # garbage collection ran in it; it cannot join itself
             threading.Thread(target=self.close, name="notebook_accel session ends").start()
             return
-        with signals.delay_interrupt(), self._closing:
+        with interrupts.delay_interrupt(), self._closing:
             if self._leaving.is_set():
                 return
             if self.started and self._call is None and not self.dead and not self.broken:
@@ -300,7 +301,7 @@ class Workers:
         return call
 
     def _tell(self, order: Order) -> None:
-        with signals.delay_interrupt():  # a worker could not read what follows half an order
+        with interrupts.delay_interrupt():  # a worker could not read what follows half an order
             self._group.tell(order)
 
     def _kill(self, rank: int) -> None:

@@ -104,7 +104,7 @@ print(met > 5, said)
 """,
         tmp_path,
     )
-    assert out.splitlines()[-1] == "True {'the session was interrupted at its start, and is closed'}", out
+    assert out.splitlines()[-1] == "True {'the session is closed: its start was interrupted'}", out
 
 
 def test_a_run_that_is_interrupted_is_over(tmp_path: Path) -> None:
@@ -136,8 +136,9 @@ def test_the_end_of_a_run_is_whole_also_where_patience_is_lost(tmp_path: Path) -
     out = run(
         AIM
         + """
-from notebook_accel.launch import run, signals
-signals.PATIENCE = 0.0
+from notebook_accel import interrupts
+from notebook_accel.launch import run
+interrupts.PATIENCE = 0.0
 closed, close = [], run.close_sink
 def note(sink):
     close(sink)

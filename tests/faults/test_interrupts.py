@@ -142,7 +142,7 @@ except KeyboardInterrupt as error:
 """,
         tmp_path,
     )
-    assert "interrupted: the session was interrupted at its start" in out, out
+    assert "interrupted: the session is closed: its start was interrupted" in out, out
 
 
 CALLBACKS = """

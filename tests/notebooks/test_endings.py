@@ -80,11 +80,19 @@ FORMS = {
 
 
 @pytest.fixture(scope="module")
-def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """A kernel for tests that restart it."""
+def shared_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     started = Kernel(tmp_path_factory.mktemp("restarted"), is_copy=True)
     yield started
     started.close()
+
+
+@pytest.fixture
+def restarted(shared_kernel: Kernel, request: pytest.FixtureRequest) -> Iterator[Kernel]:
+    """A kernel for tests that restart it; where one fails before that, the next one gets it as new."""
+    failed = request.session.testsfailed
+    yield shared_kernel
+    if request.session.testsfailed > failed:
+        shared_kernel.restart(now=True)
 
 
 def prepare(kernel: Kernel, form: Form, folder: Path) -> None:
@@ -99,6 +107,8 @@ def working(kernel: Kernel, folder: Path) -> list[psutil.Process]:
     assert wait_until(lambda: all(file.exists() for file in files), 30), kernel.children()
     pids = {int(pid) for file in files for pid in file.read_text().split()}
     assert len(pids) == 6
+    # a process by which the fork server showed that it answers may be just ending
+    wait_until(lambda: {process.pid for process in kernel.children()} <= pids, SECONDS)
     below = kernel.children()
     assert pids == {process.pid for process in below}, "everything that works is the kernel's"
     return below

@@ -13,7 +13,18 @@ from tests.structure.source import ROOT, modules, resolve
 # Bottom to top. A name stands for the module, or for the package with all that is in it; where both a package
 # and one of its modules are listed, the module has its own floor.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "events", "environ", "probes", "caller", "checked", "choices", "collector", "combinations"),
+    (
+        "errors",
+        "events",
+        "environ",
+        "probes",
+        "caller",
+        "checked",
+        "choices",
+        "collector",
+        "combinations",
+        "interrupts",
+    ),
     ("tpu", "takeover"),
     (
         "topology",

@@ -30,8 +30,7 @@ from typing import Any, Final
 
 import torch
 
-from ... import environ
-from .. import signals
+from ... import environ, interrupts
 
 MODULE: Final = "torch._dynamo"
 _TRAINING_NAMES: Final = {"optim", "torch.optim", "backward"}
@@ -58,7 +57,7 @@ def load_for(function: Any) -> bool:
     """
     if is_loaded() or not is_needed_by(function):
         return False
-    with signals.delay_interrupt():
+    with interrupts.delay_interrupt():
         saved = environ.snapshot()
         with contextlib.suppress(Exception):
             importlib.import_module(MODULE)

@@ -13,9 +13,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ... import environ, probes, tpu
+from ... import environ, interrupts, probes, tpu
 from ...errors import LaunchError
-from .. import signals
 
 _SINGLE_PROCESS_VARIABLES: Final = ("TPU_PROCESS_ADDRESSES", "TPU_PROCESS_PORT", "CLOUD_TPU_TASK_ID")
 
@@ -81,7 +80,7 @@ def load() -> bool:
     """
     if is_loaded():
         return False
-    with signals.delay_interrupt(), contextlib.suppress(Exception):
+    with interrupts.delay_interrupt(), contextlib.suppress(Exception):
         importlib.import_module("torch_xla")
     return True
 

@@ -9,9 +9,9 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, Literal, TypeVar
 
+from ... import interrupts
 from ...events import Phase
 from ...stream.record import RunRecord
-from .. import signals
 from ..job import Job
 from ..supervise.control import Control, StopAsked
 from ..supervise.delivery import Deliver
@@ -147,7 +147,7 @@ def run_attempt(group: WorkerGroup[Any]) -> GroupState:
     except StopAsked:
         pass
     finally:
-        with signals.delay_interrupt():
+        with interrupts.delay_interrupt():
             group.stop(INTERRUPT_GRACE)
             group.close()
     return state

@@ -7,11 +7,10 @@ import time
 from collections.abc import Mapping
 from typing import ClassVar
 
-from ... import environ, runtime
+from ... import environ, interrupts, runtime
 from ...events import Metric
 from ...stream.record import RunRecord
 from ...takeover import finder
-from .. import signals
 from ..checks import xla_runtime
 from ..job import Job
 from ..supervise import socket_folder
@@ -52,7 +51,7 @@ class InProcessEngine(Engine):
             with (
                 socket_folder.keep_tidy(),
                 environ.patch_environment(**job.environment),
-                signals.allow_interrupt(),
+                interrupts.allow_interrupt(),
             ):
                 if job.tpu_mode == "spmd":
                     xla_runtime.shard()

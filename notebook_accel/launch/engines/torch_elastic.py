@@ -21,6 +21,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.events import Event, EventSource
 
+from ... import interrupts
 from ...events import Notice, Phase
 from ...stream.record import RunRecord
 from ...topology import Topology
@@ -66,7 +67,7 @@ class ElasticEngine(Engine):
             payload: Any = (job.function, job.args)
             if job.start_method != "fork":
                 pickled = pack_job(job.function, job.args, job.name)
-                with signals.delay_interrupt():
+                with interrupts.delay_interrupt():
                     payload = stack.enter_context(contextlib.closing(SharedPickle(pickled)))
             stack.enter_context(signals.keep_exit_codes())
             handler = _make_handler(job)
@@ -291,7 +292,7 @@ class _Agent(SimpleElasticAgent):
     def close(self) -> None:
         """End all workers that still run. An interrupt of the user is delayed until they have ended."""
         if self._group is not None:
-            with signals.delay_interrupt():
+            with interrupts.delay_interrupt():
                 self._group.stop(INTERRUPT_GRACE)
                 self._group.close()
                 self._group = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from .. import signals
+from ... import interrupts
 
 
 class StopAsked(Exception):
@@ -50,6 +50,6 @@ class Control:
 
     def check(self) -> None:
         """Raise StopAsked if `stop` was called, and obey an interrupt: for waits during which no worker runs."""
-        signals.obey_interrupt()
+        interrupts.obey_interrupt()
         if self.stop_is_asked:
             raise StopAsked

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import psutil
 
-from ... import devices, runtime
+from ... import devices, interrupts, runtime
 from ...errors import LaunchError
 from ...stream.readable import wait_readable
-from .. import signals
 from ..checks import compiler_preload, xla_runtime
 from ..job import Job
+from ..worker.early import Nothing
 from . import end_watch, hang_report
 
 _PRELOAD: Final = (
@@ -35,13 +35,6 @@ _END_SECONDS: Final = 10.0
 _LAST_SECONDS: Final = 3.0
 
 
-class _Nothing:
-    """What a process of the server does that is only to show that the server answers."""
-
-    def _bootstrap(self, parent_sentinel: int) -> int:
-        return 0
-
-
 def start(job: Job, check: Callable[[], None]) -> None:
     """Start the server where it does not run, and wait until it answers: it first imports what workers need.
 
@@ -55,7 +48,7 @@ def start(job: Job, check: Callable[[], None]) -> None:
 
     server: Any = forkserver._forkserver
     forkserver.set_forkserver_preload(_choose_modules(job, getattr(server, "_preload_modules", ())))
-    with explain_end(job, check), signals.block_interrupt_in_children():
+    with explain_end(job, check), interrupts.block_interrupt_in_children():
         forkserver.ensure_running()
         if server._forkserver_pid == runtime.fork_server():
             _check_it_goes_on(server._forkserver_pid)
@@ -67,7 +60,7 @@ def start(job: Job, check: Callable[[], None]) -> None:
             reader, writer = forkserver.connect_to_new_process([])
     try:
         with explain_end(job, check):
-            os.write(writer, pickle.dumps({"sys_path": sys.path}) + pickle.dumps(_Nothing()))
+            os.write(writer, pickle.dumps({"sys_path": sys.path}) + pickle.dumps(Nothing()))
             while not wait_readable(reader, _LOOK_SECONDS):
                 check()
             if not os.read(reader, 1):

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 import psutil
 
-from ... import runtime
+from ... import interrupts, runtime
 from ...errors import LaunchError
 from ...events import Event, Notice, Order, Phase
 from ...stream.inbox import Channel, End, Inbox
@@ -176,7 +176,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
                 stream.flush()  # type: ignore[union-attr]
         with self._explain_lack():
             self.start_helpers()
-            with signals.delay_interrupt(), signals.block_interrupt_in_children():
+            with interrupts.delay_interrupt(), interrupts.block_interrupt_in_children():
                 for rank in self._environments:
                     self._start_one(rank)
         self._inbox.tell_all(GO)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Generic, Literal, TypeVar
 
+from ... import interrupts
 from ...events import Ended, Event, Failure, Order, SignalOrder
 from ...stream.record import RunRecord
 from .. import signals
@@ -216,7 +217,7 @@ class WorkerGroup(ABC, Generic[MemberT]):
         deadline = time.monotonic() + timeout
         while True:
             self.poll(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
-            signals.obey_interrupt()
+            interrupts.obey_interrupt()
             if self._record.failures:
                 return "failed"
             if not self.is_running:
@@ -350,6 +351,6 @@ class WorkerGroup(ABC, Generic[MemberT]):
             self.send_signal(member.rank, signum)
         began = time.monotonic()
         while self.is_running and time.monotonic() - began < seconds:
-            if may_be_interrupted and signals.is_interrupted():
+            if may_be_interrupted and interrupts.is_interrupted():
                 seconds = min(seconds, _LEAST_KILL_SECONDS)
             self.poll(_END_LOOK_SECONDS)

@@ -8,9 +8,9 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ... import interrupts
 from ...errors import ShipError
 from ...events import Result
-from .. import signals
 from .pickled import Pickled
 from .pickling import pack, unpack
 
@@ -56,7 +56,7 @@ def pack_job(function: Any, args: tuple[Any, ...], name: str) -> Pickled:
         ShipError: the message names the object that cannot be pickled and the path that leads to it.
     """
     try:
-        with signals.allow_interrupt():  # it may take long, and nothing has started
+        with interrupts.allow_interrupt():  # it may take long, and nothing has started
             return pack((function, args))
     except Exception as error:
         path, part, reason = _find_part(name, function, error, 0, set())

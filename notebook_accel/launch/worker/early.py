@@ -15,6 +15,16 @@ class _Closable(Protocol):
     def close(self) -> None: ...
 
 
+class Nothing:
+    """What a process of the fork server does that is only to show that the server answers.
+
+    It needs no import beside this module's, and so has ended before a worker begins.
+    """
+
+    def _bootstrap(self, parent_sentinel: int) -> int:
+        return 0
+
+
 class Sealed:
     """A function and its arguments that arrive pickled, so that their modules are imported when they are opened.
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
+import signal
+import threading
+import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,7 @@ from torch.utils.data import dataloader as torch_loader
 
 from notebook_accel.data_loader import prepare_data_loader
 from notebook_accel.gradient_state import GradientState
+from tests.unit.clock import wait_until
 
 pytestmark = pytest.mark.usefixtures("clean_runtime")
 
@@ -33,18 +39,78 @@ def test_a_loop_that_is_left_keeps_no_loader() -> None:
         gc.enable()
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts this process's descriptors")
-@pytest.mark.may_leak("signals", reason="torch's loader processes leave a SIGCHLD handler")
-def test_an_interrupt_while_loader_processes_start_leaves_no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def open_descriptors() -> int:
+    """Return how many descriptors are open once the threads that feed queues have closed theirs."""
+    wait_until(lambda: not any("QueueFeeder" in thread.name for thread in threading.enumerate()))
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def loader() -> Iterator[Any]:
+    """A loader with two processes, which has been iterated once: that opens what multiprocessing keeps."""
+    prepared = prepare_data_loader(DataLoader(list(range(16)), batch_size=4, num_workers=2))
+    assert len(list(prepared)) == 4
+    gc.collect()  # what earlier tests have left
+    before = open_descriptors()
+    yield prepared
+    assert open_descriptors() == before
+    assert not multiprocessing.active_children()
+    assert len(list(prepared)) == 4
+
+
+LINUX = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts this process's descriptors")
+SIGNALS = pytest.mark.may_leak("signals", reason="torch's loader processes leave a SIGCHLD handler")
+
+
+@LINUX
+@SIGNALS
+def test_an_interrupt_while_loader_processes_start_leaves_no_pipe(
+    loader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(self: Any) -> None:
         raise KeyboardInterrupt
 
-    loader = prepare_data_loader(DataLoader(list(range(16)), batch_size=4, num_workers=2))
-    assert len(list(loader)) == 4  # opens what multiprocessing keeps
-    before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(torch_loader._MultiProcessingDataLoaderIter, "_try_put_index", interrupt)
-        with pytest.raises(KeyboardInterrupt) as kept:
+        with pytest.raises(KeyboardInterrupt):
             next(iter(loader))
-    assert kept.tb is not None and len(os.listdir("/proc/self/fd")) == before
-    assert len(list(loader)) == 4
+
+
+@LINUX
+@SIGNALS
+def test_an_interrupt_in_the_end_of_an_epoch_leaves_no_pipe(
+    loader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_the_end(patch)
+        with pytest.raises(KeyboardInterrupt):
+            for _ in loader:
+                pass
+
+
+@LINUX
+@SIGNALS
+def test_an_interrupt_of_a_loop_that_is_being_left_is_not_lost(
+    loader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_the_end(patch)
+        with pytest.raises(KeyboardInterrupt):
+            for _ in loader:
+                break
+            time.sleep(10)
+
+
+def interrupt_the_end(patch: pytest.MonkeyPatch) -> None:
+    """Interrupt torch where it has told the first of the loader processes to end."""
+    kind = torch_loader._MultiProcessingDataLoaderIter
+    tell = kind._mark_worker_as_unavailable
+    told: list[int] = []
+
+    def tell_and_interrupt(self: Any, worker_id: int, shutdown: bool = False) -> None:
+        tell(self, worker_id, shutdown)
+        told.append(worker_id)
+        if len(told) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    patch.setattr(kind, "_mark_worker_as_unavailable", tell_and_interrupt)

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .... import environ, runtime
+from .... import environ, interrupts, runtime
 from ....errors import LaunchError
-from ... import signals
 from ...supervise import socket_folder
 
 PLACEMENTS: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -88,7 +87,7 @@ def _init(address: str, tries: int = 2) -> None:
             if parent != tempfile.gettempdir():
                 options["_temp_dir"] = f"{parent}/ray"
     try:
-        with signals.allow_interrupt():  # it may take long
+        with interrupts.allow_interrupt():  # it may take long
             ray.init(
                 address=address,
                 namespace=_NAMESPACE + address,

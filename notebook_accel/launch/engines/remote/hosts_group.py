@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, TypeVar
 
+from .... import interrupts
 from ....errors import LaunchError
 from ....events import (
     BeginOrder,
@@ -26,7 +27,6 @@ from ....events import (
     RaisedError,
 )
 from ....topology import Topology
-from ... import signals
 from ...checks import addresses
 from ...supervise.worker_group import Attempt, Member, WorkerGroup
 from ...transfer.pickled import Pickled
@@ -163,7 +163,7 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
             LaunchError: a host cannot be used, or its processes cannot start.
             StopAsked: the run was stopped meanwhile.
         """
-        with signals.delay_interrupt():
+        with interrupts.delay_interrupt():
             self._links = self._plan.lender.open(self._check)
         first = 0
         for link, count in zip(self._links, self._plan.counts, strict=True):
@@ -207,7 +207,7 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
 
     def _check(self, waiting_for: str = "") -> None:
         self._attempt.control.check()
-        signals.obey_interrupt()
+        interrupts.obey_interrupt()
         news: list[Event] = []
         if waiting_for != self._waiting_for:
             now, is_queued = time.time(), waiting_for.endswith(QUEUED)

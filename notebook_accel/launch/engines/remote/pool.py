@@ -15,9 +15,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from .... import runtime
+from .... import interrupts, runtime
 from ....errors import LaunchError
-from ... import descriptors, signals
+from ... import descriptors
 from . import packets
 from .client import NO_PACKAGE, Client, Wanted, find_mismatches, suggest_python
 from .link import Link
@@ -104,7 +104,7 @@ class Pool:
         wanted: Wanted,
     ) -> Iterator[list[Link]]:
         """Return a connection to each host, for a block that does not wait; see `open`."""
-        with signals.delay_interrupt():
+        with interrupts.delay_interrupt():
             links = self.open(client, pythons, wanted, lambda: None)
             try:
                 yield links
@@ -155,7 +155,7 @@ class Pool:
         """Close all connections that no launch uses; in a fork they are not its own."""
         if self.pid != os.getpid():
             return
-        with signals.delay_interrupt():
+        with interrupts.delay_interrupt():
             for link in [*self._resting]:
                 self._resting.remove(link)
                 self.put(link, is_clean=False)
@@ -177,7 +177,7 @@ class Pool:
         return None
 
     def _start(self, client: Client, host: str, python: str | None, wanted: Wanted) -> Link:
-        with self._lock, signals.block_interrupt_in_children():
+        with self._lock, interrupts.block_interrupt_in_children():
             link = Link(client, host, python, wanted)
             self._all.append(link)
             self._beat_for(link)
@@ -221,7 +221,7 @@ class Pool:
                     link.receive()
                     if link.lost:
                         selector.unregister(link)
-                signals.obey_interrupt()
+                interrupts.obey_interrupt()
                 check()
                 if time.monotonic() > deadline:
                     return

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from notebook_accel.launch import signals
+from notebook_accel import interrupts
 
 
 def test_interrupts_are_held_by_the_outermost_block() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt), signals.delay_interrupt():
-        with signals.delay_interrupt():
+    with pytest.raises(KeyboardInterrupt), interrupts.delay_interrupt():
+        with interrupts.delay_interrupt():
             signal.raise_signal(signal.SIGINT)
         done.append("goes on")
     assert done == ["goes on"]
@@ -33,16 +33,16 @@ def handler() -> Iterator[list[int]]:
 
 def test_a_wait_in_the_block_obeys_the_interrupt() -> None:
     done = []
-    with signals.delay_interrupt():
-        signals.obey_interrupt()
+    with interrupts.delay_interrupt():
+        interrupts.obey_interrupt()
         signal.raise_signal(signal.SIGINT)
-        assert signals.is_interrupted()
+        assert interrupts.is_interrupted()
         with pytest.raises(KeyboardInterrupt):
-            signals.obey_interrupt()
-        assert not signals.is_interrupted()
+            interrupts.obey_interrupt()
+        assert not interrupts.is_interrupted()
         done.append("goes on")
     assert done == ["goes on"], "it is obeyed once"
-    signals.obey_interrupt()
+    interrupts.obey_interrupt()
 
 
 def test_another_thread_obeys_no_interrupt() -> None:
@@ -50,11 +50,11 @@ def test_another_thread_obeys_no_interrupt() -> None:
 
     def obey() -> None:
         try:
-            signals.obey_interrupt()
+            interrupts.obey_interrupt()
         except BaseException as error:
             raised.append(error)
 
-    with pytest.raises(KeyboardInterrupt), signals.delay_interrupt():
+    with pytest.raises(KeyboardInterrupt), interrupts.delay_interrupt():
         signal.raise_signal(signal.SIGINT)
         thread = threading.Thread(target=obey)
         thread.start()
@@ -64,30 +64,30 @@ def test_another_thread_obeys_no_interrupt() -> None:
 
 def test_code_of_the_user_is_interrupted_at_once() -> None:
     done = []
-    with signals.delay_interrupt():
-        with pytest.raises(KeyboardInterrupt), signals.allow_interrupt():
+    with interrupts.delay_interrupt():
+        with pytest.raises(KeyboardInterrupt), interrupts.allow_interrupt():
             signal.raise_signal(signal.SIGINT)
             done.append("too late")
         signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt), signals.allow_interrupt():
+        with pytest.raises(KeyboardInterrupt), interrupts.allow_interrupt():
             done.append("too late")
     assert not done
 
 
 def test_a_handler_that_code_of_the_user_sets_stays(handler: list[int]) -> None:
     own: list[int] = []
-    with signals.delay_interrupt(), signals.allow_interrupt():
+    with interrupts.delay_interrupt(), interrupts.allow_interrupt():
         signal.signal(signal.SIGINT, lambda signum, frame: own.append(signum))
     signal.raise_signal(signal.SIGINT)
     assert own == [signal.SIGINT] and not handler
 
 
 def test_code_of_the_user_may_have_interrupts_ignored(handler: list[int]) -> None:
-    with signals.delay_interrupt():
-        with signals.allow_interrupt():
+    with interrupts.delay_interrupt():
+        with interrupts.allow_interrupt():
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.raise_signal(signal.SIGINT)
-        signals.obey_interrupt()
+        interrupts.obey_interrupt()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN and not handler
 
 
@@ -96,17 +96,17 @@ def test_waits_obey_where_the_system_gives_no_thread(monkeypatch: pytest.MonkeyP
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("_thread.start_new_thread", refuse)
-    with signals.delay_interrupt():
+    with interrupts.delay_interrupt():
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            signals.obey_interrupt()
+            interrupts.obey_interrupt()
 
 
 def test_a_handler_of_the_user_is_called_in_place_of_an_exception(handler: list[int]) -> None:
-    with signals.delay_interrupt():
+    with interrupts.delay_interrupt():
         signal.raise_signal(signal.SIGINT)
         assert not handler
-        signals.obey_interrupt()
+        interrupts.obey_interrupt()
         assert handler == [signal.SIGINT]
         signal.raise_signal(signal.SIGINT)
     assert handler == [signal.SIGINT] * 2
@@ -115,10 +115,10 @@ def test_a_handler_of_the_user_is_called_in_place_of_an_exception(handler: list[
 def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with signals.delay_interrupt():
+        with interrupts.delay_interrupt():
             signal.raise_signal(signal.SIGINT)
-            signals.obey_interrupt()
-            with signals.allow_interrupt():
+            interrupts.obey_interrupt()
+            with interrupts.allow_interrupt():
                 pass
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
@@ -133,17 +133,17 @@ def interrupt_soon() -> None:
 @pytest.mark.parametrize("patience", [0.0, 0.3])
 def test_a_wait_that_obeys_nothing_is_left_all_the_same(patience: float) -> None:
     interrupt_soon()
-    with pytest.raises(KeyboardInterrupt), signals.delay_interrupt(patience):
+    with pytest.raises(KeyboardInterrupt), interrupts.delay_interrupt(patience):
         time.sleep(600)  # to its end it would take longer than a test may
-    assert not signals.is_interrupted()
+    assert not interrupts.is_interrupted()
 
 
 def test_a_block_that_must_not_be_torn_is_not() -> None:
     done = []
     interrupt_soon()
-    with pytest.raises(KeyboardInterrupt), signals.delay_interrupt(0.0):
-        with signals.delay_interrupt():
-            while not signals.is_interrupted():
+    with pytest.raises(KeyboardInterrupt), interrupts.delay_interrupt(0.0):
+        with interrupts.delay_interrupt():
+            while not interrupts.is_interrupted():
                 time.sleep(0.01)
             done.append("goes on")
         time.sleep(600)
@@ -153,12 +153,12 @@ def test_a_block_that_must_not_be_torn_is_not() -> None:
 def test_what_was_obeyed_does_not_come_again() -> None:
     before = threading.active_count()
     interrupt_soon()
-    with signals.delay_interrupt(0.0):
-        with signals.delay_interrupt():
-            while not signals.is_interrupted():
+    with interrupts.delay_interrupt(0.0):
+        with interrupts.delay_interrupt():
+            while not interrupts.is_interrupted():
                 time.sleep(0.01)
             with pytest.raises(KeyboardInterrupt):
-                signals.obey_interrupt()
+                interrupts.obey_interrupt()
         handler: Any = signal.getsignal(signal.SIGINT)
         while handler.is_insisting or threading.active_count() > before:
             time.sleep(0.01)
