@@ -18,6 +18,8 @@ from typing import Any, BinaryIO, Final
 
 import torch
 
+from ..interrupts import delay_interrupt
+
 PAGE: Final = 4096
 """What direct reads and writes are aligned to; disks ask for 512 or this."""
 DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
@@ -91,12 +93,11 @@ def sync(path: Path) -> None:
             with open(path, "r+b") as file:
                 os.fsync(file.fileno())
         return
-    handle = -1
-    try:
+    with delay_interrupt():  # the system does not break off fsync either
         handle = os.open(path, os.O_RDONLY)
-        os.fsync(handle)
-    finally:
-        if handle >= 0:
+        try:
+            os.fsync(handle)
+        finally:
             os.close(handle)
 
 

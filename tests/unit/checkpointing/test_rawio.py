@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import mmap
 import os
+import signal
 import sys
 import threading
 import time
@@ -337,3 +339,31 @@ def test_an_interrupt_at_any_line_leaves_no_file_open(tmp_path: Path, action: Ca
         assert count_open() == before, f"line {place}"
         number += 1
     assert number > 10, "lines were counted"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts this process's descriptors")
+def test_two_interrupts_at_any_line_leave_no_folder_open(tmp_path: Path) -> None:
+    before, number, place = count_open(), 0, -1
+    while place:
+        number += 1
+        left, place = number, 0
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal left, place
+            if frame.f_code.co_filename != rawio.__file__:
+                return None
+            left -= event == "line"
+            if left in (0, -1):
+                place = frame.f_lineno
+                signal.raise_signal(signal.SIGINT)
+            return trace
+
+        tracing = sys.gettrace()
+        with contextlib.suppress(KeyboardInterrupt):
+            sys.settrace(trace)
+            try:
+                rawio.sync(tmp_path)
+            finally:
+                sys.settrace(tracing)
+        assert count_open() == before, f"line {place}"
+    assert number > 4, "lines were counted"
