@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import detect
+from ..caller import warn
 from ..comm.xla import to_cpu
 from ..runtime import Runtime
 from . import pickled, rawio, weights
 
 
 def write(obj: Any, f: Any, safe_serialization: bool = False) -> None:
-    """Write an object to a file, whole or not at all.
+    """Write an object to a file, whole or not at all. A warning names tensors that safetensors files leave out.
 
     Args:
         obj: any object; with `safe_serialization` tensors by name, of which those of the same memory are written once.
@@ -46,6 +48,7 @@ def write(obj: Any, f: Any, safe_serialization: bool = False) -> None:
         if safe_serialization:
             tensors, dropped = weights.without_ties(obj)
             weights.write(part, tensors, dropped)
+            _warn_of_ties(dropped)
         else:
             pickled.write(part, obj)
         os.replace(part, path)
@@ -53,6 +56,16 @@ def write(obj: Any, f: Any, safe_serialization: bool = False) -> None:
         part.unlink(missing_ok=True)
         raise
     rawio.sync(path.parent)
+
+
+def _warn_of_ties(dropped: Mapping[str, str]) -> None:
+    """Name what a reader will miss: safetensors files hold no tensor twice."""
+    if dropped:
+        pairs = ", ".join(f"{name!r} ({kept!r})" for name, kept in dropped.items())
+        warn(
+            "removed shared tensors: a safetensors file holds each once. Whoever loads it has to give these the memory "
+            f"of those in brackets, as tied weights of a model have: {pairs}"
+        )
 
 
 def save(

@@ -279,9 +279,9 @@ def pad_across_processes(
         TypeError: something in it is no tensor.
     """
     if comm.world_size == 1:
-        if type(tensor) is torch.Tensor:
+        if type(tensor) is torch.Tensor and not tensor.is_nested:
             return tensor
-        return nested.recursively_apply(lambda leaf: leaf, tensor, error_on_other_type=True)
+        return nested.recursively_apply(_check_nested, tensor, error_on_other_type=True)
     flat = nested.flatten(tensor)
     if comm.debug:
         compare_inputs(comm, "pad_across_processes", flat, free_dim=dim)
@@ -300,10 +300,16 @@ def pad_across_processes(
 
 def _length(leaf: torch.Tensor, dim: int) -> int:
     """Return the length along `dim`, -1 where it cannot be padded."""
-    if leaf.is_nested:
-        warn("a nested tensor cannot be padded and stays as it is", CannotPadNestedTensorWarning)
+    if _check_nested(leaf).is_nested:
         return -1
     return leaf.shape[dim] if -leaf.ndim <= dim < leaf.ndim else -1
+
+
+def _check_nested(leaf: torch.Tensor) -> torch.Tensor:
+    """Return the tensor; warn where no rank can pad it."""
+    if leaf.is_nested:
+        warn("a nested tensor cannot be padded and stays as it is", CannotPadNestedTensorWarning)
+    return leaf
 
 
 def _pad(

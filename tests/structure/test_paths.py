@@ -103,7 +103,7 @@ ROWS = (
     # each value that an option class sets in its constructor is a switch
     Row(name="the first Accelerator()", make=construct_first, files=19, switches=64),
     Row(name="another Accelerator()", make=construct_another, files=11, switches=32),
-    Row(name="save_state", make=save_state, threads=True, files=15, switches=84),
+    Row(name="save_state", make=save_state, threads=True, files=16, switches=92),
     Row(name="a prepared loader, iterated", make=prepare_loader, files=7, switches=50),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,18 @@ def test_save_and_load(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'n' is a int"):
         save({"n": 3}, tmp_path / "g", safe_serialization=True)
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_save_names_the_tensors_that_a_safetensors_file_holds_once(tmp_path: Path) -> None:
+    tied = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2)})
+    tied["b"] = tied["a"]
+    with pytest.warns(
+        UserWarning, match=r"shared tensors.*: 'b.weight' \('a.weight'\), 'b.bias' \('a.bias'\)$"
+    ):
+        save(tied.state_dict(), tmp_path / "f", safe_serialization=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save({"a": torch.ones(1)}, tmp_path / "f", safe_serialization=True)
 
 
 def test_save_replaces_files_alone(tmp_path: Path) -> None:

@@ -284,6 +284,15 @@ def test_two_processes(body: Any) -> None:
     assert run_ranks(body) == ["done", "done"]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_that_cannot_be_padded_is_told_in_one_process_too() -> None:
+    ragged = torch.nested.nested_tensor([[1, 2, 3], [1]])
+    for tensor in (ragged, [ragged]):
+        with pytest.warns(ops.CannotPadNestedTensorWarning, match="stays as it is"):
+            padded = ops.pad_across_processes(SingleComm(), tensor)
+        assert padded is tensor or padded[0] is ragged
+
+
 def test_same_results_as_accelerate() -> None:
     pytest.importorskip("accelerate")
     assert run_ranks(ranks_like_accelerate) == ["done", "done"]
