@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         HangError,
         LaunchError,
         NotebookAccelError,
+        RunLeftError,
         RunStoppedError,
         SessionError,
         ShipError,
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
         ProfileKwargs,
     )
     from .inference import prepare_pippy
-    from .launchers import debug_launcher, notebook_launcher, runs
+    from .launchers import attach, debug_launcher, notebook_launcher, runs
     from .memory import find_executable_batch_size
     from .metrics import print_metrics
     from .parallelism import ParallelismConfig
@@ -91,6 +92,7 @@ __all__ = [
     "ParallelismConfig",
     "PartialState",
     "ProfileKwargs",
+    "RunLeftError",
     "RunStoppedError",
     "Session",
     "SessionError",
@@ -98,6 +100,7 @@ __all__ = [
     "WorkerError",
     "WorkerExitedError",
     "WorkerKilledError",
+    "attach",
     "cpu_offload",
     "cpu_offload_with_hook",
     "current_session",
@@ -143,6 +146,7 @@ _HOMES: Final = {
     "ParallelismConfig": "parallelism",
     "PartialState": "state",
     "ProfileKwargs": "handlers",
+    "RunLeftError": "errors",
     "RunStoppedError": "errors",
     "Session": "session",
     "SessionError": "errors",
@@ -150,6 +154,7 @@ _HOMES: Final = {
     "WorkerError": "errors",
     "WorkerExitedError": "errors",
     "WorkerKilledError": "errors",
+    "attach": "launchers",
     "cpu_offload": "big_modeling",
     "cpu_offload_with_hook": "big_modeling",
     "current_session": "session",

@@ -46,6 +46,9 @@ class DeviceKind:
         """The backend and that of CPU tensors, as torch.distributed names several; the CPU has one."""
         return str(self.backend) if self.name == "cpu" else f"cpu:{CPU.backend},{self.name}:{self.backend}"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return kind_of, (self.name,)  # there is one of each kind
+
 
 def _num_cuda() -> int:
     import torch

@@ -29,6 +29,7 @@ TABLE: Final[Mapping[str, str]] = {
     "SSH_CONNECTION": "address and port of the client, and of this host",
     # set by SLURM in a job, and on its nodes
     "SLURM_JOB_ID": "number of the job that this process runs in",
+    "SLURM_RESTART_COUNT": "how often SLURM has queued that job again",
     "SLURM_GPUS_ON_NODE": "number of GPUs of the job on this node",
     "SLURM_LAUNCH_NODE_IPADDR": "address of the machine that started the step",
     # as Accelerate names them; read, so that its users' settings keep working
@@ -94,6 +95,7 @@ TABLE: Final[Mapping[str, str]] = {
     "NOTEBOOK_ACCEL_VIEW": "what shows a run where the launch leaves it open: widget, text or none",
     "NOTEBOOK_ACCEL_SECRET": "secret of a run on several nodes; workers do not get it",
     "NOTEBOOK_ACCEL_SECRET_FILE": "file with the secret of a run on several nodes; only its user may read it",
+    "NOTEBOOK_ACCEL_JOBS": "folder of runs that outlive their notebooks, which the nodes of the cluster see too",
     "NOTEBOOK_ACCEL_TPU_MODE": "process: a process per XLA device; spmd: one program over all, which splits batches",
     # where config files lie
     "HF_HOME": "folder of Hugging Face libraries",

@@ -11,6 +11,7 @@
     |   +-- WorkerExitedError  by an exit code, or without returning
     +-- SessionError           a session cannot take a call: it is closed, busy, or has lost a worker
     +-- RunStoppedError        a run was stopped before it returned anything
+    +-- RunLeftError           a run goes on, and nobody watches it here any more
     +-- HangError              a run made no progress, and was stopped
     +-- CollectiveError        ranks passed different inputs to a collective
     +-- ConfigError            options have wrong values
@@ -133,6 +134,10 @@ class HangError(NotebookAccelError):
 
 class RunStoppedError(NotebookAccelError):
     """The user stopped the run, and its workers ended before they returned."""
+
+
+class RunLeftError(NotebookAccelError):
+    """A run goes on without this process, which watches it no more: `notebook_accel.attach` shows it again."""
 
 
 class CollectiveError(NotebookAccelError):

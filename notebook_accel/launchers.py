@@ -14,7 +14,9 @@ from .launch.checks import cuda_use
 if TYPE_CHECKING:  # the first launch imports what launches need: workers and scripts do not need it
     from .config.launch import Source
     from .config.launch_options import OnHang, Returns, StartMethod, View
+    from .launch.durations import Start
     from .launch.engines.base import Engine
+    from .launch.job import Job
     from .launch.request import LaunchRequest
     from .launch.run import MakeSink, Run
 
@@ -87,6 +89,7 @@ def notebook_launcher(
     slurm: Mapping[str, Any] | None = None,
     slurm_keep: float = 120.0,
     slurm_notice: float = 120.0,
+    detach: bool = False,
     tpu_mode: Literal["process", "spmd"] = "process",
     secret: str | os.PathLike[str] | None = None,
 ) -> Any:
@@ -156,6 +159,8 @@ def notebook_launcher(
         slurm_keep: seconds that a job's nodes stay for the next launch after a run. They cost meanwhile. 0 ends the job
             with the run.
         slurm_notice: seconds before a job's time limit at which `accelerator.should_stop` turns true.
+        detach: under SLURM, whether the job goes on when the cell is interrupted or the notebook ends. `attach` shows
+            it again and gives its value, in any notebook of the cluster. `run.stop()` and Stop end it as usual.
         tpu_mode: `process` is one process for each TPU chip. `spmd` is one process that uses all chips: this process,
             if it has not used the TPU in another way.
         secret: what the nodes of a run prove to each other, the same on all of them: a text, or the `Path` of a file
@@ -217,26 +222,71 @@ def runs() -> list[Run]:
     return registry.runs()
 
 
+def attach(
+    job: int | str,
+    *,
+    block: bool = True,
+    output: Literal["all", "first", "none"] | Collection[int] = "all",
+    log_line_prefix_template: str | None = None,
+    view: View = "auto",
+) -> Any:
+    """Show a run that was launched with `detach=True`: its output so far, then what comes; and return its value.
+
+    An interrupt of the cell leaves the run, which goes on. It may be attached to any number of times, also after its
+    end, and from several notebooks at once.
+
+    Args:
+        job: number of the job of SLURM.
+        block: see `notebook_launcher`, as for the others.
+        output: see `block`.
+        log_line_prefix_template: see `block`.
+        view: see `block`.
+
+    Returns:
+        What the launch would have returned; with `block=False` a `Run`.
+
+    Raises:
+        LaunchError: nothing is known of the job, or it has ended without a word of its ranks.
+        ValueError, TypeError: an argument is wrong.
+        BaseException: what `notebook_launcher` raises.
+    """
+    shown = {"output": output, "log_line_prefix_template": log_line_prefix_template, "view": view}
+    __tracebackhide__ = True
+    from .launch import attaching
+
+    found, engine, start = attaching.find(job, {"block": block, **shown})
+    return _open(found, engine, start)
+
+
 def _run(request: LaunchRequest, caller: str) -> Any:
     __tracebackhide__ = True
     from . import interrupts
-    from .launch import dry_run, preflight, registry
-    from .stream.logs import LogFiles
-    from .widgets.run import make_sink
+    from .launch import dry_run, preflight
 
     job, engine = preflight.check(request, caller)
     is_debug = environ.flag_in(job.environment, "ACCELERATE_DEBUG_MODE")
     if environ.flag("ACCELERATE_DEBUG_MODE") if is_debug is None else is_debug:
         with interrupts.delay_interrupt(interrupts.PATIENCE):
             dry_run.launch(job, engine)
+    return _open(job, engine)
+
+
+def _open(job: Job, engine: Engine, start: Start | None = None) -> Any:
+    """Run a job, or watch one that runs already, and show it in the cell."""
+    __tracebackhide__ = True
+    from . import interrupts
+    from .launch import registry
+    from .stream.logs import LogFiles
+    from .widgets.run import make_sink
+
     sinks: list[MakeSink] = [make_sink]
     folder = job.log_dir
-    if folder is not None and job.distributed:
+    if folder is not None and job.distributed and not engine.outlives(job):
         # before the view: if the folder cannot be made, no view was opened
         sinks.insert(0, lambda run: LogFiles(folder, run.job.name))
     # the waits in it obey: anywhere else an interrupt could leave a run that never ends
     with interrupts.delay_interrupt(interrupts.PATIENCE):
-        run = registry.open_run(job, engine, sinks)
+        run = registry.open_run(job, engine, sinks, start)
         if not job.background:
             return run.call()
         run.start()

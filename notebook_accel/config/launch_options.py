@@ -310,6 +310,16 @@ class LaunchOptions(Rows):
         engines=("slurm",),
         argument=Argument(check=checks.check_duration),
     )
+    detach: bool = option(
+        False,
+        "The job goes on when the notebook ends; `notebook_accel.attach` shows it again.",
+        launches="notebooks",
+        when={"engine": ("slurm",)},
+        file=False,
+        expert=True,
+        engines=("slurm",),
+        argument=Argument(),
+    )
     tpu_mode: TpuMode = option(
         "process",
         "How processes use TPU chips: `process` is one for each chip, `spmd` one that uses all.",

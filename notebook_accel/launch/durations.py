@@ -20,6 +20,15 @@ class Start:
     wall: float = field(default_factory=time.time)
     moment: float = field(default_factory=time.monotonic)
 
+    @classmethod
+    def at(cls, wall: float) -> Start:
+        """Return the start of what began on another machine, or in another process.
+
+        Args:
+            wall: when, in seconds since the epoch.
+        """
+        return cls(wall=wall, moment=time.monotonic() - max(0.0, time.time() - wall))
+
     @property
     def seconds(self) -> float:
         """The seconds since then."""

@@ -427,7 +427,7 @@ def _check_engine(problems: Problems, job: Job, engine: Engine) -> None:
         if differs and name in engine.refuses:
             text = f"{name}={value!r} with engine={engine.name!r}: {engine.refuses[name]}"
             problems.append(ValueError(text))
-    for name in ("hosts", "python", "slurm"):
+    for name in ("hosts", "python", "slurm", "detach"):
         engines = arguments.options()[name].row.engines
         if job.options[name] and engine.name not in engines:
             known = " and ".join(f"engine={each!r}" for each in engines)

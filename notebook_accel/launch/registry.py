@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from .. import devices, environ, interrupts, runtime, tpu
 from ..errors import LaunchError
+from .durations import Start
 from .engines.base import Engine
 from .job import Job
 from .run import MakeSink, Run
@@ -24,13 +25,14 @@ _KEPT: Final = 8
 _LAST_SECONDS: Final = 2.0
 
 
-def open_run(job: Job, engine: Engine, sinks: Sequence[MakeSink]) -> Run:
+def open_run(job: Job, engine: Engine, sinks: Sequence[MakeSink], start: Start | None = None) -> Run:
     """Make a run that is ready to start, and reserve devices for it that no other run holds.
 
     Args:
         job: what to run.
         engine: starts the processes.
         sinks: make what shows the run.
+        start: when it was launched; by default now.
 
     Returns:
         The run. It is listed by `runs`, unless the job is `quiet`.
@@ -44,7 +46,7 @@ def open_run(job: Job, engine: Engine, sinks: Sequence[MakeSink]) -> Run:
         ended.forget_variables()  # until now a debugger could show them; now the new run needs the memory
     if engine.on_this_node and job.device_kind is not devices.CPU:
         job = reserve_devices(job)
-    run = Run(job, engine, sinks)
+    run = Run(job, engine, sinks, start)
     if not job.quiet:
         _add(run)
     return run
@@ -168,10 +170,10 @@ def _add(run: Run) -> None:
 
 
 def _end_all() -> None:
-    """Stop all runs when this process exits: their threads end without doing so."""
+    """Stop all runs that do not go on by themselves when this process exits: their threads end without doing so."""
     living = [run for run in runtime.runs() if not run.is_over]
     for run in living:
-        run.request_stop(0.0)
+        run.request_break_off()
     for run in living:
         run.wait(_LAST_SECONDS)
 
@@ -192,4 +194,4 @@ def _handle_idle_interrupts() -> None:
 def _on_interrupt(signum: int, frame: Any) -> None:
     for run in runtime.runs():
         if not run.is_over:
-            run.request_stop(0.0)
+            run.request_break_off()

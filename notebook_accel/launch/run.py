@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Literal
 
 from .. import interrupts
-from ..errors import HangError, LaunchError, RunStoppedError
+from ..errors import LaunchError, RunLeftError, RunStoppedError
 from ..events import Event, Failure
 from ..stream.record import RunRecord
 from ..stream.sinks import Sink, close_sink
@@ -21,10 +21,11 @@ from .checks.problems import check_seconds
 from .durations import Start, format_duration
 from .engines.base import Engine, Outcome
 from .job import Job
+from .run_errors import build_error
 from .supervise.control import Control
 from .transfer import failures
 
-Status = Literal["queued", "starting", "running", "done", "failed", "stopped"]
+Status = Literal["queued", "starting", "running", "done", "failed", "stopped", "left"]
 
 MakeSink = Callable[["Run"], Sink]
 """Makes the sink that shows a run; it is called in the thread that launches."""
@@ -46,6 +47,7 @@ class Run:
         job: what to run.
         engine: starts the processes.
         sinks: make what shows the run.
+        start: when it was launched; by default now.
 
     Attributes:
         job: what runs; once the run has ended, without the function and its arguments.
@@ -53,10 +55,12 @@ class Run:
         started: when it was launched, in seconds since the epoch.
     """
 
-    def __init__(self, job: Job, engine: Engine, sinks: Sequence[MakeSink] = ()) -> None:
+    def __init__(
+        self, job: Job, engine: Engine, sinks: Sequence[MakeSink] = (), start: Start | None = None
+    ) -> None:
         self.job = job
         self.record = RunRecord()
-        self._start = Start()
+        self._start = start or Start()
         self.started = self._start.wall
         self._engine = engine
         self._control = Control()
@@ -93,7 +97,7 @@ class Run:
             self.execute()
         except KeyboardInterrupt:
             if self.job.distributed:  # without our own frames
-                raise KeyboardInterrupt(f"{self.job.name}: all workers have ended") from None
+                raise KeyboardInterrupt(self._engine.describe_interrupt(self.job)) from None
             raise
         return self.pop_result()
 
@@ -151,7 +155,7 @@ class Run:
             while not (self._begun.wait(_LOOK_SECONDS) or self._ended.is_set()):
                 interrupts.obey_interrupt()
         except KeyboardInterrupt:
-            self.stop(_INTERRUPT_GRACE)
+            self.break_off()
             raise
         if not self._begun.is_set() and self._error is not None:
             raise self._error
@@ -213,12 +217,15 @@ class Run:
     def status(self) -> Status:
         """`queued` on a cluster, `starting` until a worker runs, `running`; at the end `done`, `failed` or `stopped`.
 
-        `stopped` means that somebody asked for it, and no rank failed.
+        `stopped` means that somebody asked for it, and no rank failed. `left` is a run that goes on without this
+        process.
         """
         if self._seconds is None:
             running = any(phase.name == "running" for phase in self.record.phases.values())
             waits: Status = "queued" if self.record.is_queued else "starting"
             return "running" if running or not self.job.distributed else waits
+        if self._control.is_left and isinstance(self._error, (RunLeftError, KeyboardInterrupt)):
+            return "left"
         if self._error is None:
             return "stopped" if self._control.stop_is_asked else "done"
         return "stopped" if isinstance(self._error, (RunStoppedError, KeyboardInterrupt)) else "failed"
@@ -333,7 +340,7 @@ class Run:
                     return False
                 self._ended.wait(left)
         except KeyboardInterrupt:
-            self.stop(_INTERRUPT_GRACE)
+            self.break_off()
             raise
         return True
 
@@ -419,6 +426,19 @@ class Run:
         if self._seconds is None:
             self._control.stop(grace)
 
+    def break_off(self) -> None:
+        """Do what an interrupt does: stop the run at once and wait for that, or leave a run that goes on without us."""
+        self.request_break_off()
+        if threading.get_ident() != self._executor:
+            self.wait()
+
+    def request_break_off(self) -> None:
+        """Ask for what `break_off` does, and do not wait for it; for the end of this process."""
+        if self._engine.outlives(self.job):
+            self._control.leave()
+        else:
+            self.request_stop(_INTERRUPT_GRACE)
+
     def end(self, signum: int) -> None:
         """Ask to end all workers by a signal, at once; for a process that is ended by it. May be called by its handler.
 
@@ -456,45 +476,14 @@ class Run:
             while not (ended.done() or self.is_over):
                 await asyncio.wait([ended], timeout=_LOOK_SECONDS)
         except BaseException:
-            self.stop(_INTERRUPT_GRACE)
+            self.break_off()
             raise
         return self.result()
 
-    # -- its error
-
     def _build_error(self, outcome: Outcome) -> BaseException:
-        """Return the exception of the rank that failed first, with one note for each other rank."""
-        if outcome.error is not None:
-            return outcome.error
-        if outcome.hang:
-            return HangError(outcome.hang)
-        if not outcome.failures and outcome.cause is None:
-            return RunStoppedError(f"{self.job.name} was stopped after {format_duration(self.seconds)}")
-        cause = outcome.cause or failures.find_first(outcome.failures)
-        if cause.error is not None:
-            error = failures.revive(cause.error, cause.rank, cause.pid)
-        else:
-            error = failures.make_exit_error(cause, self.record.find_last_words(cause.rank))
-        notes = self._notes = self._describe_ranks(cause, outcome)
-        for note in notes:
-            failures.add_note(error, note)
-        if not failures.notes_are_shown():
+        """Return the exception that `result` raises, and tell what happened to each rank where it cannot show that."""
+        error, self._notes = build_error(outcome, self.record, self.job.name, self._start)
+        if self._notes and not failures.notes_are_shown():
             for sink in self._sinks:
-                sink.note("\n".join(notes))
+                sink.note("\n".join(self._notes))
         return error
-
-    def _describe_ranks(self, cause: Failure, outcome: Outcome) -> list[str]:
-        """Return one line for each rank that failed or was stopped, the first failure first."""
-        after = self._start.measure(cause, is_of_here=not outcome.where)
-        notes = []
-        if cause.error is not None:
-            where = f" on {outcome.where}" if outcome.where else ""
-            notes.append(f"rank {cause.rank} (process {cause.pid}){where} raised this after {after:.1f} s")
-        others = {
-            failure.rank: failures.describe_failure(failure)
-            for failure in outcome.failures
-            if failure is not cause
-        }
-        for rank in outcome.stopped - others.keys() - {cause.rank}:
-            others[rank] = f"rank {rank} was stopped by the launcher"
-        return notes + [others[rank] for rank in sorted(others)]

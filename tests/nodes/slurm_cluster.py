@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.notebooks.kernel import Kernel
+from tests.notebooks.kernel import Kernel, wait_until
 from tests.unit.multiprocess import free_port
 
 KEEPS = {"children": "connections, and what waits on the nodes, stay for the next launch"}
@@ -135,13 +135,24 @@ class SlurmCluster:
         """Return the numbers of the jobs that have not ended."""
         return self.run("squeue", "-h", "-o", "%i").split()
 
+    def end_jobs(self) -> None:
+        """Cancel all jobs, and wait for their end."""
+        if jobs := self.jobs():
+            self.run("scancel", *jobs)
+        assert wait_until(lambda: not self.jobs(), 60)
+
+    def requeue(self) -> None:
+        """Let SLURM queue its only job again, without the two minutes that it would leave the nodes alone."""
+        (job,) = self.jobs()
+        self.run("scontrol", "requeue", job)
+        assert wait_until(lambda: self.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "PENDING", 30)
+        self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+
     def stop(self) -> None:
         """End all jobs, and then the daemons."""
         if "ctld" in self._daemons:
-            if jobs := self.jobs():
-                self.run("scancel", *jobs)
             with suppress(AssertionError):
-                _wait(lambda: not self.jobs())
+                self.end_jobs()
         for daemon in reversed(self._daemons.values()):
             daemon.send_signal(signal.SIGTERM)
             try:

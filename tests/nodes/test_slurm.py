@@ -69,15 +69,9 @@ def kernel(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.fixture
 def idle(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
     """A cluster without any job."""
-    end_jobs(cluster)
+    cluster.end_jobs()
     yield cluster
-    end_jobs(cluster)
-
-
-def end_jobs(cluster: SlurmCluster) -> None:
-    if jobs := cluster.jobs():
-        cluster.run("scancel", *jobs)
-    assert wait_until(lambda: not cluster.jobs(), 60)
+    cluster.end_jobs()
 
 
 def pids_of(cell: Cell) -> list[int]:
@@ -218,14 +212,6 @@ def test_a_killed_step_ends_what_it_led_to(kernel: Kernel, idle: SlurmCluster) -
     assert_gone(pids_of(cell), since)
 
 
-def requeue(cluster: SlurmCluster) -> None:
-    """Let SLURM queue the job again, without the two minutes that it would leave the nodes alone."""
-    (job,) = cluster.jobs()
-    cluster.run("scontrol", "requeue", job)
-    assert wait_until(lambda: cluster.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "PENDING", 30)
-    cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-
-
 def test_a_queued_again_job_goes_on(kernel: Kernel, idle: SlurmCluster, tmp_path: Path) -> None:
     """As after a preemption: SLURM ends the job's processes, and queues the job again."""
     cell = kernel.run(
@@ -246,7 +232,7 @@ def test_a_queued_again_job_goes_on(kernel: Kernel, idle: SlurmCluster, tmp_path
         launch(train, max_restarts=1)
         """,
         timeout=PATIENCE,
-        during=lambda: requeue(idle),
+        during=lambda: idle.requeue(),
     ).ok()
     assert cell.value == "(5, '1')" and "restart 1 of 1" in cell.stdout + cell.stderr
 

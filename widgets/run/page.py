@@ -32,6 +32,7 @@ _SIGNS: Final = {
     "failed": "✗",
     "killed": "✗",
     "stopped": "■",
+    "left": "…",
 }
 _BORDER: Final = "1px solid var(--jp-border-color2,rgba(127,127,127,0.4))"
 _PRE: Final = (

@@ -16,9 +16,10 @@ from notebook_accel.launch.transfer import failures
 from notebook_accel.stream.record import RunRecord
 from notebook_accel.stream.series import Point
 
-RankStatus = Literal["queued", "starting", "running", "waiting", "done", "failed", "killed", "stopped"]
+RankStatus = Literal["queued", "starting", "running", "waiting", "done", "failed", "killed", "stopped", "left"]
 
 _WAITING_SECONDS: Final = 1.0  # shorter waits happen in every step
+_OVER: Final = ("done", "failed", "stopped", "left")
 _MAX_BARS: Final = 6  # for each rank
 
 
@@ -157,7 +158,7 @@ class Picture:
     @property
     def is_over(self) -> bool:
         """Whether the run has ended."""
-        return self.status in ("done", "failed", "stopped")
+        return self.status in _OVER
 
 
 def make_picture(run: Run, usage: Mapping[int, Usage] | None = None) -> Picture:
@@ -169,7 +170,7 @@ def make_picture(run: Run, usage: Mapping[int, Usage] | None = None) -> Picture:
     """
     record, job = run.record, run.job
     status = run.status
-    over = status in ("done", "failed", "stopped")
+    over = status in _OVER
     ranks = _list_ranks(run)
     shown = _select_shown(job.output, ranks)
     bars = {rank: found for rank in ranks if (found := _make_bars(record, rank, rank in shown, over))}
@@ -247,8 +248,8 @@ def _resolve_status(run: Run, rank: int, status: RunStatus, failure: Failure | N
         return status
     if rank in run.record.results:
         return "done"
-    if status in ("done", "failed", "stopped"):
-        return "stopped"
+    if status in _OVER:
+        return "left" if status == "left" else "stopped"
     phase = run.record.phases.get(rank)
     return "running" if phase is not None and phase.name == "running" else "starting"
 

@@ -162,6 +162,22 @@ class Engine(ABC):
         """
         return None
 
+    def outlives(self, job: Job) -> bool:
+        """Return whether a run goes on where this process ends, or watches it no more: what interrupts it, leaves it.
+
+        Args:
+            job: what runs.
+        """
+        return False
+
+    def describe_interrupt(self, job: Job) -> str:
+        """Return what has become of a run whose cell was interrupted.
+
+        Args:
+            job: what ran.
+        """
+        return f"{job.name}: all workers have ended"
+
     @abstractmethod
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         """Run the job to its end.

@@ -24,6 +24,7 @@ class Control:
     grace: float = 0.0
     signum: int | None = None
     _stop: threading.Event = field(default_factory=threading.Event, init=False)
+    _leave: threading.Event = field(default_factory=threading.Event, init=False)
 
     def stop(self, grace: float) -> None:
         """Ask the run to stop; a second call may shorten the grace.
@@ -42,6 +43,15 @@ class Control:
         """
         self.signum = signum
         self.stop(0.0)
+
+    def leave(self) -> None:
+        """Ask the engine to watch the run no more; for engines whose runs go on then."""
+        self._leave.set()
+
+    @property
+    def is_left(self) -> bool:
+        """Whether `leave` was called."""
+        return self._leave.is_set()
 
     @property
     def stop_is_asked(self) -> bool:

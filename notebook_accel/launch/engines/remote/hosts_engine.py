@@ -8,6 +8,7 @@ import pickle
 import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from .... import environ
@@ -28,6 +29,42 @@ from .process import Notes
 from .rank_process import ProcessStart
 
 CPU_VARIABLE: Final = "ACCELERATE_USE_CPU"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What ranks take from the process that launches them, beside the function.
+
+    Attributes:
+        notes: what it tells all ranks.
+        start: how their processes start.
+    """
+
+    notes: Notes
+    start: ProcessStart
+
+    @classmethod
+    def capture(cls, job: Job) -> Origin:
+        """Return what the ranks of a job take from this process.
+
+        Args:
+            job: what runs.
+        """
+        state = ParentState.capture(job)
+        notes = Notes(
+            random_states=state.random_states,
+            sources=state.sources,
+            child_start_method=choose_child_start_method(),
+            in_background=job.background,
+            serve=job.serve,
+        )
+        start = ProcessStart(
+            variables={**({finder.VARIABLE: "true"} if finder.is_installed() else {}), **job.environment},
+            directory=state.directory or os.getcwd(),
+            path=tuple(sys.path),
+            with_ipython="IPython" in sys.modules,
+        )
+        return cls(notes=notes, start=start)
 
 
 class HostsEngine(GroupEngine[Plan]):
@@ -58,53 +95,48 @@ class HostsEngine(GroupEngine[Plan]):
     @contextlib.contextmanager
     def plan(self, job: Job) -> Iterator[Plan]:
         """Take from this process what the ranks need; ShipError where that cannot be pickled."""
-        pickled = Pickled(data=b"", buffers=[])
-        if job.serve is None:
-            packed = pack_job(job.function, job.args, job.name)
-            pickled = Pickled(data=packed.data, buffers=[_copy(part) for part in packed.buffers])
+        pickled, origin = self.take(job)
         lender, is_stopped = self.make_lender(job), True
         try:
-            yield self.make_plan(job, pickled, lender)
+            yield self.make_plan(job, pickled, origin, lender)
             is_stopped = False
         finally:
             lender.give_back(is_stopped=is_stopped)
 
-    def make_plan(self, job: Job, pickled: Pickled, lender: Lender, *, ends_with_group: bool = False) -> Plan:
+    def take(self, job: Job) -> tuple[Pickled, Origin]:
+        """Return the function with its arguments, and what else the ranks need of the process that launches.
+
+        Args:
+            job: what runs; what cannot be pickled is a ShipError.
+        """
+        pickled = Pickled(data=b"", buffers=[])
+        if job.serve is None:
+            packed = pack_job(job.function, job.args, job.name)
+            pickled = Pickled(data=packed.data, buffers=[_copy(part) for part in packed.buffers])
+        return pickled, Origin.capture(job)
+
+    def make_plan(
+        self, job: Job, pickled: Pickled, origin: Origin, lender: Lender, *, ends_with_group: bool = False
+    ) -> Plan:
         """Return what the agents are asked for.
 
         Args:
             job: what runs.
             pickled: the function with its arguments; empty where the workers serve calls.
+            origin: see `take`.
             lender: has the hosts.
             ends_with_group: see `Plan`.
 
         Raises:
             LaunchError: a host cannot be used.
         """
-        counts = self.count_ranks(job)
-        state = ParentState.capture(job)
-        notes = Notes(
-            random_states=state.random_states,
-            sources=state.sources,
-            child_start_method=choose_child_start_method(),
-            in_background=job.background,
-            serve=job.serve,
-        )
         return Plan(
             pool=get_pool(),
             lender=lender,
-            counts=counts,
+            counts=self.count_ranks(job),
             pickled=pickled,
-            notes=pickle.dumps(notes),
-            start=ProcessStart(
-                variables={
-                    **({finder.VARIABLE: "true"} if finder.is_installed() else {}),
-                    **job.environment,
-                },
-                directory=state.directory or os.getcwd(),
-                path=tuple(sys.path),
-                with_ipython="IPython" in sys.modules,
-            ),
+            notes=pickle.dumps(origin.notes),
+            start=origin.start,
             ends_with_group=ends_with_group,
         )
 
@@ -114,8 +146,8 @@ class HostsEngine(GroupEngine[Plan]):
 
     def make_session_group(self, job: Job, attempt: Attempt) -> HostsWorkerGroup:
         """Return workers that serve the calls of a session."""
-        empty = Pickled(data=b"", buffers=[])
-        plan = self.make_plan(job, empty, self.make_lender(job), ends_with_group=True)
+        pickled, origin = self.take(job)
+        plan = self.make_plan(job, pickled, origin, self.make_lender(job), ends_with_group=True)
         return self.make_group(plan, attempt)
 
     def find_obstacle(self, job: Job, plan: Plan) -> str:

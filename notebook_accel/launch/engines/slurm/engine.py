@@ -11,17 +11,22 @@ from .... import environ
 from ....config.slurm import normalize
 from ....devices import DeviceKind
 from ....errors import LaunchError
-from ....events import Event, Notice
+from ....events import Event, Notice, Phase
+from ....stream.record import RunRecord
+from ...durations import format_duration
 from ...job import Job
 from ...supervise.control import Control
+from ...supervise.delivery import Deliver
 from ...supervise.stop_agreement import StopAgreement
 from ...supervise.worker_group import Attempt
+from ..base import Outcome
 from ..remote.hosts_engine import HostsEngine, uses_cpu
 from ..remote.hosts_group import HostMember, HostsWorkerGroup, Lender, Plan
 from ..remote.pool import get_pool
-from . import command, submission
+from . import command, detached, submission
 from .allocation import SlurmNodes
 from .command import JobState
+from .recording import LAUNCHED, Work
 from .submission import Wish
 
 _JOB: Final = "SLURM_JOB_ID"
@@ -33,6 +38,8 @@ class SlurmEngine(HostsEngine):
     Without an allocation it submits a job by `sbatch`, waits for it, and keeps it some time for the next launch. In an
     allocation of `salloc`, or in a job, it submits nothing.
     """
+
+    _watched = ""  # the number of a detached job
 
     name = "slurm"
     drives_nodes = True
@@ -65,7 +72,12 @@ class SlurmEngine(HostsEngine):
                     f"num_processes={job.local_world_size} with num_nodes={nodes}: every node has as many ranks, so it "
                     f"has to be a multiple of {nodes}"
                 ]
-            if job_id := environ.get(_JOB):
+            if (job_id := environ.get(_JOB)) and self.outlives(job):
+                return [
+                    f"detach=True inside the allocation of job {job_id}: what runs there ends with it, unset {_JOB} "
+                    "to submit a job of its own"
+                ]
+            if job_id:
                 return _check_allocation(job_id, nodes)
         except LaunchError as error:
             return str(error).splitlines()
@@ -80,6 +92,34 @@ class SlurmEngine(HostsEngine):
                 f"need as many GPUs, and slurm= asks for {gpus}"
             )
         return problems
+
+    def outlives(self, job: Job) -> bool:
+        """Return whether the job starts the ranks itself, and so goes on without this process."""
+        return bool(job.options.get("detach"))
+
+    def describe_interrupt(self, job: Job) -> str:
+        """Return what has become of a run whose cell was interrupted."""
+        return detached.describe_left(self._watched) if self._watched else super().describe_interrupt(job)
+
+    def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
+        """Run the job to its end; one that is detached, in a job of SLURM that goes on without this process."""
+        asked = job.options.get("detach")
+        if not asked:
+            return super().run(job, record, deliver, control)
+        count, nodes = job.local_world_size, self._count_nodes(job.options)
+        what = f"{count} {'process' if count == 1 else 'processes'} on {nodes} {'node' if nodes == 1 else 'nodes'}"
+        if asked is True:
+            pickled, origin = self.take(job)
+            job_id = detached.submit(job, Work(pickled=pickled, origin=origin), self._make_wish(job))
+            text, note = f"Launching {job.name} on {what} by SLURM.", detached.describe_detached(job_id)
+        else:
+            job_id, since = str(asked), time.time() - job.options[LAUNCHED]
+            text, note = f"Job {job_id}: {job.name} on {what}, launched {format_duration(since)} ago.", ""
+        self._watched = job_id
+        watch, now = detached.Watch(job_id, record, deliver, control), time.time()
+        notes = [Notice(rank=-1, time=now, text=note)] if note else []
+        deliver([Phase(rank=-1, time=now, name="starting", detail=text), *notes])
+        return watch.run()
 
     def count_ranks(self, job: Job) -> list[int]:
         """Return the number of ranks of each node."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from .... import probes
 from ....errors import LaunchError
-from ..remote.client import list_pythons
+from ..remote.client import NO_PACKAGE, find_source_folder, list_pythons
 from . import command
 
 PATIENCE_SECONDS: Final = 180.0
@@ -21,7 +21,10 @@ PATIENCE_SECONDS: Final = 180.0
 GRACE_SECONDS: Final = 8.0
 """How long a job lasts without any agent after that."""
 _HOLDER: Final = Path(__file__).with_name("holder.py")
+_DRIVER: Final = "notebook_accel.launch.engines.slurm.driver"
 _NOWHERE: Final = "/dev/null"
+LOG: Final = "job.log"
+"""In the folder of a run: what the process of its job writes, beside the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +99,26 @@ def submit(wish: Wish) -> tuple[Any, str]:
             raise LaunchError(f"sbatch has failed: {error}") from error
 
 
-def _make_executor(wish: Wish, folder: str) -> Any:
+def submit_run(wish: Wish, folder: Path) -> str:
+    """Submit a job that starts its ranks itself; return its number.
+
+    Args:
+        wish: what is asked.
+        folder: of the run, see `recording`.
+
+    Raises:
+        LaunchError: SLURM refuses it.
+    """
+    with tempfile.TemporaryDirectory(prefix="notebook_accel_") as scripts:
+        try:
+            log = str(folder / LOG)
+            executor = _make_executor(wish, scripts, {"output": log, "error": log, "open_mode": "append"})
+            return str(executor._submit_command(_make_run_command(wish, folder)).job_id)
+        except Exception as error:
+            raise LaunchError(f"sbatch has failed: {error}") from error
+
+
+def _make_executor(wish: Wish, folder: str, output: Mapping[str, str] | None = None) -> Any:
     submitit = importlib.import_module("submitit")
     executor = submitit.SlurmExecutor(folder=folder)
     known = executor._valid_parameters() - {
@@ -115,8 +137,7 @@ def _make_executor(wish: Wish, folder: str) -> Any:
         use_srun=False,
         additional_parameters={
             **more,
-            "output": _NOWHERE,
-            "error": _NOWHERE,
+            **(output or {"output": _NOWHERE, "error": _NOWHERE}),
             "signal": "CONT@60",  # in place of submitit's, which ends processes
             "requeue" if wish.is_requeued else "no-requeue": True,
         },
@@ -126,9 +147,21 @@ def _make_executor(wish: Wish, folder: str) -> Any:
 
 def _make_command(wish: Wish, holder: str) -> str:
     words = [_HOLDER.read_text(), holder, f"{PATIENCE_SECONDS:g}", f"{GRACE_SECONDS:g}"]
+    return _find_python(wish, f'exec "$p" -I -c {shlex.join(words)}')
+
+
+def _make_run_command(wish: Wish, folder: Path) -> str:
+    source = shlex.quote(find_source_folder())
+    path = f'export PYTHONPATH={source}"${{PYTHONPATH:+:$PYTHONPATH}}"; ' if find_source_folder() else ""
+    known = '"$p" -c "import notebook_accel" 2>/dev/null || continue'
+    return path + _find_python(wish, f'{known}; exec "$p" -m {_DRIVER} {shlex.quote(str(folder))}')
+
+
+def _find_python(wish: Wish, then: str) -> str:
+    """Return a line of a shell that does something with the first Python that is there, as `$p`."""
+    pythons = list_pythons(wish.python)
     return (
-        f'for p in {list_pythons(wish.python)}; do command -v "$p" >/dev/null 2>&1 || continue; '
-        f'exec "$p" -I -c {shlex.join(words)}; done; exit 97'
+        f'for p in {pythons}; do command -v "$p" >/dev/null 2>&1 || continue; {then}; done; exit {NO_PACKAGE}'
     )
 
 

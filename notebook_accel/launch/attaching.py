@@ -1,0 +1,51 @@
+"""What `attach` watches: a run that goes on without the process that launched it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from ..config import argument_checks, arguments
+from .checks.problems import raise_all
+from .durations import Start
+from .engines import base
+from .engines.base import Engine
+from .engines.slurm import recording
+from .job import Job
+
+_CALLER: Final = "attach"
+
+
+def find(job: Any, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
+    """Return what a job runs, the engine that watches it, and when it was launched.
+
+    Args:
+        job: number of the job of SLURM.
+        options: arguments of `attach` by their names at `notebook_launcher`; None is what the launch has.
+
+    Raises:
+        ValueError, TypeError: an argument is wrong.
+        LaunchError: nothing is known of the job.
+    """
+    __tracebackhide__ = True
+    given = {name: value for name, value in options.items() if value is not None}
+    wrong = argument_checks.find_problems(arguments.checks(), {**arguments.defaults(), **given}, {})
+    problems = [problem for found in wrong.values() for problem in found]
+    job_id = str(job).strip()
+    if isinstance(job, bool) or not isinstance(job, (int, str)) or not job_id.isdecimal():
+        problems.insert(0, ValueError(f"job={job!r}: the number of a job is needed"))
+    if problems:
+        raise_all(problems, _CALLER)
+    folder = recording.find(job_id)
+    folder.install_cells()
+    recorded = folder.read_job()
+    found = replace(
+        recorded,
+        background=not options["block"],
+        view=options["view"],
+        output=options["output"],
+        prefix=options["log_line_prefix_template"] or recorded.prefix,
+        options={**recorded.options, "detach": job_id},
+    )
+    return found, base.find(found.engine), Start.at(found.options[recording.LAUNCHED])

@@ -1,0 +1,200 @@
+"""A run that outlives its notebook: its job starts the ranks itself, and notebooks read what it writes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from .... import interrupts
+from ....errors import LaunchError, RunLeftError
+from ....events import Event, Notice, Phase
+from ....stream.record import RunRecord
+from ...job import Job
+from ...supervise.control import Control
+from ...supervise.delivery import Deliver
+from ...transfer import failures
+from ..attempts import make_outcome
+from ..base import Outcome
+from ..remote.client import NO_PACKAGE
+from . import command, recording, submission
+from .command import JobState
+from .recording import Folder, Over, Reader, Work
+from .submission import Wish
+
+_READ_SECONDS: Final = 0.1
+_FIRST_LOOK_SECONDS: Final = 0.5
+_LOOK_SECONDS: Final = 10.0
+_LAST_SECONDS: Final = 20.0  # in which what a job has written is seen everywhere
+_OBEY_SECONDS: Final = 30.0
+_OUTAGE_SECONDS: Final = 900.0
+
+
+def submit(job: Job, work: Work, wish: Wish) -> str:
+    """Submit a job that runs without this process; return its number.
+
+    Args:
+        job: what runs.
+        work: its function, and what its ranks take from this process.
+        wish: what is asked of SLURM.
+
+    Raises:
+        LaunchError: SLURM refuses it.
+    """
+    folder = Folder.make(job, work)
+    with interrupts.delay_interrupt():  # a job that nobody knows could not be found again
+        job_id = submission.submit_run(wish, folder.path)
+        folder.name(job_id)
+    return job_id
+
+
+def describe_left(job_id: str) -> str:
+    """Return what has become of a run that nobody watches here any more."""
+    return f"job {job_id} goes on: notebook_accel.attach({job_id}) shows it again, `scancel {job_id}` ends it"
+
+
+def describe_detached(job_id: str) -> str:
+    """Return how a run is found again that was just submitted."""
+    return (
+        f"Job {job_id} goes on without this notebook: notebook_accel.attach({job_id}) shows it again. Stop or "
+        f"`scancel {job_id}` ends it."
+    )
+
+
+class Watch:
+    """Shows a run of a job, from its beginning to its end or until it is left.
+
+    Args:
+        job_id: number of the job.
+        record: of the run.
+        deliver: takes events.
+        control: says when the run is to stop, or is left.
+
+    Raises:
+        LaunchError: nothing is known of the job.
+    """
+
+    def __init__(self, job_id: str, record: RunRecord, deliver: Deliver, control: Control) -> None:
+        self._job_id = job_id
+        self._folder = recording.find(job_id)
+        self._reader = Reader(self._folder)
+        self._record, self._deliver, self._control = record, deliver, control
+        self._state = JobState(job_id=job_id, state="PENDING")
+        self._began = time.time()
+        self._looked = self._next_look = time.monotonic()
+        self._silent_since: float | None = None
+        self._shown = ""
+        self._grace: float | None = None
+        self._stop_deadline = float("inf")
+        self._last = float("inf")
+
+    def run(self) -> Outcome:
+        """Return how the run has ended.
+
+        Raises:
+            KeyboardInterrupt: the cell was interrupted; the run goes on.
+        """
+        try:
+            while True:
+                events = self._reader.read()
+                over = next((event for event in events if isinstance(event, Over)), None)
+                self._deliver([event for event in events if not isinstance(event, Over)])
+                if over is not None:
+                    return self._make_outcome(over)
+                self._check()
+                if not events:
+                    if (outcome := self._look_at_job()) is not None:
+                        return outcome
+                    time.sleep(_READ_SECONDS)
+        except KeyboardInterrupt:
+            self._control.leave()
+            raise KeyboardInterrupt(describe_left(self._job_id)) from None
+        except RunLeftError as error:
+            return Outcome(error=error)
+
+    def _check(self) -> None:
+        """Obey who interrupts, leaves or stops."""
+        interrupts.obey_interrupt()
+        if self._control.is_left:
+            raise RunLeftError(describe_left(self._job_id))
+        if not self._control.stop_is_asked:
+            return
+        if self._grace is None or self._control.grace < self._grace:
+            self._grace = self._control.grace
+            self._stop_deadline = time.monotonic() + self._grace + _OBEY_SECONDS
+            self._folder.ask_to_stop(self._grace)
+            words = ["--batch", "--signal=USR1"] if self._reader.has_begun else []
+            self._cancel(words)
+        elif time.monotonic() > self._stop_deadline:
+            self._stop_deadline = float("inf")
+            self._cancel([])
+
+    def _cancel(self, words: Sequence[str]) -> None:
+        try:
+            command.ask(["scancel", *words, self._job_id], lambda: self._deliver([]))
+        except LaunchError as error:  # it has just ended, or SLURM does not answer
+            self._say(Notice(rank=-1, time=time.time(), text=f"scancel: {error}"))
+        self._next_look = time.monotonic()
+
+    def _look_at_job(self) -> Outcome | None:
+        """Ask SLURM now and then how the job stands; return the outcome where it has ended and says nothing more."""
+        now = time.monotonic()
+        if now > self._last:
+            return self._make_lost_outcome()
+        if now < self._next_look or self._state.is_over:
+            return None
+        waited = now - self._looked
+        self._next_look = now + min(_LOOK_SECONDS, max(_FIRST_LOOK_SECONDS, waited / 10))
+        try:
+            self._state = command.look(self._job_id, self._go_on_reading)
+            self._silent_since = None
+        except LaunchError:
+            self._silent_since = self._silent_since or now
+            if now - self._silent_since > _OUTAGE_SECONDS:
+                raise
+            return None
+        if self._state.is_over:
+            # once it is over, all of it is written; on another machine it may be seen later
+            self._last = time.monotonic() + (_LAST_SECONDS if self._reader.has_begun else 2.0)
+        elif not self._reader.has_begun:
+            self._show_wait()
+        return None
+
+    def _go_on_reading(self) -> None:
+        self._deliver([])
+        interrupts.obey_interrupt()
+
+    def _show_wait(self) -> None:
+        start = self._state.start
+        known = self._state.state == "PENDING" and start is not None and start > time.time()
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(start)) if known else "not known yet"
+        how = f"{self._state.describe()}, estimated start {when}"
+        if self._state.is_running:
+            how = f"RUNNING on {self._state.node_list}, its ranks start"
+        text = f"Job {self._job_id}: {how}. It goes on without this notebook."
+        if text != self._shown:
+            self._shown, now = text, time.time()
+            name = "starting" if self._state.is_running else "queued"
+            self._say(
+                Phase(rank=-1, time=now, name=name),  # type: ignore[arg-type]
+                Notice(rank=-1, time=now, text=text),
+            )
+
+    def _say(self, *events: Event) -> None:
+        self._deliver(events)
+
+    def _make_outcome(self, over: Over) -> Outcome:
+        if over.error is not None:
+            return Outcome(error=failures.revive(over.error, -1, 0), stopped=frozenset(over.stopped))
+        return make_outcome(self._record, over.stopped, hang=over.hang, was_stopped=over.was_stopped)
+
+    def _make_lost_outcome(self) -> Outcome:
+        """Return the outcome of a job that has ended without a word."""
+        if self._control.stop_is_asked:
+            return Outcome(was_stopped=True, stopped=frozenset(self._record.phases) - {-1})
+        text = f"job {self._job_id} has ended: {self._state.describe()}"
+        if self._state.exit_code == str(NO_PACKAGE):
+            text += "; on its first node no Python has this package: name one that has it, python='/opt/env/bin/python'"
+        if said := [line for line in self._folder.read_log() if line.strip()]:
+            text += "\n" + "\n".join(said)
+        return Outcome(error=LaunchError(text))

@@ -1,0 +1,146 @@
+"""The process of a job that outlives its notebook, on its first node: it starts the ranks and writes what they say.
+
+Run as `python -m notebook_accel.launch.engines.slurm.driver FOLDER`, in a job.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from .... import environ
+from ....errors import LaunchError
+from ....events import Event, Phase
+from ....stream.logs import LogFiles
+from ....stream.record import RunRecord
+from ...job import Job
+from ...supervise.control import Control
+from ...supervise.delivery import Deliver
+from ...transfer import failures
+from ...transfer.pickled import Pickled
+from ..base import Outcome
+from ..remote.hosts_engine import Origin
+from ..remote.hosts_group import Plan
+from .engine import SlurmEngine
+from .recording import Folder, Over, Work, Writer
+
+_LOOK_SECONDS: Final = 2.0
+_GRACE: Final = 30.0  # where a machine does not see yet how long ranks have
+
+
+class _JobEngine(SlurmEngine):
+    """Starts ranks in the job that this process runs in; function and variables are of the notebook that submitted it.
+
+    Args:
+        work: these.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def take(self, job: Job) -> tuple[Pickled, Origin]:
+        """Return what the notebook gave."""
+        return self._work.pickled, self._work.origin
+
+    def describe_launch(self, job: Job, plan: Plan) -> str:
+        """Return which job the ranks are of."""
+        count, nodes = job.local_world_size, len(plan.counts)
+        what = f"{count} {'process' if count == 1 else 'processes'} on {nodes} {'node' if nodes == 1 else 'nodes'}"
+        return f"Job {environ.get('SLURM_JOB_ID')}: {job.name} starts on {what}."
+
+
+class _Stop:
+    """Passes on to the run that somebody asked it to stop.
+
+    Args:
+        folder: of the run.
+        control: of the run.
+    """
+
+    def __init__(self, folder: Folder, control: Control) -> None:
+        self._folder, self._control = folder, control
+        self._signals = 0
+        self._grace: float | None = None
+        self._looked = time.monotonic()
+
+    def note_signal(self, signum: int, frame: Any) -> None:
+        """Look at once: somebody has just asked."""
+        self._signals += 1
+
+    def look(self) -> None:
+        """Look whether somebody asked."""
+        now = time.monotonic()
+        if not self._signals and now - self._looked < _LOOK_SECONDS:
+            return
+        grace = self._folder.read_stop()
+        if grace is None and self._signals:  # it is not seen here yet
+            grace = _GRACE
+        self._signals, self._looked = 0, now
+        if grace is not None and (self._grace is None or grace < self._grace):
+            self._grace = grace
+            self._control.stop(grace)
+
+
+def main(path: str) -> int:
+    """Run what a folder has, and write there what it says; return the exit code of the job."""
+    folder = Folder(Path(path))
+    folder.name(environ.get("SLURM_JOB_ID") or "none")
+    restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
+    control = Control()
+    stop = _Stop(folder, control)
+    if sys.platform != "win32":
+        signal.signal(signal.SIGUSR1, stop.note_signal)
+    writer = Writer(folder.find_events(restarts))
+    record = RunRecord()
+    job = folder.read_job()
+    logs = None if job.log_dir is None else LogFiles(job.log_dir, job.name)
+
+    def deliver(events: Sequence[Event]) -> None:
+        for event in events:
+            record.apply(event)
+        writer.write(events)
+        if logs is not None:
+            logs.show(events)
+        stop.look()
+
+    over = Over(rank=-1, time=time.time())
+    try:
+        over = _run(job, folder, restarts, record, deliver, control)
+    except BaseException as error:
+        over = Over(rank=-1, time=time.time(), error=failures.describe(error))
+    finally:
+        writer.close(over)
+        if logs is not None:
+            logs.close()
+        folder.forget_work()
+    return int(bool(over.error or over.hang or record.failures))
+
+
+def _run(
+    job: Job, folder: Folder, restarts: int, record: RunRecord, deliver: Deliver, control: Control
+) -> Over:
+    if restarts:
+        if restarts > job.max_restarts:
+            raise LaunchError(
+                f"SLURM has queued the job again {restarts} times, and max_restarts={job.max_restarts} allows no more"
+            )
+        text = f"SLURM has queued the job again; restart {restarts} of {job.max_restarts}"
+        deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=text)])
+    outcome: Outcome = _JobEngine(folder.read_work()).run(job, record, deliver, control)
+    error = None if outcome.error is None else failures.describe(outcome.error)
+    return Over(
+        rank=-1,
+        time=time.time(),
+        stopped=sorted(outcome.stopped),
+        was_stopped=outcome.was_stopped,
+        hang=outcome.hang,
+        error=error,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,340 @@
+"""What a job that goes on without its notebook leaves for others: a folder that nodes and notebooks share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import secrets
+import stat
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from .... import environ
+from ....errors import LaunchError
+from ....events import Event, Failure, Held, Line, Phase, Progress, Pulse, RaisedError, Unfinished
+from ....stream.wire import FrameReader, frame
+from ...job import Job
+from ...transfer import cell_sources
+from ...transfer.pickled import Pickled
+from ..remote.hosts_engine import Origin
+from .submission import LOG
+
+VARIABLE: Final = "NOTEBOOK_ACCEL_JOBS"
+LAUNCHED: Final = "launched"
+"""The option of a recorded job that says when it was launched, in seconds since the epoch."""
+_OPTIONS: Final = ("num_nodes", "slurm", "slurm_keep", "slurm_notice", "python", "environment")
+_JOB: Final = "job"
+_CELLS: Final = "cells"
+_WORK: Final = "work"
+_STOP: Final = "stop"
+_READ_BYTES: Final = 4 << 20
+_SYNC_SECONDS: Final = 1.0  # other machines see what is synced
+_SLOWEST_SECONDS: Final = 10.0
+_SLOWER_AFTER: Final = 600.0
+_MAX_WAITING: Final = 256 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Over(Event):
+    """The run has ended; nothing follows.
+
+    Attributes:
+        stopped: ranks that were ended.
+        was_stopped: whether somebody asked for that.
+        hang: the report of the hang that ended it, else empty.
+        error: what ended it, where that is no failure of a rank.
+    """
+
+    stopped: Sequence[int] = ()
+    was_stopped: bool = False
+    hang: str = ""
+    error: RaisedError | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What the job runs.
+
+    Attributes:
+        pickled: the function with its arguments.
+        origin: what its ranks take from the process that launched it.
+    """
+
+    pickled: Pickled
+    origin: Origin
+
+
+class Folder:
+    """The folder of a run. What it has is pickled, so it is used only where nobody else can write into it.
+
+    Args:
+        path: of the folder.
+
+    Raises:
+        LaunchError: others may write into it, or it is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise LaunchError(f"the folder of the run cannot be read: {error}") from None
+        others = stat.S_IWGRP | stat.S_IWOTH
+        if sys.platform != "win32" and (found.st_uid != os.getuid() or found.st_mode & others):
+            raise LaunchError(f"{path} is not yours alone, and what is in it would be run: nothing is read")
+
+    @classmethod
+    def make(cls, job: Job, work: Work) -> Folder:
+        """Make the folder of a run that is to be submitted.
+
+        Args:
+            job: what runs; its function and arguments are in `work`.
+            work: what the job runs.
+
+        Raises:
+            LaunchError: it cannot be made, or not be filled.
+        """
+        options = {name: job.options[name] for name in _OPTIONS} | {LAUNCHED: time.time(), "detach": False}
+        parts = vars(replace(job.without_work(), options=options))
+        told = {name: value for name, value in parts.items() if name != "rendezvous"}  # it may have a secret
+        root = find_root()
+        path = root / f"run-{secrets.token_hex(8)}"
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.mkdir(mode=0o700)
+            for name, value in ((_JOB, told), (_CELLS, work.origin.notes.sources), (_WORK, work)):
+                with open(path / name, "xb") as file:
+                    pickle.dump(value, file, protocol=5)
+                    file.flush()
+                    os.fsync(file.fileno())
+        except OSError as error:
+            raise LaunchError(
+                f"the run cannot be left to its job: {error}; {VARIABLE} names another folder, which the nodes see too"
+            ) from error
+        return cls(path)
+
+    def name(self, job_id: str) -> None:
+        """Let the run be found by the number of its job."""
+        link, new = find_root() / job_id, find_root() / f"{job_id}-{secrets.token_hex(4)}"
+        new.symlink_to(self.path.name)
+        os.replace(new, link)  # SLURM may give a number again
+
+    def read_job(self) -> Job:
+        """Return what runs, without its function."""
+        return Job(**pickle.loads((self.path / _JOB).read_bytes()))
+
+    def install_cells(self) -> None:
+        """Let tracebacks show the lines of cells of the notebook that launched the run."""
+        cell_sources.install(pickle.loads((self.path / _CELLS).read_bytes()))
+
+    def read_work(self) -> Work:
+        """Return what the job runs."""
+        found = pickle.loads((self.path / _WORK).read_bytes())
+        assert isinstance(found, Work)
+        return found
+
+    def forget_work(self) -> None:
+        """Remove what the job runs: it has ended."""
+        (self.path / _WORK).unlink(missing_ok=True)
+
+    def find_events(self, attempt: int) -> Path:
+        """Return the path of what one start of the job tells; SLURM may start it again."""
+        return self.path / f"events-{attempt}"
+
+    def ask_to_stop(self, grace: float) -> None:
+        """Leave word that the ranks are to stop."""
+        part = self.path / f"{_STOP}-{secrets.token_hex(4)}"
+        part.write_text(repr(float(grace)))
+        os.replace(part, self.path / _STOP)
+
+    def read_stop(self) -> float | None:
+        """Return the seconds that ranks have, where they are to stop; None where nobody asked."""
+        try:
+            return float((self.path / _STOP).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def read_log(self) -> list[str]:
+        """Return the last lines of what the job's own process has written."""
+        with contextlib.suppress(OSError):
+            return (self.path / LOG).read_text("utf-8", "replace").splitlines()[-20:]
+        return []
+
+
+def find_root() -> Path:
+    """Return the folder with the runs of this user, which nodes have to see too."""
+    return Path(environ.get(VARIABLE) or Path.home() / ".notebook_accel" / "jobs")
+
+
+def find(job_id: str) -> Folder:
+    """Return the folder of a job.
+
+    Args:
+        job_id: its number.
+
+    Raises:
+        LaunchError: nothing is known of it.
+    """
+    root = find_root()
+    path = root / job_id
+    if not path.is_symlink():
+        known = sorted((each.name for each in root.glob("*") if each.is_symlink()), key=_as_number)
+        there = f"there are {', '.join(known[-10:])}" if known else "there is none"
+        raise LaunchError(f"no run of job {job_id} is known in {root}: {there}")
+    return Folder(path.resolve())
+
+
+def _as_number(name: str) -> tuple[int, str]:
+    return (int(name) if name.isdecimal() else 0, name)
+
+
+class Writer:
+    """Writes the events of a run to a file. Of bars and pulses it writes the newest state, in longer and longer steps.
+
+    Where the disk is full, it keeps what is to be written, and tries again.
+
+    Args:
+        path: of the file, which is made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
+        self._waiting = bytearray()
+        self._changing: dict[tuple[object, ...], Event] = {}
+        self._began = self._synced = self._drawn = time.monotonic()
+        self._is_dirty = self._is_refused = False
+
+    def write(self, events: Sequence[Event]) -> None:
+        """Write events, and what is due.
+
+        Args:
+            events: in order; it is called several times a second, also without any.
+
+        Raises:
+            OSError: nothing can be written, and too much waits.
+        """
+        for event in events:
+            self._take(event)
+        now = time.monotonic()
+        if self._changing and now - self._drawn >= min(
+            _SLOWEST_SECONDS, 1 + (now - self._began) / _SLOWER_AFTER
+        ):
+            self._flush_changing()
+        self._send()
+        if self._is_dirty and now - self._synced >= _SYNC_SECONDS:
+            self._sync()
+
+    def close(self, over: Over) -> None:
+        """Write the end of the run."""
+        self._flush_changing()
+        self._add(over)
+        self._send()
+        self._sync()
+        os.close(self._file)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Held):
+            return  # between launcher and rank
+        if isinstance(event, Phase) and event.name == "restarting":
+            self._changing.clear()
+        key = _find_key(event)
+        if key is not None:
+            if isinstance(event, Line) or (isinstance(event, Progress) and event.finished):
+                self._changing.pop(key, None)
+            else:
+                self._changing[key] = event
+                return
+        self._add(event)
+
+    def _add(self, event: Event) -> None:
+        if isinstance(event, Pulse):
+            event = replace(event, moment=None)  # the clock of this machine says nothing elsewhere
+        elif isinstance(event, Failure):
+            event = replace(event, moment=None, alive=None)
+        for part in frame(event):
+            self._waiting += part
+
+    def _flush_changing(self) -> None:
+        self._drawn = time.monotonic()
+        for event in self._changing.values():
+            self._add(event)
+        self._changing.clear()
+
+    def _send(self) -> None:
+        try:
+            while self._waiting:
+                written = os.write(self._file, self._waiting[:_READ_BYTES])
+                del self._waiting[:written]
+                self._is_dirty, self._is_refused = True, False
+        except OSError as error:
+            if not self._is_refused:
+                print(f"what the run says cannot be written: {error}", file=sys.stderr, flush=True)
+            self._is_refused = True
+            if len(self._waiting) > _MAX_WAITING:
+                raise
+
+    def _sync(self) -> None:
+        with contextlib.suppress(OSError):  # told where it is written
+            os.fsync(self._file)
+        self._synced, self._is_dirty = time.monotonic(), False
+
+
+def _find_key(event: Event) -> tuple[object, ...] | None:
+    """Return what an event is the state of; None where it is no state that the next one replaces."""
+    if isinstance(event, Pulse):
+        return ("pulse", event.rank)
+    if isinstance(event, Progress):
+        return ("bar", event.rank, event.bar)
+    if isinstance(event, (Line, Unfinished)):
+        return ("row", event.rank, event.stream)
+    return None
+
+
+class Reader:
+    """Reads the events of a run, while they are written on another machine.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._attempt = 0
+        self._position = 0
+        self._frames = FrameReader()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the job's process has started."""
+        return self._position > 0 or self._attempt > 0
+
+    def read(self) -> list[Event]:
+        """Return the next events, none where there are no new ones; of all starts of the job, one after the other."""
+        while True:
+            is_last = not self._folder.find_events(
+                self._attempt + 1
+            ).exists()  # before: all of this one is there then
+            if data := self._read_bytes():
+                if events := self._frames.feed(data):
+                    return events
+            elif is_last:
+                return []
+            else:
+                self._attempt, self._position, self._frames = self._attempt + 1, 0, FrameReader()
+
+    def _read_bytes(self) -> bytes:
+        try:
+            # opened anew: a file of another machine shows what is new only then
+            with open(self._folder.find_events(self._attempt), "rb", buffering=0) as file:
+                file.seek(self._position)
+                data: Any = file.read(_READ_BYTES)
+        except FileNotFoundError:
+            return b""
+        self._position += len(data)
+        return bytes(data)

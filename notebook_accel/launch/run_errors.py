@@ -1,0 +1,55 @@
+"""The exception of a run that ended badly, with what happened to each rank."""
+
+from __future__ import annotations
+
+from ..errors import HangError, RunStoppedError
+from ..events import Failure
+from ..stream.record import RunRecord
+from .durations import Start, format_duration
+from .engines.base import Outcome
+from .transfer import failures
+
+
+def build_error(
+    outcome: Outcome, record: RunRecord, name: str, start: Start
+) -> tuple[BaseException, list[str]]:
+    """Return the exception of the rank that failed first, and one line for each rank, which are its notes.
+
+    Args:
+        outcome: how the run ended, badly.
+        record: of the run.
+        name: of its function.
+        start: of the run.
+    """
+    if outcome.error is not None:
+        return outcome.error, []
+    if outcome.hang:
+        return HangError(outcome.hang), []
+    if not outcome.failures and outcome.cause is None:
+        return RunStoppedError(f"{name} was stopped after {format_duration(start.seconds)}"), []
+    cause = outcome.cause or failures.find_first(outcome.failures)
+    if cause.error is not None:
+        error = failures.revive(cause.error, cause.rank, cause.pid)
+    else:
+        error = failures.make_exit_error(cause, record.find_last_words(cause.rank))
+    notes = _describe_ranks(cause, outcome, start)
+    for note in notes:
+        failures.add_note(error, note)
+    return error, notes
+
+
+def _describe_ranks(cause: Failure, outcome: Outcome, start: Start) -> list[str]:
+    """Return one line for each rank that failed or was stopped, the first failure first."""
+    after = start.measure(cause, is_of_here=not outcome.where)
+    notes = []
+    if cause.error is not None:
+        where = f" on {outcome.where}" if outcome.where else ""
+        notes.append(f"rank {cause.rank} (process {cause.pid}){where} raised this after {after:.1f} s")
+    others = {
+        failure.rank: failures.describe_failure(failure)
+        for failure in outcome.failures
+        if failure is not cause
+    }
+    for rank in outcome.stopped - others.keys() - {cause.rank}:
+        others[rank] = f"rank {rank} was stopped by the launcher"
+    return notes + [others[rank] for rank in sorted(others)]

@@ -1,0 +1,271 @@
+"""Runs by SLURM that outlive their notebook: left, attached to again, stopped, queued again, lost."""
+
+from __future__ import annotations
+
+import ast
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.nodes.slurm_cluster import KEEPS, SlurmCluster, make_cluster, why_no_cluster
+from tests.notebooks.kernel import Kernel, wait_until
+
+pytest.importorskip("submitit")
+pytestmark = [
+    pytest.mark.notebook,
+    pytest.mark.slow,
+    pytest.mark.timeout(180),
+    *[pytest.mark.may_leak(kind, reason=reason) for kind, reason in KEEPS.items()],
+]
+
+PATIENCE = 90
+SETUP = """
+import os, time
+import torch
+from pathlib import Path
+from notebook_accel import Accelerator, LaunchError, PartialState, attach, notebook_launcher, runs
+from notebook_accel.utils import gather
+from tqdm.auto import tqdm
+
+def launch(function, *args, num_nodes=2, **more):
+    more.setdefault("num_processes", num_nodes)
+    more.setdefault("view", "text")
+    return notebook_launcher(function, args, engine="slurm", num_nodes=num_nodes, detach=True, **more)
+
+def train(folder, steps):
+    accelerator = Accelerator()
+    rank = accelerator.process_index
+    for step in tqdm(range(steps), disable=rank > 0):
+        print(f"step {step} of rank {rank}", flush=True)
+        accelerator.log({"loss": 1.0 / (step + 1)}, step=step)
+        if step == 1:
+            Path(folder, f"began{rank}").touch()
+            while not Path(folder, "go").exists() and not accelerator.should_stop:
+                time.sleep(0.05)
+        if accelerator.should_stop:
+            return f"stopped at {step}"
+    return gather(torch.tensor([rank + 1.5])).tolist()
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    if reason := why_no_cluster():
+        pytest.skip(reason)
+    with make_cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def jobs_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the runs of these tests are, with a blank in its name."""
+    folder = tmp_path_factory.mktemp("runs of jobs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NOTEBOOK_ACCEL_JOBS", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def kernel(
+    cluster: SlurmCluster, jobs_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Kernel]:
+    kernel = cluster.start_kernel(tmp_path_factory.mktemp("slurm"))
+    try:
+        kernel.run(SETUP, timeout=PATIENCE).ok()
+        yield kernel
+    finally:
+        kernel.close()
+
+
+def wait_for_ranks(folder: Path) -> None:
+    files = [folder / "began0", folder / "began1"]
+    assert wait_until(lambda: all(file.exists() for file in files), 60)
+
+
+def test_a_run_outlives_its_kernel(cluster: SlurmCluster, kernel: Kernel, tmp_path: Path) -> None:
+    first = cluster.start_kernel(tmp_path)
+    try:
+        first.run(SETUP, timeout=PATIENCE).ok()
+        first.run(f"run = launch(train, {str(tmp_path)!r}, 4, block=False)", timeout=PATIENCE).ok()
+        (job,) = cluster.jobs()
+        texts = "[event.text for event in run.record.since(0) if hasattr(event, 'text')]"
+        said = ast.literal_eval(first.run(texts).ok().value)
+        assert (
+            f"Job {job} goes on without this notebook: notebook_accel.attach({job}) shows it again" in said[0]
+        )
+        wait_for_ranks(tmp_path)
+        first.kill()
+    finally:
+        first.close()
+    time.sleep(1)
+    assert job in cluster.jobs()
+
+    def go_on() -> None:
+        (tmp_path / "go").touch()
+
+    cell = kernel.run(
+        f"print('go', flush=True)\nattach({job}, view='text')", timeout=PATIENCE, during=go_on
+    ).ok()
+    assert ast.literal_eval(cell.value) == [1.5, 2.5]
+    for rank in (0, 1):
+        said = [line for line in cell.lines if line.endswith(f"of rank {rank}")]
+        assert said == [f"[{rank}] step {step} of rank {rank}" for step in range(4)]
+    assert re.search(rf"Job {job}: train on 2 processes on 2 nodes, launched .* ago", cell.stdout)
+    assert wait_until(lambda: job not in cluster.jobs(), 30)
+    cell = kernel.run(
+        f"again = attach('{job}', block=False, view='none')\n"
+        "again.result(), again.status, [row['loss'] for row in list(again.record.rows())][-1], "
+        "{bar.count for bar in again.record.progress.values()}"
+    ).ok()
+    assert ast.literal_eval(cell.value) == ([1.5, 2.5], "done", 0.25, {4.0})
+
+
+@pytest.fixture
+def idle(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
+    """A cluster without any job."""
+    yield cluster
+    cluster.end_jobs()
+
+
+def test_an_interrupt_leaves_the_run_and_stop_asks_it_to_save(
+    kernel: Kernel, idle: SlurmCluster, tmp_path: Path
+) -> None:
+    def interrupt() -> None:
+        wait_for_ranks(tmp_path)
+        kernel.interrupt()
+
+    cell = kernel.run(
+        f"print('go', flush=True)\nlaunch(train, {str(tmp_path)!r}, 4)", timeout=PATIENCE, during=interrupt
+    )
+    (job,) = idle.jobs()
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+    assert f"job {job} goes on: notebook_accel.attach({job})" in cell.error[1]
+    assert kernel.run("[run.status for run in runs()][-1]").ok().value == "'left'"
+    cell = kernel.run(
+        f"""
+        run = attach({job}, block=False)
+        while len(run.lines()) < 4:
+            time.sleep(0.05)
+        print("go", flush=True)
+        try:
+            run.wait()
+        except KeyboardInterrupt:
+            print(run.status, run.is_over, run.failure)
+        """,
+        timeout=PATIENCE,
+        during=kernel.interrupt,
+    )
+    assert cell.error is None, cell.traceback
+    assert "left True job" in cell.stdout
+    assert idle.jobs() == [job]
+    cell = kernel.run(
+        f"run = attach({job}, block=False)\nrun.stop(30)\nrun.result(), run.status", timeout=PATIENCE
+    ).ok()
+    assert ast.literal_eval(cell.value) == ("stopped at 1", "stopped")
+    assert wait_until(lambda: not idle.jobs(), 30)
+
+
+def test_an_error_has_the_lines_of_the_cell_of_another_kernel(
+    kernel: Kernel, idle: SlurmCluster, tmp_path: Path
+) -> None:
+    kernel.run(
+        """
+        def fails():
+            if os.environ["RANK"] == "1":
+                wrong = {}
+                wrong["key"]  # the line
+            time.sleep(100)
+
+        run = launch(fails, block=False, view="none")
+        run.wait()
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    job = re.findall(r"\d+", kernel.run("print(run.record.notice)").stdout)[0]
+    other = idle.start_kernel(tmp_path)
+    try:
+        cell = other.run(
+            f"import notebook_accel\nnotebook_accel.attach({job}, view='text')", timeout=PATIENCE
+        )
+    finally:
+        other.close()
+    assert cell.error == ("KeyError", "'key'")
+    assert 'wrong["key"]  # the line' in cell.traceback
+    assert re.search(r"rank 1 \(process \d+\) raised this after \d+\.\d s", cell.told)
+    assert "rank 0 was stopped by the launcher" in cell.told
+
+
+def test_a_job_that_waits_runs_later_and_a_cancelled_one_is_told(
+    kernel: Kernel, idle: SlurmCluster, tmp_path: Path
+) -> None:
+    idle.run("sbatch", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1000")
+    (other,) = idle.jobs()
+    cell = kernel.run(
+        f"""
+        run = launch(train, {str(tmp_path)!r}, 4, block=False)
+        while run.status != "queued" or "Resources" not in run.record.notice:
+            time.sleep(0.05)
+        run.record.notice
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    assert re.search(
+        r"PENDING \(Resources\), estimated start .* It goes on without this notebook", cell.value
+    )
+    idle.run("scancel", other)
+    wait_for_ranks(tmp_path)
+    (job,) = idle.jobs()
+    idle.run("scancel", job)
+    cell = kernel.run("run.result()", timeout=PATIENCE)
+    assert cell.error is not None and cell.error[0] == "LaunchError"
+    assert f"job {job} has ended: CANCELLED" in cell.error[1]
+    assert kernel.run("'step 1 of rank 1' in run.lines(1)").value == "True"
+
+
+def test_a_job_that_is_queued_again_goes_on_in_the_same_view(
+    kernel: Kernel, idle: SlurmCluster, tmp_path: Path
+) -> None:
+    kernel.run(
+        f"run = launch(train, {str(tmp_path)!r}, 3, block=False, max_restarts=1)", timeout=PATIENCE
+    ).ok()
+    wait_for_ranks(tmp_path)
+    for file in tmp_path.glob("began*"):
+        file.unlink()
+    idle.requeue()
+    wait_for_ranks(tmp_path)
+    (tmp_path / "go").touch()
+    cell = kernel.run(
+        "run.result(), run.record.restarts, run.lines(1).count('step 0 of rank 1')", timeout=PATIENCE
+    )
+    assert ast.literal_eval(cell.ok().value) == ([1.5, 2.5], 1, 2)
+
+
+def test_a_stop_while_the_job_waits_cancels_it(kernel: Kernel, idle: SlurmCluster, tmp_path: Path) -> None:
+    idle.run("sbatch", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1000")
+    (other,) = idle.jobs()
+    cell = kernel.run(
+        f"run = launch(train, {str(tmp_path)!r}, 4, block=False)\nrun.stop()\nrun.status", timeout=PATIENCE
+    ).ok()
+    assert cell.value == "'stopped'" and idle.jobs() == [other]
+
+
+def test_what_cannot_be_attached_to(kernel: Kernel, jobs_folder: Path, tmp_path: Path) -> None:
+    cell = kernel.run("attach(987654)")
+    assert cell.error is not None and "no run of job 987654 is known in" in cell.error[1]
+    cell = kernel.run("attach('gpu', view='nothing')")
+    assert cell.error is not None and cell.error[0] == "ValueError"
+    assert "job='gpu': the number of a job is needed" in cell.error[1] and "view='nothing'" in cell.error[1]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o777)
+    (jobs_folder / "123").symlink_to(tmp_path / "run")
+    cell = kernel.run("attach(123)")
+    assert cell.error is not None and "is not yours alone" in cell.error[1]
+    cell = kernel.run(
+        "os.environ['SLURM_JOB_ID'] = '1'\ntry:\n    launch(train, '', 1)\nfinally:\n    del os.environ['SLURM_JOB_ID']"
+    )
+    assert cell.error is not None and "unset SLURM_JOB_ID to submit a job of its own" in cell.error[1]
+    cell = kernel.run("notebook_launcher(print, (), 1, detach=True, engine='elastic')")
+    assert cell.error is not None and "detach=True" in cell.error[1] and "engine='slurm'" in cell.error[1]

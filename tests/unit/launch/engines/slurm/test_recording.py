@@ -1,0 +1,168 @@
+"""What a detached run leaves: written in pieces, thinned where states replace each other, read while it grows."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notebook_accel.errors import LaunchError
+from notebook_accel.events import (
+    Event,
+    Failure,
+    Held,
+    Line,
+    Metric,
+    Phase,
+    Progress,
+    Pulse,
+    Result,
+    Unfinished,
+)
+from notebook_accel.launch.engines.slurm import recording
+from notebook_accel.launch.engines.slurm.recording import Folder, Over, Reader, Writer
+from tests.unit.clock import Clock
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    tmp_path.chmod(0o700)
+    return Folder(tmp_path)
+
+
+def line(text: str, rank: int = 0) -> Line:
+    return Line(rank=rank, time=1.0, stream="stdout", text=text)
+
+
+def bar(count: float, finished: bool = False) -> Progress:
+    text = f"{count:g} of 9"
+    return Progress(
+        rank=0, time=1.0, bar=1, description="", count=count, total=9, text=text, finished=finished
+    )
+
+
+def read_all(reader: Reader) -> list[Event]:
+    events: list[Event] = []
+    while more := reader.read():
+        events += more
+    return events
+
+
+def test_events_come_as_they_were_written(folder: Folder) -> None:
+    writer, reader = Writer(folder.find_events(0)), Reader(folder)
+    assert not reader.has_begun
+    value = Result(rank=0, time=1.0, value=b"x" * (recording._READ_BYTES + 5), buffers=[b"12", b""])
+    told: list[Event] = [
+        line("a"),
+        Metric(rank=0, time=1.0, values={"loss": 0.5}, step=1),
+        value,
+        line("b", 1),
+    ]
+    writer.write(told[:2])
+    assert read_all(reader) == told[:2] and reader.has_begun
+    writer.write([*told[2:], Held(rank=0, time=1.0, questions=3)])
+    assert read_all(reader) == told[2:], "what is between launcher and rank is left out"
+    over = Over(rank=-1, time=2.0, stopped=(1,), was_stopped=True)
+    writer.close(over)
+    assert read_all(reader) == [over]
+    assert read_all(Reader(folder)) == [*told, over], "also by one who comes later"
+    assert os.stat(folder.find_events(0)).st_mode & 0o777 == 0o600
+
+
+def test_of_what_changes_the_newest_state_is_written_now_and_then(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(recording, "time", clock)
+    writer, reader = Writer(folder.find_events(0)), Reader(folder)
+    for count in range(100):
+        writer.write([bar(count), Pulse(rank=0, time=1.0, steps=count, moment=5.0)])
+    assert not read_all(reader)
+    clock.now += 1.5
+    writer.write([])
+    assert read_all(reader) == [bar(99), Pulse(rank=0, time=1.0, steps=99)], "clocks of machines stay there"
+    unfinished = Unfinished(rank=0, time=1.0, stream="stdout", text="half a")
+    writer.write([bar(100), unfinished, line("half a line"), bar(9, finished=True)])
+    clock.now += 20
+    writer.write([])
+    assert read_all(reader) == [line("half a line"), bar(9, finished=True)], "they have taken their places"
+    clock.now += 36_000
+    writer.write([bar(1)])
+    clock.now += 9
+    writer.write([bar(2)])
+    written = read_all(reader)
+    clock.now += 9
+    writer.write([bar(3)])
+    written += read_all(reader)
+    assert written == [bar(1), bar(3)], "of a long run every ten seconds"
+
+
+def test_a_job_that_starts_again_has_another_file(folder: Folder) -> None:
+    first, reader = Writer(folder.find_events(0)), Reader(folder)
+    first.write([line("a")])
+    with open(folder.find_events(0), "ab") as file:
+        file.write(b"\0\0")  # its machine was lost in the middle
+    assert read_all(reader) == [line("a")]
+    second = Writer(folder.find_events(1))
+    again = Phase(rank=-1, time=2.0, name="restarting", detail="again")
+    second.write([again, line("b")])
+    assert read_all(reader) == [again, line("b")]
+    assert read_all(Reader(folder)) == [line("a"), again, line("b")]
+
+
+def test_a_full_disk_loses_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    writer, reader = Writer(folder.find_events(0)), Reader(folder)
+    real = os.write
+    room = 10
+
+    def write(file: int, data: bytes) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = real(file, data[:room])
+        room -= written
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", write)
+        writer.write([line("a")])
+        writer.write([line("b")])
+        assert not read_all(reader)
+    assert capsys.readouterr().err.count("No space left on device") == 1
+    writer.write([line("c")])
+    assert read_all(reader) == [line("a"), line("b"), line("c")]
+
+
+def test_times_of_a_failure_that_only_its_machine_knows_are_left_out(folder: Folder) -> None:
+    writer, reader = Writer(folder.find_events(0)), Reader(folder)
+    writer.write([Failure(rank=0, time=1.0, pid=5, exitcode=-9, moment=3.0, alive=2.0)])
+    assert read_all(reader) == [Failure(rank=0, time=1.0, pid=5, exitcode=-9)]
+
+
+def test_a_stop_is_left_for_the_job(folder: Folder) -> None:
+    assert folder.read_stop() is None
+    folder.ask_to_stop(30)
+    folder.ask_to_stop(0.5)
+    assert folder.read_stop() == 0.5
+
+
+def test_only_folders_of_this_user_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(recording.VARIABLE, str(tmp_path / "jobs"))
+    with pytest.raises(LaunchError, match=r"no run of job 5 is known in .*: there is none"):
+        recording.find("5")
+    (tmp_path / "jobs" / "run").mkdir(parents=True)
+    Folder(tmp_path / "jobs" / "run").name("4")
+    Folder(tmp_path / "jobs" / "run").name("4")  # the number is given again
+    assert recording.find("4").path == tmp_path / "jobs" / "run"
+    with pytest.raises(LaunchError, match=r"there are 4$"):
+        recording.find("5")
+    (tmp_path / "jobs" / "run").chmod(0o770)
+    with pytest.raises(LaunchError, match="is not yours alone, and what is in it would be run"):
+        recording.find("4")
+    (tmp_path / "jobs" / "run").chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(LaunchError, match="is not yours alone"):
+        recording.find("4")
