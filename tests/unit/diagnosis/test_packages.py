@@ -44,9 +44,9 @@ def wheel(folder: Path, name: str, version: str, *needs: str, code: str = "") ->
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """An environment with its own packages, where everything of this one can be imported too."""
+    """An environment with its own packages, where everything of this one can be imported too, pip among it."""
     folder = tmp_path / "environment"
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = Path(subprocess.check_output([python, "-c", code], text=True).strip())
@@ -100,7 +100,7 @@ def test_the_newest_torchao_that_can_be_imported_is_taken(python: Path, index: P
     fails = "raise ImportError('no such name in torch')"
     for version, code in (("0.1", ""), ("0.2", ""), ("0.3", fails), ("0.4", fails)):
         wheel(index, "torchao", version, code=code)
-    run(python, index, "-m", "pip", "install", "torchao==0.4")
+    run(python, index, "-m", "pip", "install", "--no-deps", "torchao==0.4")
     code = (
         "from notebook_accel.diagnosis import checks, repairs\n"
         "found = list(checks._torchao('torchao'))\n"
@@ -128,7 +128,7 @@ def test_the_newest_torchao_that_can_be_imported_is_taken(python: Path, index: P
 def test_peft_asks_for_a_newer_torchao_in_its_code(python: Path, index: Path, tmp_path: Path) -> None:
     wheel(index, "torchao", "0.10.0")
     wheel(index, "torchao", "0.17.0")
-    run(python, index, "-m", "pip", "install", "torchao==0.10.0")
+    run(python, index, "-m", "pip", "install", "--no-deps", "torchao==0.10.0")
     peft = tmp_path / "wheels" / "peft"
     peft.mkdir()
     (peft / "__init__.py").write_text("raise ImportError('it is not imported')")
