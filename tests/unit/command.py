@@ -11,11 +11,22 @@ from tests import forker
 from tests.structure.source import ROOT
 
 
-def run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *arguments: str, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run it.
+
+    Args:
+        folder: of the configs.
+        arguments: its words.
+        cwd: its working folder, None for that of this process.
+        variables: what its environment has besides.
+    """
     return forker.run(
         [sys.executable, "-m", "notebook_accel", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(folder), **variables},
         stdin=subprocess.DEVNULL,
+        cwd=cwd,
         timeout=100,
     )
 
