@@ -172,9 +172,13 @@ CURRENT: list[Forker] = []
 
 
 @contextlib.contextmanager
-def session() -> Iterator[None]:
-    """Have a forker with the variables of now, for the programs of a test session."""
-    CURRENT.append(Forker(os.environ))
+def session(environment: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Have a forker for the programs of a test session, or of some tests in place of the session's.
+
+    Args:
+        environment: its variables, None for those of now.
+    """
+    CURRENT.append(Forker(os.environ if environment is None else environment))
     try:
         yield
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from notebook_accel.launch.checks import compiler_preload
+from tests import forker
 from tests.differential.harness import OURS, REFERENCE, differences
 from tests.notebooks.kernel import ROOT, Kernel, make_event_loop
 
@@ -25,6 +26,8 @@ pytestmark = [pytest.mark.notebook, pytest.mark.slow]
 SCRIPT = (Path(__file__).parent / "digits_script.txt").read_text()
 # Accelerate imports it to look at any model, for seconds
 WITHOUT_DEEPSPEED = "import sys\n\nsys.modules['deepspeed'] = None\n"
+# Transformers imports them for quantized models and for losses of detection, for seconds too
+WITHOUT_SLOW = WITHOUT_DEEPSPEED + "sys.modules['torchao'] = sys.modules['scipy'] = None\n"
 # without it the script hangs at its end now and then: DistributedDataParallel must not be the last that has the group
 KEEPS_GROUP = """
 from torch import distributed
@@ -39,6 +42,8 @@ def keep_and_destroy(group=None):
 
 distributed.destroy_process_group = keep_and_destroy
 """
+LIBRARIES = [compiler_preload.MODULE, "torch.utils.tensorboard"]  # of each script, for seconds
+READ_BY_TORCH = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 CHECKPOINT = 6  # batches, in the middle of the first epoch and after an optimizer step
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 # a loader that starts draws a number from torch: in the middle of an epoch, dropout would be another after a resume
@@ -67,14 +72,12 @@ class Scripts:
         script.write_text(start + SCRIPT.replace("{library}", library))
         options = self.options(name, **more).items()
         arguments = [text for key, value in options for text in (f"--{key}", str(value))]
-        done = subprocess.run(
+        done = forker.run(
             [sys.executable, *(TORCHRUN if how == "torchrun" else []), str(script), *arguments],
+            libraries=LIBRARIES,
             env=_environment(library),
             cwd=self.folder,
-            capture_output=True,
-            text=True,
             timeout=100,
-            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return parsed(done.stdout.splitlines())
@@ -83,7 +86,7 @@ class Scripts:
 def _environment(library: str) -> dict[str, str]:
     unset = ("ACCELERATE_USE_CPU", "RANK", "WORLD_SIZE", "LOCAL_RANK")
     kept = {name: text for name, text in os.environ.items() if name not in unset}
-    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    own = {"PYTHONPATH": str(ROOT), **READ_BY_TORCH}
     # without it, processes of torchrun without a GPU train alone
     return kept | own | ({"ACCELERATE_USE_CPU": "true"} if library == REFERENCE else {})
 
@@ -101,6 +104,13 @@ def scalars(project: Path) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(project / "logs" / "digits"))
     events.Reload()
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _copied_with_variables() -> Iterator[None]:
+    """Copy programs and the kernel from a process with their variables."""
+    with forker.session({**os.environ, **READ_BY_TORCH}):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +157,7 @@ def test_accelerate_goes_on_from_our_checkpoint(scripts: Scripts, printed: Any) 
 @pytest.fixture
 def kernel(tmp_path: Path) -> Iterator[Kernel]:
     """A kernel with the script's functions in it."""
-    started = Kernel(tmp_path, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    started = Kernel(tmp_path, **READ_BY_TORCH)
     started.run(SCRIPT.replace("{library}", OURS).split("def main")[0]).ok()
     started.run("from notebook_accel import notebook_launcher").ok()
     yield started

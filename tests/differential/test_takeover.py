@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.differential.test_scripts import WITHOUT_DEEPSPEED
+from tests import forker
+from tests.differential.test_scripts import READ_BY_TORCH, WITHOUT_SLOW
 
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
@@ -29,20 +29,12 @@ def run(folder: Path, name: str) -> list[dict[str, Any]]:
     """Run the script on as many processes as the name ends with, and return what each wrote."""
     unset = ("ACCELERATE_", "NOTEBOOK_ACCEL_", "RANK", "WORLD_SIZE", "LOCAL_RANK")
     kept = {key: text for key, text in os.environ.items() if not key.startswith(unset)}
-    own = {
-        "PYTHONPATH": str(ROOT),
-        "HF_HOME": str(folder),
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
+    own = {"PYTHONPATH": str(ROOT), "HF_HOME": str(folder), "ACCELERATE_USE_CPU": "true"}
+    done = forker.run(
         [sys.executable, *RUNS[name], "train.py", name],
-        env={**kept, **own, "ACCELERATE_USE_CPU": "true"},
+        env={**kept, **READ_BY_TORCH, **own},
         cwd=folder,
-        capture_output=True,
-        text=True,
         timeout=250,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(int(name[-1]))]
@@ -52,8 +44,8 @@ def run(folder: Path, name: str) -> list[dict[str, Any]]:
 def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What all runs wrote, by their names, two runs at a time."""
     folder = tmp_path_factory.mktemp("takeover")
-    (folder / "train.py").write_text(WITHOUT_DEEPSPEED + SCRIPT)
-    with ThreadPoolExecutor(2) as pool:
+    (folder / "train.py").write_text(WITHOUT_SLOW + SCRIPT)
+    with forker.session({**os.environ, **READ_BY_TORCH}), ThreadPoolExecutor(2) as pool:
         return dict(zip(RUNS, pool.map(lambda name: run(folder, name), RUNS), strict=True))
 
 

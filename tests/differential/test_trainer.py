@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,8 +15,9 @@ import pytest
 import torch
 
 from notebook_accel import notebook_launcher
+from tests import forker
 from tests.differential.test_launch_environment import CASES, differing
-from tests.differential.test_scripts import WITHOUT_DEEPSPEED
+from tests.differential.test_scripts import WITHOUT_SLOW
 
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
@@ -56,19 +56,21 @@ class Done:
     reports: list[dict[str, Any]]
 
 
+def environment() -> dict[str, str]:
+    """Return the variables of all programs: nothing that steers them."""
+    removed = ("ACCELERATE_", "FSDP_", "OMP_", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    kept = {key: text for key, text in os.environ.items() if not key.startswith(removed)}
+    return {**kept, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+
+
 def run(folder: Path, name: str, command: list[str], **more: str) -> Done:
     """Run one of the scripts in the folder on two processes, without what this process's environment says."""
     script = ["train.py", name, json.dumps(ACCUMULATED)] if name.startswith("cpu") else ["probe.py", name]
-    removed = ("ACCELERATE_", "FSDP_", "OMP_", "RANK", "WORLD_SIZE", "LOCAL_RANK")
-    kept = {key: text for key, text in os.environ.items() if not key.startswith(removed)}
-    done = subprocess.run(
+    done = forker.run(
         [*command, *script],
-        env={**kept, "PYTHONPATH": str(ROOT), "HF_HOME": str(folder), "CUDA_VISIBLE_DEVICES": "", **more},
+        env={**environment(), "HF_HOME": str(folder), **more},
         cwd=folder,
-        capture_output=True,
-        text=True,
         timeout=100,
-        check=False,
     )
     files = [folder / f"{name}-{rank}.json" for rank in range(2)]
     reports = [json.loads(file.read_text()) for file in files if file.exists()]
@@ -79,7 +81,7 @@ def run(folder: Path, name: str, command: list[str], **more: str) -> Done:
 def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
     """All runs by name, two at a time."""
     folder = tmp_path_factory.mktemp("trainer")
-    (folder / "train.py").write_text(WITHOUT_DEEPSPEED + SCRIPT)
+    (folder / "train.py").write_text(WITHOUT_SLOW + SCRIPT)
     (folder / "probe.py").write_text(PROBE)
     for name, text in {"cpu": MULTI_CPU, "fsdp": FSDP}.items():
         (folder / f"{name}.yaml").write_text(text)
@@ -90,7 +92,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
         "fsdp ours": ([*OURS, "--config_file", "fsdp.yaml"], {}),
         "fsdp theirs": ([*THEIRS, "--config_file", "fsdp.yaml"], {}),
     }
-    with ThreadPoolExecutor(2) as pool:
+    with forker.session(environment()), ThreadPoolExecutor(2) as pool:
         pending = {name: pool.submit(run, folder, name, words, **env) for name, (words, env) in runs.items()}
         return {name: future.result() for name, future in pending.items()}
 

@@ -12,31 +12,39 @@ from pathlib import Path
 import pytest
 
 from notebook_accel.takeover import finder
+from tests import forker
 
 ROOT = Path(__file__).resolve().parents[3]
 TAKE = "import notebook_accel; notebook_accel.take_over_accelerate()"
 
 
-def run(code: str, *arguments: str, cwd: Path | None = None, **variables: str) -> str:
+def run(
+    code: str, *arguments: str, cwd: Path | None = None, has_torch: bool = False, **variables: str
+) -> str:
     """Run code in a new Python and return what it printed; it has to end well."""
-    done = try_run(code, *arguments, cwd=cwd, **variables)
+    done = try_run(code, *arguments, cwd=cwd, has_torch=has_torch, **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def try_run(
-    code: str, *arguments: str, cwd: Path | None = None, **variables: str
+    code: str, *arguments: str, cwd: Path | None = None, has_torch: bool = False, **variables: str
 ) -> subprocess.CompletedProcess[str]:
+    """Run code in a new Python.
+
+    Args:
+        code: it, indented or not.
+        arguments: of Python.
+        cwd: the working folder.
+        has_torch: whether torch may be imported when the code starts, which spares the import.
+        variables: what the environment has besides.
+    """
     kept = {name: text for name, text in os.environ.items() if not name.startswith("NOTEBOOK_ACCEL_")}
-    return subprocess.run(
-        [sys.executable, *arguments, "-c", textwrap.dedent(code)],
-        env={**kept, "PYTHONPATH": str(ROOT), **variables},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    words = [sys.executable, *arguments, "-c", textwrap.dedent(code)]
+    env = {**kept, "PYTHONPATH": str(ROOT), **variables}
+    if has_torch:
+        return forker.run(words, env=env, cwd=cwd, timeout=100)
+    return subprocess.run(words, env=env, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
 
 
 def test_imports_and_metadata_are_ours() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import textwrap
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.unit.launching import drop_gloo
-from tests.unit.takeover.test_finder import run, try_run
+from tests.unit.takeover import test_finder
 
 pytestmark = pytest.mark.slow
+run = functools.partial(test_finder.run, has_torch=True)
+try_run = functools.partial(test_finder.try_run, has_torch=True)
 
 LAUNCHES = """
 import json, multiprocessing, sys
