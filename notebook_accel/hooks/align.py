@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -74,6 +74,7 @@ class AlignDevicesHook(ModelHook):
         self.execution_device = execution_device
         self.offload = offload
         self.io_same_device = io_same_device
+        self._need: Need | None = None
         self.weights_map = weights_map
         self.offload_buffers = offload_buffers
         self.place_submodules = place_submodules
@@ -85,13 +86,27 @@ class AlignDevicesHook(ModelHook):
         self.original_devices: dict[str, torch.device] = {}
         self._slots: list[_Slot] = []
         self._handles: list[RemovableHandle] = []
-        self._need: Need | None = None
         self._lease = ReentrantLease()
 
     def __repr__(self) -> str:
         shown = ("execution_device", "offload", "io_same_device", "offload_buffers", "place_submodules")
         texts = ", ".join(f"{name}={getattr(self, name)!r}" for name in (*shown, "skip_keys"))
         return f"AlignDevicesHook({texts})"
+
+    @property
+    def weights_map(self) -> Mapping[str, torch.Tensor] | None:
+        """The offloaded weights; whoever changes weights, as PEFT does in a merge, assigns a mapping that has them."""
+        return self._weights_map
+
+    @weights_map.setter
+    def weights_map(self, weights: Mapping[str, torch.Tensor] | None) -> None:
+        self._weights_map = weights
+        if self._need is None or weights is None:
+            return
+        need = replace(self._need, weights=weights)
+        if self.prefetcher is not None:
+            self.prefetcher.replace(self._need, need)
+        self._need = need
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         device = self.execution_device
@@ -292,13 +307,7 @@ class AlignDevicesHook(ModelHook):
             yield
             return
         if device is not None:
-            need = Need(
-                weights=need.weights,
-                names=need.names,
-                places=need.places,
-                device=tensors.as_device(device),
-                nbytes=need.nbytes,
-            )
+            need = replace(need, device=tensors.as_device(device))
         self._lease.acquire()
         try:
             self._put(need.fetch())

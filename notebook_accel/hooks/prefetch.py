@@ -156,6 +156,16 @@ class Prefetcher:
         self._length = len(self._order)
         self._room = max(self._room, need.nbytes)
 
+    def replace(self, old: Need, new: Need) -> None:
+        """Note that a module needs other weights from now on; what was fetched ahead for it is dropped."""
+        self._renew()
+        with self._lock:
+            self._order = [new if need is old else need for need in self._order]
+            if self._seen is not None:
+                self._seen = [new if need is old else need for need in self._seen]
+            self._ahead.pop(old, None)
+            self._queue = deque(job for job in self._queue if job.need is not old)
+
     def begin(self) -> None:
         """Wait until no other thread is in a forward, and fetch what the first modules of this one need."""
         self._renew()

@@ -26,6 +26,10 @@ def test_lora_does_the_same(case: str, number: int, done: sides.Outcomes) -> Non
         if case == "train":
             assert found["world"] == number and len(found["rates"]) == 13 // number + (number == 2)
             continue
+        if case == "merge":
+            assert "disk" in found["map"].values()
+            assert len({found[when] for when in ("whole", "adapted", "merged", "unmerged", "unloaded")}) == 1
+            continue
         assert found["trained" if case == "dispatch" else "whole"] == found["adapted"]
         assert found["hooks"] and (case == "offload" or not found["left"])
 

@@ -77,6 +77,34 @@ def offload() -> dict[str, Any]:
     return {**found, "loaded": compute(loaded, words), "weights": sum_weights(loaded)}
 
 
+def merge() -> dict[str, Any]:
+    """LoRA merged into weights that lie on the disk, and taken out again."""
+    import torch
+    from peft import PeftModel, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    words = torch.tensor([[1, 5, 6, 7]])
+    torch.manual_seed(1)
+    whole = get_peft_model(make_llama(), make_adapter())
+    saved = own_folder("merging")
+    whole.save_pretrained(saved)
+    options = {"device_map": offload_map(), "offload_folder": own_folder("merged_weights")}
+    model = AutoModelForCausalLM.from_pretrained(save_own("merge_base", make_llama()), **options)
+    del options["device_map"]
+    limit = sum(value.nbytes for value in whole.parameters()) * 2 // 3
+    adapted = PeftModel.from_pretrained(model, saved, max_memory={"cpu": limit}, **options)
+    found: dict[str, Any] = {
+        "map": {name: str(place) for name, place in adapted.hf_device_map.items()},
+        "whole": round(compute(whole, words), 3),
+        "adapted": round(compute(adapted, words), 3),
+    }
+    adapted.merge_adapter()
+    found["merged"] = round(compute(adapted, words), 3)
+    adapted.unmerge_adapter()
+    found["unmerged"] = round(compute(adapted, words), 3)
+    return {**found, "unloaded": round(compute(adapted.merge_and_unload(), words), 3)}
+
+
 def compute(model: Any, words: Any) -> float:
     """Return the sum of a model's logits."""
     import torch
@@ -166,7 +194,7 @@ def train() -> dict[str, Any]:
     }
 
 
-CASES = {"offload": offload, "dispatch": dispatch, "train": train}
+CASES = {"offload": offload, "merge": merge, "dispatch": dispatch, "train": train}
 LIBRARIES = ("peft", "transformers:LlamaForCausalLM")
 """What a host imports before it forks; see `hosts.Job`."""
 

@@ -124,6 +124,38 @@ class Tied(nn.Module):
         return linear(self.layers(x), first.weight.data.T)
 
 
+@pytest.mark.parametrize(
+    "offload", [lambda model, folder: cpu_offload(model), disk_offload], ids=["cpu", "disk"]
+)
+def test_weights_that_are_assigned_to_a_hook(tmp_path: Path, offload: Any) -> None:
+    model, other = pair(lambda: nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)))
+    offload(other, tmp_path)
+    assert same(model, other)
+    hook = other[1]._hf_hook
+    hook.pre_forward(other[1])
+    hook.weights_map = {name: tensor.detach() + 1 for name, tensor in other[1].named_parameters()}
+    hook.post_forward(other[1], ROWS)
+    for tensor in model[1].parameters():
+        tensor.data += 1
+    assert same(model, other) and same(model, copy.deepcopy(other)) and other[1].weight.is_meta
+    assert torch.equal(modeling.get_state_dict_offloaded_model(other)["1.weight"], model[1].weight)
+    hooks.remove_hook_from_submodules(other)
+    assert same(model, other)
+
+
+def test_weights_that_are_assigned_within_a_forward(tmp_path: Path) -> None:
+    model, other = pair(lambda: nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)))
+    disk_offload(other, tmp_path)
+    state = {name: torch.ones_like(tensor) for name, tensor in model[1].named_parameters()}
+
+    def assign(*arguments: Any) -> None:
+        other[1]._hf_hook.weights_map = state  # what was fetched ahead is the weights before
+
+    other[0].register_forward_hook(assign)
+    model[1].load_state_dict(state)
+    assert same(model, other) and same(model, other)
+
+
 def with_pre_hook() -> nn.Module:
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
     model[1].register_forward_pre_hook(multiply)
