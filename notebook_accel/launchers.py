@@ -223,7 +223,7 @@ def runs() -> list[Run]:
 
 
 def attach(
-    job: int | str,
+    job: int | str | None = None,
     *,
     block: bool = True,
     output: Literal["all", "first", "none"] | Collection[int] = "all",
@@ -236,7 +236,7 @@ def attach(
     end, and from several notebooks at once.
 
     Args:
-        job: number of the job of SLURM.
+        job: number of the job of SLURM; None is the one that was launched last.
         block: see `notebook_launcher`, as for the others.
         output: see `block`.
         log_line_prefix_template: see `block`.

@@ -21,7 +21,7 @@ def find(job: Any, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
     """Return what a job runs, the engine that watches it, and when it was launched.
 
     Args:
-        job: number of the job of SLURM.
+        job: number of the job of SLURM; None is the one that was launched last.
         options: arguments of `attach` by their names at `notebook_launcher`; None is what the launch has.
 
     Raises:
@@ -33,10 +33,12 @@ def find(job: Any, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
     wrong = argument_checks.find_problems(arguments.checks(), {**arguments.defaults(), **given}, {})
     problems = [problem for found in wrong.values() for problem in found]
     job_id = str(job).strip()
-    if isinstance(job, bool) or not isinstance(job, (int, str)) or not job_id.isdecimal():
+    is_number = isinstance(job, (int, str)) and not isinstance(job, bool) and job_id.isdecimal()
+    if job is not None and not is_number:
         problems.insert(0, ValueError(f"job={job!r}: the number of a job is needed"))
     if problems:
         raise_all(problems, _CALLER)
+    job_id = recording.find_newest() if job is None else job_id
     folder = recording.find(job_id)
     folder.install_cells()
     recorded = folder.read_job()

@@ -116,7 +116,7 @@ def test_a_run_outlives_its_kernel(cluster: SlurmCluster, kernel: Kernel, tmp_pa
     assert re.search(rf"Job {job}: train on 2 processes on 2 nodes, launched .* ago", cell.stdout)
     assert wait_until(lambda: job not in cluster.jobs(), 30)
     cell = kernel.run(
-        f"again = attach('{job}', block=False, view='none')\n"
+        "again = attach(block=False, view='none')  # the newest\n"
         "again.result(), again.status, [row['loss'] for row in list(again.record.rows())][-1], "
         "{bar.count for bar in again.record.progress.values()}"
     ).ok()

@@ -25,6 +25,7 @@ SAYS = {
     "03_images": ["before: accuracy", "with random filters"],
     "04_watch_a_run": ["stopped - saved in epoch", "going on in epoch"],
     "06_elastic": ["killed rank 1 in step", "restarted 1 time: going on in epoch", "undisturbed: "],
+    "11_cluster": ["rank 1 of 2 trained on", "stopped after"],
     "10_big_inference": ["not on cpu: ", "stays whole", "the same output, bit for bit"],
 }
 # those whose subject is what the notebook packages do: cells, views, forms, magics

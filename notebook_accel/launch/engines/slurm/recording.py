@@ -190,6 +190,17 @@ def find(job_id: str) -> Folder:
     return Folder(path.resolve())
 
 
+def find_newest() -> str:
+    """Return the number of the job that was submitted last; LaunchError where none is known."""
+    root = find_root()
+    links = [each for each in root.glob("*") if each.is_symlink() and each.exists()]
+    if not links:
+        raise LaunchError(
+            f"no run of a job is known in {root}: launch one with engine='slurm' and detach=True"
+        )
+    return max(links, key=lambda link: (link.lstat().st_mtime_ns, _as_number(link.name))).name
+
+
 def _as_number(name: str) -> tuple[int, str]:
     return (int(name) if name.isdecimal() else 0, name)
 

@@ -153,12 +153,18 @@ def test_only_folders_of_this_user_are_read(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv(recording.VARIABLE, str(tmp_path / "jobs"))
     with pytest.raises(LaunchError, match=r"no run of job 5 is known in .*: there is none"):
         recording.find("5")
+    with pytest.raises(LaunchError, match="no run of a job is known in"):
+        recording.find_newest()
     (tmp_path / "jobs" / "run").mkdir(parents=True)
     Folder(tmp_path / "jobs" / "run").name("4")
     Folder(tmp_path / "jobs" / "run").name("4")  # the number is given again
     assert recording.find("4").path == tmp_path / "jobs" / "run"
     with pytest.raises(LaunchError, match=r"there are 4$"):
         recording.find("5")
+    Folder(tmp_path / "jobs" / "run").name("3")
+    os.utime(tmp_path / "jobs" / "3", (2e9, 2e9), follow_symlinks=False)
+    (tmp_path / "jobs" / "7").symlink_to("gone")
+    assert recording.find_newest() == "3"
     (tmp_path / "jobs" / "run").chmod(0o770)
     with pytest.raises(LaunchError, match="is not yours alone, and what is in it would be run"):
         recording.find("4")
