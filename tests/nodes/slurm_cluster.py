@@ -143,9 +143,13 @@ class SlurmCluster:
 
     def requeue(self) -> None:
         """Let SLURM queue its only job again, without the two minutes that it would leave the nodes alone."""
+        self.run("scontrol", "requeue", *self.jobs())
+        self.start_again()
+
+    def start_again(self) -> None:
+        """Let the only job, which SLURM is queueing again, start at once."""
         (job,) = self.jobs()
-        self.run("scontrol", "requeue", job)
-        assert wait_until(lambda: self.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "PENDING", 30)
+        assert wait_until(lambda: self.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "PENDING", 60)
         self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def stop(self) -> None:

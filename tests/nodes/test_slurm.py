@@ -379,3 +379,53 @@ def test_a_script_by_the_command_and_its_config(idle: SlurmCluster, tmp_path: Pa
     )
     assert done.returncode != 0 and "invalid partition specified: nowhere" in done.stdout + done.stderr
     assert not idle.jobs()
+
+
+def test_the_run_goes_on_after_a_node_that_fails(kernel: Kernel, idle: SlurmCluster, tmp_path: Path) -> None:
+    def fail() -> None:
+        idle.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
+        idle.start_again()
+        idle.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+
+    cell = kernel.run(
+        f"""
+        marker = {str(tmp_path / "started")!r}
+
+        def train():
+            PartialState().wait_for_everyone()
+            if not os.path.exists(marker):
+                PartialState().wait_for_everyone()
+                open(marker, "w").close()
+                print("go", flush=True)
+                time.sleep(1000)
+            return gather(torch.tensor([PartialState().process_index])).tolist()
+
+        launch(train, max_restarts=1)
+        """,
+        timeout=PATIENCE,
+        during=fail,
+    ).ok()
+    assert cell.value == "[0, 1]" and "restart 1 of 1" in cell.stdout + cell.stderr
+
+
+def test_two_notebooks_at_once(kernel: Kernel, idle: SlurmCluster, tmp_path: Path) -> None:
+    other = idle.start_kernel(tmp_path)
+    try:
+        other.run(SETUP, timeout=PATIENCE).ok()
+        code = """
+        def places():
+            state = PartialState()
+            return gather(torch.tensor([state.process_index])).tolist(), os.environ["SLURM_JOB_ID"]
+
+        run = launch(places, block=False, view="none")
+        """
+        for each in (kernel, other):
+            each.run(code, timeout=PATIENCE).ok()
+        found = [
+            ast.literal_eval(each.run("run.result()", timeout=PATIENCE).ok().value)
+            for each in (kernel, other)
+        ]
+    finally:
+        other.close()
+    assert [ranks for ranks, _ in found] == [[0, 1]] * 2
+    assert found[0][1] != found[1][1], "each has a job of its own"

@@ -121,7 +121,8 @@ class Folder:
 
     def name(self, job_id: str) -> None:
         """Let the run be found by the number of its job."""
-        link, new = find_root() / job_id, find_root() / f"{job_id}-{secrets.token_hex(4)}"
+        root = self.path.parent  # a job may not have the variables of its notebook
+        link, new = root / job_id, root / f"{job_id}-{secrets.token_hex(4)}"
         new.symlink_to(self.path.name)
         os.replace(new, link)  # SLURM may give a number again
 
