@@ -43,8 +43,7 @@ class PreparePart(Shared):
             ValueError: `device_placement` has another length, or a model is spread over devices.
             AttributeError: the state of the accelerator was reset.
         """
-        if not self._runtime.accelerated:
-            self._require_runtime()
+        self._require_runtime()
         if device_placement is None:
             device_placement = [None] * len(args)
         elif len(device_placement) != len(args):

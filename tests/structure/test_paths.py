@@ -104,7 +104,7 @@ ROWS = (
     Row(name="the first Accelerator()", make=construct_first, files=19, switches=64),
     Row(name="another Accelerator()", make=construct_another, files=11, switches=32),
     Row(name="save_state", make=save_state, threads=True, files=16, switches=92),
-    Row(name="a prepared loader, iterated", make=prepare_loader, files=7, switches=50),
+    Row(name="a prepared loader, iterated", make=prepare_loader, files=8, switches=50),
 )
 
 
