@@ -165,7 +165,8 @@ class Run:
             self.execute()
 
     def _close(self) -> None:
-        self._seconds = self._start.seconds
+        ended = None if self._outcome is None else self._outcome.ended
+        self._seconds = self._start.seconds if ended is None else max(0.0, ended - self._start.wall)
         self.job = self.job.without_work()
         self._traceback = None if self._error is None else self._error.__traceback__
         try:

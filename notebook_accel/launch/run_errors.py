@@ -26,7 +26,8 @@ def build_error(
     if outcome.hang:
         return HangError(outcome.hang), []
     if not outcome.failures and outcome.cause is None:
-        return RunStoppedError(f"{name} was stopped after {format_duration(start.seconds)}"), []
+        seconds = start.seconds if outcome.ended is None else max(0.0, outcome.ended - start.wall)
+        return RunStoppedError(f"{name} was stopped after {format_duration(seconds)}"), []
     cause = outcome.cause or failures.find_first(outcome.failures)
     if cause.error is not None:
         error = failures.revive(cause.error, cause.rank, cause.pid)

@@ -198,13 +198,19 @@ def pause(seconds):
 
 @contextlib.contextmanager
 def stopping(session):
-    """Stop the call that a session makes in the block, once it makes one."""
-    is_over = threading.Event()
+    """Stop the call that a session makes in the block, once it makes one.
+
+    An interrupt in the methods of an event can leave its lock locked, so a list says that the block is over.
+    """
+    is_over = []
 
     def stop():
-        while session.status == "idle" and not is_over.is_set():
-            is_over.wait(0.02)
-        if not is_over.wait(0.2):
+        while session.status == "idle" and not is_over:
+            time.sleep(0.02)
+        deadline = time.monotonic() + 0.2
+        while not is_over and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if not is_over:
             session.stop(1.0)
 
     thread = threading.Thread(target=stop)
@@ -212,7 +218,7 @@ def stopping(session):
         thread.start()
         yield
     finally:
-        is_over.set()
+        is_over.append(True)
         thread.join()
 
 

@@ -51,6 +51,7 @@ class Outcome:
         cause: the failure that came first, if it was on another node; None otherwise.
         where: name of that node; empty if `cause` is None.
         error: what ended the run, if that was not a failure of a rank; None otherwise.
+        ended: when, in seconds since the epoch; None where that is now.
     """
 
     values: Mapping[int, Any] = field(default_factory=dict)
@@ -61,6 +62,7 @@ class Outcome:
     cause: Failure | None = None
     where: str = ""
     error: BaseException | None = None
+    ended: float | None = None
 
     @property
     def is_bad(self) -> bool:

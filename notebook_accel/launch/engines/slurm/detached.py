@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from .... import interrupts
@@ -84,6 +85,7 @@ class Watch:
         self._looked = self._next_look = time.monotonic()
         self._silent_since: float | None = None
         self._shown = ""
+        self._is_told = False
         self._grace: float | None = None
         self._stop_deadline = float("inf")
         self._last = float("inf")
@@ -101,6 +103,9 @@ class Watch:
                 self._deliver([event for event in events if not isinstance(event, Over)])
                 if over is not None:
                     return self._make_outcome(over)
+                if events and not self._is_told:
+                    self._is_told = True
+                    self._say(Notice(rank=-1, time=time.time(), text=describe_detached(self._job_id)))
                 self._check()
                 if not events:
                     if (outcome := self._look_at_job()) is not None:
@@ -185,8 +190,10 @@ class Watch:
 
     def _make_outcome(self, over: Over) -> Outcome:
         if over.error is not None:
-            return Outcome(error=failures.revive(over.error, -1, 0), stopped=frozenset(over.stopped))
-        return make_outcome(self._record, over.stopped, hang=over.hang, was_stopped=over.was_stopped)
+            error = failures.revive(over.error, -1, 0)
+            return Outcome(error=error, stopped=frozenset(over.stopped), ended=over.time)
+        outcome = make_outcome(self._record, over.stopped, hang=over.hang, was_stopped=over.was_stopped)
+        return replace(outcome, ended=over.time)
 
     def _make_lost_outcome(self) -> Outcome:
         """Return the outcome of a job that has ended without a word."""

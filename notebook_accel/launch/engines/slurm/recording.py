@@ -266,9 +266,11 @@ class Writer:
 
     def _add(self, event: Event) -> None:
         if isinstance(event, Pulse):
-            event = replace(event, moment=None)  # the clock of this machine says nothing elsewhere
+            event = replace(event, moment=None)  # clock and processes of this machine say nothing elsewhere
         elif isinstance(event, Failure):
             event = replace(event, moment=None, alive=None)
+        elif isinstance(event, Phase):
+            event = replace(event, pid=None)
         for part in frame(event):
             self._waiting += part
 

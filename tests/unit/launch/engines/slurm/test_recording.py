@@ -136,10 +136,14 @@ def test_a_full_disk_loses_nothing(folder: Folder, monkeypatch: pytest.MonkeyPat
     assert read_all(reader) == [line("a"), line("b"), line("c")]
 
 
-def test_times_of_a_failure_that_only_its_machine_knows_are_left_out(folder: Folder) -> None:
+def test_clocks_and_processes_that_only_their_machine_knows_are_left_out(folder: Folder) -> None:
     writer, reader = Writer(folder.find_events(0)), Reader(folder)
+    writer.write([Phase(rank=0, time=1.0, name="running", pid=5)])
     writer.write([Failure(rank=0, time=1.0, pid=5, exitcode=-9, moment=3.0, alive=2.0)])
-    assert read_all(reader) == [Failure(rank=0, time=1.0, pid=5, exitcode=-9)]
+    assert read_all(reader) == [
+        Phase(rank=0, time=1.0, name="running"),
+        Failure(rank=0, time=1.0, pid=5, exitcode=-9),
+    ]
 
 
 def test_a_stop_is_left_for_the_job(folder: Folder) -> None:
