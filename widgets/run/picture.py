@@ -16,7 +16,9 @@ from notebook_accel.launch.transfer import failures
 from notebook_accel.stream.record import RunRecord
 from notebook_accel.stream.series import Point
 
-RankStatus = Literal["queued", "starting", "running", "waiting", "done", "failed", "killed", "stopped", "left"]
+RankStatus = Literal[
+    "queued", "starting", "running", "waiting", "done", "failed", "killed", "stopped", "left"
+]
 
 _WAITING_SECONDS: Final = 1.0  # shorter waits happen in every step
 _OVER: Final = ("done", "failed", "stopped", "left")
