@@ -15,6 +15,7 @@ from .engines.slurm import recording
 from .job import Job
 
 _CALLER: Final = "attach"
+_PREFIX: Final = "log_line_prefix_template"
 
 
 def find(job: Any, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
@@ -29,11 +30,11 @@ def find(job: Any, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
         LaunchError: nothing is known of the job.
     """
     __tracebackhide__ = True
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if (name, value) != (_PREFIX, None)}
     wrong = argument_checks.find_problems(arguments.checks(), {**arguments.defaults(), **given}, {})
     problems = [problem for found in wrong.values() for problem in found]
     job_id = str(job).strip()
-    is_number = isinstance(job, (int, str)) and not isinstance(job, bool) and job_id.isdecimal()
+    is_number = not isinstance(job, (bool, float)) and job_id.isascii() and job_id.isdecimal()
     if job is not None and not is_number:
         problems.insert(0, ValueError(f"job={job!r}: the number of a job is needed"))
     if problems:
@@ -47,7 +48,7 @@ def find(job: Any, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
         background=not options["block"],
         view=options["view"],
         output=options["output"],
-        prefix=options["log_line_prefix_template"] or recorded.prefix,
+        prefix=options[_PREFIX] or recorded.prefix,
         options={**recorded.options, "detach": job_id},
     )
     return found, base.find(found.engine), Start.at(found.options[recording.LAUNCHED])

@@ -49,7 +49,14 @@ def launch(job: Job, engine: Engine) -> list[Report]:
         return []
     unclean = fork_safety.reasons()
     probe = replace(
-        job, function=_probe, args=(), name=_probe.__name__, returns="all", max_restarts=0, quiet=True
+        job,
+        function=_probe,
+        args=(),
+        name=_probe.__name__,
+        returns="all",
+        max_restarts=0,
+        quiet=True,
+        options={**job.options, "detach": False},
     )
     try:
         reports: list[Report] = open_run(probe, engine, []).call()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -279,3 +280,79 @@ def test_what_cannot_be_attached_to(kernel: Kernel, jobs_folder: Path, tmp_path:
     assert cell.error is not None and "unset SLURM_JOB_ID to submit a job of its own" in cell.error[1]
     cell = kernel.run("notebook_launcher(print, (), 1, detach=True, engine='elastic')")
     assert cell.error is not None and "detach=True" in cell.error[1] and "engine='slurm'" in cell.error[1]
+
+
+def test_displays_and_files_of_output(kernel: Kernel, idle: SlurmCluster, tmp_path: Path) -> None:
+    cell = kernel.run(
+        f"""
+        def shows():
+            from IPython.display import HTML, display
+            print("printed")
+            display(HTML("<b>0</b>"), display_id="one").update(HTML("<b>1</b>"))
+
+        os.chdir({str(tmp_path)!r})
+        launch(shows, log_dir="logs", num_nodes=1)
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    assert [shown["text/html"] for shown in cell.displays if "text/html" in shown] == ["<b>1</b>"]
+    assert "printed" in (tmp_path / "logs" / "rank_0.log").read_text(), "the job writes it"
+    cell = kernel.run("launch(shows, log_dir='/proc/nope')", timeout=PATIENCE)
+    assert cell.error is not None and cell.error[0] == "LaunchError" and "/proc/nope" in cell.error[1]
+    assert wait_until(lambda: not idle.jobs(), 30)
+
+
+def test_an_interrupt_while_sbatch_answers_loses_no_job(
+    kernel: Kernel, idle: SlurmCluster, tmp_path: Path
+) -> None:
+    client = tmp_path / "sbatch"
+    client.write_text(f'#!/bin/sh\nout=$({shutil.which("sbatch")} "$@") || exit\nsleep 2\necho "$out"\n')
+    client.chmod(0o755)
+
+    def interrupt() -> None:
+        assert wait_until(lambda: bool(idle.jobs()), 60)
+        kernel.interrupt()
+
+    code = f"print('go', flush=True)\nlaunch(train, {str(tmp_path)!r}, 4, num_nodes=1)"
+    kernel.run(
+        f"before = os.environ['PATH']\nos.environ['PATH'] = {str(tmp_path)!r} + os.pathsep + before"
+    ).ok()
+    cell = kernel.run(code, timeout=PATIENCE, during=interrupt)
+    kernel.run("os.environ['PATH'] = before").ok()
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt", cell.traceback
+    (job,) = idle.jobs()
+    assert f"job {job} goes on: notebook_accel.attach({job})" in cell.error[1]
+
+
+def test_a_job_that_is_queued_again_says_so_and_is_cancelled_by_stop(
+    kernel: Kernel, idle: SlurmCluster, tmp_path: Path
+) -> None:
+    code = f"run = launch(train, {str(tmp_path)!r}, 4, block=False, max_restarts=1)"
+    kernel.run(code, timeout=PATIENCE).ok()
+    wait_for_ranks(tmp_path)
+    idle.run("scontrol", "requeue", *idle.jobs())
+    cell = kernel.run(
+        """
+        while run.status != "queued" or "PENDING" not in run.record.notice:
+            time.sleep(0.05)
+        began = time.monotonic()
+        run.stop(5)
+        run.status, time.monotonic() - began < 50
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    assert cell.value == "('stopped', True)" and not idle.jobs()
+
+
+def test_a_dry_launch_is_not_left(kernel: Kernel, idle: SlurmCluster) -> None:
+    idle.run("sbatch", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1000")
+    (other,) = idle.jobs()
+
+    def interrupt() -> None:
+        assert wait_until(lambda: len(idle.jobs()) == 2, 60)
+        kernel.interrupt()
+
+    code = "print('go', flush=True)\nlaunch(train, '', 4, environment={'ACCELERATE_DEBUG_MODE': 'true'})"
+    cell = kernel.run(code, timeout=PATIENCE, during=interrupt)
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+    assert wait_until(lambda: idle.jobs() == [other], 60)

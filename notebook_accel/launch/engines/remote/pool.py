@@ -151,6 +151,18 @@ class Pool:
         """Return whether something is kept with a key."""
         return any(entry[0] == key for entry in list(self._kept))
 
+    def let_go(self, kind: type[Kept]) -> None:
+        """Close all that was kept and is of a kind: something else needs the room.
+
+        Args:
+            kind: class of it.
+        """
+        with self._lock:
+            found = [entry for entry in self._kept if isinstance(entry[1], kind)]
+            self._kept = [entry for entry in self._kept if entry not in found]
+        for _, kept in found:
+            kept.close()
+
     def close(self) -> None:
         """Close all connections that no launch uses; in a fork they are not its own."""
         if self.pid != os.getpid():

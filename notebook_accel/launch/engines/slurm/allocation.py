@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from ....errors import LaunchError
 from ... import descriptors
@@ -45,12 +45,11 @@ class Allocation:
 
     def __init__(self, job_id: str, wish: Wish | None = None) -> None:
         self._wish = wish
-        self._job: Any = None
+        self._is_ours = wish is not None
         self._watcher: subprocess.Popen[bytes] | None = None
         self.holder = ""
         if wish is not None:
-            self._job, self.holder = submission.submit(wish)
-            job_id = str(self._job.job_id)
+            job_id, self.holder = submission.submit(wish)
             self._watcher = command.start_watcher(job_id)
             descriptors.keep_from_forks(self)
         self.job_id = job_id
@@ -63,7 +62,7 @@ class Allocation:
     @property
     def is_ours(self) -> bool:
         """Whether the job was submitted for a launch."""
-        return self._job is not None
+        return self._is_ours
 
     def filenos(self) -> list[int]:
         """Return the descriptors that no forked process may keep."""
@@ -143,9 +142,9 @@ class Allocation:
 
     def close(self) -> None:
         """Cancel the job, if it is ours."""
-        if self._job is not None:
-            submission.cancel(self._job)
-            self._job = None
+        if self._is_ours:
+            submission.cancel(self.job_id)
+            self._is_ours = False
         if self._watcher is not None:
             command.kill_watcher(self._watcher)
             self._watcher = None
@@ -158,11 +157,12 @@ class SlurmNodes(Lender):
         wish: what is asked of SLURM.
         job_id: number of the job that this process runs in; empty to submit one.
         keep: seconds that the allocation stays for the next launch.
+        wanted: what the environment of the nodes has to be.
         use_cpu: whether the ranks leave accelerators alone.
     """
 
-    def __init__(self, wish: Wish, job_id: str, keep: float, *, use_cpu: bool) -> None:
-        self._wish, self._job_id, self._keep = wish, job_id, keep
+    def __init__(self, wish: Wish, job_id: str, keep: float, wanted: Wanted, *, use_cpu: bool) -> None:
+        self._wish, self._job_id, self._keep, self._wanted = wish, job_id, keep, wanted
         self._allocation: Allocation | None = None
         self._use_cpu = use_cpu
         self.warm_seconds = max(keep, _LEAST_WARM_SECONDS)
@@ -187,7 +187,7 @@ class SlurmNodes(Lender):
                 )
                 pythons = dict.fromkeys(nodes, self._wish.python)
                 try:
-                    links = get_pool().open(client, pythons, Wanted.here(), lambda: wait(""))
+                    links = get_pool().open(client, pythons, self._wanted, lambda: wait(""))
                 except LaunchError as error:
                     self._explain(error, deadline, wait)
                     continue

@@ -133,13 +133,16 @@ class JobState:
         return f"{self.state} ({self.reason})" if self.reason else self.state
 
 
-def ask(words: Sequence[str], check: Callable[[], None], text: str = "") -> str:
+def ask(
+    words: Sequence[str], check: Callable[[], None], text: str = "", seconds: float = _ANSWER_SECONDS
+) -> str:
     """Return what a command of SLURM writes.
 
     Args:
         words: the command.
         check: called several times a second; its exception ends the command.
         text: for its input.
+        seconds: how long it may take.
 
     Raises:
         LaunchError: it has failed, or does not answer. The text is the command's own.
@@ -155,7 +158,7 @@ def ask(words: Sequence[str], check: Callable[[], None], text: str = "") -> str:
         env=make_environment(),
         start_new_session=True,
     ) as process:
-        deadline = time.monotonic() + _ANSWER_SECONDS
+        deadline = time.monotonic() + seconds
         given: str | None = text
         while True:
             try:
@@ -166,7 +169,7 @@ def ask(words: Sequence[str], check: Callable[[], None], text: str = "") -> str:
             try:
                 check()
                 if time.monotonic() > deadline:
-                    raise LaunchError(f"{words[0]} does not answer within {_ANSWER_SECONDS:g} s")
+                    raise LaunchError(f"{words[0]} does not answer within {seconds:g} s")
             except BaseException:
                 process.kill()
                 raise

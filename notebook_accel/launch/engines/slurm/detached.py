@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,8 +10,9 @@ from typing import Final
 
 from .... import interrupts
 from ....errors import LaunchError, RunLeftError
-from ....events import Event, Notice, Phase
+from ....events import Event, Notice, Phase, PhaseName
 from ....stream.record import RunRecord
+from ....stream.wire import FrameError
 from ...job import Job
 from ...supervise.control import Control
 from ...supervise.delivery import Deliver
@@ -44,7 +46,11 @@ def submit(job: Job, work: Work, wish: Wish) -> str:
     """
     folder = Folder.make(job, work)
     with interrupts.delay_interrupt():  # a job that nobody knows could not be found again
-        job_id = submission.submit_run(wish, folder.path)
+        try:
+            job_id = submission.submit_run(wish, folder.path)
+        except BaseException:
+            folder.remove()
+            raise
         folder.name(job_id)
     return job_id
 
@@ -98,11 +104,13 @@ class Watch:
         """
         try:
             while True:
-                events = self._reader.read()
+                events, damage = self._read()
                 over = next((event for event in events if isinstance(event, Over)), None)
                 self._deliver([event for event in events if not isinstance(event, Over)])
                 if over is not None:
                     return self._make_outcome(over)
+                if damage:
+                    return Outcome(error=LaunchError(damage))
                 if events and not self._is_told:
                     self._is_told = True
                     self._say(Notice(rank=-1, time=time.time(), text=describe_detached(self._job_id)))
@@ -117,6 +125,15 @@ class Watch:
         except RunLeftError as error:
             return Outcome(error=error)
 
+    def _read(self) -> tuple[list[Event], str]:
+        """Return the next events, and what is wrong with what follows."""
+        try:
+            return self._reader.read(), ""
+        except FrameError as error:
+            return list(
+                error.events
+            ), f"what job {self._job_id} has written in {self._folder.path} is damaged: {error}"
+
     def _check(self) -> None:
         """Obey who interrupts, leaves or stops."""
         interrupts.obey_interrupt()
@@ -127,9 +144,15 @@ class Watch:
         if self._grace is None or self._control.grace < self._grace:
             self._grace = self._control.grace
             self._stop_deadline = time.monotonic() + self._grace + _OBEY_SECONDS
-            self._folder.ask_to_stop(self._grace)
-            words = ["--batch", "--signal=USR1"] if self._reader.has_begun else []
-            self._cancel(words)
+            is_told = True
+            try:
+                self._folder.ask_to_stop(self._grace)
+            except OSError:  # a full disk: then the job gives the usual time, or none
+                is_told = self._grace > 0
+            with contextlib.suppress(LaunchError):  # what is known is older
+                self._state = command.look(self._job_id, self._go_on_reading)
+            runs = self._state.is_running and self._reader.has_begun
+            self._cancel(["--batch", "--signal=USR1"] if runs and is_told else [])
         elif time.monotonic() > self._stop_deadline:
             self._stop_deadline = float("inf")
             self._cancel([])
@@ -161,7 +184,9 @@ class Watch:
         if self._state.is_over:
             # once it is over, all of it is written; on another machine it may be seen later
             self._last = time.monotonic() + (_LAST_SECONDS if self._reader.has_begun else 2.0)
-        elif not self._reader.has_begun:
+            text = f"Job {self._job_id} is over: {self._state.describe()}. Its last words are waited for."
+            self._say(Notice(rank=-1, time=time.time(), text=text))
+        elif not (self._reader.has_begun and self._state.is_running):
             self._show_wait()
         return None
 
@@ -179,11 +204,10 @@ class Watch:
         text = f"Job {self._job_id}: {how}. It goes on without this notebook."
         if text != self._shown:
             self._shown, now = text, time.time()
-            name = "starting" if self._state.is_running else "queued"
-            self._say(
-                Phase(rank=-1, time=now, name=name),  # type: ignore[arg-type]
-                Notice(rank=-1, time=now, text=text),
-            )
+            name: PhaseName = "starting" if self._state.is_running else "queued"
+            ranks = {-1, *self._record.phases}  # of an earlier start
+            self._say(*[Phase(rank=rank, time=now, name=name) for rank in sorted(ranks)])
+            self._say(Notice(rank=-1, time=now, text=text))
 
     def _say(self, *events: Event) -> None:
         self._deliver(events)
@@ -199,7 +223,10 @@ class Watch:
         """Return the outcome of a job that has ended without a word."""
         if self._control.stop_is_asked:
             return Outcome(was_stopped=True, stopped=frozenset(self._record.phases) - {-1})
+        self._folder.forget_work()
         text = f"job {self._job_id} has ended: {self._state.describe()}"
+        if self._state.state == "COMPLETED":
+            text += f"; the end of the run is missing in {self._folder.path}"
         if self._state.exit_code == str(NO_PACKAGE):
             text += "; on its first node no Python has this package: name one that has it, python='/opt/env/bin/python'"
         if said := [line for line in self._folder.read_log() if line.strip()]:

@@ -23,6 +23,7 @@ from ...supervise.delivery import Deliver
 from ...transfer import failures
 from ...transfer.pickled import Pickled
 from ..base import Outcome
+from ..remote.client import Wanted
 from ..remote.hosts_engine import Origin
 from ..remote.hosts_group import Plan
 from .engine import SlurmEngine
@@ -45,6 +46,10 @@ class _JobEngine(SlurmEngine):
     def take(self, job: Job) -> tuple[Pickled, Origin]:
         """Return what the notebook gave."""
         return self._work.pickled, self._work.origin
+
+    def describe_wanted(self) -> Wanted:
+        """Return what the notebook has."""
+        return self._work.wanted
 
     def describe_launch(self, job: Job, plan: Plan) -> str:
         """Return which job the ranks are of."""
@@ -96,26 +101,28 @@ def main(path: str) -> int:
         signal.signal(signal.SIGUSR1, stop.note_signal)
     writer = Writer(folder.find_events(restarts))
     record = RunRecord()
-    job = folder.read_job()
-    logs = None if job.log_dir is None else LogFiles(job.log_dir, job.name)
+    logs: list[LogFiles] = []
 
     def deliver(events: Sequence[Event]) -> None:
         for event in events:
             record.apply(event)
         writer.write(events)
-        if logs is not None:
-            logs.show(events)
+        for each in logs:
+            each.show(events)
         stop.look()
 
     over = Over(rank=-1, time=time.time())
     try:
+        job = folder.read_job()
+        if job.log_dir is not None:
+            logs.append(LogFiles(job.log_dir, job.name))
         over = _run(job, folder, restarts, record, deliver, control)
     except BaseException as error:
         over = Over(rank=-1, time=time.time(), error=failures.describe(error))
     finally:
+        for each in logs:
+            each.close()
         writer.close(over)
-        if logs is not None:
-            logs.close()
         folder.forget_work()
     return int(bool(over.error or over.hang or record.failures))
 

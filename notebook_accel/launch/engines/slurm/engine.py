@@ -7,11 +7,12 @@ import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from .... import environ
+from .... import environ, interrupts
 from ....config.slurm import normalize
 from ....devices import DeviceKind
 from ....errors import LaunchError
 from ....events import Event, Notice, Phase
+from ....stream.logs import make_folder
 from ....stream.record import RunRecord
 from ...durations import format_duration
 from ...job import Job
@@ -20,11 +21,12 @@ from ...supervise.delivery import Deliver
 from ...supervise.stop_agreement import StopAgreement
 from ...supervise.worker_group import Attempt
 from ..base import Outcome
+from ..remote.client import Wanted
 from ..remote.hosts_engine import HostsEngine, uses_cpu
 from ..remote.hosts_group import HostMember, HostsWorkerGroup, Lender, Plan
 from ..remote.pool import get_pool
 from . import command, detached, submission
-from .allocation import SlurmNodes
+from .allocation import Allocation, SlurmNodes
 from .command import JobState
 from .recording import LAUNCHED, Work
 from .submission import Wish
@@ -109,8 +111,7 @@ class SlurmEngine(HostsEngine):
         count, nodes = job.local_world_size, self._count_nodes(job.options)
         what = f"{count} {'process' if count == 1 else 'processes'} on {nodes} {'node' if nodes == 1 else 'nodes'}"
         if asked is True:
-            pickled, origin = self.take(job)
-            job_id = detached.submit(job, Work(pickled=pickled, origin=origin), self._make_wish(job))
+            job_id = self._submit(job, control)
             text, note = f"Launching {job.name} on {what} by SLURM.", detached.describe_detached(job_id)
         else:
             job_id, since = str(asked), time.time() - job.options[LAUNCHED]
@@ -121,6 +122,25 @@ class SlurmEngine(HostsEngine):
         deliver([Phase(rank=-1, time=now, name="starting", detail=text), *notes])
         return watch.run()
 
+    def _submit(self, job: Job, control: Control) -> str:
+        """Submit a job that goes on without this process, and return its number."""
+        if job.log_dir is not None:
+            make_folder(job.log_dir)  # the job writes there: what is wrong is told now
+        pickled, origin = self.take(job)
+        get_pool().let_go(
+            Allocation
+        )  # nodes that wait for the next launch could be those that this one waits for
+        work = Work(pickled=pickled, origin=origin, wanted=self.describe_wanted())
+        try:
+            with interrupts.delay_interrupt():
+                self._watched = detached.submit(job, work, self._make_wish(job))
+        except KeyboardInterrupt:
+            if self._watched:
+                control.leave()
+                raise KeyboardInterrupt(detached.describe_left(self._watched)) from None
+            raise
+        return self._watched
+
     def count_ranks(self, job: Job) -> list[int]:
         """Return the number of ranks of each node."""
         nodes = self._count_nodes(job.options)
@@ -129,9 +149,12 @@ class SlurmEngine(HostsEngine):
     def make_lender(self, job: Job) -> Lender:
         """Return what has the nodes of a run."""
         keep = float(job.options["slurm_keep"])
-        return SlurmNodes(
-            self._make_wish(job), environ.get(_JOB) or "", keep, use_cpu=uses_cpu(job.environment)
-        )
+        wish, wanted = self._make_wish(job), self.describe_wanted()
+        return SlurmNodes(wish, environ.get(_JOB) or "", keep, wanted, use_cpu=uses_cpu(job.environment))
+
+    def describe_wanted(self) -> Wanted:
+        """Return what the environment of the nodes has to be."""
+        return Wanted.here()
 
     def make_group(self, plan: Plan, attempt: Attempt) -> HostsWorkerGroup:
         """Return the ranks of an attempt."""

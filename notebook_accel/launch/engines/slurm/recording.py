@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import secrets
+import shutil
 import stat
 import sys
 import time
@@ -21,6 +23,7 @@ from ....stream.wire import FrameReader, frame
 from ...job import Job
 from ...transfer import cell_sources
 from ...transfer.pickled import Pickled
+from ..remote.client import Wanted
 from ..remote.hosts_engine import Origin
 from .submission import LOG
 
@@ -36,6 +39,7 @@ _READ_BYTES: Final = 4 << 20
 _SYNC_SECONDS: Final = 1.0  # other machines see what is synced
 _SLOWEST_SECONDS: Final = 10.0
 _SLOWER_AFTER: Final = 600.0
+_LAST_SECONDS: Final = 600.0
 _MAX_WAITING: Final = 256 << 20
 
 
@@ -63,10 +67,12 @@ class Work:
     Attributes:
         pickled: the function with its arguments.
         origin: what its ranks take from the process that launched it.
+        wanted: what the environment of the nodes has to be: that process's.
     """
 
     pickled: Pickled
     origin: Origin
+    wanted: Wanted
 
 
 class Folder:
@@ -101,7 +107,8 @@ class Folder:
             LaunchError: it cannot be made, or not be filled.
         """
         options = {name: job.options[name] for name in _OPTIONS} | {LAUNCHED: time.time(), "detach": False}
-        parts = vars(replace(job.without_work(), options=options))
+        log_dir = None if job.log_dir is None else os.path.abspath(job.log_dir)
+        parts = vars(replace(job.without_work(), options=options, log_dir=log_dir))
         told = {name: value for name, value in parts.items() if name != "rendezvous"}  # it may have a secret
         root = find_root()
         path = root / f"run-{secrets.token_hex(8)}"
@@ -114,6 +121,7 @@ class Folder:
                     file.flush()
                     os.fsync(file.fileno())
         except OSError as error:
+            shutil.rmtree(path, ignore_errors=True)  # else a full disk would stay full
             raise LaunchError(
                 f"the run cannot be left to its job: {error}; {VARIABLE} names another folder, which the nodes see too"
             ) from error
@@ -128,11 +136,17 @@ class Folder:
 
     def read_job(self) -> Job:
         """Return what runs, without its function."""
-        return Job(**pickle.loads((self.path / _JOB).read_bytes()))
+        try:
+            return Job(**pickle.loads((self.path / _JOB).read_bytes()))
+        except Exception as error:  # unpickling has no end of ways to fail
+            raise LaunchError(
+                f"{self.path / _JOB} cannot be read: {type(error).__name__}: {error}"
+            ) from error
 
     def install_cells(self) -> None:
-        """Let tracebacks show the lines of cells of the notebook that launched the run."""
-        cell_sources.install(pickle.loads((self.path / _CELLS).read_bytes()))
+        """Let tracebacks show the lines of cells of the notebook that launched the run, where they can be read."""
+        with contextlib.suppress(Exception):  # unpickling has no end of ways to fail; the value is worth more
+            cell_sources.install(pickle.loads((self.path / _CELLS).read_bytes()))
 
     def read_work(self) -> Work:
         """Return what the job runs."""
@@ -140,13 +154,26 @@ class Folder:
         assert isinstance(found, Work)
         return found
 
+    def remove(self) -> None:
+        """Remove it: its job was not submitted."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
     def forget_work(self) -> None:
         """Remove what the job runs: it has ended."""
-        (self.path / _WORK).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (self.path / _WORK).unlink()
 
     def find_events(self, attempt: int) -> Path:
         """Return the path of what one start of the job tells; SLURM may start it again."""
         return self.path / f"events-{attempt}"
+
+    def find_next(self, attempt: int) -> int | None:
+        """Return the start of the job that came after one and told something; None where there is none.
+
+        A start that was ended before it told anything has left nothing.
+        """
+        names = [each.name.rpartition("-")[2] for each in self.path.glob("events-*")]
+        return min((int(name) for name in names if name.isdecimal() and int(name) > attempt), default=None)
 
     def ask_to_stop(self, grace: float) -> None:
         """Leave word that the ranks are to stop."""
@@ -170,7 +197,7 @@ class Folder:
 
 def find_root() -> Path:
     """Return the folder with the runs of this user, which nodes have to see too."""
-    return Path(environ.get(VARIABLE) or Path.home() / ".notebook_accel" / "jobs")
+    return Path(environ.get(VARIABLE) or "~/.notebook_accel/jobs").expanduser().absolute()
 
 
 def find(job_id: str) -> Folder:
@@ -243,10 +270,22 @@ class Writer:
             self._sync()
 
     def close(self, over: Over) -> None:
-        """Write the end of the run."""
+        """Write the end of the run; a full disk is waited for, some minutes.
+
+        Raises:
+            OSError: it stays full.
+        """
         self._flush_changing()
         self._add(over)
+        deadline = time.monotonic() + _LAST_SECONDS
         self._send()
+        while self._waiting:
+            if time.monotonic() > deadline:
+                raise OSError(
+                    errno.ENOSPC, f"{len(self._waiting)} bytes of what the run said could not be written"
+                )
+            time.sleep(_SYNC_SECONDS)
+            self._send()
         self._sync()
         os.close(self._file)
 
@@ -288,7 +327,8 @@ class Writer:
                 self._is_dirty, self._is_refused = True, False
         except OSError as error:
             if not self._is_refused:
-                print(f"what the run says cannot be written: {error}", file=sys.stderr, flush=True)
+                with contextlib.suppress(OSError):  # it goes to the same disk
+                    print(f"what the run says cannot be written: {error}", file=sys.stderr, flush=True)
             self._is_refused = True
             if len(self._waiting) > _MAX_WAITING:
                 raise
@@ -319,28 +359,26 @@ class Reader:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._attempt = 0
+        self._attempt = -1
         self._position = 0
         self._frames = FrameReader()
 
     @property
     def has_begun(self) -> bool:
         """Whether the job's process has started."""
-        return self._position > 0 or self._attempt > 0
+        return self._position > 0 or self._attempt >= 0
 
     def read(self) -> list[Event]:
         """Return the next events, none where there are no new ones; of all starts of the job, one after the other."""
         while True:
-            is_last = not self._folder.find_events(
-                self._attempt + 1
-            ).exists()  # before: all of this one is there then
+            following = self._folder.find_next(self._attempt)  # before: all of this one is there then
             if data := self._read_bytes():
                 if events := self._frames.feed(data):
                     return events
-            elif is_last:
+            elif following is None:
                 return []
             else:
-                self._attempt, self._position, self._frames = self._attempt + 1, 0, FrameReader()
+                self._attempt, self._position, self._frames = following, 0, FrameReader()
 
     def _read_bytes(self) -> bytes:
         try:

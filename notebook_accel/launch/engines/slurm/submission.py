@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import secrets
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from .... import probes
+from .... import interrupts, probes
 from ....errors import LaunchError
 from ..remote.client import NO_PACKAGE, find_source_folder, list_pythons
 from . import command
@@ -20,6 +21,7 @@ PATIENCE_SECONDS: Final = 180.0
 """How long a job waits for the first agent, once it runs."""
 GRACE_SECONDS: Final = 8.0
 """How long a job lasts without any agent after that."""
+_SUBMIT_SECONDS: Final = 300.0  # a busy controller takes its time
 _HOLDER: Final = Path(__file__).with_name("holder.py")
 _DRIVER: Final = "notebook_accel.launch.engines.slurm.driver"
 _NOWHERE: Final = "/dev/null"
@@ -79,14 +81,14 @@ def check(wish: Wish) -> list[str]:
     return []
 
 
-def submit(wish: Wish) -> tuple[Any, str]:
+def submit(wish: Wish) -> tuple[str, str]:
     """Submit a job.
 
     Args:
         wish: what is asked.
 
     Returns:
-        submitit's job, and the name of the socket of its own process.
+        The number of the job, and the name of the socket of its own process.
 
     Raises:
         LaunchError: SLURM refuses it.
@@ -94,7 +96,7 @@ def submit(wish: Wish) -> tuple[Any, str]:
     holder = f"notebook_accel-{secrets.token_hex(8)}"
     with tempfile.TemporaryDirectory(prefix="notebook_accel_") as folder:
         try:
-            return _make_executor(wish, folder)._submit_command(_make_command(wish, holder)), holder
+            return _submit(_make_executor(wish, folder), _make_command(wish, holder)), holder
         except Exception as error:
             raise LaunchError(f"sbatch has failed: {error}") from error
 
@@ -111,11 +113,22 @@ def submit_run(wish: Wish, folder: Path) -> str:
     """
     with tempfile.TemporaryDirectory(prefix="notebook_accel_") as scripts:
         try:
-            log = str(folder / LOG)
+            log = str(folder / LOG).replace("%", "%%")  # with which sbatch begins what it fills in
             executor = _make_executor(wish, scripts, {"output": log, "error": log, "open_mode": "append"})
-            return str(executor._submit_command(_make_run_command(wish, folder)).job_id)
+            return _submit(executor, _make_run_command(wish, folder))
         except Exception as error:
             raise LaunchError(f"sbatch has failed: {error}") from error
+
+
+def _submit(executor: Any, line: str) -> str:
+    """Submit a job that runs a line of a shell, and return its number.
+
+    An interrupt waits for that: whoever breaks `sbatch` off does not know whether there is a job.
+    """
+    with interrupts.delay_interrupt():
+        script = executor._make_submission_file_text(line, secrets.token_hex(8))
+        said = command.ask(["sbatch"], lambda: None, script, _SUBMIT_SECONDS)
+        return str(executor._get_job_id_from_submission_command(said))
 
 
 def _make_executor(wish: Wish, folder: str, output: Mapping[str, str] | None = None) -> Any:
@@ -165,6 +178,7 @@ def _find_python(wish: Wish, then: str) -> str:
     )
 
 
-def cancel(job: Any, run: Callable[[Any], None] | None = None) -> None:
+def cancel(job_id: str) -> None:
     """Cancel a job; one that has ended takes no harm."""
-    (run or (lambda each: each.cancel(check=False)))(job)
+    with contextlib.suppress(LaunchError):
+        command.ask(["scancel", job_id], lambda: None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,21 @@ def test_a_job_that_starts_again_has_another_file(folder: Folder) -> None:
     assert read_all(Reader(folder)) == [line("a"), again, line("b")]
 
 
+def test_a_start_that_told_nothing_is_passed_over(folder: Folder) -> None:
+    Writer(folder.find_events(0)).write([line("a")])
+    Writer(folder.find_events(2)).write([line("c")])
+    assert read_all(Reader(folder)) == [line("a"), line("c")]
+
+
+class FullFile:
+    """An error stream on a full disk."""
+
+    def write(self, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    flush: Any = None
+
+
 def test_a_full_disk_loses_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     writer, reader = Writer(folder.find_events(0)), Reader(folder)
     real = os.write
@@ -131,9 +147,50 @@ def test_a_full_disk_loses_nothing(folder: Folder, monkeypatch: pytest.MonkeyPat
         writer.write([line("a")])
         writer.write([line("b")])
         assert not read_all(reader)
+        other = Writer(folder.path / "other")
+        patch.setattr(sys, "stderr", FullFile())  # the job's own output goes to the same disk
+        other.write([line("b")])
     assert capsys.readouterr().err.count("No space left on device") == 1
     writer.write([line("c")])
     assert read_all(reader) == [line("a"), line("b"), line("c")]
+
+
+def test_the_end_waits_for_a_full_disk(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, reader, real, tries = Writer(folder.find_events(0)), Reader(folder), os.write, 0
+
+    def write(file: int, data: bytes) -> int:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(file, data)
+
+    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(recording, "_SYNC_SECONDS", 0.001)
+    writer.close(Over(rank=-1, time=2.0))
+    assert read_all(reader) == [Over(rank=-1, time=2.0)]
+    tries = -(10**9)
+    monkeypatch.setattr(recording, "_LAST_SECONDS", 0.01)
+    with pytest.raises(OSError, match=r"\d+ bytes of what the run said could not be written"):
+        Writer(folder.find_events(1)).close(Over(rank=-1, time=2.0))
+
+
+def test_a_damaged_folder_is_told(folder: Folder) -> None:
+    (folder.path / "job").write_bytes(b"\x80\x05")
+    with pytest.raises(LaunchError, match=r"job cannot be read: \w+Error"):
+        folder.read_job()
+    (folder.path / "cells").write_bytes(b"\x80\x05")
+    folder.install_cells()  # a traceback lacks its lines then
+
+
+def test_where_runs_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(recording.VARIABLE, "~/runs")
+    assert recording.find_root() == tmp_path / "runs"
+    monkeypatch.setenv(recording.VARIABLE, "runs")
+    assert recording.find_root() == Path.cwd() / "runs"
+    monkeypatch.delenv(recording.VARIABLE)
+    assert recording.find_root() == tmp_path / ".notebook_accel" / "jobs"
 
 
 def test_clocks_and_processes_that_only_their_machine_knows_are_left_out(folder: Folder) -> None:
