@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from notebook_accel import probes
+from tests.structure.source import ROOT
 from tests.unit import launching
 from tests.unit.clock import wait_until
 from tests.unit.launching import TWO, Launched, run
@@ -315,6 +316,15 @@ def test_nodes_join_and_leave_a_range() -> None:
     assert last == "world 2" and set(before) <= {"world 1"}
 
 
+PATIENT = """
+import runpy, sys
+from tests.patient_ray import be_patient
+be_patient()
+sys.argv[0] = "notebook-accel"
+runpy.run_module("notebook_accel", run_name="__main__")
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.may_leak("temp_files", reason="Ray keeps the logs of its sessions")
@@ -329,18 +339,9 @@ def test_ranks_on_a_ray_cluster() -> None:
         "time.sleep(60)\n"
     )
     printed = str(Path("printed").resolve())
-    command = [
-        sys.executable,
-        "-m",
-        "notebook_accel",
-        "launch",
-        *TWO,
-        "--engine=ray",
-        "s.py",
-        printed,
-        "--lr",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    command = [sys.executable, "-c", PATIENT, "launch", *TWO, "--engine=ray", "s.py", printed, "--lr"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=250)
     assert done.returncode == 1, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"{rank} 2 __main__ ['--lr']" for rank in range(2)]
     assert "ValueError: bad batch" in done.stderr and done.stderr.count("Traceback") == 1
