@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions, default_pg_timeout
 
+from ..interrupts import delay_interrupt
 from . import local_sockets
 from .local_sockets import OVER_GROUP, LocalSockets
 
@@ -196,22 +197,25 @@ class Gathers:
             finally:
                 has_ended.set()
 
-        interrupts: list[BaseException] = []
+        raised: list[BaseException] = []  # by handlers of the user's
         thread = threading.Thread(target=connect, name="notebook_accel connects ranks", daemon=True)
-        try:
-            thread.start()
-        except BaseException as error:
-            if isinstance(error, RuntimeError) and not thread.is_alive():  # the system has no more threads
-                connect()
-            else:
-                interrupts.append(error)
-        while not has_ended.is_set():
+        with delay_interrupt():
             try:
-                has_ended.wait()
+                thread.start()
             except BaseException as error:
-                interrupts.append(error)
-        for raised in (*errors, *interrupts):
-            raise raised
+                if (
+                    isinstance(error, RuntimeError) and not thread.is_alive()
+                ):  # the system has no more threads
+                    connect()
+                else:
+                    raised.append(error)
+            while not has_ended.is_set():
+                try:
+                    has_ended.wait()
+                except BaseException as error:
+                    raised.append(error)
+        for first in (*errors, *raised):
+            raise first
 
 
 @cache
