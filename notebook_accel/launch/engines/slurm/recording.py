@@ -221,12 +221,17 @@ def find(job_id: str) -> Folder:
 def find_newest() -> str:
     """Return the number of the job that was submitted last; LaunchError where none is known."""
     root = find_root()
-    links = [each for each in root.glob("*") if each.is_symlink() and each.exists()]
-    if not links:
+    found: list[tuple[float, tuple[int, str]]] = []
+    for each in root.glob("*"):
+        if each.is_symlink():
+            with contextlib.suppress(LaunchError):  # one that is gone or damaged
+                launched = Folder(each.resolve()).read_job().options[LAUNCHED]
+                found.append((launched, _as_number(each.name)))
+    if not found:
         raise LaunchError(
             f"no run of a job is known in {root}: launch one with engine='slurm' and detach=True"
         )
-    return max(links, key=lambda link: (link.lstat().st_mtime_ns, _as_number(link.name))).name
+    return max(found)[1][1]
 
 
 def _as_number(name: str) -> tuple[int, str]:

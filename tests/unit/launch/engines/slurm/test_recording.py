@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from notebook_accel.devices import CPU
 from notebook_accel.errors import LaunchError
 from notebook_accel.events import (
     Event,
@@ -222,10 +224,21 @@ def test_only_folders_of_this_user_are_read(tmp_path: Path, monkeypatch: pytest.
     assert recording.find("4").path == tmp_path / "jobs" / "run"
     with pytest.raises(LaunchError, match=r"there are 4$"):
         recording.find("5")
-    Folder(tmp_path / "jobs" / "run").name("3")
-    os.utime(tmp_path / "jobs" / "3", (2e9, 2e9), follow_symlinks=False)
+    for number, launched in (("4", 5.0), ("3", 6.0)):
+        told = {
+            "function": print,
+            "name": "f",
+            "local_world_size": 1,
+            "device_kind": CPU,
+            "distributed": True,
+        }
+        path = tmp_path / "jobs" / f"run{number}"
+        path.mkdir(mode=0o700)
+        (path / "job").write_bytes(pickle.dumps({**told, "options": {recording.LAUNCHED: launched}}))
+        Folder(path).name(number)
     (tmp_path / "jobs" / "7").symlink_to("gone")
-    assert recording.find_newest() == "3"
+    assert recording.find_newest() == "3", "SLURM gives numbers again: the time counts"
+    Folder(tmp_path / "jobs" / "run").name("4")
     (tmp_path / "jobs" / "run").chmod(0o770)
     with pytest.raises(LaunchError, match="is not yours alone, and what is in it would be run"):
         recording.find("4")
