@@ -134,9 +134,10 @@ def delay_interrupt(patience: float = math.inf, comes_later: bool = False) -> It
         handler.end()
         signal.signal(signal.SIGINT, handler.before)
     if comes_later and handler.was_called:
-        threading.Thread(target=_interrupt_later, daemon=True).start()
-    else:
-        handler.obey()
+        with contextlib.suppress(RuntimeError):  # the system gives no further thread
+            threading.Thread(target=_interrupt_later, daemon=True).start()
+            return
+    handler.obey()
 
 
 def _interrupt_later() -> None:

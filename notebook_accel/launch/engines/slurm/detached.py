@@ -87,7 +87,6 @@ class Watch:
         self._reader = Reader(self._folder)
         self._record, self._deliver, self._control = record, deliver, control
         self._state = JobState(job_id=job_id, state="PENDING")
-        self._began = time.time()
         self._looked = self._next_look = time.monotonic()
         self._silent_since: float | None = None
         self._shown = ""
@@ -130,9 +129,8 @@ class Watch:
         try:
             return self._reader.read(), ""
         except FrameError as error:
-            return list(
-                error.events
-            ), f"what job {self._job_id} has written in {self._folder.path} is damaged: {error}"
+            damage = f"what job {self._job_id} has written in {self._folder.path} is damaged: {error}"
+            return list(error.events), damage
 
     def _check(self) -> None:
         """Obey who interrupts, leaves or stops."""
@@ -223,7 +221,10 @@ class Watch:
         """Return the outcome of a job that has ended without a word."""
         if self._control.stop_is_asked:
             return Outcome(was_stopped=True, stopped=frozenset(self._record.phases) - {-1})
-        self._folder.forget_work()
+        if (
+            self._state.state != "UNKNOWN"
+        ):  # of another cluster with the same folder, its job may still need it
+            self._folder.forget_work()
         text = f"job {self._job_id} has ended: {self._state.describe()}"
         if self._state.state == "COMPLETED":
             text += f"; the end of the run is missing in {self._folder.path}"

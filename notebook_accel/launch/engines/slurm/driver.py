@@ -26,7 +26,7 @@ from ..base import Outcome
 from ..remote.client import Wanted
 from ..remote.hosts_engine import Origin
 from ..remote.hosts_group import Plan
-from .engine import SlurmEngine
+from .engine import SlurmEngine, describe_size
 from .recording import Folder, Over, Work, Writer
 
 _LOOK_SECONDS: Final = 2.0
@@ -53,8 +53,7 @@ class _JobEngine(SlurmEngine):
 
     def describe_launch(self, job: Job, plan: Plan) -> str:
         """Return which job the ranks are of."""
-        count, nodes = job.local_world_size, len(plan.counts)
-        what = f"{count} {'process' if count == 1 else 'processes'} on {nodes} {'node' if nodes == 1 else 'nodes'}"
+        what = describe_size(job.local_world_size, len(plan.counts))
         return f"Job {environ.get('SLURM_JOB_ID')}: {job.name} starts on {what}."
 
 
@@ -111,7 +110,6 @@ def main(path: str) -> int:
             each.show(events)
         stop.look()
 
-    over = Over(rank=-1, time=time.time())
     try:
         job = folder.read_job()
         if job.log_dir is not None:
@@ -119,11 +117,10 @@ def main(path: str) -> int:
         over = _run(job, folder, restarts, record, deliver, control)
     except BaseException as error:
         over = Over(rank=-1, time=time.time(), error=failures.describe(error))
-    finally:
-        for each in logs:
-            each.close()
-        writer.close(over)
-        folder.forget_work()
+    for each in logs:
+        each.close()
+    writer.close(over)
+    folder.forget_work()
     return int(bool(over.error or over.hang or record.failures))
 
 

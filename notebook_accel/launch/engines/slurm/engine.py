@@ -108,8 +108,7 @@ class SlurmEngine(HostsEngine):
         asked = job.options.get("detach")
         if not asked:
             return super().run(job, record, deliver, control)
-        count, nodes = job.local_world_size, self._count_nodes(job.options)
-        what = f"{count} {'process' if count == 1 else 'processes'} on {nodes} {'node' if nodes == 1 else 'nodes'}"
+        what = describe_size(job.local_world_size, self._count_nodes(job.options))
         if asked is True:
             job_id = self._submit(job, control)
             text, note = f"Launching {job.name} on {what} by SLURM.", detached.describe_detached(job_id)
@@ -127,9 +126,8 @@ class SlurmEngine(HostsEngine):
         if job.log_dir is not None:
             make_folder(job.log_dir)  # the job writes there: what is wrong is told now
         pickled, origin = self.take(job)
-        get_pool().let_go(
-            Allocation
-        )  # nodes that wait for the next launch could be those that this one waits for
+        # nodes that wait for the next launch could be those that this one waits for
+        get_pool().let_go(Allocation)
         work = Work(pickled=pickled, origin=origin, wanted=self.describe_wanted())
         try:
             with interrupts.delay_interrupt():
@@ -162,8 +160,7 @@ class SlurmEngine(HostsEngine):
 
     def describe_launch(self, job: Job, plan: Plan) -> str:
         """Return how many ranks start, and in which job."""
-        count, nodes = job.local_world_size, len(plan.counts)
-        what = f"{count} {'process' if count == 1 else 'processes'} on {nodes} {'node' if nodes == 1 else 'nodes'}"
+        what = describe_size(job.local_world_size, len(plan.counts))
         if job_id := environ.get(_JOB):
             unused = "; slurm= has no effect there" if job.options["slurm"] else ""
             return f"Launching {job.name} on {what} in the allocation of job {job_id}{unused}."
@@ -243,6 +240,13 @@ class SlurmWorkerGroup(HostsWorkerGroup):
         if self._control.stop_is_asked:
             self._lender.note_stop()
         super().close()
+
+
+def describe_size(count: int, nodes: int) -> str:
+    """Return such as `8 processes on 2 nodes`."""
+    return (
+        f"{count} {'process' if count == 1 else 'processes'} on {nodes} {'node' if nodes == 1 else 'nodes'}"
+    )
 
 
 def _check_allocation(job_id: str, nodes: int) -> list[str]:
