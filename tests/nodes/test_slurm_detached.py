@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.nodes.slurm_cluster import KEEPS, SlurmCluster, make_cluster, why_no_cluster
@@ -234,6 +235,55 @@ def test_a_job_that_waits_runs_later_and_a_cancelled_one_is_told(
     assert cell.error is not None and cell.error[0] == "LaunchError"
     assert f"job {job} has ended: CANCELLED" in cell.error[1]
     assert kernel.run("'step 1 of rank 1' in run.lines(1)").value == "True"
+
+
+def freeze_driver() -> None:
+    """Stop the process of the only job, until SLURM wakes it to end it."""
+    (driver,) = [
+        each
+        for each in psutil.process_iter(["cmdline"])
+        if any("engines.slurm.driver" in word for word in (each.info["cmdline"] or [])[1:3])
+    ]
+    driver.suspend()
+
+
+@pytest.mark.parametrize("is_requeued", [False, True], ids=["cancelled", "queued again"])
+def test_last_words_are_not_lost_when_slurm_ends_the_job(
+    kernel: Kernel, idle: SlurmCluster, tmp_path: Path, is_requeued: bool
+) -> None:
+    kernel.run(
+        f"""
+        def talk():
+            rank, folder = PartialState().process_index, Path({str(tmp_path)!r})
+            (folder / f"began{{rank}}").touch()
+            while not (folder / "speak").exists():
+                time.sleep(0.05)
+            print("last words", flush=True)
+            (folder / f"spoken{{rank}}").touch()
+            while not (folder / "go").exists():
+                time.sleep(0.05)
+            return rank
+
+        run = launch(talk, block=False, max_restarts={int(is_requeued)})
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    wait_for_ranks(tmp_path)
+    freeze_driver()
+    (tmp_path / "speak").touch()
+    assert wait_until(lambda: all((tmp_path / f"spoken{rank}").exists() for rank in (0, 1)), 60)
+    time.sleep(1)  # they are on their way
+    if is_requeued:
+        (tmp_path / "go").touch()
+        idle.requeue()
+        cell = kernel.run("run.wait()\nrun.status, run.record.restarts", timeout=PATIENCE).ok()
+        assert ast.literal_eval(cell.value) == ("done", 1)
+    else:
+        idle.run("scancel", *idle.jobs())
+        cell = kernel.run("run.result()", timeout=PATIENCE)
+        assert cell.error is not None and "has ended: CANCELLED" in cell.error[1], cell.traceback
+    said = kernel.run("[run.lines(rank).count('last words') for rank in (0, 1)]").ok().value
+    assert ast.literal_eval(said) == [1 + is_requeued] * 2
 
 
 def test_a_job_that_is_queued_again_goes_on_in_the_same_view(

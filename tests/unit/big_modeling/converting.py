@@ -13,10 +13,11 @@ import transformers.conversion_mapping  # what its import takes is not counted
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from notebook_accel import init_empty_weights, load_checkpoint_and_dispatch
-from tests.unit.big_modeling.measured import peak_above, reset_peak
+from tests.unit.big_modeling.measured import free_at_once, peak_above, reset_peak
 
 
 def main(folder: Path) -> dict[str, int]:
+    free_at_once()
     config = MixtralConfig.from_pretrained(folder / "config")
     transformers.conversion_mapping.get_checkpoint_conversion_mapping("mixtral")
     found = {}

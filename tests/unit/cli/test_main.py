@@ -17,6 +17,8 @@ from notebook_accel.config.schema import section_title, table
 from tests.structure.source import ROOT
 
 COMMAND = [sys.executable, "-m", "notebook_accel"]
+# many short sleeps: a signal that comes just before a sleep begins is seen when it ends
+SLOW_IMPORT = "import time\nprint('importing', flush=True)\nfor _ in range(600): time.sleep(0.1)\n"
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -135,7 +137,7 @@ def test_an_interrupt_while_torch_is_imported_ends_the_command_without_a_traceba
 ) -> None:
     slow = tmp_path / "slow" / "torch"
     slow.mkdir(parents=True)
-    (slow / "__init__.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    (slow / "__init__.py").write_text(SLOW_IMPORT)
     (tmp_path / "s.py").write_text("")
     variables = environment(PYTHONPATH=os.pathsep.join([str(slow.parent), str(ROOT)]), HF_HOME=str(tmp_path))
     with subprocess.Popen(

@@ -289,6 +289,8 @@ class Agent:
         return self._forker.is_lost and not self._relay.is_busy and not self._assigned
 
     def _end(self) -> None:
+        if self._is_leaving:  # somebody else ends this process, and the notebook still listens
+            self._relay.pass_on_rest()
         self._relay.has_lost_notebook = True
         self._relay.kill()
         deadline = time.monotonic() + _LAST_SECONDS

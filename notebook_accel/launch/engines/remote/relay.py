@@ -133,6 +133,11 @@ class Relay:
         process.close()
         del self._processes[rank]
 
+    def pass_on_rest(self) -> None:
+        """Pass on what the processes have written so far; nothing of it is waited for."""
+        rest = self._inbox.poll(0.0)
+        self._forward([*rest, *(event for rank in self._processes for event in self._inbox.drain(rank))])
+
     def kill(self) -> None:
         """Kill all processes; `step` notes their ends."""
         for process in self._processes.values():

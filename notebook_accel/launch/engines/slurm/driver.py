@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from .... import environ
 from ....errors import LaunchError
-from ....events import Event, Phase
+from ....events import Event, Failure, Notice, Phase
 from ....stream.logs import LogFiles
 from ....stream.record import RunRecord
 from ...job import Job
@@ -31,6 +31,8 @@ from .recording import Folder, Over, Work, Writer
 
 _LOOK_SECONDS: Final = 2.0
 _GRACE: Final = 30.0  # where a machine does not see yet how long ranks have
+_LAST_SECONDS: Final = 2.0  # in which the last words of ranks come; sites that kill at once have less
+_ENDED: Final = 128 + signal.SIGTERM
 
 
 class _JobEngine(SlurmEngine):
@@ -89,13 +91,59 @@ class _Stop:
             self._control.stop(grace)
 
 
+class _JobEnds(BaseException):
+    """SLURM ends the job, or queues it again, and the last words of its ranks are there."""
+
+
+class _End:
+    """Lets the last words of ranks be written when SLURM ends the job; it kills all processes some seconds later.
+
+    Attributes:
+        is_near: whether SLURM has said so.
+    """
+
+    def __init__(self) -> None:
+        self.is_near = False
+        self._deadline = float("inf")
+        self._is_raised = False
+
+    def note_signal(self, signum: int, frame: Any) -> None:
+        """Note that SLURM ends the job."""
+        if not self.is_near:
+            self.is_near, self._deadline = True, time.monotonic() + _LAST_SECONDS
+
+    def keep(self, events: Sequence[Event]) -> list[Event]:
+        """Return those of some events that a notebook is to see; how ranks end is SLURM's doing, and says nothing."""
+        if not self.is_near:
+            return list(events)
+        return [event for event in events if not isinstance(event, (Failure, Notice, Phase))]
+
+    def check(self, events: Sequence[Event]) -> None:
+        """Raise `_JobEnds` once, where nothing more is worth waiting for.
+
+        Args:
+            events: those that have just come.
+        """
+        is_next = any(isinstance(event, Phase) and event.name == "restarting" for event in events)
+        if self.is_near and not self._is_raised and (is_next or time.monotonic() > self._deadline):
+            self._is_raised = True
+            raise _JobEnds
+
+    def expect(self) -> None:
+        """Wait a moment for SLURM's word: ranks and connections may have ended because it ends the job."""
+        deadline = time.monotonic() + _LAST_SECONDS
+        while not self.is_near and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS / 40)
+
+
 def main(path: str) -> int:
     """Run what a folder has, and write there what it says; return the exit code of the job."""
     folder = Folder(Path(path))
     folder.name(environ.get("SLURM_JOB_ID") or "none")
     restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
     control = Control()
-    stop = _Stop(folder, control)
+    stop, end = _Stop(folder, control), _End()
+    signal.signal(signal.SIGTERM, end.note_signal)
     if sys.platform != "win32":
         signal.signal(signal.SIGUSR1, stop.note_signal)
     writer = Writer(folder.find_events(restarts))
@@ -103,22 +151,30 @@ def main(path: str) -> int:
     logs: list[LogFiles] = []
 
     def deliver(events: Sequence[Event]) -> None:
-        for event in events:
+        kept = end.keep(events)
+        for event in kept:
             record.apply(event)
-        writer.write(events)
+        writer.write(kept)
         for each in logs:
-            each.show(events)
+            each.show(kept)
         stop.look()
+        end.check(events)
 
     try:
         job = folder.read_job()
         if job.log_dir is not None:
             logs.append(LogFiles(job.log_dir, job.name))
         over = _run(job, folder, restarts, record, deliver, control)
+        is_cut = not over.was_stopped and len(record.results) < job.local_world_size
     except BaseException as error:
-        over = Over(rank=-1, time=time.time(), error=failures.describe(error))
+        over, is_cut = Over(rank=-1, time=time.time(), error=failures.describe(error)), True
+    if over.error is not None or any(failure.error is None for failure in record.failures):
+        end.expect()
     for each in logs:
         each.close()
+    if is_cut and end.is_near:
+        writer.leave()
+        return _ENDED
     writer.close(over)
     folder.forget_work()
     return int(bool(over.error or over.hang or record.failures))

@@ -294,6 +294,13 @@ class Writer:
         self._sync()
         os.close(self._file)
 
+    def leave(self) -> None:
+        """Write what is there, without an end of the run: what follows comes from the job's next start, or from SLURM."""
+        self._flush_changing()
+        self._send()
+        self._sync()
+        os.close(self._file)
+
     def _take(self, event: Event) -> None:
         if isinstance(event, Held):
             return  # between launcher and rank
