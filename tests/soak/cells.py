@@ -303,6 +303,7 @@ def look():
     """Hand over what can be told of this process from inside only."""
     forget_cells()
     gc.collect()
+    give_back_memory()
     from multiprocessing import active_children
 
     active_children()  # waits for those that have ended
@@ -314,6 +315,14 @@ def look():
             "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
         }
     )
+
+
+def give_back_memory():
+    """Return what was freed to the system, so that memory tells what is kept, and not the most that ever was."""
+    import ctypes
+
+    with contextlib.suppress(AttributeError):  # glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def check_session():

@@ -147,7 +147,8 @@ class Watch:
 
         The first half holds records: the most that the last runs ever held at once, the longest output, the largest
         result. Records come ever more seldom, and a late one shows in one part of the later half only; a launch that
-        keeps something keeps it as often as before, which shows between most pairs of steps and in most parts.
+        keeps something keeps it as often as before, which shows between most pairs of steps and in most parts. The host
+        has given back what it freed.
         """
         counted = self._memory[max(STEPS_BEFORE, len(self._memory) // 2) :]
         if len(counted) <= _PARTS:
