@@ -111,10 +111,10 @@ $(VENV)/chromium.stamp: $(VENV)/dev.stamp
 	echo "== no Chromium and no way to install it: the tests in tests/browser will skip"
 
 # The nodes of tests/nodes are network namespaces, which ip makes; hosts that ssh reaches have an sshd in them. Only root
-# can make them: for others no server is installed, and no SLURM, whose daemons start as root. After Chromium: one apt-get locks out another.
+# can make them: for others no server is installed, no firewall, and no SLURM, whose daemons start as root. After Chromium: one apt-get locks out another.
 $(VENV)/iproute2.stamp: $(VENV)/dev.stamp | $(VENV)/chromium.stamp
-	@command -v ip && { [ "$$(id -u)" != 0 ] || { command -v ssh && [ -x /usr/sbin/sshd ] && [ -x /usr/sbin/slurmctld ]; }; } && touch $@ && exit; \
-	as_root=; packages="iproute2 openssh-client openssh-server slurm-wlm munge"; \
+	@command -v ip && { [ "$$(id -u)" != 0 ] || { command -v ssh && [ -x /usr/sbin/sshd ] && [ -x /usr/sbin/slurmctld ] && [ -x /usr/sbin/nft ]; }; } && touch $@ && exit; \
+	as_root=; packages="iproute2 nftables openssh-client openssh-server slurm-wlm munge"; \
 	[ "$$(id -u)" = 0 ] || { as_root="sudo --non-interactive"; packages=iproute2; }; \
 	if command -v apt-get >/dev/null && $$as_root true; then \
 		echo "== installing $$packages"; \

@@ -15,6 +15,7 @@ from tests.nodes.conftest import Network, why_not
 from tests.notebooks.kernel import Kernel
 
 SSHD = "/usr/sbin/sshd"
+NFT = "/usr/sbin/nft"
 KEEPS = {"children": "connections, and what waits on the hosts, stay for the next launch"}
 _SERVER = """
 HostKey {folder}/host
@@ -47,6 +48,15 @@ Host *
     IdentityAgent none
     UserKnownHostsFile {folder}/known
     GlobalKnownHostsFile /dev/null
+"""
+
+
+_FIREWALL = """
+add table inet firewall
+add chain inet firewall input {{ type filter hook input priority 0; }}
+add rule inet firewall input iif lo accept
+add rule inet firewall input tcp dport 22 accept
+add rule inet firewall input {sources} tcp flags & (syn | ack) == syn drop
 """
 
 
@@ -122,6 +132,25 @@ class SshHosts:
             server.wait()
             assert server.stderr is not None
             server.stderr.close()
+
+    @contextmanager
+    def firewall(self, *, between_hosts: bool) -> Iterator[None]:
+        """Let no machine take connections from others meanwhile, but for ssh's port.
+
+        Args:
+            between_hosts: whether hosts take none of each other either.
+        """
+        notebook = self.network.addresses[0]
+        try:
+            for node, name in enumerate(self.network.names):
+                text = _FIREWALL.format(sources="" if between_hosts or node == 0 else f"ip saddr {notebook}")
+                subprocess.run(
+                    ["ip", "netns", "exec", name, NFT, "-f", "-"], input=text, text=True, check=True
+                )
+            yield
+        finally:
+            for name in self.network.names:
+                subprocess.run(["ip", "netns", "exec", name, NFT, "flush", "ruleset"], check=False)
 
     def start_kernel(self, folder: Path) -> Kernel:
         """Start a kernel on the notebook's machine."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import time
@@ -13,7 +14,7 @@ import psutil
 import pytest
 
 from notebook_accel.launch.engines.remote import packets
-from tests.nodes.ssh_hosts import KEEPS, SshHosts, make_hosts, why_no_hosts
+from tests.nodes.ssh_hosts import KEEPS, NFT, SshHosts, make_hosts, why_no_hosts
 from tests.notebooks.kernel import Cell, Kernel, wait_until
 
 pytestmark = [
@@ -140,6 +141,44 @@ def test_a_host_that_ssh_reaches_by_a_loopback_address(
     finally:
         subprocess.run(["ip", "-n", hosts.network.names[0], "address", "delete", *own], check=True)
     assert cell.value == "[[0, 1], [0, 1]]"
+
+
+needs_firewall = pytest.mark.skipif(not os.path.exists(NFT), reason="needs nft (apt package nftables)")
+
+
+@needs_firewall
+def test_a_firewall_that_lets_only_ssh_through(kernel: Kernel, hosts: SshHosts) -> None:
+    code = """
+        def add_up():
+            print("from", os.environ["RANK"])
+            return gather(torch.tensor([PartialState().process_index + 1])).tolist()
+
+        launch(add_up)
+        """
+    with hosts.firewall(between_hosts=False):
+        cell = kernel.run(code, timeout=PATIENCE).ok()
+    assert ast.literal_eval(cell.value) == [1, 2]
+    assert {"[0] from 0", "[1] from 1"} <= set(cell.lines)
+
+
+@needs_firewall
+def test_hosts_that_cannot_reach_each_other_are_told(kernel: Kernel, hosts: SshHosts) -> None:
+    code = """
+        def add_up():
+            return gather(torch.tensor([PartialState().process_index + 1])).tolist()
+
+        launch(add_up)
+        """
+    began = time.monotonic()
+    with hosts.firewall(between_hosts=True):
+        cell = kernel.run(code, timeout=PATIENCE)
+    assert cell.error is not None and cell.error[0] == "LaunchError"
+    assert re.search(
+        r"host node[12]: it cannot connect to node[12] at 10\.\d+\.\d+\.\d+:\d+ \(no answer", cell.error[1]
+    )
+    assert "firewall" in cell.error[1]
+    assert time.monotonic() - began < 60
+    assert ast.literal_eval(kernel.run(code, timeout=PATIENCE).ok().value) == [1, 2]
 
 
 def test_what_is_wrong_with_all_hosts_is_told_at_once(

@@ -41,6 +41,8 @@ from .messages import (
     LocateOrder,
     Prepared,
     PrepareOrder,
+    Reached,
+    ReachOrder,
 )
 from .process import Descriptors
 from .rank_process import (
@@ -52,6 +54,7 @@ from .rank_process import (
     name_machine,
     read_own_variables,
 )
+from .reaching import Reach, drop_connections
 from .relay import Relay
 
 _LAST_SECONDS: Final = 4.0
@@ -252,7 +255,8 @@ class Agent:
         self._forker = Forker(variables, sys.path, with_ipython)
         self._relay.watch(self._forker.fileno(), self._look_at_forker)
         self._assigned: dict[int, Forked] = {}
-        self._store: socket.socket | None = None
+        self._listening: socket.socket | None = None
+        self._reach: Reach | None = None
         self._is_clearing = False
         self._idle_since = time.monotonic()
         self._counting: subprocess.Popen[str] | None = None
@@ -279,7 +283,7 @@ class Agent:
     def _is_superfluous(self) -> bool:
         if self._is_leaving:
             return True
-        if self._relay.is_busy or self._assigned or self._store is not None:
+        if self._relay.is_busy or self._assigned or self._listening is not None:
             self._idle_since = time.monotonic()
         seconds = self._warm_seconds if self._has_run else max(self._warm_seconds, _FIRST_SECONDS)
         return time.monotonic() - self._idle_since > seconds
@@ -311,33 +315,37 @@ class Agent:
             self._send(locate(order.peers))
         elif isinstance(order, PrepareOrder):
             self._prepare(order)
+        elif isinstance(order, ReachOrder):
+            self._reach = Reach(order.places, self._relay.wake)
         elif isinstance(order, AssignOrder):
             self._assign(order)
         elif isinstance(order, ClearOrder):
             self._is_clearing = True
-            self._close_store()
+            self._stop_listening()
             self._relay.kill()
         else:
             raise AssertionError(f"nobody obeys {order}")
 
     def _prepare(self, order: PrepareOrder) -> None:
-        self._close_store()
+        self._stop_listening()
         try:
-            self._store = addresses.listen_for_nodes(order.address, order.port)
-            answer = Prepared(rank=-1, time=time.time(), port=self._store.getsockname()[1])
+            self._listening = addresses.listen_for_nodes(order.address, order.port)
+            answer = Prepared(rank=-1, time=time.time(), port=self._listening.getsockname()[1])
         except OSError as error:
             why = f"it cannot listen at {order.address}:{order.port} ({error.strerror or error})"
             answer = Prepared(rank=-1, time=time.time(), problem=why)
         self._send(answer)
 
-    def _close_store(self) -> None:
-        if self._store is not None:
-            self._store.close()
-            self._store = None
+    def _stop_listening(self) -> None:
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
 
     def _assign(self, order: AssignOrder) -> None:
         """Start the processes; `_answer` says so once they are there."""
         self._has_run, self._warm_seconds = True, order.warm_seconds
+        if self._listening is not None:
+            drop_connections(self._listening)
         try:
             payload = SharedPickle(Pickled(data=bytes(order.data), buffers=[*order.buffers]))
             try:
@@ -348,7 +356,7 @@ class Agent:
         except (OSError, LaunchError) as error:
             self._assigned.clear()
             self._send(Assigned(rank=-1, time=time.time(), pids={}, problem=str(error)))
-        self._close_store()
+        self._stop_listening()
 
     def _start(self, start: ProcessStart, work: Work, payload: SharedPickle, count: int) -> None:
         own = {**read_own_variables(), **start.variables, **work.variables}
@@ -374,7 +382,7 @@ class Agent:
             return forked
 
         try:
-            process = RankProcess(fork, self._store if work.rank == 0 else None)
+            process = RankProcess(fork, self._listening if work.rank == 0 else None)
         finally:
             os.close(fd)
         self._relay.add(work.rank, process)
@@ -394,6 +402,9 @@ class Agent:
             self._assigned = {}
             problem = "" if all(pids.values()) else "the process that starts ranks has ended"
             self._send(Assigned(rank=-1, time=time.time(), pids=pids, problem=problem))
+        if self._reach is not None and self._reach.problem is not None:
+            self._send(Reached(rank=-1, time=time.time(), problem=self._reach.problem))
+            self._reach = None
         if self._is_clearing and not self._relay.is_busy and not self._assigned:
             self._is_clearing = False
             self._send(Cleared(rank=-1, time=time.time()))

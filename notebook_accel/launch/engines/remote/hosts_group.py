@@ -41,8 +41,11 @@ from .messages import (
     Devices,
     Located,
     LocateOrder,
+    Place,
     Prepared,
     PrepareOrder,
+    Reached,
+    ReachOrder,
 )
 from .pool import Pool
 from .rank_process import ProcessStart, Work, name_machine
@@ -52,8 +55,9 @@ _CLEAR_SECONDS: Final = 4.0
 _MISSING: Final = ("FileNotFoundError", "ModuleNotFoundError")
 _NO_FILE: Final = "No such file or directory"
 _CPU: Final = "ACCELERATE_USE_CPU"
+_NETWORKS: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
-AnswerT = TypeVar("AnswerT", Located, Prepared, Assigned, Cleared)
+AnswerT = TypeVar("AnswerT", Located, Prepared, Reached, Assigned, Cleared)
 
 
 Wait = Callable[[str], None]
@@ -174,9 +178,7 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
             self._start = replace(self._start, variables={_CPU: "true", **self._start.variables})
         self._where = where = self._find_addresses()
         now = time.time()
-        order = PrepareOrder(rank=-1, time=now, address=where[0], port=self._job.rendezvous.port)
-        self._send(self._links[0], order)
-        self.port = self._wait_for(Prepared, self._links[:1])[0].port
+        self.port = self._meet(where)
         self._members = [
             HostMember(rank=rank, link=link) for link in self._links for rank in self._ranks[link]
         ]
@@ -204,6 +206,24 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
         for node, answer in zip(asked, answers, strict=True):
             where[node] = answer.address
         return where
+
+    def _meet(self, where: Sequence[str]) -> int:
+        """Let all hosts see whether they reach each other; return the port where the first one listens for the store."""
+        for node, link in enumerate(self._links):
+            port = 0 if node else self._job.rendezvous.port
+            self._send(link, PrepareOrder(rank=-1, time=time.time(), address=where[node], port=port))
+        ports = [answer.port for answer in self._wait_for(Prepared, self._links)]
+        if len(self._links) > 1:
+            places = [
+                Place(host=link.host, address=address, port=port)
+                for link, address, port in zip(self._links, where, ports, strict=True)
+            ]
+            for node, link in enumerate(self._links):
+                others = list_needed(node, len(places), self._start.variables)
+                asked = [places[other] for other in others]
+                self._send(link, ReachOrder(rank=-1, time=time.time(), places=asked))
+            self._wait_for(Reached, self._links)
+        return ports[0]
 
     def _check(self, waiting_for: str = "") -> None:
         self._attempt.control.check()
@@ -308,7 +328,7 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
             return []
         events: list[Event] = []
         for event in link.receive():
-            if isinstance(event, (Located, Prepared, Assigned, Cleared)):
+            if isinstance(event, (Located, Prepared, Reached, Assigned, Cleared)):
                 self._answers[link, type(event)] = event
             elif isinstance(event, Devices):
                 pass
@@ -410,6 +430,19 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
         self._members.clear()
         if self._plan.ends_with_group:
             self._plan.lender.give_back(is_stopped=False)
+
+
+def list_needed(node: int, count: int, variables: Mapping[str, str]) -> list[int]:
+    """Return the hosts to which one has to be able to connect: the first, and the next one, so that each is tried.
+
+    Args:
+        node: the host.
+        count: number of hosts.
+        variables: what a launch says; where it names the network of the ranks, only the first one's store is tried.
+    """
+    says_network = any(variables.get(name) for name in _NETWORKS)
+    others = [0] if says_network else [0, (node + 1) % count]
+    return [other for other in dict.fromkeys(others) if other != node]
 
 
 def choose_addresses(facts: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -35,7 +35,7 @@ class Located(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareOrder(Order):
-    """Listen for the store of a run; answered by `Prepared`.
+    """Listen for other hosts, on the first one for the store of a run; answered by `Prepared`.
 
     Attributes:
         address: where.
@@ -56,6 +56,43 @@ class Prepared(Event):
     """
 
     port: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a host listens.
+
+    Attributes:
+        host: its name, for people.
+        address: of the host.
+        port: of the host.
+    """
+
+    host: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReachOrder(Order):
+    """See whether this host reaches others; answered by `Reached`.
+
+    Attributes:
+        places: where they listen.
+    """
+
+    places: Sequence[Place]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reached(Event):
+    """The host reaches the others, or not.
+
+    Attributes:
+        problem: why it does not, empty where it does.
+    """
+
     problem: str = ""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from notebook_accel.events import RaisedError
 from notebook_accel.launch.engines.remote import hosts_group
-from notebook_accel.launch.engines.remote.hosts_group import choose_addresses, list_peers
+from notebook_accel.launch.engines.remote.hosts_group import choose_addresses, list_needed, list_peers
 
 
 def fact(address: str, machine: str, *own: str) -> dict[str, Any]:
@@ -32,6 +32,12 @@ def test_whom_a_host_looks_for_a_way_to() -> None:
     two, three = fact("10.0.0.2", "b", "172.17.0.1", "10.0.0.2"), fact("::1", "c", "172.17.0.1", "10.0.0.3")
     assert list_peers([here, two, three], 0) == ["10.0.0.2", "10.0.0.3"], "the bridge of containers is no way"
     assert list_peers([here, two, three], 2) == ["10.0.0.2", "10.0.0.9"]
+
+
+def test_each_host_is_tried_by_another_one() -> None:
+    assert [list_needed(node, 4, {}) for node in range(4)] == [[1], [0, 2], [0, 3], [0]]
+    assert [list_needed(node, 2, {}) for node in range(2)] == [[1], [0]]
+    assert [list_needed(node, 3, {"NCCL_SOCKET_IFNAME": "ib0"}) for node in range(3)] == [[], [0], [0]]
 
 
 def test_what_is_missing_is_told_with_its_host() -> None:
