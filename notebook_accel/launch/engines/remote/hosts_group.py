@@ -208,7 +208,7 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
         return where
 
     def _meet(self, where: Sequence[str]) -> int:
-        """Let all hosts see whether they reach each other; return the port where the first one listens for the store."""
+        """Let all hosts see whether they reach each other; return the port of the store, on the first one."""
         for node, link in enumerate(self._links):
             port = 0 if node else self._job.rendezvous.port
             self._send(link, PrepareOrder(rank=-1, time=time.time(), address=where[node], port=port))

@@ -295,7 +295,7 @@ class Writer:
         os.close(self._file)
 
     def leave(self) -> None:
-        """Write what is there, without an end of the run: what follows comes from the job's next start, or from SLURM."""
+        """Write what is there, without an end of the run: the job may start again, or SLURM says how it ended."""
         self._flush_changing()
         self._send()
         self._sync()
