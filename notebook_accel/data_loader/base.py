@@ -199,8 +199,7 @@ class PreparedLoader(DataLoader[Any]):
                 self.end_of_dataloader = False
         except BaseException as error:
             iteration.is_left = True
-            end_processes(error, epoch.reader, self._iterator if self.persistent_workers else None)
-            epoch.leave()
+            end_processes(error, epoch.leave(), self._iterator if self.persistent_workers else None)
             raise
         self.end_of_dataloader = is_last
         flags.end(iteration)

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import multiprocessing
+import os
+import signal
+from collections.abc import Collection
+from multiprocessing import connection
+from types import TracebackType
+from typing import Any, Final
 
 from ..interrupts import delay_interrupt
+
+_PATIENCE_SECONDS: Final = 1.0  # from the end of a process's connections to its own end
+_PIPES: Final = os.path.dirname(multiprocessing.__file__) + os.sep
 
 
 def end_processes(error: BaseException, reader: Any, kept: Any) -> None:
@@ -24,6 +33,10 @@ def end_processes(error: BaseException, reader: Any, kept: Any) -> None:
             loop was left.
         reader: the iterator of torch or torchdata, where it was whole.
         kept: the iterator that goes on with the next epoch, because the processes are persistent; or None.
+
+    Raises:
+        RuntimeError: a loader process was killed while it handed over a batch. torch says so itself at other moments;
+            at this one it raises what a broken connection happens to cause.
     """
     with delay_interrupt(comes_later=True):
         owners = {id(owner): owner for owner in (reader,) if hasattr(owner, "_shutdown_workers")}
@@ -37,10 +50,35 @@ def end_processes(error: BaseException, reader: Any, kept: Any) -> None:
             if is_owner or frames:
                 frames.append(trace.tb_frame)
             trace = trace.tb_next
+        text = _describe_killed(error, owners.values())
         for owner in owners.values():
             if owner is not kept:
                 _end(owner)
         _forget_variables(frames)
+    if text:
+        del reader, kept, owners, owner, frames  # who keeps the error keeps what this frame has
+        raise RuntimeError(text) from error
+
+
+def _describe_killed(error: BaseException, iterators: Collection[Any]) -> str:
+    """Return which loader process was killed, where that broke a connection of multiprocessing's; else empty."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    is_broken = isinstance(error, (OSError, EOFError)) and trace is not None
+    if not is_broken or not trace.tb_frame.f_code.co_filename.startswith(_PIPES):  # type: ignore[union-attr]
+        return ""
+    workers = [worker for each in iterators for worker in getattr(each, "_workers", ())]
+    connection.wait([worker.sentinel for worker in workers], _PATIENCE_SECONDS)
+    for worker in workers:
+        if worker.exitcode:
+            how = (
+                signal.Signals(-worker.exitcode).name
+                if worker.exitcode < 0
+                else f"exit code {worker.exitcode}"
+            )
+            return f"DataLoader worker (pid {worker.pid}) was ended by {how}, while it handed over a batch"
+    return ""
 
 
 def _end(iterator: Any) -> None:

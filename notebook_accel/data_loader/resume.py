@@ -63,9 +63,10 @@ class Epoch:
     reader: Any = None
     saved: dict[str, Any] | None = None
 
-    def leave(self) -> None:
-        """Note that the iterator was closed before its end."""
-        self.is_left, self.reader = True, None
+    def leave(self) -> Any:
+        """Note that the iterator was closed before its end; return what it read from."""
+        self.is_left, reader, self.reader = True, self.reader, None
+        return reader
 
 
 class EpochState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import threading
@@ -114,3 +115,40 @@ def interrupt_the_end(patch: pytest.MonkeyPatch) -> None:
             signal.raise_signal(signal.SIGINT)
 
     patch.setattr(kind, "_mark_worker_as_unavailable", tell_and_interrupt)
+
+
+@LINUX
+@SIGNALS
+def test_a_loader_process_that_is_killed_as_it_hands_over_a_batch_is_named(
+    loader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = multiprocessing.connection.answer_challenge
+
+    def kill_and_answer(*words: Any) -> None:
+        for child in multiprocessing.active_children():
+            os.kill(child.pid or 0, signal.SIGKILL)
+            child.join()
+        answer(*words)
+
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would be the first to tell
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(multiprocessing.connection, "answer_challenge", kill_and_answer)
+            # as between the end of its connections and its own
+            patch.setattr(multiprocessing.process.BaseProcess, "is_alive", lambda self: True)
+            with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) was ended by SIGKILL"):
+                for _ in loader:
+                    pass
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@LINUX
+@SIGNALS
+def test_an_error_of_the_data_set_stays_what_it_is() -> None:
+    def fail(samples: list[int]) -> None:
+        Path("no-such-file").read_text()
+
+    loader = prepare_data_loader(DataLoader([1], num_workers=1, collate_fn=fail))
+    with pytest.raises(FileNotFoundError, match="no-such-file"):
+        next(iter(loader))
