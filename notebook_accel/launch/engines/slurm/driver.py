@@ -5,12 +5,13 @@ Run as `python -m notebook_accel.launch.engines.slurm.driver FOLDER`, in a job.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from .... import environ
 from ....errors import LaunchError
@@ -31,7 +32,8 @@ from .recording import Folder, Over, Work, Writer
 
 _LOOK_SECONDS: Final = 2.0
 _GRACE: Final = 30.0  # where a machine does not see yet how long ranks have
-_LAST_SECONDS: Final = 2.0  # in which the last words of ranks come; sites that kill at once have less
+_LAST_SECONDS: Final = 3.0  # in which the last words of ranks come; sites that kill at once have less
+_QUIET_SECONDS: Final = 1.0  # after which none are expected
 _ENDED: Final = 128 + signal.SIGTERM
 
 
@@ -91,10 +93,6 @@ class _Stop:
             self._control.stop(grace)
 
 
-class _JobEnds(BaseException):
-    """SLURM ends the job, or queues it again, and the last words of its ranks are there."""
-
-
 class _End:
     """Lets the last words of ranks be written when SLURM ends the job; it kills all processes some seconds later.
 
@@ -104,34 +102,37 @@ class _End:
 
     def __init__(self) -> None:
         self.is_near = False
-        self._deadline = float("inf")
-        self._is_raised = False
+        self._deadline = self._quiet_since = float("inf")
 
     def note_signal(self, signum: int, frame: Any) -> None:
         """Note that SLURM ends the job."""
         if not self.is_near:
-            self.is_near, self._deadline = True, time.monotonic() + _LAST_SECONDS
+            now = time.monotonic()
+            self.is_near, self._deadline, self._quiet_since = True, now + _LAST_SECONDS, now
 
     def keep(self, events: Sequence[Event]) -> list[Event]:
         """Return those of some events that a notebook is to see; how ranks end is SLURM's doing, and says nothing."""
         if not self.is_near:
             return list(events)
-        return [event for event in events if not isinstance(event, (Failure, Notice, Phase))]
+        kept = [event for event in events if not isinstance(event, (Failure, Notice, Phase))]
+        if kept:
+            self._quiet_since = time.monotonic()
+        return kept
 
-    def check(self, events: Sequence[Event]) -> None:
-        """Raise `_JobEnds` once, where nothing more is worth waiting for.
+    def has_come(self, events: Sequence[Event]) -> bool:
+        """Return whether nothing more is worth waiting for.
 
         Args:
             events: those that have just come.
         """
-        is_next = any(isinstance(event, Phase) and event.name == "restarting" for event in events)
-        if self.is_near and not self._is_raised and (is_next or time.monotonic() > self._deadline):
-            self._is_raised = True
-            raise _JobEnds
+        if any(isinstance(event, Phase) and event.name == "restarting" for event in events):
+            return self.is_near
+        now = time.monotonic()
+        return now > self._deadline or now - self._quiet_since > _QUIET_SECONDS
 
     def expect(self) -> None:
         """Wait a moment for SLURM's word: ranks and connections may have ended because it ends the job."""
-        deadline = time.monotonic() + _LAST_SECONDS
+        deadline = time.monotonic() + _LOOK_SECONDS
         while not self.is_near and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS / 40)
 
@@ -150,6 +151,12 @@ def main(path: str) -> int:
     record = RunRecord()
     logs: list[LogFiles] = []
 
+    def leave() -> NoReturn:
+        for each in logs:
+            each.close()
+        writer.leave()
+        os._exit(_ENDED)  # the connections end with it, and with them what they lead to
+
     def deliver(events: Sequence[Event]) -> None:
         kept = end.keep(events)
         for event in kept:
@@ -158,7 +165,8 @@ def main(path: str) -> int:
         for each in logs:
             each.show(kept)
         stop.look()
-        end.check(events)
+        if end.has_come(events):
+            leave()
 
     try:
         job = folder.read_job()
@@ -170,11 +178,10 @@ def main(path: str) -> int:
         over, is_cut = Over(rank=-1, time=time.time(), error=failures.describe(error)), True
     if over.error is not None or any(failure.error is None for failure in record.failures):
         end.expect()
+    if is_cut and end.is_near:
+        leave()
     for each in logs:
         each.close()
-    if is_cut and end.is_near:
-        writer.leave()
-        return _ENDED
     writer.close(over)
     folder.forget_work()
     return int(bool(over.error or over.hang or record.failures))
