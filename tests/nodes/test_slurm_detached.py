@@ -237,14 +237,13 @@ def test_a_job_that_waits_runs_later_and_a_cancelled_one_is_told(
     assert kernel.run("'step 1 of rank 1' in run.lines(1)").value == "True"
 
 
-def freeze_driver() -> None:
-    """Stop the process of the only job, until SLURM wakes it to end it."""
-    (driver,) = [
+def list_drivers() -> list[psutil.Process]:
+    """Return the processes of jobs that run without their notebook."""
+    return [
         each
         for each in psutil.process_iter(["cmdline"])
         if any("engines.slurm.driver" in word for word in (each.info["cmdline"] or [])[1:3])
     ]
-    driver.suspend()
 
 
 @pytest.mark.parametrize("is_requeued", [False, True], ids=["cancelled", "queued again"])
@@ -269,13 +268,16 @@ def test_last_words_are_not_lost_when_slurm_ends_the_job(
         timeout=PATIENCE,
     ).ok()
     wait_for_ranks(tmp_path)
-    freeze_driver()
+    (driver,) = list_drivers()
+    driver.suspend()  # until SLURM wakes it to end it
     (tmp_path / "speak").touch()
     assert wait_until(lambda: all((tmp_path / f"spoken{rank}").exists() for rank in (0, 1)), 60)
     time.sleep(1)  # they are on their way
     if is_requeued:
+        idle.run("scontrol", "requeue", *idle.jobs())
+        assert wait_until(lambda: not list_drivers(), 60)
         (tmp_path / "go").touch()
-        idle.requeue()
+        idle.start_again()
         cell = kernel.run("run.wait()\nrun.status, run.record.restarts", timeout=PATIENCE).ok()
         assert ast.literal_eval(cell.value) == ("done", 1)
     else:

@@ -213,7 +213,9 @@ class NotebookHost(Host):
             failed = failed or (error if reply == self._request else None)
             now = time.monotonic()
             if processes.read_process(self.pid) is None:
-                return Outcome(output=cell.stdout + cell.stderr, was_killed=True)
+                code = self._kernel.manager.provisioner.process.poll()
+                ended = f"\nthe kernel's exit code: {code}"
+                return Outcome(output=cell.stdout + cell.stderr + ended, was_killed=True)
             if question and reply == question and not is_answered:
                 # the interrupt met ipykernel's own code, after the cell's: it goes on, and this cell gets no answer
                 return Outcome(error=("KeyboardInterrupt", ""), output=cell.stdout + cell.stderr)

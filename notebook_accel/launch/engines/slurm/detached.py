@@ -167,7 +167,7 @@ class Watch:
         now = time.monotonic()
         if now > self._last:
             return self._make_lost_outcome()
-        if now < self._next_look or self._state.is_over:
+        if now < self._next_look:
             return None
         waited = now - self._looked
         self._next_look = now + min(_LOOK_SECONDS, max(_FIRST_LOOK_SECONDS, waited / 10))
@@ -179,12 +179,14 @@ class Watch:
             if now - self._silent_since > _OUTAGE_SECONDS:
                 raise
             return None
-        if self._state.is_over:
+        if not self._state.is_over:
+            self._last = float("inf")  # a job that is queued again may look over for a moment
+        elif self._last == float("inf"):
             # once it is over, all of it is written; on another machine it may be seen later
             self._last = time.monotonic() + (_LAST_SECONDS if self._reader.has_begun else 2.0)
             text = f"Job {self._job_id} is over: {self._state.describe()}. Its last words are waited for."
             self._say(Notice(rank=-1, time=time.time(), text=text))
-        elif not (self._reader.has_begun and self._state.is_running):
+        if not self._state.is_over and not (self._reader.has_begun and self._state.is_running):
             self._show_wait()
         return None
 

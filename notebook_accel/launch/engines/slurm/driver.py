@@ -155,7 +155,9 @@ def main(path: str) -> int:
         for each in logs:
             each.close()
         writer.leave()
-        os._exit(_ENDED)  # the connections end with it, and with them what they lead to
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)  # the connections end with it, and with them what they lead to
+        raise SystemExit(_ENDED)
 
     def deliver(events: Sequence[Event]) -> None:
         kept = end.keep(events)
