@@ -213,7 +213,7 @@ class NotebookHost(Host):
             failed = failed or (error if reply == self._request else None)
             now = time.monotonic()
             if processes.read_process(self.pid) is None:
-                code = self._kernel.manager.provisioner.process.poll()
+                code = self._kernel.manager.provisioner.process.wait(10)  # its threads may still end
                 ended = f"\nthe kernel's exit code: {code}"
                 return Outcome(output=cell.stdout + cell.stderr + ended, was_killed=True)
             if question and reply == question and not is_answered:
