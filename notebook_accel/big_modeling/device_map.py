@@ -268,16 +268,18 @@ class _Planner:
         self.explanation.add_placed(name, size, device, [other for other, _ in tied])
 
     def _with_ties(self, name: str) -> tuple[int, list[Named]]:
-        """Return the bytes of a part along with parts that share its weights, and these parts."""
+        """Return the bytes of a part along with parts that share its weights, and these parts.
+
+        A weight that is shared counts in one of them only, whichever comes first in the model.
+        """
         size = self.sizes.get(name, 0)
         tied: list[Named] = []
         for other in ties.find_tied_elsewhere(name, self.ties):
             item = next((item for item in self.waiting if is_within(other, item[0])), None)
             if item is None or item[0] in [one for one, _ in tied]:
-                size -= self.sizes.get(other, 0) if item is not None else 0
                 continue
             tied.append(item)
-            size += self.sizes.get(item[0], 0) - self.sizes.get(other, 0)
+            size += self.sizes.get(item[0], 0)
         return size, tied
 
     def _can_split(self, part: Any) -> bool:

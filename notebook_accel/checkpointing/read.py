@@ -124,7 +124,8 @@ def plan(
             listed.verify(path)
             steps.append(_plan_loader(loader, path))
     states = _random_states(listed, rank, device)
-    steps.append(lambda: randomness.apply(states, device))
+    if states:
+        steps.append(functools.partial(randomness.apply, states, device))
     first = _plan_custom(listed, parts.custom)
     if any(map(resume.is_stateful, parts.loaders)):
         first += _plan_stateful(listed, parts.loaders, rank, spread)
@@ -272,10 +273,14 @@ def _plan_loader(loader: Any, path: Path) -> Apply:
 
 
 def _random_states(listed: Manifest, rank: int, device: torch.device) -> dict[str, Any]:
+    """Return the random states for a rank; empty where a checkpoint of others has none."""
     path = listed.folder / names.random_states(rank)
     derived = not path.exists()
     if derived:
         path = listed.folder / names.random_states(0)
+    if not path.exists():  # what our own manifest lists has been checked
+        warn(f"random states stay as they are: {listed.folder} has no {path.name}")
+        return {}
     listed.verify(path)
     states = pickled.read(path)
     randomness.check(path, states)

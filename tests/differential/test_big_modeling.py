@@ -173,3 +173,24 @@ def test_transformers_models_generate_the_same(tmp_path: Path) -> None:
         for _ in range(2):
             found = [one.generate(INPUT, max_new_tokens=6, do_sample=False) for one in (model, original)]
             assert torch.equal(*found)
+
+
+def test_plans_that_look_further_keep_every_limit() -> None:
+    """Whatever shares weights: the plan is never more than a device may hold, in Accelerate's sense of holding."""
+    for seed in range(400):
+        chance = random.Random(seed)
+        net = random_net(chance, tied=True)
+        sizes = utils.compute_module_sizes(net)
+        memory: dict[Any, int] = {
+            number: chance.randint(1, 1 + sizes[""]) for number in range(chance.randint(1, 3))
+        }
+        memory["cpu"] = chance.randint(1, 1 + sizes[""])
+        plan = utils.infer_auto_device_map(net, max_memory=memory, fallback_allocation=True)
+        held: dict[Any, dict[int, int]] = {}
+        for name, tensor in net.named_parameters(remove_duplicate=False):
+            place = max(
+                (each for each in plan if name == each or name.startswith(f"{each}.") or not each), key=len
+            )
+            held.setdefault(plan[place], {})[id(tensor)] = tensor.numel() * tensor.dtype.itemsize
+        for device, tensors in held.items():
+            assert device == "disk" or sum(tensors.values()) <= memory[device], (seed, plan, memory)

@@ -77,7 +77,19 @@ def test_foreign_and_missing_files(saved: tuple[Accelerator, Any, Path], name: s
     (where / names.MANIFEST).unlink()
     refuses(saved, name)
     (where / name).unlink()
-    refuses(saved, name)
+    if name != names.random_states(0):
+        refuses(saved, name)
+
+
+def test_a_checkpoint_of_others_without_random_states(saved: tuple[Accelerator, Any, Path]) -> None:
+    """Accelerate loads what there is; our own list of files would name it."""
+    accelerator, _, where = saved
+    (where / names.MANIFEST).unlink()
+    (where / names.random_states(0)).unlink()
+    before = torch.get_rng_state().tolist()
+    with pytest.warns(UserWarning, match="has no random_states_0.pkl"):
+        assert accelerator.load_state(where)
+    assert torch.get_rng_state().tolist() == before
 
 
 def test_a_missing_file_that_the_manifest_lists(saved: tuple[Accelerator, Any, Path]) -> None:
