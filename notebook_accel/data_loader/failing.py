@@ -72,13 +72,16 @@ def _describe_killed(error: BaseException, iterators: Collection[Any]) -> str:
     connection.wait([worker.sentinel for worker in workers], _PATIENCE_SECONDS)
     for worker in workers:
         if worker.exitcode:
-            how = (
-                signal.Signals(-worker.exitcode).name
-                if worker.exitcode < 0
-                else f"exit code {worker.exitcode}"
-            )
+            how = f"exit code {worker.exitcode}" if worker.exitcode > 0 else _name_signal(-worker.exitcode)
             return f"DataLoader worker (pid {worker.pid}) was ended by {how}, while it handed over a batch"
     return ""
+
+
+def _name_signal(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:  # one of the real-time signals
+        return f"signal {signum}"
 
 
 def _end(iterator: Any) -> None:

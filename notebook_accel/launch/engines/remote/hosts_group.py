@@ -218,9 +218,12 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
                 Place(host=link.host, address=address, port=port)
                 for link, address, port in zip(self._links, where, ports, strict=True)
             ]
+            has_devices = any(link.devices is not None and link.devices.count for link in self._links)
+            has_other_network = has_devices or any(map(self._start.variables.get, _NETWORKS))
             for node, link in enumerate(self._links):
-                others = list_needed(node, len(places), self._start.variables)
-                asked = [places[other] for other in others]
+                asked = [
+                    places[other] for other in list_needed(node, len(places), store_only=has_other_network)
+                ]
                 self._send(link, ReachOrder(rank=-1, time=time.time(), places=asked))
             self._wait_for(Reached, self._links)
         return ports[0]
@@ -432,16 +435,15 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
             self._plan.lender.give_back(is_stopped=False)
 
 
-def list_needed(node: int, count: int, variables: Mapping[str, str]) -> list[int]:
+def list_needed(node: int, count: int, *, store_only: bool) -> list[int]:
     """Return the hosts to which one has to be able to connect: the first, and the next one, so that each is tried.
 
     Args:
         node: the host.
         count: number of hosts.
-        variables: what a launch says; where it names the network of the ranks, only the first one's store is tried.
+        store_only: ranks may use another network than that of the store, as NCCL does: only the first is needed.
     """
-    says_network = any(variables.get(name) for name in _NETWORKS)
-    others = [0] if says_network else [0, (node + 1) % count]
+    others = [0] if store_only else [0, (node + 1) % count]
     return [other for other in dict.fromkeys(others) if other != node]
 
 

@@ -35,9 +35,9 @@ def test_whom_a_host_looks_for_a_way_to() -> None:
 
 
 def test_each_host_is_tried_by_another_one() -> None:
-    assert [list_needed(node, 4, {}) for node in range(4)] == [[1], [0, 2], [0, 3], [0]]
-    assert [list_needed(node, 2, {}) for node in range(2)] == [[1], [0]]
-    assert [list_needed(node, 3, {"NCCL_SOCKET_IFNAME": "ib0"}) for node in range(3)] == [[], [0], [0]]
+    assert [list_needed(node, 4, store_only=False) for node in range(4)] == [[1], [0, 2], [0, 3], [0]]
+    assert [list_needed(node, 2, store_only=False) for node in range(2)] == [[1], [0]]
+    assert [list_needed(node, 3, store_only=True) for node in range(3)] == [[], [0], [0]]
 
 
 def test_what_is_missing_is_told_with_its_host() -> None:
