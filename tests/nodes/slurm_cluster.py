@@ -35,7 +35,7 @@ SlurmctldPidFile={folder}/ctld.pid
 SlurmdPidFile={folder}/d-%n.pid
 SlurmctldLogFile={folder}/ctld.log
 SlurmdLogFile={folder}/d-%n.log
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{tracking}
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
@@ -69,9 +69,12 @@ class SlurmCluster:
 
     Attributes:
         folder: has the settings and logs.
+        tracking: what SLURM takes for the processes of a job: `linuxproc` is all that descend from it, as most sites
+            have it by control groups; `pgid` is its process groups, which a process can leave.
     """
 
     folder: Path
+    tracking: str = "linuxproc"
     _daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -86,6 +89,7 @@ class SlurmCluster:
             (folder / name).mkdir()
         text = _CONFIG.format(
             folder=folder,
+            tracking=self.tracking,
             host=socket.gethostname().partition(".")[0],
             port=free_port(),
             ports=(free_port(), free_port()),
@@ -179,10 +183,10 @@ def _wait(is_so: object) -> None:
 
 
 @contextmanager
-def make_cluster(folder: Path) -> Iterator[SlurmCluster]:
+def make_cluster(folder: Path, tracking: str = "linuxproc") -> Iterator[SlurmCluster]:
     """Make a cluster, and remove it afterwards; its files are in a folder with a short path, for its sockets."""
     with tempfile.TemporaryDirectory(prefix="slurm", dir="/tmp") as short:
-        cluster = SlurmCluster(Path(short))
+        cluster = SlurmCluster(Path(short), tracking)
         try:
             cluster.start()
             yield cluster

@@ -199,6 +199,20 @@ def test_a_cancelled_job_ends_everything(kernel: Kernel, idle: SlurmCluster) -> 
     assert_gone(pids, since)
 
 
+def test_where_slurm_signals_groups_of_processes_nothing_is_left(tmp_path: Path) -> None:
+    if reason := why_no_cluster():
+        pytest.skip(reason)
+    with make_cluster(tmp_path, tracking="pgid") as cluster:
+        kernel = cluster.start_kernel(tmp_path)
+        try:
+            kernel.run(SETUP, timeout=PATIENCE).ok()
+            cell, pids, since = lose(kernel, cluster, "scancel", "{job}")
+        finally:
+            kernel.close()
+    assert cell.error is not None and "is lost: node n" in cell.error[1]
+    assert_gone(pids, since)
+
+
 def test_a_killed_step_ends_what_it_led_to(kernel: Kernel, idle: SlurmCluster) -> None:
     def kill() -> None:
         children = psutil.Process(kernel.pid).children()
