@@ -64,9 +64,14 @@ def asking(end: tuple[list[IO[str]], IO[str]], what: str) -> Callable[[], float]
 
 @contextmanager
 def serving(name: str, world: int, folder: str) -> Iterator[tuple[list[IO[str]], IO[str]]]:
-    """Start the ranks of a contender; yield where each takes orders, and where rank 0 answers."""
-    ours = {"NOTEBOOK_ACCEL_AS_ACCELERATE": str(int(name == "ours")), "MASTER_ADDR": "127.0.0.1"}
-    ours |= {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    """Start the ranks of a contender; yield where each takes orders, and where rank 0 answers.
+
+    One process alone has no variables of a launcher: with them Accelerate would wrap the model for several.
+    """
+    own = {"NOTEBOOK_ACCEL_AS_ACCELERATE": str(int(name == "ours"))}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    place |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    environment = {**os.environ, **ENVIRONMENT, **own, **(place if world > 1 else {})}
     ranks = [
         subprocess.Popen(
             [
@@ -76,7 +81,7 @@ def serving(name: str, world: int, folder: str) -> Iterator[tuple[list[IO[str]],
                 folder,
             ],
             cwd=ROOT,
-            env={**os.environ, **ENVIRONMENT, **ours, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=environment | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -108,7 +113,7 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     trainer, ends = make_trainer(sys.argv[1])
-    batches = SAMPLES // BATCH // int(os.environ["WORLD_SIZE"])
+    batches = SAMPLES // BATCH // int(os.environ.get("WORLD_SIZE", "1"))
     for line in sys.stdin:
         ends.clear()
         started = time.process_time()
