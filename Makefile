@@ -156,7 +156,10 @@ CAN_BE_APART = $(shell $(APART) true 2>/dev/null && echo yes)
 IF_APART = $(if $(CAN_BE_APART),$(APART))
 NUM_LANES = $(if $(CAN_BE_APART),$(shell $(BASE_PYTHON) -c 'import os; print(os.cpu_count() + 1)'),1)
 LANES := test-unit test-nodes test-notebooks test-colab test-libraries test-contract test-xla lint
+# A lane whose environment is still being made would begin last, after shorter ones.
+ENVIRONMENTS = $(addsuffix /stamp,$(VENV)/kernels $(COLAB) $(LIBRARIES) $(if $(HAS_XLA),$(XLA))) $(VENV)/iproute2.stamp
 test:
+	-$(MAKE) --keep-going --jobs=$(NUM_LANES) --output-sync=target $(ENVIRONMENTS)
 	$(MAKE) --keep-going --jobs=$(NUM_LANES) --output-sync=target $(LANES)
 
 UNIT := tests/differential tests/structure tests/unit
