@@ -48,6 +48,7 @@ class Outcome:
         trace: the traceback as shown.
         seconds: how long it took.
         was_killed: whether the host ended meanwhile.
+        exitcode: of a kernel that did.
         aims: where it sent signals to itself.
     """
 
@@ -57,12 +58,15 @@ class Outcome:
     trace: str = ""
     seconds: float = 0.0
     was_killed: bool = False
+    exitcode: int | None = None
     aims: str = ""
 
     def __str__(self) -> str:
         words = (
             "" if self.error is None else f"\nraised {self.error[0]}: {self.error[1]}\n{self.trace[-_SHOWN:]}"
         )
+        if self.was_killed:
+            words += f"\nended with code {self.exitcode}"
         return f"answer: {self.answer!r}{words}\nsignals at: {self.aims}\noutput: {self.output[-_SHOWN:]}"
 
 
@@ -214,8 +218,7 @@ class NotebookHost(Host):
             now = time.monotonic()
             if processes.read_process(self.pid) is None:
                 code = self._kernel.manager.provisioner.process.wait(10)  # its threads may still end
-                ended = f"\nthe kernel's exit code: {code}"
-                return Outcome(output=cell.stdout + cell.stderr + ended, was_killed=True)
+                return Outcome(output=cell.stdout + cell.stderr, was_killed=True, exitcode=code)
             if question and reply == question and not is_answered:
                 # the interrupt met ipykernel's own code, after the cell's: it goes on, and this cell gets no answer
                 return Outcome(error=("KeyboardInterrupt", ""), output=cell.stdout + cell.stderr)

@@ -32,6 +32,9 @@ answer(digest(notebook_launcher(give, ("tensor", 100_000), num_processes=2, retu
 """
 
 
+_KERNEL_ENDED = "the kernel ended between two interrupts"
+
+
 class Lane:
     """A host, and the thread that does everything with it.
 
@@ -70,7 +73,10 @@ class Lane:
             )
         try:
             words.append(self._run_pieces(host, action, disturbance, at, words))
-            self._look_after(host, action, disturbance, rng)
+            if words[-1] == _KERNEL_ENDED:
+                self._forget(host)
+            else:
+                self._look_after(host, action, disturbance, rng)
         except SoakError as error:
             raise SoakError(f"{'; '.join(words)}\n{error}") from None
         return words
@@ -86,6 +92,8 @@ class Lane:
             outcome = host.run(now.wrap(piece.code), now.during)
             if number == at and outcome.aims:
                 words.append(" and ".join(line.rpartition("/")[2] for line in outcome.aims.splitlines()))
+            if _has_ended_by_ipykernel(host, outcome, now):
+                return _KERNEL_ENDED
             if problem := find_problem(outcome, piece, now):
                 raise SoakError(f"{problem}\npiece {number}:\n{piece.code}\n{outcome}")
             is_disturbed = outcome.error is not None and outcome.error[0] in now.allowed
@@ -108,6 +116,15 @@ class Lane:
             raise SoakError(f"the next launch gave {values}, not [50, 51]")
         assert self._watch is not None
         self._watch.check()
+
+    def _forget(self, host: Host) -> None:
+        """See that nothing is left of a host that has ended; the next step has a new one."""
+        self._host = self._watch = None
+        try:
+            leaks.check_all_gone(host, END_SECONDS)
+        finally:
+            host.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def describe(self) -> str:
         """Return how much memory the host has come to."""
@@ -207,6 +224,21 @@ class Soak:
             with contextlib.suppress(Exception):
                 lane.close()
         self._victims.shutdown()
+
+
+def _has_ended_by_ipykernel(host: Host, outcome: Outcome, disturbance: Disturbance) -> bool:
+    """Return whether a kernel has ended because a second interrupt came within a millisecond or so.
+
+    Where the first one meets ipykernel's own code, at the beginning or end of a cell, it logs that, and an interrupt
+    meanwhile ends its loop: `Kernel.dispatch_shell` and `IPKernelApp.start`. Kernels without this package end too.
+    """
+    return (
+        host.kind == "notebook"
+        and outcome.was_killed
+        and outcome.exitcode == 0
+        and disturbance.title.startswith("interrupt after")
+        and disturbance.title.count(" s") > 1
+    )
 
 
 def _lost_an_interrupt(outcome: Outcome) -> bool:
