@@ -188,7 +188,9 @@ def test_a_script_may_close_all_descriptors(seconds: int, fails: bool) -> None:
         f"if {fails}: raise ValueError('bad')\n"
     )
     out, errors = run(*TWO, "s.py", code=int(fails))
-    assert (out, Path("file").read_text()) == ("", "written at the end\n" * 40)
+    found = Path("file").read_text()
+    # the first rank to fail ends the other, which may be late
+    assert out == "" and found in ["written at the end\n" * count for count in ((20, 40) if fails else (40,))]
     lines = [line for line in errors.splitlines() if not line.startswith("notebook-accel: ")]
     assert set(lines[-1:]) == ({"ValueError: bad"} if fails else set())
     assert "main_module.py" not in errors and "Exception in thread" not in errors
