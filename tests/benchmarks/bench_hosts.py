@@ -84,7 +84,7 @@ def measure(
         return float(kernel.run(code, timeout=300).ok().value)
 
     def first() -> float:
-        with closing(start(folder)) as kernel:
+        with contextlib.closing(start(folder)) as kernel:
             kernel.run(setup, timeout=100).ok()
             return call(kernel, CALL)
 
@@ -95,7 +95,7 @@ def measure(
         return compare(title, interleave(contenders, rounds=ROUNDS), {other: 1.0})
 
     rows = beside_bare("first", first, FIRST_MORE_S)
-    with closing(start(folder)) as warm:
+    with contextlib.closing(start(folder)) as warm:
         warm.run(f"{setup}\nlaunch(say)", timeout=100).ok()
         rows += beside_bare("next", lambda: call(warm, CALL), NEXT_MORE_S)
         code = "max(launch(bench_stream.work, {}, count=4, returns='all'))"
@@ -119,14 +119,6 @@ def time_commands(commands: Sequence[Sequence[str]], variables: Mapping[str, str
     if any(codes):
         raise RuntimeError(f"a bare command has failed: {commands}")
     return time.perf_counter() - began
-
-
-@contextlib.contextmanager
-def closing(kernel: Kernel) -> Iterator[Kernel]:
-    try:
-        yield kernel
-    finally:
-        kernel.close()
 
 
 @contextlib.contextmanager

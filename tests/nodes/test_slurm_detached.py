@@ -237,18 +237,18 @@ def test_a_job_that_waits_runs_later_and_a_cancelled_one_is_told(
     assert kernel.run("'step 1 of rank 1' in run.lines(1)").value == "True"
 
 
-def list_drivers() -> list[psutil.Process]:
-    """Return the processes of jobs that run without their notebook."""
+def list_drivers(jobs_folder: Path) -> list[psutil.Process]:
+    """Return the processes of these jobs that start their ranks."""
     return [
         each
         for each in psutil.process_iter(["cmdline"])
-        if any("engines.slurm.driver" in word for word in (each.info["cmdline"] or [])[1:3])
+        if (words := each.info["cmdline"] or [""])[1:2] == ["-m"] and words[-1].startswith(str(jobs_folder))
     ]
 
 
 @pytest.mark.parametrize("is_requeued", [False, True], ids=["cancelled", "queued again"])
 def test_last_words_are_not_lost_when_slurm_ends_the_job(
-    kernel: Kernel, idle: SlurmCluster, tmp_path: Path, is_requeued: bool
+    kernel: Kernel, idle: SlurmCluster, tmp_path: Path, jobs_folder: Path, is_requeued: bool
 ) -> None:
     kernel.run(
         f"""
@@ -268,17 +268,18 @@ def test_last_words_are_not_lost_when_slurm_ends_the_job(
         timeout=PATIENCE,
     ).ok()
     wait_for_ranks(tmp_path)
-    (driver,) = list_drivers()
+    (driver,) = list_drivers(jobs_folder)
     driver.suspend()  # until SLURM wakes it to end it
     (tmp_path / "speak").touch()
     assert wait_until(lambda: all((tmp_path / f"spoken{rank}").exists() for rank in (0, 1)), 60)
     time.sleep(1)  # they are on their way
     if is_requeued:
         idle.run("scontrol", "requeue", *idle.jobs())
-        assert wait_until(lambda: not list_drivers(), 60)
+        assert wait_until(lambda: not list_drivers(jobs_folder), 60)
         (tmp_path / "go").touch()
         idle.start_again()
         cell = kernel.run("run.wait()\nrun.status, run.record.restarts", timeout=PATIENCE).ok()
+        assert "'failed'" not in cell.value, kernel.run("repr(run.failure)").value
         assert ast.literal_eval(cell.value) == ("done", 1)
     else:
         idle.run("scancel", *idle.jobs())

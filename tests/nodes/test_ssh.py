@@ -169,7 +169,6 @@ def test_hosts_that_cannot_reach_each_other_are_told(kernel: Kernel, hosts: SshH
 
         launch(add_up)
         """
-    began = time.monotonic()
     with hosts.firewall(between_hosts=True):
         cell = kernel.run(code, timeout=PATIENCE)
     assert cell.error is not None and cell.error[0] == "LaunchError"
@@ -177,7 +176,6 @@ def test_hosts_that_cannot_reach_each_other_are_told(kernel: Kernel, hosts: SshH
         r"host node[12]: it cannot connect to node[12] at 10\.\d+\.\d+\.\d+:\d+ \(no answer", cell.error[1]
     )
     assert "firewall" in cell.error[1]
-    assert time.monotonic() - began < 60
     assert ast.literal_eval(kernel.run(code, timeout=PATIENCE).ok().value) == [1, 2]
 
 

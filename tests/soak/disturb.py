@@ -25,6 +25,7 @@ class Disturbance:
         during: does it from outside; None where the host does it to itself.
         aim: arguments of `aim` in the host.
         kills_server: whether the fork server may end.
+        gaps: seconds between interrupts from outside.
     """
 
     title: str
@@ -32,6 +33,7 @@ class Disturbance:
     during: During | None = None
     aim: tuple[int, int, int] | None = None
     kills_server: bool = False
+    gaps: tuple[float, ...] = ()
 
     def wrap(self, code: str) -> str:
         """Return a piece of code with this disturbance in it."""
@@ -58,7 +60,8 @@ def interrupt(rng: random.Random) -> Disturbance:
             host.interrupt()
 
     words = ", then ".join(f"{moment:.4f} s" for moment in moments)
-    return Disturbance(title=f"interrupt after {words}", allowed=_INTERRUPTED, during=during)
+    title = f"interrupt after {words}"
+    return Disturbance(title=title, allowed=_INTERRUPTED, during=during, gaps=tuple(moments[1:]))
 
 
 def interrupt_at_line(rng: random.Random) -> Disturbance:

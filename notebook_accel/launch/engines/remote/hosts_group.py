@@ -174,7 +174,7 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
             self._ranks[link] = range(first, first + count)
             first += count
             self._selector.register(link, selectors.EVENT_READ, link)
-        if not any(link.devices is not None and link.devices.count for link in self._links):
+        if not self._has_devices():
             self._start = replace(self._start, variables={_CPU: "true", **self._start.variables})
         self._where = where = self._find_addresses()
         now = time.time()
@@ -207,6 +207,9 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
             where[node] = answer.address
         return where
 
+    def _has_devices(self) -> bool:
+        return any(link.devices is not None and link.devices.count for link in self._links)
+
     def _meet(self, where: Sequence[str]) -> int:
         """Let all hosts see whether they reach each other; return the port of the store, on the first one."""
         for node, link in enumerate(self._links):
@@ -218,8 +221,7 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
                 Place(host=link.host, address=address, port=port)
                 for link, address, port in zip(self._links, where, ports, strict=True)
             ]
-            has_devices = any(link.devices is not None and link.devices.count for link in self._links)
-            has_other_network = has_devices or any(map(self._start.variables.get, _NETWORKS))
+            has_other_network = self._has_devices() or any(map(self._start.variables.get, _NETWORKS))
             for node, link in enumerate(self._links):
                 asked = [
                     places[other] for other in list_needed(node, len(places), store_only=has_other_network)

@@ -157,7 +157,7 @@ def main(path: str) -> int:
         writer.leave()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)  # the connections end with it, and with them what they lead to
-        raise SystemExit(_ENDED)
+        os._exit(_ENDED)
 
     def deliver(events: Sequence[Event]) -> None:
         kept = end.keep(events)
@@ -178,7 +178,7 @@ def main(path: str) -> int:
         is_cut = not over.was_stopped and len(record.results) < job.local_world_size
     except BaseException as error:
         over, is_cut = Over(rank=-1, time=time.time(), error=failures.describe(error)), True
-    if over.error is not None or any(failure.error is None for failure in record.failures):
+    if is_cut and (over.error is not None or any(failure.error is None for failure in record.failures)):
         end.expect()
     if is_cut and end.is_near:
         leave()
