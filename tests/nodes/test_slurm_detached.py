@@ -279,7 +279,10 @@ def test_last_words_are_not_lost_when_slurm_ends_the_job(
         (tmp_path / "go").touch()
         idle.start_again()
         cell = kernel.run("run.wait()\nrun.status, run.record.restarts", timeout=PATIENCE).ok()
-        assert "'failed'" not in cell.value, kernel.run("repr(run.failure)").value
+        assert "'failed'" not in cell.value, (
+            kernel.run("repr(run.failure)").value,
+            idle.run("scontrol", "show", "job"),
+        )
         assert ast.literal_eval(cell.value) == ("done", 1)
     else:
         idle.run("scancel", *idle.jobs())

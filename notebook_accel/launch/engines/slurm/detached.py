@@ -165,12 +165,11 @@ class Watch:
     def _look_at_job(self) -> Outcome | None:
         """Ask SLURM now and then how the job stands; return the outcome where it has ended and says nothing more."""
         now = time.monotonic()
-        if now > self._last:
-            return self._make_lost_outcome()
         if now < self._next_look:
             return None
-        waited = now - self._looked
-        self._next_look = now + min(_LOOK_SECONDS, max(_FIRST_LOOK_SECONDS, waited / 10))
+        is_last = now >= self._last
+        pause = min(_LOOK_SECONDS, max(_FIRST_LOOK_SECONDS, (now - self._looked) / 10))
+        self._next_look = min(now + pause, max(now + _FIRST_LOOK_SECONDS, self._last))
         try:
             self._state = command.look(self._job_id, self._go_on_reading)
             self._silent_since = None
@@ -181,9 +180,12 @@ class Watch:
             return None
         if not self._state.is_over:
             self._last = float("inf")  # a job that is queued again may look over for a moment
+        elif is_last:
+            return self._make_lost_outcome()
         elif self._last == float("inf"):
             # once it is over, all of it is written; on another machine it may be seen later
             self._last = time.monotonic() + (_LAST_SECONDS if self._reader.has_begun else 2.0)
+            self._next_look = min(self._next_look, self._last)
             text = f"Job {self._job_id} is over: {self._state.describe()}. Its last words are waited for."
             self._say(Notice(rank=-1, time=time.time(), text=text))
         if not self._state.is_over and not (self._reader.has_begun and self._state.is_running):
