@@ -310,6 +310,31 @@ def test_a_job_that_is_queued_again_goes_on_in_the_same_view(
     assert ast.literal_eval(cell.ok().value) == ([1.5, 2.5], 1, 2)
 
 
+def test_a_job_that_was_queued_again_counts_that_as_a_restart(
+    kernel: Kernel, idle: SlurmCluster, tmp_path: Path
+) -> None:
+    kernel.run(
+        f"""
+        def fail_later():
+            rank, count = PartialState().process_index, os.environ["TORCHELASTIC_RESTART_COUNT"]
+            print("start", count, flush=True)
+            Path({str(tmp_path)!r}, f"began{{rank}}").touch()
+            if count != "0":
+                raise OSError("on start " + count)
+            time.sleep(1000)
+
+        run = launch(fail_later, block=False, max_restarts=1)
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    wait_for_ranks(tmp_path)
+    idle.requeue()
+    kernel.run("run.wait()", timeout=PATIENCE).ok()
+    cell = kernel.run("run.status, run.record.restarts, str(run.failure), run.lines(0)").ok()
+    status, restarts, error, lines = ast.literal_eval(cell.value)
+    assert (status, restarts, lines) == ("failed", 1, ["start 0", "start 1"]) and "on start 1" in error
+
+
 def test_a_stop_while_the_job_waits_cancels_it(kernel: Kernel, idle: SlurmCluster, tmp_path: Path) -> None:
     idle.run("sbatch", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1000")
     (other,) = idle.jobs()

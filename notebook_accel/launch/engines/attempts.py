@@ -36,7 +36,12 @@ class GroupEngine(Engine, Generic[PlanT]):
     `job.max_restarts`, and makes the outcome.
 
     `PlanT` is the type of the plan: what the engine takes from this process once, for all attempts.
+
+    Attributes:
+        first_attempt: number of the first attempt; more than 0 where the run goes on after restarts that others made.
     """
+
+    first_attempt: int = 0
 
     @abstractmethod
     def plan(self, job: Job) -> AbstractContextManager[PlanT]:
@@ -102,8 +107,8 @@ class GroupEngine(Engine, Generic[PlanT]):
         with self.plan(job) as plan:
             _say(deliver, "starting", "" if job.quiet else self.describe_launch(job, plan))
             hang = ""
-            for number in range(job.max_restarts + 1):
-                if number and not self._announce_restart(job, plan, record, deliver, number, hang):
+            for number in range(self.first_attempt, job.max_restarts + 1):
+                if number > self.first_attempt and not self._announce_restart(job, plan, record, deliver, number, hang):
                     break
                 attempt = Attempt(job=job, record=record, deliver=deliver, control=control, number=number)
                 group = self.make_group(plan, attempt)

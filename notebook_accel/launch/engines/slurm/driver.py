@@ -42,10 +42,11 @@ class _JobEngine(SlurmEngine):
 
     Args:
         work: these.
+        restarts: how often SLURM has queued the job again; they count as restarts of the run.
     """
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
+    def __init__(self, work: Work, restarts: int) -> None:
+        self._work, self.first_attempt = work, restarts
 
     def take(self, job: Job) -> tuple[Pickled, Origin]:
         """Return what the notebook gave."""
@@ -199,7 +200,7 @@ def _run(
             )
         text = f"SLURM has queued the job again; restart {restarts} of {job.max_restarts}"
         deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=text)])
-    outcome: Outcome = _JobEngine(folder.read_work()).run(job, record, deliver, control)
+    outcome: Outcome = _JobEngine(folder.read_work(), restarts).run(job, record, deliver, control)
     error = None if outcome.error is None else failures.describe(outcome.error)
     return Over(
         rank=-1,
