@@ -65,8 +65,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 @pytest.fixture(scope="module")
 def jobs_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where the runs of these tests are, with a blank in its name."""
-    folder = tmp_path_factory.mktemp("runs of jobs")
+    """Where the runs of these tests are, by a name with a blank and what SLURM has a meaning for."""
+    folder = tmp_path_factory.mktemp("runs of jobs, 100%jobs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NOTEBOOK_ACCEL_JOBS", str(folder))
         yield folder
@@ -333,6 +333,52 @@ def test_a_job_that_was_queued_again_counts_that_as_a_restart(
     cell = kernel.run("run.status, run.record.restarts, str(run.failure), run.lines(0)").ok()
     status, restarts, error, lines = ast.literal_eval(cell.value)
     assert (status, restarts, lines) == ("failed", 1, ["start 0", "start 1"]) and "on start 1" in error
+
+
+def test_a_full_disk_stops_no_stop_and_damage_is_told(
+    kernel: Kernel, idle: SlurmCluster, tmp_path: Path, jobs_folder: Path
+) -> None:
+    kernel.run(f"run = launch(train, {str(tmp_path)!r}, 4, block=False)", timeout=PATIENCE).ok()
+    wait_for_ranks(tmp_path)
+    (job,) = idle.jobs()
+    kernel.run(
+        """
+        import errno
+        from notebook_accel.launch.engines.slurm import recording
+        ask_to_stop = recording.Folder.ask_to_stop
+
+        def find_no_space(folder, grace):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        recording.Folder.ask_to_stop = find_no_space
+        run.stop(20)
+        recording.Folder.ask_to_stop = ask_to_stop
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    assert kernel.run("run.result(), run.status").ok().value == "('stopped at 1', 'stopped')"
+    events = next((jobs_folder / job).resolve().glob("events-0"))
+    written = bytearray(events.read_bytes())
+    damaged = written.rindex(b"step 1 of rank")
+    written[damaged:] = b"\xff" * (len(written) - damaged)
+    events.write_bytes(written)
+    cell = kernel.run(f"attach({job}, view='text')", timeout=PATIENCE)
+    assert cell.error is not None and cell.error[0] == "LaunchError"
+    assert f"what job {job} has written in" in cell.error[1] and "is damaged" in cell.error[1]
+    assert "step 0 of rank" in cell.stdout
+
+
+def test_what_killed_the_process_of_a_job_is_named(
+    kernel: Kernel, idle: SlurmCluster, tmp_path: Path, jobs_folder: Path
+) -> None:
+    kernel.run(f"run = launch(train, {str(tmp_path)!r}, 4, block=False)", timeout=PATIENCE).ok()
+    wait_for_ranks(tmp_path)
+    (driver,) = list_drivers(jobs_folder)
+    driver.kill()
+    cell = kernel.run("run.wait()\nrun.status, str(run.failure)", timeout=PATIENCE).ok()
+    status, error = ast.literal_eval(cell.value)
+    assert status == "failed" and "its own process was ended by SIGKILL" in error
+    assert wait_until(lambda: not idle.jobs(), 60)
 
 
 def test_a_stop_while_the_job_waits_cancels_it(kernel: Kernel, idle: SlurmCluster, tmp_path: Path) -> None:

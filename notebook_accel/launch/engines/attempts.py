@@ -108,7 +108,9 @@ class GroupEngine(Engine, Generic[PlanT]):
             _say(deliver, "starting", "" if job.quiet else self.describe_launch(job, plan))
             hang = ""
             for number in range(self.first_attempt, job.max_restarts + 1):
-                if number > self.first_attempt and not self._announce_restart(job, plan, record, deliver, number, hang):
+                if number > self.first_attempt and not self._announce_restart(
+                    job, plan, record, deliver, number, hang
+                ):
                     break
                 attempt = Attempt(job=job, record=record, deliver=deliver, control=control, number=number)
                 group = self.make_group(plan, attempt)

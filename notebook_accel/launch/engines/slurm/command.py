@@ -107,6 +107,7 @@ class JobState:
         node_list: its nodes, as SLURM writes them.
         restarts: how often it was queued again.
         exit_code: of its own process, once it is over.
+        signum: number of the signal that ended that process; 0 for none.
     """
 
     job_id: str
@@ -117,6 +118,7 @@ class JobState:
     node_list: str = ""
     restarts: int = 0
     exit_code: str = ""
+    signum: int = 0
 
     @property
     def is_running(self) -> bool:
@@ -211,6 +213,7 @@ def parse_job(job_id: str, text: str) -> JobState:
     reason = found.get("Reason", "")
     nodes = found.get("NodeList", "")
     restarts = found.get("Restarts", "0")
+    code, _, signum = found.get("ExitCode", "").partition(":")
     return JobState(
         job_id=job_id,
         state=found.get("JobState", "UNKNOWN"),
@@ -219,7 +222,8 @@ def parse_job(job_id: str, text: str) -> JobState:
         end=_parse_time(found.get("EndTime", "")) if found.get("TimeLimit") != "UNLIMITED" else None,
         node_list="" if nodes == "(null)" else nodes,
         restarts=int(restarts) if restarts.isdecimal() else 0,
-        exit_code=found.get("ExitCode", "").partition(":")[0],
+        exit_code=code,
+        signum=int(signum) if signum.isdecimal() else 0,
     )
 
 

@@ -13,6 +13,7 @@ from ....errors import LaunchError, RunLeftError
 from ....events import Event, Notice, Phase, PhaseName
 from ....stream.record import RunRecord
 from ....stream.wire import FrameError
+from ... import signals
 from ...job import Job
 from ...supervise.control import Control
 from ...supervise.delivery import Deliver
@@ -232,6 +233,10 @@ class Watch:
         text = f"job {self._job_id} has ended: {self._state.describe()}"
         if self._state.state == "COMPLETED":
             text += f"; the end of the run is missing in {self._folder.path}"
+        if self._state.state == "FAILED" and self._state.signum:
+            cause = signals.likely_cause(self._state.signum)
+            text += f"; its own process was ended by {signals.name_of(self._state.signum)}"
+            text += f" ({cause})" if cause else ""
         if self._state.exit_code == str(NO_PACKAGE):
             text += "; on its first node no Python has this package: name one that has it, python='/opt/env/bin/python'"
         if said := [line for line in self._folder.read_log() if line.strip()]:
