@@ -21,14 +21,7 @@ from ..job import Job
 from ..worker.early import Nothing
 from . import end_watch, hang_report
 
-_PRELOAD: Final = (
-    "torch",
-    "torch.distributed",
-    "cloudpickle",
-    "tqdm.std",
-    "notebook_accel.launch.worker.main",
-    "notebook_accel.accelerator",
-)
+_WARM: Final = "notebook_accel.launch.worker.warm"
 _LOOK_SECONDS: Final = 0.05
 _IMPORT_SECONDS: Final = 100.0
 _END_SECONDS: Final = 10.0
@@ -206,6 +199,6 @@ def _choose_modules(job: Job, chosen: Sequence[str]) -> list[str]:
     trained = [compiler_preload.MODULE] if needs_compiler else []
     is_set_up = job.device_kind is devices.XLA and xla_runtime.is_loaded()
     on_xla = ["torch_xla"] if is_set_up else []
-    modules = dict.fromkeys([*chosen, *_PRELOAD, *shell, *trained, *on_xla])
+    modules = dict.fromkeys([*chosen, *shell, _WARM, *trained, *on_xla])
     modules.pop("__main__", None)  # the default: it would run a script again
     return list(modules)

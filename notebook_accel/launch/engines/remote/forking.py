@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import os
 import pickle
@@ -26,15 +25,7 @@ _ENDED: Final = b"e"
 _FDS: Final = 6
 _BYTES: Final = 1 << 12
 _START: Final = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({fd}, {with_ipython})"
-_PRELOAD: Final = (
-    "torch",
-    "torch.distributed",
-    "cloudpickle",
-    "tqdm.std",
-    "notebook_accel.launch.worker.main",
-    "notebook_accel.launch.supervise.socket_folder",
-    "notebook_accel.accelerator",
-)
+_WARM: Final = "notebook_accel.launch.worker.warm"
 _SHELL: Final = "IPython.core.interactiveshell"
 
 
@@ -163,10 +154,8 @@ def serve(fd: int, with_ipython: bool) -> NoReturn:
     if sys.platform == "win32":
         raise NotImplementedError
     connection = socket.socket(fileno=fd)
-    for name in (*_PRELOAD, *([_SHELL] if with_ipython else [])):
+    for name in ([_SHELL] if with_ipython else []) + [_WARM]:
         importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # else each fork would copy pages that it only counts references in
     woken, wakes = os.pipe()
     for end in (woken, wakes):
         os.set_blocking(end, False)
