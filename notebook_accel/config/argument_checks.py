@@ -141,8 +141,13 @@ def check_seconds(name: str, value: Any) -> Iterator[Exception]:
 
 def check_duration(name: str, value: Any) -> Iterator[Exception]:
     """Check a number of seconds that may be 0."""
-    if value != 0 or isinstance(value, bool):
-        yield from check_seconds(name, value)
+    for problem in check_seconds(name, value) if value != 0 or isinstance(value, bool) else ():
+        is_wrong_type = isinstance(problem, TypeError)
+        yield (
+            problem
+            if is_wrong_type
+            else ValueError(f"{name}={value}: 0 seconds or more are needed, a day at most")
+        )
 
 
 def check_patience(name: str, value: Any) -> Iterator[Exception]:

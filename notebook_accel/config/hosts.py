@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -70,8 +70,9 @@ def check_hosts(name: str, value: Any) -> Iterator[Exception]:
     """Check hosts: a collection of texts, each once."""
     if value is None or value == ():
         return
-    if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
-        yield TypeError(f"{name}={value!r}: a list of hosts is needed, as in [{value!r}]")
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        example = [value] if isinstance(value, str) else ["gpu1", "gpu2:4"]
+        yield TypeError(f"{name}={value!r}: a list of hosts is needed, as in {example!r}")
         return
     if not value:
         yield ValueError(f"{name}={value!r}: at least one host is needed")

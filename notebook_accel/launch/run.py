@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -17,6 +16,7 @@ from ..errors import LaunchError, RunLeftError, RunStoppedError
 from ..events import Event, Failure
 from ..stream.record import RunRecord
 from ..stream.sinks import Sink, close_sink
+from .callbacks import call_back
 from .checks.problems import check_seconds
 from .durations import Start, format_duration
 from .engines.base import Engine, Outcome
@@ -117,7 +117,8 @@ class Run:
             if self._outcome.is_bad:
                 self._error = self._build_error(self._outcome)
         except BaseException as error:
-            self._error = error
+            is_left = self._control.is_left and isinstance(error, KeyboardInterrupt)
+            self._error = RunLeftError(str(error)) if is_left else error
             if isinstance(error, LaunchError) and self.job.distributed:
                 # of the package: they would keep workers and what they were sent
                 failures.forget_variables(error)
@@ -144,9 +145,8 @@ class Run:
             self._error = error
             self._close()  # a run that has not ended would keep its devices
             raise
-        name = f"notebook_accel {self.job.name}"
         try:
-            threading.Thread(target=self._execute_quietly, name=name, daemon=True).start()
+            self._start_thread()
         except RuntimeError as error:
             self._error = LaunchError(f"{error}; if the system gives no more, raise its limit (ulimit -u)")
             self._close()
@@ -160,9 +160,12 @@ class Run:
         if not self._begun.is_set() and self._error is not None:
             raise self._error
 
-    def _execute_quietly(self) -> None:
-        with contextlib.suppress(BaseException):  # `result` raises it
-            self.execute()
+    def _start_thread(self) -> None:
+        def execute() -> None:
+            with contextlib.suppress(BaseException):  # `result` raises it
+                self.execute()
+
+        threading.Thread(target=execute, name=f"notebook_accel {self.job.name}", daemon=True).start()
 
     def _close(self) -> None:
         ended = None if self._outcome is None else self._outcome.ended
@@ -176,26 +179,7 @@ class Run:
             with self._lock:
                 self._ended.set()
                 callbacks, self._callbacks = self._callbacks, []
-        self._call_back(callbacks)
-
-    def _call_back(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Call functions of the user's at the end; what one raises is told, and an interrupt comes after the last."""
-        interrupt = None
-        for callback in callbacks:
-            try:
-                interrupts.obey_interrupt()
-            except KeyboardInterrupt as error:  # of what came before: this one is called all the same
-                interrupt = error
-            try:
-                with interrupts.allow_interrupt():
-                    callback()
-            except BaseException as error:
-                name = getattr(callback, "__qualname__", type(callback).__name__)
-                text = f"{name} failed at the end of {self!r}: {type(error).__name__}: {error}"
-                print(f"notebook_accel: {text}", file=sys.stderr)
-                interrupt = error if isinstance(error, KeyboardInterrupt) else interrupt
-        if interrupt is not None:
-            raise interrupt
+        call_back(callbacks, self)
 
     def _open_sinks(self) -> None:
         makers, self._sink_makers = self._sink_makers, ()
@@ -225,7 +209,7 @@ class Run:
             running = any(phase.name == "running" for phase in self.record.phases.values())
             waits: Status = "queued" if self.record.is_queued else "starting"
             return "running" if running or not self.job.distributed else waits
-        if self._control.is_left and isinstance(self._error, (RunLeftError, KeyboardInterrupt)):
+        if isinstance(self._error, RunLeftError):
             return "left"
         if self._error is None:
             return "stopped" if self._control.stop_is_asked else "done"
@@ -329,7 +313,7 @@ class Run:
 
         Raises:
             ValueError, TypeError: `timeout` is not a number of seconds.
-            KeyboardInterrupt: the cell was interrupted, and the run was stopped.
+            KeyboardInterrupt: the cell was interrupted, and the run was stopped, or left if it goes on without us.
         """
         if timeout is not None:
             check_seconds(float("-inf"), timeout=timeout)
@@ -342,6 +326,8 @@ class Run:
                 self._ended.wait(left)
         except KeyboardInterrupt:
             self.break_off()
+            if self.status == "left":
+                raise KeyboardInterrupt(str(self._error)) from None
             raise
         return True
 
@@ -401,7 +387,7 @@ class Run:
 
         If the workers use `accelerator.should_stop`, all ranks get True at the same call of it. Then they have `grace`
         seconds to save and return, and what they return is the result. Other workers are ended at once, first by
-        SIGTERM, then by SIGKILL. For a run that has ended this does nothing.
+        SIGTERM, then by SIGKILL. For a run that has ended this does nothing. One that was left is taken up again.
 
         Args:
             grace: seconds that workers have to return.
@@ -424,8 +410,17 @@ class Run:
             ValueError, TypeError: `grace` is not a number of seconds.
         """
         check_seconds(grace=grace)
+        if self.status == "left":
+            self._take_up()
         if self._seconds is None:
             self._control.stop(grace)
+
+    def _take_up(self) -> None:
+        """Watch a run that was left again, from its beginning, without a view."""
+        self.job, self.record, self._control = self._engine.find_left(self.job), RunRecord(), Control()
+        self._error, self._sinks, self._seconds = None, [], None
+        self._ended.clear()
+        self._start_thread()
 
     def break_off(self) -> None:
         """Do what an interrupt does: stop the run at once and wait for that, or leave a run that goes on without us."""

@@ -121,6 +121,15 @@ class SlurmCluster:
         self._daemons[node].kill()
         self._daemons[node].wait()
 
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let the controller answer nobody meanwhile."""
+        self._daemons["ctld"].send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._daemons["ctld"].send_signal(signal.SIGCONT)
+
     def _spawn(self, program: str, *words: str) -> subprocess.Popen[bytes]:
         path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
         assert path is not None

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 from tests.nodes.conftest import Network, why_not
 from tests.notebooks.kernel import Kernel
 
@@ -107,23 +109,32 @@ class SshHosts:
         client.chmod(0o755)
         Path("/run/sshd").mkdir(exist_ok=True)
         for name in self.network.names[1:]:
-            command = [
-                "ip",
-                "netns",
-                "exec",
-                name,
-                SSHD,
-                "-D",
-                "-e",
-                "-f",
-                str(folder / "server"),
-                "-p",
-                "22",
-            ]
-            self._servers.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+            self._servers.append(self._serve(name))
         for server in self._servers:
             assert server.stderr is not None
             _wait_for_line(server.stderr, "Server listening")
+
+    def _serve(self, name: str) -> subprocess.Popen[str]:
+        inside = ["ip", "netns", "exec", name]
+        command = [*inside, SSHD, "-D", "-e", "-f", str(self.folder / "server"), "-p", "22"]
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    @contextmanager
+    def server_gone(self, node: int) -> Iterator[None]:
+        """Let a host take no connections meanwhile, and end those that it has."""
+        server = self._servers[node]
+        for child in psutil.Process(server.pid).children(recursive=True):
+            child.kill()
+        server.kill()
+        server.wait()
+        assert server.stderr is not None
+        server.stderr.close()
+        try:
+            yield
+        finally:
+            self._servers[node] = again = self._serve(self.network.names[1 + node])
+            assert again.stderr is not None
+            _wait_for_line(again.stderr, "Server listening")
 
     def stop(self) -> None:
         """End the servers."""

@@ -155,7 +155,11 @@ def test_an_interrupt_leaves_the_run_and_stop_asks_it_to_save(
     (job,) = idle.jobs()
     assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
     assert f"job {job} goes on: notebook_accel.attach({job})" in cell.error[1]
-    assert kernel.run("[run.status for run in runs()][-1]").ok().value == "'left'"
+    kernel.run("(left,) = [run for run in runs() if run.status == 'left'][-1:]").ok()
+    cell = kernel.run("left.result()")
+    assert (
+        cell.error is not None and cell.error[0] == "RunLeftError" and f"job {job} goes on" in cell.error[1]
+    )
     cell = kernel.run(
         f"""
         run = attach({job}, block=False)
@@ -164,20 +168,34 @@ def test_an_interrupt_leaves_the_run_and_stop_asks_it_to_save(
         print("go", flush=True)
         try:
             run.wait()
-        except KeyboardInterrupt:
-            print(run.status, run.is_over, run.failure)
+        except KeyboardInterrupt as error:
+            print(run.status, run.is_over, run.failure, error)
         """,
         timeout=PATIENCE,
         during=kernel.interrupt,
     )
     assert cell.error is None, cell.traceback
-    assert "left True job" in cell.stdout
+    assert re.search(rf"left True job {job} goes on.*job {job} goes on", cell.stdout), cell.stdout
     assert idle.jobs() == [job]
-    cell = kernel.run(
-        f"run = attach({job}, block=False)\nrun.stop(30)\nrun.result(), run.status", timeout=PATIENCE
-    ).ok()
-    assert ast.literal_eval(cell.value) == ("stopped at 1", "stopped")
+    kernel.run(f"other = attach({job}, block=False, view='none')").ok()
+    cell = kernel.run("left.stop(30)\nleft.result(), left.status, len(left.lines(1))", timeout=PATIENCE).ok()
+    assert ast.literal_eval(cell.value) == ("stopped at 1", "stopped", 2)
     assert wait_until(lambda: not idle.jobs(), 30)
+    cell = kernel.run(f"other.wait(), other.status, attach({job}, view='none')", timeout=PATIENCE).ok()
+    assert ast.literal_eval(cell.value) == (True, "stopped", "stopped at 1")
+    assert "goes on without this notebook" not in cell.stdout + cell.stderr
+
+
+def test_output_goes_on_while_slurm_does_not_answer(
+    kernel: Kernel, idle: SlurmCluster, tmp_path: Path
+) -> None:
+    kernel.run(f"run = launch(train, {str(tmp_path)!r}, 4, block=False)", timeout=PATIENCE).ok()
+    wait_for_ranks(tmp_path)
+    with idle.frozen():
+        time.sleep(2)  # it is asked meanwhile
+        (tmp_path / "go").touch()
+        cell = kernel.run("run.result(), run.status", timeout=50).ok()
+    assert ast.literal_eval(cell.value) == ([1.5, 2.5], "done")
 
 
 def test_an_error_has_the_lines_of_the_cell_of_another_kernel(

@@ -286,6 +286,65 @@ def test_workers_start_again_on_a_host_that_was_lost(kernel: Kernel) -> None:
     assert cell.value == "'again'" and "restart 1 of 1" in cell.stdout + cell.stderr
 
 
+def test_a_restart_waits_for_a_host_that_comes_back(kernel: Kernel, hosts: SshHosts, tmp_path: Path) -> None:
+    def restart() -> None:
+        began = [tmp_path / f"began{rank}" for rank in (0, 1)]
+        assert wait_until(lambda: all(file.exists() for file in began), 100)
+        with hosts.server_gone(1):
+            assert wait_until((tmp_path / "waits").exists, 100)
+
+    kernel.run(
+        f"""
+        from pathlib import Path
+
+        def twice():
+            rank, start = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+            Path({str(tmp_path)!r}, "began" + rank).touch()
+            while start == "0":
+                time.sleep(0.05)
+            return start
+
+        run = launch(twice, max_restarts=1, block=False)
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    cell = kernel.run(
+        f"""
+        print("go", flush=True)
+        while not any("Waiting for hosts" in phase.detail for phase in run.record.phases.values()):
+            time.sleep(0.05)
+        Path({str(tmp_path)!r}, "waits").touch()
+        run.result(), run.record.restarts
+        """,
+        timeout=PATIENCE,
+        during=restart,
+    ).ok()
+    assert ast.literal_eval(cell.value) == ("1", 1)
+
+
+def test_a_restart_gives_a_host_up_that_stays_away(kernel: Kernel, hosts: SshHosts, tmp_path: Path) -> None:
+    cell = kernel.run(
+        f"""
+        import pathlib
+
+        def once():
+            pathlib.Path({str(tmp_path)!r}, "began" + os.environ["RANK"]).touch()
+            time.sleep(1000)
+
+        run = launch(once, max_restarts=1, block=False, rdzv_conf={{"join_timeout": 3}})
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    began = [tmp_path / f"began{rank}" for rank in (0, 1)]
+    assert wait_until(lambda: all(file.exists() for file in began), 100)
+    with hosts.server_gone(1):
+        cell = kernel.run(
+            "run.wait(), run.status, str(run.failure), repr(run.record.phases[-1])", timeout=PATIENCE
+        ).ok()
+    assert "'failed'" in cell.value and "is lost" in cell.value
+    assert "no restart 1 of 1" in cell.value and "join_timeout" in cell.value
+
+
 def test_ranks_stop_at_the_same_step_and_outlive_a_kernel_that_stands_still(kernel: Kernel) -> None:
     """Nobody hears of the kernel itself while it is stopped: what says that it lives is another process."""
     kernel.run(

@@ -123,7 +123,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "hooks": (("*",), ("align", "cpu"), ("attach",)),
     "launch": (
         ("descriptors", "durations", "job", "main_module", "request", "shared_memory", "signals", "trackers"),
-        ("leftovers", "script"),
+        ("callbacks", "leftovers", "script"),
         ("checks", "transfer"),
         ("worker",),
         ("supervise",),

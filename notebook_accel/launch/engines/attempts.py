@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from abc import abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, Literal, TypeVar
 
@@ -26,6 +26,8 @@ STOP_GRACE: Final = 0.5
 """Seconds that workers have to end after SIGTERM, once a stop was asked for and their own time is over."""
 
 PlanT = TypeVar("PlanT")
+Wait = Callable[[str], None]
+"""Called several times a second by who waits, with what it waits for; its exception ends the wait."""
 
 
 class GroupEngine(Engine, Generic[PlanT]):
@@ -79,12 +81,13 @@ class GroupEngine(Engine, Generic[PlanT]):
         count = job.local_world_size
         return f"Launching {job.name} on {count} {self.name} {'worker' if count == 1 else 'workers'}."
 
-    def find_obstacle(self, job: Job, plan: PlanT) -> str:
+    def find_obstacle(self, job: Job, plan: PlanT, wait: Wait) -> str:
         """Return why the workers cannot start again, empty where they can.
 
         Args:
             job: what runs.
             plan: what `plan` took from this process.
+            wait: called several times a second while it waits.
         """
         return ""
 
@@ -108,10 +111,10 @@ class GroupEngine(Engine, Generic[PlanT]):
             _say(deliver, "starting", "" if job.quiet else self.describe_launch(job, plan))
             hang = ""
             for number in range(self.first_attempt, job.max_restarts + 1):
-                if number > self.first_attempt and not self._announce_restart(
-                    job, plan, record, deliver, number, hang
-                ):
-                    break
+                if number > self.first_attempt:
+                    obstacle = self._look_for_obstacle(job, plan, deliver, control)
+                    if not _announce_restart(job, record, deliver, number, hang, obstacle):
+                        break
                 attempt = Attempt(job=job, record=record, deliver=deliver, control=control, number=number)
                 group = self.make_group(plan, attempt)
                 state = run_attempt(group)
@@ -120,17 +123,33 @@ class GroupEngine(Engine, Generic[PlanT]):
                     break
             return make_outcome(record, group.stopped_ranks, hang=hang, was_stopped=state == "stopped")
 
-    def _announce_restart(
-        self, job: Job, plan: PlanT, record: RunRecord, deliver: Deliver, number: int, hang: str
-    ) -> bool:
-        """Say that the workers start again and why, or why they cannot; return whether they can."""
-        obstacle = self.find_obstacle(job, plan)
-        if obstacle:
-            _say(deliver, "starting", f"no restart {number} of {job.max_restarts}: {obstacle}")
-        else:
-            cause = describe_cause(record, hang)
-            _say(deliver, "restarting", f"{cause}; restart {number} of {job.max_restarts}")
-        return not obstacle
+    def _look_for_obstacle(self, job: Job, plan: PlanT, deliver: Deliver, control: Control) -> str:
+        shown = ""
+
+        def wait(text: str) -> None:
+            nonlocal shown
+            if text and text != shown:
+                shown = text
+                _say(deliver, "starting", text)
+            deliver([])
+            control.check()
+
+        try:
+            return self.find_obstacle(job, plan, wait)
+        except StopAsked:
+            return "somebody has stopped the run"
+
+
+def _announce_restart(
+    job: Job, record: RunRecord, deliver: Deliver, number: int, hang: str, obstacle: str
+) -> bool:
+    """Say that the workers start again and why, or why they cannot; return whether they can."""
+    if obstacle:
+        _say(deliver, "starting", f"no restart {number} of {job.max_restarts}: {obstacle}")
+    else:
+        cause = describe_cause(record, hang)
+        _say(deliver, "restarting", f"{cause}; restart {number} of {job.max_restarts}")
+    return not obstacle
 
 
 def run_attempt(group: WorkerGroup[Any]) -> GroupState:

@@ -172,6 +172,16 @@ class Engine(ABC):
         """
         return False
 
+    def find_left(self, job: Job) -> Job:
+        """Return the job with which `run` watches a run again that was left.
+
+        For engines whose runs outlive this process.
+
+        Args:
+            job: what was launched.
+        """
+        raise NotImplementedError
+
     def describe_interrupt(self, job: Job) -> str:
         """Return what has become of a run whose cell was interrupted.
 

@@ -19,7 +19,7 @@ from ...supervise.local_group import choose_child_start_method
 from ...supervise.worker_group import Attempt
 from ...transfer.parent_state import ParentState
 from ...transfer.unpicklable import pack_job
-from ..attempts import GroupEngine
+from ..attempts import GroupEngine, Wait
 from ..remote.process import Notes
 from ..remote.rank_process import ProcessStart
 from . import cluster
@@ -155,7 +155,7 @@ class RayEngine(GroupEngine[Plan]):
         """Return the actors of an attempt."""
         return RayWorkerGroup(attempt, plan)
 
-    def find_obstacle(self, job: Job, plan: Plan) -> str:
+    def find_obstacle(self, job: Job, plan: Plan, wait: Wait) -> str:
         """Return that the nodes which are left have too little room, empty where they have enough."""
         if self._autoscales:
             return ""

@@ -21,7 +21,7 @@ from ...supervise.worker_group import Attempt
 from ...transfer.parent_state import ParentState
 from ...transfer.pickled import Pickled
 from ...transfer.unpicklable import pack_job
-from ..attempts import GroupEngine
+from ..attempts import GroupEngine, Wait
 from .hosts_group import HostsWorkerGroup, Lender, Plan
 from .link import Link
 from .pool import get_pool
@@ -150,9 +150,9 @@ class HostsEngine(GroupEngine[Plan]):
         plan = self.make_plan(job, pickled, origin, self.make_lender(job), ends_with_group=True)
         return self.make_group(plan, attempt)
 
-    def find_obstacle(self, job: Job, plan: Plan) -> str:
+    def find_obstacle(self, job: Job, plan: Plan, wait: Wait) -> str:
         """Return why the ranks cannot start again, empty where they can."""
-        return plan.lender.find_obstacle()
+        return plan.lender.find_obstacle(wait)
 
 
 def _copy(part: Buffer) -> bytes:

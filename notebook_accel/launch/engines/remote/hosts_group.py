@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -31,6 +31,7 @@ from ...checks import addresses
 from ...supervise.worker_group import Attempt, Member, WorkerGroup
 from ...transfer.pickled import Pickled
 from ...worker.environment import list_rank_variables
+from ..attempts import Wait
 from .client import WARM_SECONDS
 from .link import Link
 from .messages import (
@@ -60,8 +61,6 @@ _NETWORKS: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 AnswerT = TypeVar("AnswerT", Located, Prepared, Reached, Assigned, Cleared)
 
 
-Wait = Callable[[str], None]
-"""Called several times a second by who waits, with what it waits for; its exception ends the wait."""
 QUEUED: Final = "\n"
 """At the end of what is waited for: the hosts are not there yet, and the run is in a queue."""
 
@@ -89,8 +88,8 @@ class Lender(ABC):
         """
 
     @abstractmethod
-    def find_obstacle(self) -> str:
-        """Return why ranks cannot start again, empty where they can; waits for nothing that takes long."""
+    def find_obstacle(self, wait: Wait) -> str:
+        """Return why ranks cannot start again, empty where they can; `wait` is as for `open`."""
 
     @abstractmethod
     def give_back(self, *, is_stopped: bool) -> None:

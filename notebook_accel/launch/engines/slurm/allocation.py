@@ -9,9 +9,10 @@ from typing import Final
 
 from ....errors import LaunchError
 from ... import descriptors
+from ..attempts import Wait
 from ..remote.client import NO_PACKAGE, Wanted
 from ..remote.hosts_engine import check_devices
-from ..remote.hosts_group import QUEUED, Lender, Wait
+from ..remote.hosts_group import QUEUED, Lender
 from ..remote.link import Link
 from ..remote.pool import get_pool
 from . import command, submission
@@ -225,6 +226,9 @@ class SlurmNodes(Lender):
                 self._allocation = kept
                 return kept
             kept.close()
+        get_pool().let_go(
+            Allocation
+        )  # nodes that wait for the next launch could be those that this one waits for
         self._allocation = Allocation("", self._wish)
         return self._allocation
 
@@ -249,12 +253,12 @@ class SlurmNodes(Lender):
         if time.monotonic() > deadline:
             raise error
 
-    def find_obstacle(self) -> str:
+    def find_obstacle(self, wait: Wait) -> str:
         """Return that the job has ended for good, empty where it or another one can go on."""
         if self._allocation is None:
             return ""
         try:
-            state = self._allocation.look(lambda: None)
+            state = self._allocation.look(lambda: wait(""))
         except LaunchError as error:
             return str(error)
         if not state.is_over or (self._allocation.is_ours and state.state in _AGAIN):

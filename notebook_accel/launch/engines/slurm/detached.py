@@ -69,6 +69,10 @@ def describe_detached(job_id: str) -> str:
     )
 
 
+class _EndRead(Exception):
+    """Nothing more of the run can be read: it has told its end, or the rest is damaged."""
+
+
 class Watch:
     """Shows a run of a job, from its beginning to its end or until it is left.
 
@@ -91,7 +95,8 @@ class Watch:
         self._looked = self._next_look = time.monotonic()
         self._silent_since: float | None = None
         self._shown = ""
-        self._is_told = False
+        self._over: Over | None = None
+        self._damage = ""
         self._grace: float | None = None
         self._stop_deadline = float("inf")
         self._last = float("inf")
@@ -104,34 +109,39 @@ class Watch:
         """
         try:
             while True:
-                events, damage = self._read()
-                over = next((event for event in events if isinstance(event, Over)), None)
-                self._deliver([event for event in events if not isinstance(event, Over)])
-                if over is not None:
-                    return self._make_outcome(over)
-                if damage:
-                    return Outcome(error=LaunchError(damage))
-                if events and not self._is_told:
-                    self._is_told = True
-                    self._say(Notice(rank=-1, time=time.time(), text=describe_detached(self._job_id)))
+                has_come = self._pass_on()
                 self._check()
-                if not events:
+                if not has_come:
                     if (outcome := self._look_at_job()) is not None:
                         return outcome
                     time.sleep(_READ_SECONDS)
+        except _EndRead:
+            return (
+                Outcome(error=LaunchError(self._damage))
+                if self._over is None
+                else self._make_outcome(self._over)
+            )
         except KeyboardInterrupt:
             self._control.leave()
             raise KeyboardInterrupt(describe_left(self._job_id)) from None
         except RunLeftError as error:
             return Outcome(error=error)
 
-    def _read(self) -> tuple[list[Event], str]:
-        """Return the next events, and what is wrong with what follows."""
+    def _pass_on(self) -> bool:
+        """Show what the run has said next; return whether there was something. _EndRead where nothing follows."""
+        had_begun = self._reader.has_begun
         try:
-            return self._reader.read(), ""
+            events = self._reader.read()
         except FrameError as error:
-            damage = f"what job {self._job_id} has written in {self._folder.path} is damaged: {error}"
-            return list(error.events), damage
+            events = list(error.events)
+            self._damage = f"what job {self._job_id} has written in {self._folder.path} is damaged: {error}"
+        self._over = next((event for event in events if isinstance(event, Over)), None)
+        self._deliver([event for event in events if not isinstance(event, Over)])
+        if self._over is not None or self._damage:
+            raise _EndRead
+        if self._reader.has_begun and not had_begun:
+            self._next_look = time.monotonic()
+        return bool(events)
 
     def _check(self) -> None:
         """Obey who interrupts, leaves or stops."""
@@ -158,7 +168,7 @@ class Watch:
 
     def _cancel(self, words: Sequence[str]) -> None:
         try:
-            command.ask(["scancel", *words, self._job_id], lambda: self._deliver([]))
+            command.ask(["scancel", *words, self._job_id], self._go_on_reading)
         except LaunchError as error:  # it has just ended, or SLURM does not answer
             self._say(Notice(rank=-1, time=time.time(), text=f"scancel: {error}"))
         self._next_look = time.monotonic()
@@ -187,35 +197,43 @@ class Watch:
             # once it is over, all of it is written; on another machine it may be seen later
             self._last = time.monotonic() + (_LAST_SECONDS if self._reader.has_begun else 2.0)
             self._next_look = min(self._next_look, self._last)
-            text = f"Job {self._job_id} is over: {self._state.describe()}. Its last words are waited for."
+            text = f"Job {self._job_id} is over: {self._state.describe()}."
+            text += " Its last words are waited for." if self._reader.has_begun else ""
             self._say(Notice(rank=-1, time=time.time(), text=text))
-        if not self._state.is_over and not (self._reader.has_begun and self._state.is_running):
-            self._show_wait()
+        if not self._state.is_over:
+            self._show_state()
         return None
 
     def _go_on_reading(self) -> None:
-        self._deliver([])
+        """Show what comes while SLURM is asked: it may not answer for a minute."""
+        self._pass_on()
         interrupts.obey_interrupt()
 
-    def _show_wait(self) -> None:
+    def _show_state(self) -> None:
+        """Say how the job stands, where that has changed."""
         start = self._state.start
+        has_begun = self._reader.has_begun and self._state.is_running
         known = self._state.state == "PENDING" and start is not None and start > time.time()
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(start)) if known else "not known yet"
         how = f"{self._state.describe()}, estimated start {when}"
         if self._state.is_running:
             how = f"RUNNING on {self._state.node_list}, its ranks start"
         text = f"Job {self._job_id}: {how}. It goes on without this notebook."
+        if has_begun:
+            text = describe_detached(self._job_id)
         if text != self._shown:
             self._shown, now = text, time.time()
             name: PhaseName = "starting" if self._state.is_running else "queued"
-            ranks = {-1, *self._record.phases}  # of an earlier start
-            self._say(*[Phase(rank=rank, time=now, name=name) for rank in sorted(ranks)])
+            ranks = [] if has_begun else sorted({-1, *self._record.phases})  # of an earlier start
+            self._say(*[Phase(rank=rank, time=now, name=name) for rank in ranks])
             self._say(Notice(rank=-1, time=now, text=text))
 
     def _say(self, *events: Event) -> None:
         self._deliver(events)
 
     def _make_outcome(self, over: Over) -> Outcome:
+        if over.was_asked:
+            self._control.stop(0.0)  # whoever has asked, here it is known too
         if over.error is not None:
             error = failures.revive(over.error, -1, 0)
             return Outcome(error=error, stopped=frozenset(over.stopped), ended=over.time)

@@ -207,6 +207,7 @@ def _run(
         time=time.time(),
         stopped=sorted(outcome.stopped),
         was_stopped=outcome.was_stopped,
+        was_asked=control.stop_is_asked,
         hang=outcome.hang,
         error=error,
     )

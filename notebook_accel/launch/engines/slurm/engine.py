@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from .... import environ, interrupts
@@ -25,7 +26,7 @@ from ..remote.client import Wanted
 from ..remote.hosts_engine import HostsEngine, uses_cpu
 from ..remote.hosts_group import HostMember, HostsWorkerGroup, Lender, Plan
 from ..remote.pool import get_pool
-from . import command, detached, submission
+from . import command, detached, recording, submission
 from .allocation import Allocation, SlurmNodes
 from .command import JobState
 from .recording import LAUNCHED, Work
@@ -98,6 +99,11 @@ class SlurmEngine(HostsEngine):
     def outlives(self, job: Job) -> bool:
         """Return whether the job starts the ranks itself, and so goes on without this process."""
         return bool(job.options.get("detach"))
+
+    def find_left(self, job: Job) -> Job:
+        """Return the job with which a run is watched again that was left."""
+        launched = recording.find(self._watched).read_job().options[LAUNCHED]
+        return replace(job, options={**job.options, "detach": self._watched, LAUNCHED: launched})
 
     def describe_interrupt(self, job: Job) -> str:
         """Return what has become of a run whose cell was interrupted."""
@@ -205,12 +211,20 @@ class SlurmWorkerGroup(HostsWorkerGroup):
     def on_look(self) -> None:
         """Ask the ranks to stop where the job's time is nearly over."""
         super().on_look()
-        if self._find_seconds_left() > self._notice or self._job.serve is not None:
+        notice = self._find_notice()
+        if self._find_seconds_left() > notice or self._job.serve is not None:
             return
         if not self._limit.stop_is_asked:
-            self._limit.stop(self._notice)
+            self._limit.stop(notice)
             self._delivery.deliver([self._make_warning()])
         self._before_limit.is_due(member.rank for member in self.list_running())
+
+    def _find_notice(self) -> float:
+        """Return how long before its end the ranks are told; of a short job, half of its time is for work."""
+        state = None if self._lender.allocation is None else self._lender.allocation.state
+        if state is None or state.start is None or state.end is None:
+            return self._notice
+        return min(self._notice, (state.end - state.start) / 2)
 
     def _find_seconds_left(self) -> float:
         allocation = self._lender.allocation

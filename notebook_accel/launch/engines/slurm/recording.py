@@ -50,12 +50,14 @@ class Over(Event):
     Attributes:
         stopped: ranks that were ended.
         was_stopped: whether somebody asked for that.
+        was_asked: whether somebody asked the run to stop, and its ranks have perhaps returned by themselves.
         hang: the report of the hang that ended it, else empty.
         error: what ended it, where that is no failure of a rank.
     """
 
     stopped: Sequence[int] = ()
     was_stopped: bool = False
+    was_asked: bool = False
     hang: str = ""
     error: RaisedError | None = None
 

@@ -23,6 +23,9 @@ GRACE_SECONDS: Final = 8.0
 """How long a job lasts without any agent after that."""
 _SUBMIT_SECONDS: Final = 300.0  # a busy controller takes its time
 _HOLDER: Final = Path(__file__).with_name("holder.py")
+_NO_NODES: Final = "Requested node configuration is not available"
+_RESTING: Final = "down,drain,fail,maint,reserved"
+_SILENCE: Final = ("Socket timed out", "Unable to contact slurm controller", "does not answer within")
 _DRIVER: Final = "notebook_accel.launch.engines.slurm.driver"
 _NOWHERE: Final = "/dev/null"
 LOG: Final = "job.log"
@@ -66,6 +69,8 @@ def find_missing() -> str:
 def check(wish: Wish) -> list[str]:
     """Return what SLURM says against a wish, a sentence each; nothing is submitted.
 
+    Where nodes are down or drained, `sbatch --test-only` refuses what needs them, and `sbatch` itself queues it.
+
     Args:
         wish: what will be asked.
     """
@@ -75,10 +80,26 @@ def check(wish: Wish) -> list[str]:
             script: str = executor._make_submission_file_text(_make_command(wish, "test"), "test")
             command.ask(["sbatch", "--test-only"], lambda: None, script)
         except (LaunchError, ValueError, TypeError) as error:
+            if _NO_NODES in str(error) and _has_resting_nodes(wish):
+                return []
+            if any(words in str(error) for words in _SILENCE):
+                return [f"engine='slurm': SLURM does not answer: {error}"]
             return [
                 f"slurm={dict(wish.options)!r} with num_nodes={wish.num_nodes}: SLURM refuses it: {error}"
             ]
     return []
+
+
+def _has_resting_nodes(wish: Wish) -> bool:
+    """Return whether nodes of the partition serve no jobs now, and may later."""
+    partition = wish.options.get("partition")
+    words = ["sinfo", "--noheader", f"--states={_RESTING}", "--format=%n"]
+    try:
+        return bool(
+            command.ask(words + ([f"--partition={partition}"] if partition else []), lambda: None).strip()
+        )
+    except LaunchError:
+        return False
 
 
 def submit(wish: Wish) -> tuple[str, str]:

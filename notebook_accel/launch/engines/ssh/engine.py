@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
-from .... import environ
+from .... import environ, interrupts
 from ....config.hosts import Host, check_hosts, check_python, parse_hosts
 from ....devices import DeviceKind
 from ....errors import LaunchError
 from ...job import Job
+from ..attempts import Wait
+from ..nodes.rendezvous import read_join_seconds
 from ..remote.client import Wanted
 from ..remote.hosts_engine import HostsEngine, check_devices, uses_cpu
-from ..remote.hosts_group import Lender, Plan, Wait
+from ..remote.hosts_group import Lender, Plan
 from ..remote.link import Link
 from ..remote.pool import get_pool
 from . import command
 from .command import SshClient
+
+_PAUSE_SECONDS: Final = 2.0
+_LOOK_SECONDS: Final = 0.1
 
 
 class SshEngine(HostsEngine):
@@ -87,7 +93,8 @@ class SshEngine(HostsEngine):
 
     def make_lender(self, job: Job) -> Lender:
         """Return what has the hosts of a run."""
-        return _SshHosts(self._client, self._choose_pythons(self._find_hosts(job.options)[0], job.options))
+        pythons = self._choose_pythons(self._find_hosts(job.options)[0], job.options)
+        return _SshHosts(self._client, pythons, read_join_seconds(job.rendezvous.settings or {}))
 
     def describe_launch(self, job: Job, plan: Plan) -> str:
         """Return how many ranks start on which hosts."""
@@ -138,22 +145,42 @@ class SshEngine(HostsEngine):
 
 
 class _SshHosts(Lender):
-    """The hosts of a run, by the names of which ssh finds them."""
+    """The hosts of a run, by the names of which ssh finds them.
 
-    def __init__(self, client: SshClient, pythons: Mapping[str, str | None]) -> None:
-        self._client, self._pythons = client, pythons
+    Args:
+        client: reaches them.
+        pythons: the Python of each host, by its name.
+        patience: how many seconds a restart waits for hosts that cannot be used.
+    """
+
+    def __init__(self, client: SshClient, pythons: Mapping[str, str | None], patience: float) -> None:
+        self._client, self._pythons, self._patience = client, pythons, patience
 
     def open(self, wait: Wait) -> list[Link]:
         """Return a connection to each host; LaunchError with a line for each problem."""
         return get_pool().open(self._client, self._pythons, Wanted.here(), lambda: wait(""))
 
-    def find_obstacle(self) -> str:
-        """Return that a host cannot be used any more, empty where all can."""
+    def find_obstacle(self, wait: Wait) -> str:
+        """Return that a host cannot be used any more; one that does not come back is waited for."""
+        deadline = time.monotonic() + self._patience
+        while problem := self._try(wait):
+            if time.monotonic() > deadline:
+                return f"{problem}; rdzv_conf={{'join_timeout': seconds}} sets how long hosts are waited for"
+            again = time.monotonic() + _PAUSE_SECONDS
+            while time.monotonic() < again:
+                wait(f"Waiting for hosts, {self._patience:g} s at most: {problem}")
+                time.sleep(_LOOK_SECONDS)
+        return ""
+
+    def _try(self, wait: Wait) -> str:
+        """Return why the hosts cannot be used now, empty where they can."""
         try:
-            with get_pool().borrow(self._client, self._pythons, Wanted.here()):
-                return ""
+            with interrupts.delay_interrupt():
+                for link in self.open(wait):
+                    get_pool().put(link, is_clean=True)
         except LaunchError as error:
             return "; ".join(str(error).splitlines())
+        return ""
 
     def give_back(self, *, is_stopped: bool) -> None:
         """Do nothing: the connections are in the pool."""

@@ -15,7 +15,7 @@ from torch.distributed import TCPStore
 from notebook_accel import notebook_launcher
 from notebook_accel.errors import LaunchError
 from notebook_accel.events import Ended, Event, Order, Phase, Result
-from notebook_accel.launch.engines.attempts import GroupEngine
+from notebook_accel.launch.engines.attempts import GroupEngine, Wait
 from notebook_accel.launch.engines.base import Outcome
 from notebook_accel.launch.engines.nodes import stores
 from notebook_accel.launch.job import Job
@@ -78,7 +78,7 @@ class QueueEngine(GroupEngine[list[Any]]):
     def make_group(self, plan: list[Any], attempt: Attempt) -> QueueGroup:
         return QueueGroup(attempt, plan)
 
-    def find_obstacle(self, job: Job, plan: list[Any]) -> str:
+    def find_obstacle(self, job: Job, plan: list[Any], wait: Wait) -> str:
         return self.obstacle
 
 
