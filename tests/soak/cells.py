@@ -219,7 +219,8 @@ def stopping(session):
         yield
     finally:
         is_over.append(True)
-        thread.join()
+        if thread.is_alive():  # not where an interrupt came before it ran: then it ends by itself
+            thread.join()
 
 
 def count_steps():
