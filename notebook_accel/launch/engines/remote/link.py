@@ -68,6 +68,7 @@ class Link:
         self._packet = b""
         self._sending = threading.Lock()
         self._said: deque[str] = deque(maxlen=_LINES)
+        self._others: deque[str] = deque(maxlen=_LINES)
         self._unfinished = b""
         self._quiet = packets.Quiet(time.monotonic())
         self._idle_since: float | None = None
@@ -103,9 +104,10 @@ class Link:
 
     @property
     def said(self) -> list[str]:
-        """The last lines of the client's errors, and of the agent's."""
+        """The last lines of the client's errors and of the agent's; without any, what a shell has written."""
         last = self._unfinished.decode(errors="replace")
-        return [*self._said, *([last] if last.strip() else [])]
+        lines = [*self._said, *([last] if last.strip() else [])]
+        return lines or list(self._others)
 
     @property
     def exitcode(self) -> int | None:
@@ -157,11 +159,13 @@ class Link:
             line = bytes(self._noise[:newline])
             del self._noise[: newline + 1]
             if mark not in line:
+                self._others += [line.decode(errors="replace")] if line.strip() else []
                 continue
             with contextlib.suppress(ValueError):
                 self.facts = json.loads(line.partition(mark)[2])
             if self.facts.get("ready"):
                 self.is_ready = True
+                self._others.clear()
                 rest = bytes(self._noise)
                 self._noise.clear()
                 if not self.facts.get("has_devices"):

@@ -87,7 +87,7 @@ def explain_failure(host: str, code: int | None, said: Sequence[str]) -> str:
         )
     if code == 255:
         return f"host {host}: ssh does not reach it ({telling or 'it says nothing'})"
-    return f"host {host}: ssh ended with code {code} ({telling or 'it says nothing'})"
+    return f"host {host}: ssh ended with code {code}, and no Python has started there ({telling or 'it says nothing'})"
 
 
 def find_telling_line(said: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from notebook_accel.errors import LaunchError
 from notebook_accel.launch.engines.remote import pool as pools
 from notebook_accel.launch.engines.remote.client import Wanted
 from notebook_accel.launch.engines.remote.link import Link
@@ -70,6 +71,19 @@ def test_an_interrupt_loses_no_client(
     with pytest.raises(KeyboardInterrupt), pool.borrow(client, {"one": None, "two": None}, WANTED):
         raise AssertionError("no host is there")
     assert made and not pool._all and all(link.exitcode is not None for link in made)
+
+
+def test_what_a_shell_says_in_place_of_a_python_is_told(tmp_path: Path, pool: Pool) -> None:
+    client = tmp_path / "ssh"
+    client.write_text("#!/bin/sh\necho This account is not available.\nexit 1\n")
+    client.chmod(0o755)
+    with (
+        pytest.raises(
+            LaunchError, match=r"code 1, and no Python .* there \(This account is not available\.\)"
+        ),
+        pool.borrow(SshClient((str(client),)), {"one": None}, WANTED),
+    ):
+        raise AssertionError("no host is there")
 
 
 def test_a_process_that_beats_is_replaced_where_it_was_killed(client: SshClient, pool: Pool) -> None:

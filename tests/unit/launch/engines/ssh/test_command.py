@@ -59,7 +59,7 @@ def test_a_python_says_what_it_is() -> None:
             "",
             "ssh still runs, and no Python has started there (nothing was said): try `ssh u@h python3 -V`",
         ),
-        (127, "Welcome!\nsh: 1: exec: sh: not found", "ssh ended with code 127 (sh: 1: exec: sh: not found)"),
+        (127, "Welcome!\nsh: 1: exec: sh: not found", "has started there (sh: 1: exec: sh: not found)"),
     ],
 )
 def test_why_a_client_failed(code: int | None, said: str, text: str) -> None:
