@@ -386,6 +386,24 @@ def test_a_full_disk_stops_no_stop_and_damage_is_told(
     assert "step 0 of rank" in cell.stdout
 
 
+def test_a_job_that_can_write_nothing_is_told(
+    kernel: Kernel, idle: SlurmCluster, tmp_path: Path, jobs_folder: Path
+) -> None:
+    kernel.run(
+        f"detached._SILENT_SECONDS = 12.0\nrun = launch(train, {str(tmp_path)!r}, 4, block=False)",
+        timeout=PATIENCE,
+    ).ok()
+    wait_for_ranks(tmp_path)
+    (driver,) = list_drivers(jobs_folder)
+    wait = "while {} not in run.record.notice:\n    time.sleep(0.05)"
+    driver.suspend()
+    kernel.run(wait.format("'is there room for what it writes'"), timeout=PATIENCE).ok()
+    driver.resume()
+    kernel.run(wait.format("'goes on without this notebook'"), timeout=PATIENCE).ok()
+    (tmp_path / "go").touch()
+    assert kernel.run("run.result()", timeout=PATIENCE).ok().value == "[1.5, 2.5]"
+
+
 def test_what_killed_the_process_of_a_job_is_named(
     kernel: Kernel, idle: SlurmCluster, tmp_path: Path, jobs_folder: Path
 ) -> None:

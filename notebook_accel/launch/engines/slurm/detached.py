@@ -23,13 +23,14 @@ from ..base import Outcome
 from ..remote.client import NO_PACKAGE
 from . import command, recording, submission
 from .command import JobState
-from .recording import Folder, Over, Reader, Work
+from .recording import Alive, Folder, Over, Reader, Work
 from .submission import Wish
 
 _READ_SECONDS: Final = 0.1
 _FIRST_LOOK_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 10.0
 _LAST_SECONDS: Final = 20.0  # in which what a job has written is seen everywhere
+_SILENT_SECONDS: Final = 60.0  # six times as long as a job is ever silent
 _OBEY_SECONDS: Final = 30.0
 _OUTAGE_SECONDS: Final = 900.0
 
@@ -95,6 +96,7 @@ class Watch:
         self._looked = self._next_look = time.monotonic()
         self._silent_since: float | None = None
         self._shown = ""
+        self._heard = time.monotonic()
         self._over: Over | None = None
         self._damage = ""
         self._grace: float | None = None
@@ -136,11 +138,13 @@ class Watch:
             events = list(error.events)
             self._damage = f"what job {self._job_id} has written in {self._folder.path} is damaged: {error}"
         self._over = next((event for event in events if isinstance(event, Over)), None)
-        self._deliver([event for event in events if not isinstance(event, Over)])
+        self._deliver([event for event in events if not isinstance(event, (Alive, Over))])
         if self._over is not None or self._damage:
             raise _EndRead
         if self._reader.has_begun and not had_begun:
             self._next_look = time.monotonic()
+        if events:
+            self._heard = time.monotonic()
         return bool(events)
 
     def _check(self) -> None:
@@ -220,13 +224,21 @@ class Watch:
             how = f"RUNNING on {self._state.node_list}, its ranks start"
         text = f"Job {self._job_id}: {how}. It goes on without this notebook."
         if has_begun:
-            text = describe_detached(self._job_id)
+            is_silent = time.monotonic() - self._heard > _SILENT_SECONDS
+            text = self._describe_silence() if is_silent else describe_detached(self._job_id)
         if text != self._shown:
             self._shown, now = text, time.time()
             name: PhaseName = "starting" if self._state.is_running else "queued"
             ranks = [] if has_begun else sorted({-1, *self._record.phases})  # of an earlier start
             self._say(*[Phase(rank=rank, time=now, name=name) for rank in ranks])
             self._say(Notice(rank=-1, time=now, text=text))
+
+    def _describe_silence(self) -> str:
+        """Return what to look at where a job writes nothing: it is due to say at least that it can."""
+        return (
+            f"Job {self._job_id} runs, and nothing has come from it for {_SILENT_SECONDS:g} s: is there room for what "
+            f"it writes in {self._folder.path}?"
+        )
 
     def _say(self, *events: Event) -> None:
         self._deliver(events)

@@ -62,6 +62,11 @@ class Over(Event):
     error: RaisedError | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alive(Event):
+    """The job's process can write; told where there was nothing else to write for some time."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """What the job runs.
@@ -253,7 +258,7 @@ class Writer:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
         self._waiting = bytearray()
         self._changing: dict[tuple[object, ...], Event] = {}
-        self._began = self._synced = self._drawn = time.monotonic()
+        self._began = self._synced = self._drawn = self._added = time.monotonic()
         self._is_dirty = self._is_refused = False
 
     def write(self, events: Sequence[Event]) -> None:
@@ -272,6 +277,8 @@ class Writer:
             _SLOWEST_SECONDS, 1 + (now - self._began) / _SLOWER_AFTER
         ):
             self._flush_changing()
+        if now - self._added >= _SLOWEST_SECONDS:
+            self._add(Alive(rank=-1, time=time.time()))
         self._send()
         if self._is_dirty and now - self._synced >= _SYNC_SECONDS:
             self._sync()
@@ -324,6 +331,7 @@ class Writer:
             event = replace(event, moment=None, alive=None)
         elif isinstance(event, Phase):
             event = replace(event, pid=None)
+        self._added = time.monotonic()
         for part in frame(event):
             self._waiting += part
 
