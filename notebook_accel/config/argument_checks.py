@@ -141,13 +141,10 @@ def check_seconds(name: str, value: Any) -> Iterator[Exception]:
 
 def check_duration(name: str, value: Any) -> Iterator[Exception]:
     """Check a number of seconds that may be 0."""
-    for problem in check_seconds(name, value) if value != 0 or isinstance(value, bool) else ():
-        is_wrong_type = isinstance(problem, TypeError)
-        yield (
-            problem
-            if is_wrong_type
-            else ValueError(f"{name}={value}: 0 seconds or more are needed, a day at most")
-        )
+    if not isinstance(value, Real) or isinstance(value, bool):
+        yield from check_seconds(name, value)
+    elif value != 0 and not is_seconds(value):
+        yield ValueError(f"{name}={value}: 0 seconds or more are needed, a day at most")
 
 
 def check_patience(name: str, value: Any) -> Iterator[Exception]:

@@ -67,7 +67,7 @@ def _parse(text: str) -> Host:
 
 
 def check_hosts(name: str, value: Any) -> Iterator[Exception]:
-    """Check hosts: a collection of texts, each once."""
+    """Check hosts: a list of texts, each once."""
     if value is None or value == ():
         return
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):

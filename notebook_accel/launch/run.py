@@ -75,6 +75,7 @@ class Run:
         self._notes: Sequence[str] = ()
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
+        self._taking_up = threading.Lock()
         self._sink_makers = tuple(sinks)
         self._sinks: list[Sink] = []
 
@@ -145,12 +146,7 @@ class Run:
             self._error = error
             self._close()  # a run that has not ended would keep its devices
             raise
-        try:
-            self._start_thread()
-        except RuntimeError as error:
-            self._error = LaunchError(f"{error}; if the system gives no more, raise its limit (ulimit -u)")
-            self._close()
-            raise self._error from error
+        self._start_thread()
         try:
             while not (self._begun.wait(_LOOK_SECONDS) or self._ended.is_set()):
                 interrupts.obey_interrupt()
@@ -165,7 +161,12 @@ class Run:
             with contextlib.suppress(BaseException):  # `result` raises it
                 self.execute()
 
-        threading.Thread(target=execute, name=f"notebook_accel {self.job.name}", daemon=True).start()
+        try:
+            threading.Thread(target=execute, name=f"notebook_accel {self.job.name}", daemon=True).start()
+        except RuntimeError as error:
+            self._error = LaunchError(f"{error}; if the system gives no more, raise its limit (ulimit -u)")
+            self._close()
+            raise self._error from error
 
     def _close(self) -> None:
         ended = None if self._outcome is None else self._outcome.ended
@@ -209,10 +210,11 @@ class Run:
             running = any(phase.name == "running" for phase in self.record.phases.values())
             waits: Status = "queued" if self.record.is_queued else "starting"
             return "running" if running or not self.job.distributed else waits
-        if isinstance(self._error, RunLeftError):
+        if self._control.is_left and isinstance(self._error, RunLeftError):
             return "left"
         if self._error is None:
-            return "stopped" if self._control.stop_is_asked else "done"
+            known = None if self._outcome is None else self._outcome.was_asked
+            return "stopped" if (self._control.stop_is_asked if known is None else known) else "done"
         return "stopped" if isinstance(self._error, (RunStoppedError, KeyboardInterrupt)) else "failed"
 
     @property
@@ -394,7 +396,9 @@ class Run:
 
         Raises:
             ValueError, TypeError: `grace` is not a number of seconds.
-            KeyboardInterrupt: the cell was interrupted during the wait. The remaining workers were ended at once.
+            LaunchError: the run was left, and nothing is known of it any more.
+            KeyboardInterrupt: the cell was interrupted during the wait. The remaining workers were ended at once; a run
+                that goes on without us was left.
         """
         self.request_stop(grace)
         if threading.get_ident() != self._executor:  # the run's own thread would wait for itself
@@ -410,17 +414,27 @@ class Run:
             ValueError, TypeError: `grace` is not a number of seconds.
         """
         check_seconds(grace=grace)
-        if self.status == "left":
-            self._take_up()
+        with self._taking_up, interrupts.delay_interrupt():  # another thread may do so too
+            if self.status == "left":
+                self._take_up()
         if self._seconds is None:
             self._control.stop(grace)
 
     def _take_up(self) -> None:
         """Watch a run that was left again, from its beginning, without a view."""
-        self.job, self.record, self._control = self._engine.find_left(self.job), RunRecord(), Control()
-        self._error, self._sinks, self._seconds = None, [], None
+        while not self._ended.wait(_LOOK_SECONDS):  # its view is being closed
+            pass
+        job, error = self._engine.find_left(self.job), self._error
         self._ended.clear()
-        self._start_thread()
+        self.job, self.record, self._control = job, RunRecord(), Control()
+        self._sinks, self._sink_makers, self._executor, self._outcome = [], (), None, None
+        self._seconds = self._error = None
+        try:
+            self._start_thread()
+        except LaunchError:
+            self._control.leave()
+            self._error = error
+            raise
 
     def break_off(self) -> None:
         """Do what an interrupt does: stop the run at once and wait for that, or leave a run that goes on without us."""

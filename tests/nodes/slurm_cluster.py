@@ -43,6 +43,7 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmctldPort={port}
 JobAcctGatherType=jobacct_gather/none
+MessageTimeout=60
 MpiDefault=none
 KillWait=5
 SlurmdTimeout=10

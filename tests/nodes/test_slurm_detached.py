@@ -191,10 +191,16 @@ def test_output_goes_on_while_slurm_does_not_answer(
 ) -> None:
     kernel.run(f"run = launch(train, {str(tmp_path)!r}, 4, block=False)", timeout=PATIENCE).ok()
     wait_for_ranks(tmp_path)
+    asking = "[each.name() for each in psutil.Process().children()]"
+    kernel.run("import psutil").ok()
     with idle.frozen():
-        time.sleep(2)  # it is asked meanwhile
+        assert wait_until(lambda: "scontrol" in kernel.run(asking).value, 60)
         (tmp_path / "go").touch()
-        cell = kernel.run("run.result(), run.status", timeout=50).ok()
+        cell = kernel.run(
+            f"while not any('step 2' in line for line in run.lines()):\n    time.sleep(0.01)\n{asking}"
+        )
+        assert "scontrol" in cell.ok().value, "it still waits for an answer"
+    cell = kernel.run("run.result(), run.status", timeout=PATIENCE).ok()
     assert ast.literal_eval(cell.value) == ([1.5, 2.5], "done")
 
 
@@ -369,8 +375,10 @@ def test_a_full_disk_stops_no_stop_and_damage_is_told(
             raise OSError(errno.ENOSPC, "No space left on device")
 
         recording.Folder.ask_to_stop = find_no_space
-        run.stop(20)
-        recording.Folder.ask_to_stop = ask_to_stop
+        try:
+            run.stop(20)
+        finally:
+            recording.Folder.ask_to_stop = ask_to_stop
         """,
         timeout=PATIENCE,
     ).ok()

@@ -311,7 +311,7 @@ def test_a_restart_waits_for_a_host_that_comes_back(kernel: Kernel, hosts: SshHo
     cell = kernel.run(
         f"""
         print("go", flush=True)
-        while not any("Waiting for hosts" in phase.detail for phase in run.record.phases.values()):
+        while not any("Waiting for hosts" in phase.detail for phase in list(run.record.phases.values())):
             time.sleep(0.05)
         Path({str(tmp_path)!r}, "waits").touch()
         run.result(), run.record.restarts

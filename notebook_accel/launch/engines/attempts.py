@@ -27,7 +27,7 @@ STOP_GRACE: Final = 0.5
 
 PlanT = TypeVar("PlanT")
 Wait = Callable[[str], None]
-"""Called several times a second by who waits, with what it waits for; its exception ends the wait."""
+"""A waiting function calls it several times a second, with what it waits for; its exception ends the wait."""
 
 
 class GroupEngine(Engine, Generic[PlanT]):
@@ -107,37 +107,43 @@ class GroupEngine(Engine, Generic[PlanT]):
             LaunchError: the workers cannot start.
             KeyboardInterrupt: the cell was interrupted; all workers have ended.
         """
-        with self.plan(job) as plan:
-            _say(deliver, "starting", "" if job.quiet else self.describe_launch(job, plan))
-            hang = ""
-            for number in range(self.first_attempt, job.max_restarts + 1):
-                if number > self.first_attempt:
-                    obstacle = self._look_for_obstacle(job, plan, deliver, control)
-                    if not _announce_restart(job, record, deliver, number, hang, obstacle):
-                        break
-                attempt = Attempt(job=job, record=record, deliver=deliver, control=control, number=number)
-                group = self.make_group(plan, attempt)
-                state = run_attempt(group)
-                hang = group.hang
-                if state not in ("failed", "hung"):
-                    break
-            return make_outcome(record, group.stopped_ranks, hang=hang, was_stopped=state == "stopped")
-
-    def _look_for_obstacle(self, job: Job, plan: PlanT, deliver: Deliver, control: Control) -> str:
-        shown = ""
-
-        def wait(text: str) -> None:
-            nonlocal shown
-            if text and text != shown:
-                shown = text
-                _say(deliver, "starting", text)
-            deliver([])
-            control.check()
-
+        group: WorkerGroup[Any] | None = None
         try:
-            return self.find_obstacle(job, plan, wait)
-        except StopAsked:
-            return "somebody has stopped the run"
+            with self.plan(job) as plan:
+                _say(deliver, "starting", "" if job.quiet else self.describe_launch(job, plan))
+                hang = ""
+                for number in range(self.first_attempt, job.max_restarts + 1):
+                    if group is not None:
+                        obstacle = self.find_obstacle(job, plan, _make_wait(deliver, control))
+                        if not _announce_restart(job, record, deliver, number, hang, obstacle):
+                            break
+                    attempt = Attempt(job=job, record=record, deliver=deliver, control=control, number=number)
+                    group = self.make_group(plan, attempt)
+                    state = run_attempt(group)
+                    hang = group.hang
+                    if state not in ("failed", "hung"):
+                        break
+        except StopAsked:  # while it waited for another attempt: how the last one failed is what is told
+            if group is None:
+                raise
+            return make_outcome(record, group.stopped_ranks, hang=hang, was_stopped=True)
+        assert group is not None
+        return make_outcome(record, group.stopped_ranks, hang=hang, was_stopped=state == "stopped")
+
+
+def _make_wait(deliver: Deliver, control: Control) -> Wait:
+    """Return what a wait between two attempts calls: it shows its text, and raises where the run is to stop."""
+    shown = ""
+
+    def wait(text: str) -> None:
+        nonlocal shown
+        if text and text != shown:
+            shown = text
+            _say(deliver, "starting", text)
+        deliver([])
+        control.check()
+
+    return wait
 
 
 def _announce_restart(

@@ -47,6 +47,7 @@ class Outcome:
         failures: one failure for each rank that failed.
         stopped: ranks whose processes the launcher ended.
         was_stopped: whether workers were ended because somebody asked the run to stop.
+        was_asked: whether somebody asked the run to stop, where others than this process may have; None elsewhere.
         hang: a report of where each rank hung, if the run was ended for a hang; empty otherwise.
         cause: the failure that came first, if it was on another node; None otherwise.
         where: name of that node; empty if `cause` is None.
@@ -58,6 +59,7 @@ class Outcome:
     failures: Sequence[Failure] = ()
     stopped: frozenset[int] = frozenset()
     was_stopped: bool = False
+    was_asked: bool | None = None
     hang: str = ""
     cause: Failure | None = None
     where: str = ""
@@ -173,12 +175,13 @@ class Engine(ABC):
         return False
 
     def find_left(self, job: Job) -> Job:
-        """Return the job with which `run` watches a run again that was left.
-
-        For engines whose runs outlive this process.
+        """Return the job for watching a left run again; for engines whose runs outlive this process.
 
         Args:
             job: what was launched.
+
+        Raises:
+            LaunchError: nothing is known of it any more.
         """
         raise NotImplementedError
 

@@ -199,6 +199,6 @@ def _choose_modules(job: Job, chosen: Sequence[str]) -> list[str]:
     trained = [compiler_preload.MODULE] if needs_compiler else []
     is_set_up = job.device_kind is devices.XLA and xla_runtime.is_loaded()
     on_xla = ["torch_xla"] if is_set_up else []
-    modules = dict.fromkeys([*chosen, *shell, _WARM, *trained, *on_xla])
+    modules = dict.fromkeys([*chosen, *shell, *trained, *on_xla, _WARM])
     modules.pop("__main__", None)  # the default: it would run a script again
     return list(modules)

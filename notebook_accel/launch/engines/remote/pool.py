@@ -27,6 +27,10 @@ _LOOK_SECONDS: Final = 0.1
 _BEATING: Final = Path(__file__).with_name("beating.py")
 
 
+class UnfitHostError(LaunchError):
+    """A host has answered, and what it has does not fit: waiting for it is of no use."""
+
+
 class Kept(Protocol):
     """What leads to hosts, and stays between launches."""
 
@@ -76,6 +80,7 @@ class Pool:
 
         Raises:
             LaunchError: some hosts cannot be used. It has a line for each problem of all hosts.
+            UnfitHostError: one of them has another environment.
         """
         links: list[Link] = []
         is_done = False
@@ -88,7 +93,10 @@ class Pool:
                 self._wait(links, lambda link: link.devices is not None, check)
                 problems = [problem for link in links for problem in _find_problems(link, wanted)]
             if problems:
-                raise LaunchError("\n".join(problems))
+                answered = any(
+                    link.facts and find_mismatches(link.host, link.facts, wanted) for link in links
+                )
+                raise (UnfitHostError if answered else LaunchError)("\n".join(problems))
             is_done = True
             return links
         finally:

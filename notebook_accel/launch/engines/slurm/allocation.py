@@ -226,9 +226,8 @@ class SlurmNodes(Lender):
                 self._allocation = kept
                 return kept
             kept.close()
-        get_pool().let_go(
-            Allocation
-        )  # nodes that wait for the next launch could be those that this one waits for
+        # nodes that wait for the next launch could be those that this one waits for
+        get_pool().let_go(Allocation)
         self._allocation = Allocation("", self._wish)
         return self._allocation
 

@@ -136,7 +136,7 @@ class JobState:
 
 
 def ask(
-    words: Sequence[str], check: Callable[[], None], text: str = "", seconds: float = _ANSWER_SECONDS
+    words: Sequence[str], check: Callable[[], object], text: str = "", seconds: float = _ANSWER_SECONDS
 ) -> str:
     """Return what a command of SLURM writes.
 

@@ -97,6 +97,7 @@ class Watch:
         self._silent_since: float | None = None
         self._shown = ""
         self._heard = time.monotonic()
+        self._is_up_to_date = False
         self._over: Over | None = None
         self._damage = ""
         self._grace: float | None = None
@@ -112,6 +113,7 @@ class Watch:
         try:
             while True:
                 has_come = self._pass_on()
+                self._is_up_to_date |= not has_come
                 self._check()
                 if not has_come:
                     if (outcome := self._look_at_job()) is not None:
@@ -152,7 +154,7 @@ class Watch:
         interrupts.obey_interrupt()
         if self._control.is_left:
             raise RunLeftError(describe_left(self._job_id))
-        if not self._control.stop_is_asked:
+        if not (self._control.stop_is_asked and self._is_up_to_date):  # else its end may be what comes next
             return
         if self._grace is None or self._control.grace < self._grace:
             self._grace = self._control.grace
@@ -164,6 +166,8 @@ class Watch:
                 is_told = self._grace > 0
             with contextlib.suppress(LaunchError):  # what is known is older
                 self._state = command.look(self._job_id, self._go_on_reading)
+            if self._state.is_over:
+                return
             runs = self._state.is_running and self._reader.has_begun
             self._cancel(["--batch", "--signal=USR1"] if runs and is_told else [])
         elif time.monotonic() > self._stop_deadline:
@@ -172,7 +176,7 @@ class Watch:
 
     def _cancel(self, words: Sequence[str]) -> None:
         try:
-            command.ask(["scancel", *words, self._job_id], self._go_on_reading)
+            command.ask(["scancel", *words, self._job_id], self._pass_on)  # nobody would try again
         except LaunchError as error:  # it has just ended, or SLURM does not answer
             self._say(Notice(rank=-1, time=time.time(), text=f"scancel: {error}"))
         self._next_look = time.monotonic()
@@ -212,6 +216,8 @@ class Watch:
         """Show what comes while SLURM is asked: it may not answer for a minute."""
         self._pass_on()
         interrupts.obey_interrupt()
+        if self._control.is_left:
+            raise RunLeftError(describe_left(self._job_id))
 
     def _show_state(self) -> None:
         """Say how the job stands, where that has changed."""
@@ -244,17 +250,17 @@ class Watch:
         self._deliver(events)
 
     def _make_outcome(self, over: Over) -> Outcome:
-        if over.was_asked:
-            self._control.stop(0.0)  # whoever has asked, here it is known too
         if over.error is not None:
             error = failures.revive(over.error, -1, 0)
             return Outcome(error=error, stopped=frozenset(over.stopped), ended=over.time)
         outcome = make_outcome(self._record, over.stopped, hang=over.hang, was_stopped=over.was_stopped)
-        return replace(outcome, ended=over.time)
+        return replace(outcome, ended=over.time, was_asked=getattr(over, "was_asked", False))
 
     def _make_lost_outcome(self) -> Outcome:
         """Return the outcome of a job that has ended without a word."""
-        if self._control.stop_is_asked:
+        if (
+            self._control.stop_is_asked or self._folder.read_stop() is not None
+        ):  # here, or by another notebook
             return Outcome(was_stopped=True, stopped=frozenset(self._record.phases) - {-1})
         if (
             self._state.state != "UNKNOWN"

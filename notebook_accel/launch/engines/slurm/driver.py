@@ -5,6 +5,7 @@ Run as `python -m notebook_accel.launch.engines.slurm.driver FOLDER`, in a job.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -42,11 +43,11 @@ class _JobEngine(SlurmEngine):
 
     Args:
         work: these.
-        restarts: how often SLURM has queued the job again; they count as restarts of the run.
+        first_attempt: its number: earlier starts of the job count as restarts of the run, with those in them.
     """
 
-    def __init__(self, work: Work, restarts: int) -> None:
-        self._work, self.first_attempt = work, restarts
+    def __init__(self, work: Work, first_attempt: int) -> None:
+        self._work, self.first_attempt = work, first_attempt
 
     def take(self, job: Job) -> tuple[Pickled, Origin]:
         """Return what the notebook gave."""
@@ -143,6 +144,8 @@ def main(path: str) -> int:
     folder = Folder(Path(path))
     folder.name(environ.get("SLURM_JOB_ID") or "none")
     restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
+    first = max(restarts, folder.read_attempt() + 1) if restarts else 0
+    attempts = itertools.count(first if restarts else 1)
     control = Control()
     stop, end = _Stop(folder, control), _End()
     signal.signal(signal.SIGTERM, end.note_signal)
@@ -164,6 +167,8 @@ def main(path: str) -> int:
         kept = end.keep(events)
         for event in kept:
             record.apply(event)
+            if isinstance(event, Phase) and event.name == "restarting":
+                folder.note_attempt(next(attempts))
         writer.write(kept)
         for each in logs:
             each.show(kept)
@@ -175,7 +180,7 @@ def main(path: str) -> int:
         job = folder.read_job()
         if job.log_dir is not None:
             logs.append(LogFiles(job.log_dir, job.name))
-        over = _run(job, folder, restarts, record, deliver, control)
+        over = _run(job, folder, first, record, deliver, control)
         is_cut = not over.was_stopped and len(record.results) < job.local_world_size
     except BaseException as error:
         over, is_cut = Over(rank=-1, time=time.time(), error=failures.describe(error)), True
@@ -190,17 +195,16 @@ def main(path: str) -> int:
     return int(bool(over.error or over.hang or record.failures))
 
 
-def _run(
-    job: Job, folder: Folder, restarts: int, record: RunRecord, deliver: Deliver, control: Control
-) -> Over:
-    if restarts:
-        if restarts > job.max_restarts:
+def _run(job: Job, folder: Folder, first: int, record: RunRecord, deliver: Deliver, control: Control) -> Over:
+    if first:
+        if first > job.max_restarts:
             raise LaunchError(
-                f"SLURM has queued the job again {restarts} times, and max_restarts={job.max_restarts} allows no more"
+                f"SLURM has queued the job again, which is restart {first}, and max_restarts={job.max_restarts} allows "
+                "no more"
             )
-        text = f"SLURM has queued the job again; restart {restarts} of {job.max_restarts}"
+        text = f"SLURM has queued the job again; restart {first} of {job.max_restarts}"
         deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=text)])
-    outcome: Outcome = _JobEngine(folder.read_work(), restarts).run(job, record, deliver, control)
+    outcome: Outcome = _JobEngine(folder.read_work(), first).run(job, record, deliver, control)
     error = None if outcome.error is None else failures.describe(outcome.error)
     return Over(
         rank=-1,

@@ -35,6 +35,7 @@ _JOB: Final = "job"
 _CELLS: Final = "cells"
 _WORK: Final = "work"
 _STOP: Final = "stop"
+_ATTEMPT: Final = "attempt"
 _READ_BYTES: Final = 4 << 20
 _SYNC_SECONDS: Final = 1.0  # other machines see what is synced
 _SLOWEST_SECONDS: Final = 10.0
@@ -50,16 +51,16 @@ class Over(Event):
     Attributes:
         stopped: ranks that were ended.
         was_stopped: whether somebody asked for that.
-        was_asked: whether somebody asked the run to stop, and its ranks have perhaps returned by themselves.
         hang: the report of the hang that ended it, else empty.
         error: what ended it, where that is no failure of a rank.
+        was_asked: whether somebody asked the run to stop, and its ranks have perhaps returned by themselves.
     """
 
     stopped: Sequence[int] = ()
     was_stopped: bool = False
-    was_asked: bool = False
     hang: str = ""
     error: RaisedError | None = None
+    was_asked: bool = False  # the last one: recordings of before have four
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,6 +195,21 @@ class Folder:
             return float((self.path / _STOP).read_text())
         except (OSError, ValueError):
             return None
+
+    def note_attempt(self, number: int) -> None:
+        """Note that the ranks start again, for the next start of the job.
+
+        Args:
+            number: of the attempt, from 0.
+        """
+        with contextlib.suppress(OSError):  # a full disk
+            (self.path / _ATTEMPT).write_text(str(number))
+
+    def read_attempt(self) -> int:
+        """Return the number of the last attempt; 0 where the ranks have not started again."""
+        with contextlib.suppress(OSError, ValueError):
+            return int((self.path / _ATTEMPT).read_text())
+        return 0
 
     def read_log(self) -> list[str]:
         """Return the last lines of what the job's own process has written."""

@@ -19,7 +19,7 @@ from ..remote.client import Wanted
 from ..remote.hosts_engine import HostsEngine, check_devices, uses_cpu
 from ..remote.hosts_group import Lender, Plan
 from ..remote.link import Link
-from ..remote.pool import get_pool
+from ..remote.pool import UnfitHostError, get_pool
 from . import command
 from .command import SshClient
 
@@ -161,26 +161,24 @@ class _SshHosts(Lender):
         return get_pool().open(self._client, self._pythons, Wanted.here(), lambda: wait(""))
 
     def find_obstacle(self, wait: Wait) -> str:
-        """Return that a host cannot be used any more; one that does not come back is waited for."""
+        """Return that a host cannot be used any more; one that cannot be reached is waited for."""
         deadline = time.monotonic() + self._patience
-        while problem := self._try(wait):
+        while True:
+            try:
+                with interrupts.delay_interrupt():
+                    for link in self.open(wait):
+                        get_pool().put(link, is_clean=True)
+                return ""
+            except LaunchError as error:
+                problem = "; ".join(str(error).splitlines())
+                if isinstance(error, UnfitHostError):
+                    return problem
             if time.monotonic() > deadline:
                 return f"{problem}; rdzv_conf={{'join_timeout': seconds}} sets how long hosts are waited for"
             again = time.monotonic() + _PAUSE_SECONDS
             while time.monotonic() < again:
-                wait(f"Waiting for hosts, {self._patience:g} s at most: {problem}")
+                wait(f"Waiting for hosts, {self._patience:g} s: {problem}")
                 time.sleep(_LOOK_SECONDS)
-        return ""
-
-    def _try(self, wait: Wait) -> str:
-        """Return why the hosts cannot be used now, empty where they can."""
-        try:
-            with interrupts.delay_interrupt():
-                for link in self.open(wait):
-                    get_pool().put(link, is_clean=True)
-        except LaunchError as error:
-            return "; ".join(str(error).splitlines())
-        return ""
 
     def give_back(self, *, is_stopped: bool) -> None:
         """Do nothing: the connections are in the pool."""

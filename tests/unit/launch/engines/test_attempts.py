@@ -127,6 +127,39 @@ def test_an_obstacle_is_named_and_ends_the_run() -> None:
     assert [failure.exitcode for failure in outcome.failures] == [3]
 
 
+def test_a_stop_while_another_attempt_is_waited_for_ends_the_run() -> None:
+    launch = Launch()
+
+    class Patient(QueueEngine):
+        is_stopped = False
+
+        @contextlib.contextmanager
+        def plan(self, job: Job) -> Iterator[list[Any]]:
+            try:
+                yield self.attempts
+            except StopAsked:
+                self.is_stopped = True
+                raise
+
+        def find_obstacle(self, job: Job, plan: list[Any], wait: Wait) -> str:
+            wait("for a host")
+            launch.control.stop(0.0)
+            wait("for a host")
+            raise AssertionError("it waits no more")
+
+    engine = Patient(3, 0)
+    outcome = launch.run(engine, max_restarts=1)
+    assert [failure.exitcode for failure in outcome.failures] == [3]
+    assert engine.is_stopped and launch.said[-1] == ("starting", "for a host")
+
+
+def test_attempts_that_others_made_count() -> None:
+    launch, engine = Launch(), QueueEngine(0, 0, 3, 0)
+    engine.first_attempt = 2
+    assert [failure.exitcode for failure in launch.run(engine, max_restarts=2).failures] == [3]
+    assert not any(name == "restarting" for name, _ in launch.said)
+
+
 def test_a_stop_during_the_start_is_no_error() -> None:
     outcome = Launch().run(QueueEngine(StopAsked()), max_restarts=1)
     assert outcome.was_stopped and not outcome.failures
