@@ -342,12 +342,14 @@ def test_a_job_that_was_queued_again_counts_that_as_a_restart(
         def fail_later():
             rank, count = PartialState().process_index, os.environ["TORCHELASTIC_RESTART_COUNT"]
             print("start", count, flush=True)
+            if count == "0":
+                raise OSError("before it is queued again")
             Path({str(tmp_path)!r}, f"began{{rank}}").touch()
-            if count != "0":
+            if count == "2":
                 raise OSError("on start " + count)
             time.sleep(1000)
 
-        run = launch(fail_later, block=False, max_restarts=1)
+        run = launch(fail_later, block=False, max_restarts=2)
         """,
         timeout=PATIENCE,
     ).ok()
@@ -356,7 +358,11 @@ def test_a_job_that_was_queued_again_counts_that_as_a_restart(
     kernel.run("run.wait()", timeout=PATIENCE).ok()
     cell = kernel.run("run.status, run.record.restarts, str(run.failure), run.lines(0)").ok()
     status, restarts, error, lines = ast.literal_eval(cell.value)
-    assert (status, restarts, lines) == ("failed", 1, ["start 0", "start 1"]) and "on start 1" in error
+    assert (status, restarts, lines) == (
+        "failed",
+        2,
+        ["start 0", "start 1", "start 2"],
+    ) and "on start 2" in error
 
 
 def test_a_full_disk_stops_no_stop_and_damage_is_told(
