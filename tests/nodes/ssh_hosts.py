@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -122,13 +122,7 @@ class SshHosts:
     @contextmanager
     def server_gone(self, node: int) -> Iterator[None]:
         """Let a host take no connections meanwhile, and end those that it has."""
-        server = self._servers[node]
-        for child in psutil.Process(server.pid).children(recursive=True):
-            child.kill()
-        server.kill()
-        server.wait()
-        assert server.stderr is not None
-        server.stderr.close()
+        _kill(self._servers[node])
         try:
             yield
         finally:
@@ -137,12 +131,9 @@ class SshHosts:
             _wait_for_line(again.stderr, "Server listening")
 
     def stop(self) -> None:
-        """End the servers."""
+        """End the servers, and the connections that they still serve."""
         for server in self._servers:
-            server.kill()
-            server.wait()
-            assert server.stderr is not None
-            server.stderr.close()
+            _kill(server)
 
     @contextmanager
     def firewall(self, *, between_hosts: bool) -> Iterator[None]:
@@ -166,6 +157,16 @@ class SshHosts:
     def start_kernel(self, folder: Path) -> Kernel:
         """Start a kernel on the notebook's machine."""
         return Kernel(folder, prefix=self.prefix, transport="ipc", **self.environment)
+
+
+def _kill(server: subprocess.Popen[str]) -> None:
+    for child in psutil.Process(server.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    server.kill()
+    server.wait()
+    assert server.stderr is not None
+    server.stderr.close()
 
 
 def _wait_for_line(file: IO[str], text: str) -> None:
