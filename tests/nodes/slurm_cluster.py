@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from tests.notebooks.kernel import Kernel, wait_until
 from tests.unit.multiprocess import free_port
 
@@ -161,9 +163,14 @@ class SlurmCluster:
         self.start_again()
 
     def start_again(self) -> None:
-        """Let the only job, which SLURM is queueing again, start at once."""
+        """Let the only job, which SLURM is queueing again, start at once.
+
+        What has ended of its first start is still told to SLURM meanwhile, which may take it for the second one's;
+        sites leave two minutes between the two.
+        """
         (job,) = self.jobs()
         assert wait_until(lambda: self.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "PENDING", 60)
+        assert wait_until(lambda: not _list_steps(job), 60)
         self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def stop(self) -> None:
@@ -182,6 +189,14 @@ class SlurmCluster:
     def start_kernel(self, folder: Path) -> Kernel:
         """Start a kernel outside of any job."""
         return Kernel(folder, **self.environment)
+
+
+def _list_steps(job: str) -> list[psutil.Process]:
+    """Return the processes of SLURM that watch steps of a job."""
+    title = f"slurmstepd: [{job}."
+    return [
+        each for each in psutil.process_iter(["cmdline"]) if title in " ".join(each.info["cmdline"] or [])
+    ]
 
 
 def _wait(is_so: object) -> None:
