@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.nodes.slurm_cluster import KEEPS, SlurmCluster, make_cluster, why_no_cluster
+from tests.nodes.slurm_detaching import SETUP, list_drivers, wait_for_ranks
 from tests.notebooks.kernel import Kernel, wait_until
 
 pytest.importorskip("submitit")
@@ -24,35 +24,6 @@ pytestmark = [
 ]
 
 PATIENCE = 180
-SETUP = """
-import os, time
-import torch
-from pathlib import Path
-from notebook_accel import Accelerator, LaunchError, PartialState, attach, notebook_launcher, runs
-from notebook_accel.utils import gather
-from notebook_accel.launch.engines.slurm import detached
-from tqdm.auto import tqdm
-detached._LAST_SECONDS = 3.0  # all see one disk here
-
-def launch(function, *args, num_nodes=2, **more):
-    more.setdefault("num_processes", num_nodes)
-    more.setdefault("view", "text")
-    return notebook_launcher(function, args, engine="slurm", num_nodes=num_nodes, detach=True, **more)
-
-def train(folder, steps):
-    accelerator = Accelerator()
-    rank = accelerator.process_index
-    for step in tqdm(range(steps), disable=rank > 0):
-        print(f"step {step} of rank {rank}", flush=True)
-        accelerator.log({"loss": 1.0 / (step + 1)}, step=step)
-        if step == 1:
-            Path(folder, f"began{rank}").touch()
-            while not Path(folder, "go").exists() and not accelerator.should_stop:
-                time.sleep(0.05)
-        if accelerator.should_stop:
-            return f"stopped at {step}"
-    return gather(torch.tensor([rank + 1.5])).tolist()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +53,6 @@ def kernel(
         yield kernel
     finally:
         kernel.close()
-
-
-def wait_for_ranks(folder: Path) -> None:
-    files = [folder / "began0", folder / "began1"]
-    assert wait_until(lambda: all(file.exists() for file in files), 150)
 
 
 def test_a_run_outlives_its_kernel(cluster: SlurmCluster, kernel: Kernel, tmp_path: Path) -> None:
@@ -259,15 +225,6 @@ def test_a_job_that_waits_runs_later_and_a_cancelled_one_is_told(
     assert cell.error is not None and cell.error[0] == "LaunchError"
     assert f"job {job} has ended: CANCELLED" in cell.error[1]
     assert kernel.run("'step 1 of rank 1' in run.lines(1)").value == "True"
-
-
-def list_drivers(jobs_folder: Path) -> list[psutil.Process]:
-    """Return the processes of these jobs that start their ranks."""
-    return [
-        each
-        for each in psutil.process_iter(["cmdline"])
-        if (words := each.info["cmdline"] or [""])[1:2] == ["-m"] and words[-1].startswith(str(jobs_folder))
-    ]
 
 
 @pytest.mark.parametrize("is_requeued", [False, True], ids=["cancelled", "queued again"])

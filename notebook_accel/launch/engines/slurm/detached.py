@@ -229,6 +229,8 @@ class Watch:
         if self._state.is_running:
             how = f"RUNNING on {self._state.node_list}, its ranks start"
         text = f"Job {self._job_id}: {how}. It goes on without this notebook."
+        if not self._state.is_running:
+            self._heard = time.monotonic()  # a job that waits says nothing
         if has_begun:
             is_silent = time.monotonic() - self._heard > _SILENT_SECONDS
             text = self._describe_silence() if is_silent else describe_detached(self._job_id)

@@ -1,0 +1,53 @@
+"""What tests of runs that outlive their notebook share: functions to launch, and their jobs' processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from tests.notebooks.kernel import wait_until
+
+SETUP = """
+import os, time
+import torch
+from pathlib import Path
+from notebook_accel import Accelerator, LaunchError, PartialState, attach, notebook_launcher, runs
+from notebook_accel.utils import gather
+from notebook_accel.launch.engines.slurm import detached
+from tqdm.auto import tqdm
+detached._LAST_SECONDS = 3.0  # all see one disk here
+
+def launch(function, *args, num_nodes=2, **more):
+    more.setdefault("num_processes", num_nodes)
+    more.setdefault("view", "text")
+    return notebook_launcher(function, args, engine="slurm", num_nodes=num_nodes, detach=True, **more)
+
+def train(folder, steps):
+    accelerator = Accelerator()
+    rank = accelerator.process_index
+    for step in tqdm(range(steps), disable=rank > 0):
+        print(f"step {step} of rank {rank}", flush=True)
+        accelerator.log({"loss": 1.0 / (step + 1)}, step=step)
+        if step == 1:
+            Path(folder, f"began{rank}").touch()
+            while not Path(folder, "go").exists() and not accelerator.should_stop:
+                time.sleep(0.05)
+        if accelerator.should_stop:
+            return f"stopped at {step}"
+    return gather(torch.tensor([rank + 1.5])).tolist()
+"""
+
+
+def wait_for_ranks(folder: Path) -> None:
+    files = [folder / "began0", folder / "began1"]
+    assert wait_until(lambda: all(file.exists() for file in files), 150)
+
+
+def list_drivers(jobs_folder: Path) -> list[psutil.Process]:
+    """Return the processes of these jobs that start their ranks."""
+    return [
+        each
+        for each in psutil.process_iter(["cmdline"])
+        if (words := each.info["cmdline"] or [""])[1:2] == ["-m"] and words[-1].startswith(str(jobs_folder))
+    ]
