@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import importlib
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import signal
@@ -210,6 +211,10 @@ def _child(
 ) -> None:
     gc.freeze()  # what the fork server had imported is no garbage: collections need not go over it
     os.environ.update(variables)
+    multiprocessing.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]  # of the tests' process, which may have lost it
+    multiprocessing.set_start_method(
+        None, force=True
+    )  # loaders start as in any program, not as this rank did
     stack = open(os.path.join(stacks, variables["RANK"]), "w")  # noqa: SIM115 - open as long as the rank lives
     faulthandler.register(signal.SIGUSR1, stack)
     import torch
@@ -228,4 +233,5 @@ def _child(
     sender.close()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]  # its own folder, if it needed one
     os._exit(0)

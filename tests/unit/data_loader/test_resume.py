@@ -144,10 +144,9 @@ def test_a_resumed_run_sees_what_the_undisturbed_one_saw(
 ) -> None:
     if world_size == 1:
         rank_resumes(tmp_path, options)
-    elif "num_workers" in options:
-        pytest.skip("the ranks of this test are daemons, which may have no loader processes")
     else:
-        run_ranks(rank_resumes, tmp_path, options, world_size=world_size)
+        has_loaders = "num_workers" in options
+        run_ranks(rank_resumes, tmp_path, options, world_size=world_size, starts_others=has_loaders)
 
 
 def test_an_epoch_left_early_is_not_gone_on_with(tmp_path: Path, clean_runtime: None) -> None:
