@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from html.parser import HTMLParser
 from typing import Any, Final
@@ -144,7 +145,9 @@ PLAIN = {
     "pre": {"style", "role", "aria-label"},
     "span": {"style"},
     "details": {"open"},
-    "img": {"alt", "src", "style"},
+    "img": {"alt", "src", "style", "usemap"},
+    "map": {"name"},
+    "area": {"shape", "coords", "title"},
     "b": {"role", "style"},
     "table": {"style", "aria-label"},
     "th": {"scope", "style"},
@@ -170,7 +173,7 @@ def test_words_of_ranks_are_text_on_the_page(record: RunRecord, words: list[str]
     assert isinstance(page.render_text(drawn), str)
 
 
-SVG = {"svg", "path", "text", "circle", "g", "title", "desc"}
+SVG = {"svg", "path", "rect", "text", "tspan", "g", "title"}
 
 
 @pytest.mark.parametrize("kind", ["image/png", "image/jpeg"])
@@ -195,11 +198,15 @@ def test_any_numbers_make_a_chart(values: dict[str, list[tuple[int | None, float
         name: [Point(step, 1.0 + number, value) for number, (step, value) in enumerate(points)]
         for name, points in values.items()
     }
-    drawn = chart.render_svg(metrics, 0.0, log=log)
-    drawable = [v for points in values.values() for _, v in points if abs(v) <= 1e300 and (v > 0 or not log)]
-    assert bool(drawn) == bool(drawable)
-    assert isinstance(chart.describe_last_values(metrics) + chart.render_legend(metrics), str)
-    assert not drawn or "nan" not in drawn.partition(">")[2] or any("nan" in name for name in values)
+    panels = chart.make_panels(metrics, 0.0, log=log)
+    drawn = chart.render_svg(panels, chart.describe_last_values(metrics), log=log)
+    places = [
+        {step for step, value in points if abs(value) <= 1e300 and (value > 0 or not log)}
+        for points in values.values()
+    ]
+    assert not any(len(steps) > 1 for steps in places) or drawn
+    assert isinstance(chart.render_values(metrics, panels) + chart.render_areas(panels), str)
+    assert not re.search("nan|inf", "".join(re.findall(r' (?:d|x|y|width|transform)="([^"]*)"', drawn)))
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS)

@@ -1,21 +1,28 @@
-"""Renders the metrics of a run as an SVG chart."""
+"""Renders the metrics of a run as SVG: a small chart for each, with axes of its own."""
 
 from __future__ import annotations
 
+import bisect
 import html
-import math
-from collections.abc import Mapping, Sequence
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from notebook_accel.stream.series import Point
 
 from .ansi import make_readable
+from .scale import Scale, find_limits
 
 MAX_POINTS: Final = 500
 MAX_SERIES: Final = 12
 WIDTH: Final = 640
-HEIGHT: Final = 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 10, 40
+_GAP: Final = 16  # between two charts
+_HEIGHT: Final = 152
+_HEIGHT_ALONE: Final = 230
+_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 8, 24, 32
+_LETTERS: Final = 6.5  # pixels of one, on the average
 _HUES: Final = (
     (31, 119, 220),
     (220, 90, 20),
@@ -28,10 +35,12 @@ _HUES: Final = (
 )
 COLOURS: Final = tuple(make_readable(hue) for hue in _HUES)
 _LARGEST: Final = 1e300  # values beyond it are not drawn: their differences may be infinite
-_SMALLEST: Final = 1e-300  # between two ticks
-_SMALLEST_POWER: Final = -323  # of 10 that is not 0
-_DASHES: Final = ("", "6 3")
+_MAX_STOPS: Final = 240  # of the pointer, in all charts
 _FONT: Final = "font-family:system-ui,sans-serif;font-size:11px"
+_SPLITS: Final = re.compile(
+    r"^(train|training|eval|evaluation|val|valid|validation|test)[_/](?=.)|(?<=.)[_/](train|eval|val|valid|test)$"
+)
+"""What a metric's name says of the part of the data that it was measured on."""
 
 XY = tuple[float, float]
 
@@ -63,87 +72,144 @@ def _get_y(point: XY) -> float:
     return point[1]
 
 
-def make_series(metrics: Mapping[str, Sequence[Point]], started: float) -> tuple[str, dict[str, list[XY]]]:
-    """Return the x axis and the points of the series to draw.
+@dataclass(frozen=True)
+class Panel:
+    """One small chart: a metric, or the same one of several parts of the data, such as `loss` and `eval_loss`.
+
+    Attributes:
+        axis: name of the x axis.
+        series: the points of each metric, at least two, in the order of x.
+        last: the last value of each metric.
+    """
+
+    axis: str
+    series: Mapping[str, list[XY]]
+    last: Mapping[str, float]
+
+
+def make_panels(metrics: Mapping[str, Sequence[Point]], started: float, *, log: bool = False) -> list[Panel]:
+    """Return what there is to draw.
 
     Args:
         metrics: the points of each metric, oldest first.
         started: when the run was launched, in seconds since the epoch.
+        log: whether only values above 0 can be drawn.
 
     Returns:
-        The name of the x axis: `step` if every point has a step, else `seconds` since the launch. Then the finite
-        points of the first `MAX_SERIES` metrics by name, at most `MAX_POINTS` for each.
+        A panel for each metric that has values at two places or more, for the first `MAX_SERIES` of these. The x axis
+        is `step` if every point of a panel has one, else `seconds` since the launch.
     """
-    first = dict(list(metrics.items())[:MAX_SERIES])
+    together: dict[str, dict[str, list[Point]]] = {}
+    count = 0
+    for name, points in metrics.items():
+        drawn = [point for point in points if abs(point.value) <= _LARGEST and (point.value > 0 or not log)]
+        if not _has_length(drawn):
+            continue
+        together.setdefault(_SPLITS.sub("", name, count=1), {})[name] = drawn
+        count += 1
+        if count == MAX_SERIES:
+            break
+    return [
+        _make_panel(group, {name: metrics[name][-1].value for name in group}, started)
+        for group in together.values()
+    ]
+
+
+def _has_length(points: Sequence[Point]) -> bool:
+    steps = {point.step for point in points}
+    return len(steps) > 1 or (None in steps and len({point.time for point in points}) > 1)
+
+
+def _make_panel(group: Mapping[str, list[Point]], last: Mapping[str, float], started: float) -> Panel:
     stepped = all(
         point.step is not None and abs(point.step) <= _LARGEST
-        for points in first.values()
+        for points in group.values()
         for point in points
     )
-    found: dict[str, list[XY]] = {}
-    for name, points in first.items():
-        pairs = [
-            (float(point.step) if stepped and point.step is not None else point.time - started, point.value)
-            for point in points
-            if abs(point.value) <= _LARGEST
-        ]
-        found[name] = downsample(pairs)
-    return ("step" if stepped else "seconds"), found
+    series = {
+        name: downsample(
+            [
+                (
+                    float(point.step) if stepped and point.step is not None else point.time - started,
+                    point.value,
+                )
+                for point in points
+            ]
+        )
+        for name, points in group.items()
+    }
+    return Panel("step" if stepped else "seconds", series, last)
 
 
-def render_svg(metrics: Mapping[str, Sequence[Point]], started: float, *, log: bool = False) -> str:
-    """Return the chart as an SVG element, with a line for each metric, axes and a grid.
+def render_svg(panels: Sequence[Panel], words: str, *, log: bool = False) -> str:
+    """Return the charts as one SVG element, two beside each other.
 
     Args:
-        metrics: the points of each metric, oldest first.
-        started: when the run was launched, in seconds since the epoch.
-        log: whether the y axis is logarithmic. Then only values above 0 are drawn.
+        panels: what to draw.
+        words: what the charts show, for who does not see them.
+        log: whether the y axes are logarithmic.
 
     Returns:
-        The SVG; empty if there is no point to draw.
+        The SVG; empty if there is nothing to draw.
     """
-    axis, series = make_series(metrics, started)
-    if log:
-        series = {name: [pair for pair in pairs if pair[1] > 0] for name, pairs in series.items()}
-    everything = [pair for pairs in series.values() for pair in pairs]
-    if not everything:
+    if not panels:
         return ""
-    across = _Scale([x for x, _ in everything], _LEFT, WIDTH - _RIGHT)
-    up = _Scale([y for _, y in everything], HEIGHT - _BOTTOM, _TOP, log=log)
+    words += ", logarithmic" if log else ""
+    places = list(_place(len(panels)))
+    height = places[-1][1] + places[-1][3]
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'role="img" aria-label="{html.escape(describe_last_values(metrics))}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'role="img" aria-label="{html.escape(words)}" '
         f'style="max-width:100%;height:auto;color:var(--jp-ui-font-color1,currentColor);{_FONT}">'
     ]
-    parts += _render_grid(across, up)
-    parts.append(
-        f'<text x="{(_LEFT + WIDTH - _RIGHT) / 2:.0f}" y="{HEIGHT - 6}" text-anchor="middle" '
-        f'fill="currentColor">{axis}</text>'
-    )
-    for number, pairs in enumerate(series.values()):
-        parts.append(_render_line(number, [(across(x), up(y)) for x, y in pairs]))
+    numbers = itertools.count()
+    for panel, (left, top, width, tall) in zip(panels, places, strict=True):
+        drawn = "".join(_render_panel(panel, width, tall, numbers, log, _MAX_STOPS // len(panels)))
+        parts.append(f'<g transform="translate({left} {top})">{drawn}</g>')
     parts.append("</svg>")
     return "".join(parts)
 
 
-def render_legend(metrics: Mapping[str, Sequence[Point]]) -> str:
-    """Return the legend as HTML: the names of the series with their colours and last values.
+def render_areas(panels: Sequence[Panel]) -> str:
+    """Return the areas of an image map, as HTML: an image of the charts has the values under the pointer, too.
+
+    Args:
+        panels: what the image shows.
+    """
+    parts = []
+    for panel, (left, top, width, tall) in zip(panels, _place(len(panels)), strict=True):
+        for start, end, words in _list_stops(panel, width, _MAX_STOPS // len(panels)):
+            coords = f"{left + start:.0f},{top + _TOP},{left + end:.0f},{top + tall - _BOTTOM}"
+            parts.append(f'<area shape="rect" coords="{coords}" title="{html.escape(words)}">')
+    return "".join(parts)
+
+
+def _place(count: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield left and upper edge, width and height of each of so many charts, in pixels."""
+    if count == 1:
+        yield 0, 0, WIDTH, _HEIGHT_ALONE
+        return
+    width = (WIDTH - _GAP) // 2
+    for number in range(count):
+        yield number % 2 * (width + _GAP), number // 2 * _HEIGHT, width, _HEIGHT
+
+
+def render_values(metrics: Mapping[str, Sequence[Point]], panels: Sequence[Panel]) -> str:
+    """Return the last values of the metrics that are not drawn, as HTML; empty without one.
 
     Args:
         metrics: the points of each metric, oldest first.
+        panels: what is drawn.
     """
-    entries = []
-    for number, (name, points) in enumerate(list(metrics.items())[:MAX_SERIES]):
-        dash = "dashed" if _dash(number) else "solid"
-        entries.append(
-            '<span style="margin-right:1.2em;white-space:nowrap">'
-            f'<span style="display:inline-block;width:1.6em;margin-right:0.4em;vertical-align:middle;'
-            f'border-top:3px {dash} {_colour(number)}"></span>'
-            f"{html.escape(name)} <b>{points[-1].value:.4g}</b></span>"
-        )
-    if len(metrics) > MAX_SERIES:
-        entries.append(f"<span>and {len(metrics) - MAX_SERIES} more in <code>run.metrics</code></span>")
-    return f'<div style="line-height:1.6">{"".join(entries)}</div>' if entries else ""
+    drawn = {name for panel in panels for name in panel.series}
+    rest = {name: points for name, points in metrics.items() if name not in drawn}
+    entries = [
+        f'<span style="margin-right:1.2em;white-space:nowrap">{html.escape(name)} <b>{points[-1].value:.4g}</b></span>'
+        for name, points in itertools.islice(rest.items(), MAX_SERIES)
+    ]
+    if len(rest) > MAX_SERIES:
+        entries.append(f"<span>and {len(rest) - MAX_SERIES} more in <code>run.metrics</code></span>")
+    return f'<div style="line-height:1.6">{" ".join(entries)}</div>' if entries else ""
 
 
 def describe_last_values(metrics: Mapping[str, Sequence[Point]]) -> str:
@@ -157,78 +223,126 @@ def describe_last_values(metrics: Mapping[str, Sequence[Point]]) -> str:
     return (f"step {max(steps)}: " if steps else "") + ", ".join(words)
 
 
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]
+# -- one chart
 
 
-def _dash(number: int) -> str:
-    return _DASHES[number // len(COLOURS) % len(_DASHES)]
+def _render_panel(
+    panel: Panel, width: int, height: int, numbers: Iterator[int], log: bool, stops: int
+) -> Iterator[str]:
+    """Yield the parts of a chart whose upper left corner is at 0, 0. Each line takes a number, for its colour."""
+    ys = [[y for _, y in pairs] for pairs in panel.series.values()]
+    limits = [(min(values), max(values)) if log else find_limits(values) for values in ys]
+    low, high = min(low for low, _ in limits), max(high for _, high in limits)
+    across = _scale_across(panel, width)
+    up = Scale(low, high, height - _BOTTOM, _TOP, log=log)
+    yield from _render_grid(across, up, width, height, panel.axis)
+    colours = {name: COLOURS[next(numbers) % len(COLOURS)] for name in panel.series}
+    hidden = []
+    for name, pairs in panel.series.items():
+        seen = list(_cut(pairs, low, high))
+        for piece in seen:
+            yield _render_line(colours[name], [(across(x), up(y)) for x, y in piece])
+        hidden += [y for _, y in pairs if not low <= y <= high]
+    if hidden:
+        furthest = max(hidden, key=lambda y: max(low - y, y - high))
+        yield (
+            f'<text x="{width - _RIGHT - 4}" y="{_TOP + 10}" text-anchor="end" fill="currentColor" fill-opacity="0.7">'
+            f"began at {furthest:.4g}</text>"
+        )
+    yield _render_title(panel, colours, width)
+    for left, right, words in _list_stops(panel, width, stops):
+        yield (
+            f'<rect x="{left:.1f}" y="{_TOP}" width="{right - left:.1f}" height="{height - _TOP - _BOTTOM}" '
+            f'fill="transparent"><title>{html.escape(words)}</title></rect>'
+        )
 
 
-class _Scale:
-    """Maps values to positions between two ends of an axis, in pixels.
-
-    Args:
-        values: what the axis has to cover.
-        start: position of the smallest value.
-        end: position of the largest value.
-        log: whether the axis is logarithmic.
-    """
-
-    def __init__(self, values: Sequence[float], start: float, end: float, *, log: bool = False) -> None:
-        self._start, self._end, self._log = start, end, log
-        low, high = min(values), max(values)
-        if log:
-            low, high = math.log10(low), math.log10(high)
-        if high - low < 1e-12 * max(abs(low), abs(high), 1e-300):
-            room = 1.0 if log else abs(low) * 0.1 or 1.0
-            low, high = low - room, high + room
-        self._low, self._high = low, high
-
-    def __call__(self, value: float) -> float:
-        share = ((math.log10(value) if self._log else value) - self._low) / (self._high - self._low)
-        return self._start + share * (self._end - self._start)
-
-    def ticks(self) -> list[tuple[float, str]]:
-        """Return positions and labels of four to nine round numbers."""
-        if self._log and self._high - self._low >= 1:
-            first, last = max(math.ceil(self._low), _SMALLEST_POWER), math.floor(self._high)
-            every = max(1, (last - first) // 6)
-            return [(self(10.0**power), f"{10.0**power:.4g}") for power in range(first, last + 1, every)]
-        low, high = (10**self._low, 10**self._high) if self._log else (self._low, self._high)
-        rough = (high - low) / 5
-        if rough < _SMALLEST:
-            return []  # no round numbers lie between
-        unit = 10 ** math.floor(math.log10(rough))
-        step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * 0.999)
-        first = math.ceil(low / step - 1e-9)
-        values = [number * step for number in range(first, first + 10) if number * step <= high + step * 1e-9]
-        return [(self(value), f"{value:.6g}") for value in values if not self._log or value > 0]
+def _render_title(panel: Panel, colours: Mapping[str, str], width: int) -> str:
+    room = max(6, int((width - _LEFT) / _LETTERS / len(colours)) - 12)
+    words = []
+    for name, colour in colours.items():
+        short = name if len(name) <= room else f"{name[: room - 1]}…"
+        words.append(
+            f'<tspan fill="{colour}">━</tspan> {html.escape(short)} '
+            f'<tspan font-weight="600">{panel.last[name]:.4g}</tspan>'
+        )
+    return f'<text x="{_LEFT}" y="14" fill="currentColor">{"  ".join(words)}</text>'
 
 
-def _render_grid(across: _Scale, up: _Scale) -> list[str]:
-    parts = []
-    bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
-    for y, label in up.ticks():
-        parts.append(
+def _render_grid(across: Scale, up: Scale, width: int, height: int, axis: str) -> Iterator[str]:
+    bottom, right = height - _BOTTOM, width - _RIGHT
+    for y, label in up.ticks(max(4, (bottom - _TOP) // 30)):
+        yield (
             f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="currentColor" stroke-opacity="0.15" fill="none"/>'
             f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" fill="currentColor">{label}</text>'
         )
-    for x, label in across.ticks():
-        parts.append(
+    for x, label in across.ticks(max(5, (right - _LEFT) // 80)):
+        yield (
             f'<path d="M{x:.1f} {bottom}v4" stroke="currentColor" fill="none"/>'
-            f'<text x="{x:.1f}" y="{bottom + 17}" text-anchor="middle" fill="currentColor">{label}</text>'
+            f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle" fill="currentColor">{label}</text>'
         )
-    parts.append(f'<path d="M{_LEFT} {_TOP}V{bottom}H{right}" stroke="currentColor" fill="none"/>')
-    return parts
+    yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{right}" stroke="currentColor" fill="none"/>'
+    yield (
+        f'<text x="{right}" y="{height - 4}" text-anchor="end" fill="currentColor" fill-opacity="0.7">{axis}</text>'
+    )
 
 
-def _render_line(number: int, places: Sequence[XY]) -> str:
-    if not places:
-        return ""
-    colour, dash = _colour(number), _dash(number)
-    if len(places) == 1:
-        return f'<circle cx="{places[0][0]:.1f}" cy="{places[0][1]:.1f}" r="3" fill="{colour}"/>'
+def _cut(pairs: Sequence[XY], low: float, high: float) -> Iterator[list[XY]]:
+    """Yield the pieces of a line that lie between two values of y."""
+    piece: list[XY] = []
+    for start, end in itertools.pairwise(pairs):
+        first, last = _cut_segment(start, end, low, high)
+        if first is None or last is None:
+            continue
+        if piece and piece[-1] != first:
+            yield piece
+            piece = []
+        piece += [last] if piece else [first, last]
+    if piece:
+        yield piece
+
+
+def _cut_segment(start: XY, end: XY, low: float, high: float) -> tuple[XY | None, XY | None]:
+    (x0, y0), (x1, y1) = start, end
+    if max(y0, y1) < low or min(y0, y1) > high:
+        return None, None
+
+    def move(x: float, y: float) -> XY:
+        if low <= y <= high:
+            return x, y
+        edge = low if y < low else high
+        return x0 + (x1 - x0) * ((edge - y0) / (y1 - y0)), edge
+
+    return move(x0, y0), move(x1, y1)
+
+
+def _render_line(colour: str, places: Sequence[XY]) -> str:
     path = "M" + "L".join([f"{x:.1f} {y:.1f}" for x, y in places])
-    dashed = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'<path d="{path}" stroke="{colour}" stroke-width="1.8" fill="none"{dashed}/>'
+    return f'<path d="{path}" stroke="{colour}" stroke-width="1.8" fill="none"/>'
+
+
+Stop = tuple[float, float, str]
+"""Left and right edge of an area of a chart, in pixels, and what is said under the pointer there."""
+
+
+def _list_stops(panel: Panel, width: int, most: int) -> Iterator[Stop]:
+    xs = sorted({x for pairs in panel.series.values() for x, _ in pairs})
+    across = _scale_across(panel, width)
+    chosen = [xs[number * (len(xs) - 1) // (most - 1)] for number in range(most)] if len(xs) > most else xs
+    places = [across(x) for x in chosen]
+    edges = [float(_LEFT), *((left + right) / 2 for left, right in itertools.pairwise(places)), float(width)]
+    ordered = {name: sorted(pairs) for name, pairs in panel.series.items()}  # a run may begin again
+    for x, (left, right) in zip(chosen, itertools.pairwise(edges), strict=True):
+        words = "".join(f"\n{name} {_nearest(pairs, x):.6g}" for name, pairs in ordered.items())
+        yield left, right, f"{panel.axis} {x:.6g}{words}"
+
+
+def _scale_across(panel: Panel, width: int) -> Scale:
+    xs = [x for pairs in panel.series.values() for x, _ in pairs]
+    return Scale(min(xs), max(xs), _LEFT, width - _RIGHT)
+
+
+def _nearest(pairs: Sequence[XY], x: float) -> float:
+    place = bisect.bisect_left(pairs, x, key=lambda pair: pair[0])
+    around = pairs[max(0, place - 1) : place + 1]
+    return min(around, key=lambda pair: abs(pair[0] - x))[1]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import html
 import itertools
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from notebook_accel.events import Display, Line, Unfinished
 from notebook_accel.launch.durations import format_duration
+from notebook_accel.stream.series import Point
 
 from . import ansi, chart
 from .picture import Bar, FailureSummary, Output, Picture, RankState
@@ -20,7 +22,7 @@ Mark = Literal["", "err", "trace"]
 MAX_WIDTH: Final = 2000  # characters of a line
 _PLAIN_LINES: Final = 20
 _LOG_RATIO: Final = (
-    50.0  # if the largest value is more than this times the smallest, there is a logarithmic chart too
+    50.0  # a metric whose largest value is more than this times its smallest has a logarithmic chart
 )
 _WRONG: Final = "var(--jp-error-color1,#d64550)"
 _SIGNS: Final = {
@@ -170,17 +172,18 @@ def _render_bar(who: str, bar: Bar) -> str:
 
 
 def render_chart(picture: Picture, *, log: bool = False) -> str:
-    """Return the chart of the metrics with its legend, as HTML.
+    """Return the charts of the metrics, and the last values of those that have no chart, as HTML.
 
     Args:
         picture: the run.
-        log: whether the y axis is logarithmic.
+        log: whether the y axes are logarithmic.
 
     Returns:
         HTML; empty without a metric.
     """
-    drawn = chart.render_svg(picture.metrics, picture.started, log=log)
-    return drawn + chart.render_legend(picture.metrics) if drawn else ""
+    panels = chart.make_panels(picture.metrics, picture.started, log=log)
+    drawn = chart.render_svg(panels, chart.describe_last_values(picture.metrics), log=log)
+    return drawn + chart.render_values(picture.metrics, panels)
 
 
 # -- lines
@@ -302,12 +305,16 @@ def _render_display(event: Display) -> str:
     return f'<pre style="{_PRE}">{ansi.to_html(str(data.get("text/plain", "")))}</pre>'
 
 
-def _embed_svg(svg: str, text: str) -> str:
+def _embed_svg(svg: str, text: str, areas: str = "") -> str:
     """Return an `img` element that holds an SVG. Jupyter removes plain SVG from notebooks that are not trusted."""
-    source = base64.b64encode(
-        svg.encode(errors="backslashreplace")
-    ).decode()  # file names may have surrogates
-    return f'<img alt="{html.escape(text)}" src="data:image/svg+xml;base64,{source}" style="max-width:100%">'
+    data = svg.encode(errors="backslashreplace")  # file names may have surrogates
+    source = base64.b64encode(data).decode()
+    name = f"accel-{zlib.crc32(data):08x}"
+    used, named = (f' usemap="#{name}"', f'<map name="{name}">{areas}</map>') if areas else ("", "")
+    return (
+        f'<img alt="{html.escape(text)}" src="data:image/svg+xml;base64,{source}"{used} style="max-width:100%">'
+        f"{named}"
+    )
 
 
 # -- the whole picture
@@ -336,17 +343,26 @@ def render_page(picture: Picture) -> str:
 
 
 def _render_static_chart(picture: Picture) -> str:
-    grey = "var(--jp-ui-font-color1,currentColor)"
-    drawn = chart.render_svg(picture.metrics, picture.started)
-    if not drawn:
-        return ""
+    panels = chart.make_panels(picture.metrics, picture.started)
     words = chart.describe_last_values(picture.metrics)
-    shown = _embed_svg(drawn.replace(grey, "#767676"), words) + chart.render_legend(picture.metrics)
-    values = [point.value for points in picture.metrics.values() for point in points if point.value > 0]
-    if values and max(values) / min(values) > _LOG_RATIO:
-        logarithmic = chart.render_svg(picture.metrics, picture.started, log=True).replace(grey, "#767676")
-        shown += f"<details><summary>logarithmic</summary>{_embed_svg(logarithmic, words)}</details>"
+    shown = _embed_chart(panels, words) + chart.render_values(picture.metrics, panels)
+    steep = {name: points for name, points in picture.metrics.items() if _is_steep(points)}
+    if panels := chart.make_panels(steep, picture.started, log=True):
+        logarithmic = _embed_chart(panels, chart.describe_last_values(steep), log=True)
+        shown += f"<details><summary>logarithmic</summary>{logarithmic}</details>"
     return shown
+
+
+def _is_steep(points: Sequence[Point]) -> bool:
+    values = [point.value for point in points if point.value > 0]
+    return bool(values) and max(values) / min(values) > _LOG_RATIO
+
+
+def _embed_chart(panels: Sequence[chart.Panel], words: str, *, log: bool = False) -> str:
+    drawn = chart.render_svg(panels, words, log=log).replace(
+        "var(--jp-ui-font-color1,currentColor)", "#767676"
+    )
+    return _embed_svg(drawn, words, chart.render_areas(panels)) if drawn else ""
 
 
 def _render_output(rank: int, output: Output) -> str:

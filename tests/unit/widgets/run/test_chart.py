@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import random
 import re
@@ -12,6 +13,8 @@ import pytest
 
 from notebook_accel.stream.series import Point
 from notebook_accel.widgets.run import chart
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def points(values: Sequence[float]) -> list[Point]:
@@ -31,45 +34,125 @@ def test_downsampling_keeps_extremes_and_ends() -> None:
     assert len(chart.downsample(pairs[:501])) <= 500
 
 
+VALUES = [
+    [1.0, 2.0],
+    [0.0, 0.0],
+    [1e-300, 1e300],
+    [-5.0, 5.0, math.nan, math.inf],
+    [1e9, 1e9 + 1],
+    [3.0, 0.03, 0.0],
+    [1e308, 1.0, -1e308, 2.0],
+    [250.0, -1e300, *(0.02 + number / 1e4 for number in range(40))],
+]
+
+
 @pytest.mark.parametrize("log", [False, True])
-@pytest.mark.parametrize(
-    "values",
-    [
-        [1.0],
-        [0.0, 0.0],
-        [1e-300, 1e300],
-        [-5.0, 5.0, math.nan, math.inf],
-        [1e9, 1e9 + 1],
-        [3.0, 0.03, 0.0],
-        [1e308, 1.0, -1e308],
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("values", VALUES, ids=lambda values: str(values[:4]))
 def test_charts_are_svg_within_their_frame(values: list[float], log: bool) -> None:
-    drawn = chart.render_svg({"loss <1>": points(values)}, 100.0, log=log)
-    if log and not any(value > 0 for value in values):
-        assert drawn == ""
+    panels = chart.make_panels({"loss <1>": points(values)}, 100.0, log=log)
+    drawn = chart.render_svg(panels, "words <&>", log=log)
+    drawable = [value for value in values if abs(value) <= 1e300 and (value > 0 or not log)]
+    assert bool(drawn) == (len(drawable) > 1)
+    if not drawn:
         return
     root = ElementTree.fromstring(drawn)
-    for path in root.iter("{http://www.w3.org/2000/svg}path"):
+    width, height = (float(root.get(name, "")) for name in ("width", "height"))
+    for path in root.iter(f"{SVG}path"):
         assert not re.search("nan|inf", path.get("d", ""))
         if path.get("stroke-width"):
             places = [tuple(map(float, pair.split())) for pair in re.split("[ML]", path.get("d", ""))[1:]]
-            assert all(0 <= x <= chart.WIDTH and 0 <= y <= chart.HEIGHT for x, y in places)
+            assert all(0 <= x <= width and 0 <= y <= height for x, y in places)
+
+
+def find_titles(panels: list[chart.Panel]) -> list[str]:
+    root = ElementTree.fromstring(chart.render_svg(panels, "words"))
+    return [title.text or "" for title in root.iter(f"{SVG}title")]
 
 
 def test_the_axis_is_steps_where_there_are_some() -> None:
-    axis, _ = chart.make_series({"loss": points([1, 2])}, 100.0)
-    assert axis == "step"
-    axis, series = chart.make_series({"loss": [*points([1, 2]), Point(None, 107.0, 3.0)]}, 100.0)
-    assert axis == "seconds" and series["loss"][-1] == (7.0, 3.0)
-    axis, series = chart.make_series({"loss": [*points([1, 2]), Point(10**400, 107.0, 3.0)]}, 100.0)
-    assert axis == "seconds" and series["loss"][-1] == (7.0, 3.0)  # no axis reaches that step
+    (panel,) = chart.make_panels({"loss": points([1, 2])}, 100.0)
+    assert panel.axis == "step" and ">step</text>" in chart.render_svg([panel], "")
+    for odd in (Point(None, 107.0, 3.0), Point(10**400, 107.0, 3.0)):  # no axis reaches that step
+        first, second = chart.make_panels({"a": [*points([1, 2]), odd], "b": points([1, 2])}, 100.0)
+        assert first.axis == "seconds" and first.series["a"][-1] == (7.0, 3.0)
+        assert second.axis == "step"
+
+
+def test_each_metric_has_a_scale_of_its_own() -> None:
+    metrics = {"loss": points([250.0, 100.0, 50.0]), "rate": points([0.05, 0.03, 0.01])}
+    panels = chart.make_panels(metrics, 100.0)
+    assert [list(panel.series) for panel in panels] == [["loss"], ["rate"]]
+    root = ElementTree.fromstring(chart.render_svg(panels, "words"))
+    for line in root.iter(f"{SVG}path"):
+        if line.get("stroke-width"):
+            ys = [float(pair.split()[1]) for pair in re.split("[ML]", line.get("d", ""))[1:]]
+            assert max(ys) - min(ys) > 80  # it is not flat
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["loss", "eval_loss"],
+        ["train/loss", "val/loss"],
+        ["train_loss", "test_loss"],
+        ["loss", "loss_eval"],
+    ],
+    ids=str,
+)
+def test_parts_of_the_data_share_a_chart(names: list[str]) -> None:
+    (panel,) = chart.make_panels({name: points([1.0, 2.0]) for name in names}, 100.0)
+    assert list(panel.series) == names
+    assert len(set(re.findall('stroke="(#[^"]*)"', chart.render_svg([panel], "")))) == 2
+
+
+@pytest.mark.parametrize(
+    "names", [["eval_", "train_"], ["evaluate", "train"], ["retrain_loss", "loss"]], ids=str
+)
+def test_other_names_do_not(names: list[str]) -> None:
+    assert len(chart.make_panels({name: points([1.0, 2.0]) for name in names}, 100.0)) == 2
+
+
+def test_first_steps_do_not_flatten_the_rest() -> None:
+    late = [0.02 + 0.01 * math.sin(number) for number in range(100)]
+    (panel,) = chart.make_panels({"loss": points([250.0, 30.0, 4.0, *late])}, 100.0)
+    drawn = chart.render_svg([panel], "")
+    assert ">began at 250</text>" in drawn and ">0.02</text>" in drawn and ">200</text>" not in drawn
+    assert "step 0\nloss 250" in find_titles([panel])
+    logarithmic = chart.render_svg(
+        chart.make_panels({"loss": points([250.0, *late])}, 100.0, log=True), "", log=True
+    )
+    assert ">10</text>" in logarithmic and "began" not in logarithmic
+
+
+def test_a_later_peak_is_seen() -> None:
+    (panel,) = chart.make_panels({"loss": points([1.0, 1.1] * 40 + [250.0] + [1.0] * 5)}, 100.0)
+    drawn = chart.render_svg([panel], "")
+    assert ">200</text>" in drawn and "began" not in drawn
+
+
+def test_values_are_told_under_the_pointer() -> None:
+    metrics = {"loss": points([3.0, 2.0, 1.0]), "eval_loss": [Point(0, 100.0, 5.0), Point(2, 102.0, 4.0)]}
+    panels = chart.make_panels(metrics, 100.0)
+    assert find_titles(panels) == [
+        "step 0\nloss 3\neval_loss 5",
+        "step 1\nloss 2\neval_loss 5",
+        "step 2\nloss 1\neval_loss 4",
+    ]
+    areas = re.findall('coords="([0-9,]+)" title="([^"]*)"', chart.render_areas(panels))
+    assert [html.unescape(words) for _, words in areas] == find_titles(panels)
+    edges = [list(map(int, coords.split(","))) for coords, _ in areas]
+    assert [right for _, _, right, _ in edges][:-1] == [left for left, *_ in edges][1:]
+    many = chart.make_panels({f"m{number}": points([1.0, 2.0] * 5_000) for number in range(12)}, 100.0)
+    assert len(find_titles(many)) <= 240 and len(chart.render_svg(many, "")) < 200_000
 
 
 def test_charts_have_few_series_and_labels() -> None:
-    many = {f"m{number}": points([1.0, 2.0]) for number in range(15)}
-    drawn = chart.render_svg(many, 100.0)
-    assert drawn.count('stroke-width="1.8"') == chart.MAX_SERIES
-    assert "and 3 more" in chart.render_legend(many)
-    assert 'aria-label="step 1: m0 2, ' in drawn and ">step</text>" in drawn
+    many = {"once": points([7.0])} | {f"m{number}": points([1.0, 2.0]) for number in range(26)}
+    panels = chart.make_panels(many, 100.0)
+    drawn = chart.render_svg(panels, chart.describe_last_values(many))
+    assert drawn.count('stroke-width="1.8"') == len(panels) == chart.MAX_SERIES == 12
+    values = chart.render_values(many, panels)
+    assert "once <b>7</b>" in values and "m12 <b>2</b>" in values and "m11" not in values
+    assert "and 3 more" in values
+    assert 'aria-label="step 1: once 7, ' in drawn
+    assert chart.render_values({"a": many["m1"]}, chart.make_panels({"a": many["m1"]}, 100.0)) == ""

@@ -360,7 +360,8 @@ def test_the_static_page_has_all_and_no_script() -> None:
 
 
 def test_names_that_are_no_text_can_be_drawn() -> None:
-    shown = make_picture(told(Metric(rank=0, time=101.0, step=1, values={"caf\udce9.png": 1.0})))
+    values = [Metric(rank=0, time=101.0, step=step, values={"caf\udce9.png": 1.0}) for step in (1, 2)]
+    shown = make_picture(told(*values))
     assert "data:image/svg+xml;base64," in page.render_page(shown)
 
 
