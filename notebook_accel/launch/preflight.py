@@ -98,8 +98,7 @@ def resolve(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
         _check_no_worker(problems, variables)
     requested = _find_requested_engine(problems, _find_implied_engine(options, wrong))
     machine = _look_at_machine(problems, options, requested, variables, environment)
-    drives_nodes = requested is not None and requested.drives_nodes
-    rendezvous = (_find_port if drives_nodes else _resolve_nodes)(problems, options, wrong)
+    rendezvous = _resolve_nodes(problems, options, wrong, requested)
     _check_function(problems, request.function, request.args)
     if "num_processes" not in wrong:
         _check_processes(problems, options, machine, requested)
@@ -262,10 +261,21 @@ def _choose_engine(options: Options, machine: Machine, needs_workers: bool) -> s
 # -- how many processes, and on how many nodes
 
 
-def _resolve_nodes(problems: Problems, options: Options, wrong: Collection[str]) -> Rendezvous:
+def _resolve_nodes(
+    problems: Problems, options: Options, wrong: Collection[str], requested: Engine | None
+) -> Rendezvous:
+    if requested is not None and requested.drives_nodes:
+        return _find_port(problems, options, wrong)
     defaults = arguments.defaults()
-    if all(options[name] == defaults[name] for name in _NODE_OPTIONS):
+    used = [name for name in _NODE_OPTIONS if options[name] != defaults[name]]
+    if not used:
         return Rendezvous()
+    if requested is not None and not requested.on_this_node and "num_nodes" in requested.refuses:
+        means_nothing = [name for name in used if name not in (*wrong, "use_port", "secret")]
+        if means_nothing:
+            name, reason = means_nothing[0], requested.refuses["num_nodes"]
+            problems.append(ValueError(f"{name}={options[name]!r} with engine={requested.name!r}: {reason}"))
+            return Rendezvous()
     rendezvous, found = node_options.resolve(options, wrong)
     problems += found
     return rendezvous

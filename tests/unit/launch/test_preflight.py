@@ -56,6 +56,26 @@ def _error(**changes: Any) -> Exception:
         ({"num_nodes": 2}, ValueError, "the nodes must agree on a port"),
         ({"node_rank": 1}, ValueError, "node_rank=1 with num_nodes=1: choose from 0 to 0"),
         (
+            {"hosts": ["a", "b"], "num_nodes": 2},
+            ValueError,
+            "num_nodes=2 with engine='ssh': hosts= says which",
+        ),
+        (
+            {"hosts": ["a", "b"], "num_nodes": "1:2"},
+            ValueError,
+            "num_nodes='1:2' with engine='ssh': hosts= says",
+        ),
+        (
+            {"hosts": ["a", "b"], "node_rank": 1},
+            ValueError,
+            "node_rank=1 with engine='ssh': hosts= says which",
+        ),
+        (
+            {"engine": "ray", "num_nodes": 2},
+            ValueError,
+            "num_nodes=2 with engine='ray': Ray chooses the nodes",
+        ),
+        (
             {"num_nodes": "4:1", "rdzv_backend": "c10d"},
             ValueError,
             "num_nodes='4:1': the first number is the smaller",
