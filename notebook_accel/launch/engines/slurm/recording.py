@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import hashlib
+import json
 import os
 import pickle
 import secrets
@@ -16,7 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from .... import environ
+from .... import __version__, environ
+from .... import events as event_classes
 from ....errors import LaunchError
 from ....events import Event, Failure, Held, Line, Phase, Progress, Pulse, RaisedError, Unfinished
 from ....stream.wire import FrameReader, frame
@@ -31,6 +35,7 @@ VARIABLE: Final = "NOTEBOOK_ACCEL_JOBS"
 LAUNCHED: Final = "launched"
 """The option of a recorded job that says when it was launched, in seconds since the epoch."""
 _OPTIONS: Final = ("num_nodes", "slurm", "slurm_keep", "slurm_notice", "python", "environment")
+_FORMAT: Final = "format"
 _JOB: Final = "job"
 _CELLS: Final = "cells"
 _WORK: Final = "work"
@@ -123,6 +128,7 @@ class Folder:
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.mkdir(mode=0o700)
+            (path / _FORMAT).write_text(json.dumps(_describe_format()))
             for name, value in ((_JOB, told), (_CELLS, work.origin.notes.sources), (_WORK, work)):
                 with open(path / name, "xb") as file:
                     pickle.dump(value, file, protocol=5)
@@ -143,13 +149,30 @@ class Folder:
         os.replace(new, link)  # SLURM may give a number again
 
     def read_job(self) -> Job:
-        """Return what runs, without its function."""
+        """Return what runs, without its function.
+
+        Raises:
+            LaunchError: it cannot be read, or another notebook_accel has written it: the events are not read either.
+        """
+        self._check_format()
         try:
             return Job(**pickle.loads((self.path / _JOB).read_bytes()))
         except Exception as error:  # unpickling has no end of ways to fail
             raise LaunchError(
                 f"{self.path / _JOB} cannot be read: {type(error).__name__}: {error}"
             ) from error
+
+    def _check_format(self) -> None:
+        ours, theirs = _describe_format(), {}
+        with contextlib.suppress(OSError, ValueError):
+            theirs = dict(json.loads((self.path / _FORMAT).read_text()))
+        if theirs != ours:
+            version = theirs.get("version", "another version")
+            which = f"another state of {version}" if version == ours["version"] else version
+            raise LaunchError(
+                f"{self.path} was written by notebook_accel {which}, and this is {ours['version']}, which does not "
+                "understand it: attach from a notebook with the one that launched the run"
+            )
 
     def install_cells(self) -> None:
         """Let tracebacks show the lines of cells of the notebook that launched the run, where they can be read."""
@@ -218,6 +241,17 @@ class Folder:
         return []
 
 
+def _describe_format() -> dict[str, str]:
+    """Return what has to be the same where a run is recorded and where it is read: pickles hold fields by position."""
+    told = [each for each in vars(event_classes).values() if isinstance(each, type)]
+    fields = sorted(
+        f"{each.__name__}({', '.join(field.name for field in dataclasses.fields(each))})"
+        for each in (*told, Over, Alive, Job)
+        if dataclasses.is_dataclass(each)
+    )
+    return {"version": __version__, "fields": hashlib.sha256("\n".join(fields).encode()).hexdigest()[:16]}
+
+
 def find_root() -> Path:
     """Return the folder with the runs of this user, which nodes have to see too."""
     return Path(environ.get(VARIABLE) or "~/.notebook_accel/jobs").expanduser().absolute()
@@ -245,14 +279,18 @@ def find_newest() -> str:
     """Return the number of the job that was submitted last; LaunchError where none is known."""
     root = find_root()
     found: list[tuple[float, tuple[int, str]]] = []
+    unread = ""
     for each in root.glob("*"):
         if each.is_symlink():
-            with contextlib.suppress(LaunchError):  # one that is gone or damaged
+            try:
                 launched = Folder(each.resolve()).read_job().options[LAUNCHED]
+            except LaunchError as error:  # one that is gone, damaged or of another version
+                unread = f"; of job {each.name}: {error}"
+            else:
                 found.append((launched, _as_number(each.name)))
     if not found:
         raise LaunchError(
-            f"no run of a job is known in {root}: launch one with engine='slurm' and detach=True"
+            f"no run of a job is known in {root}: launch one with engine='slurm' and detach=True{unread}"
         )
     return max(found)[1][1]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import json
 import os
 import pickle
 import sys
@@ -11,6 +13,8 @@ from typing import Any
 
 import pytest
 
+import notebook_accel
+from notebook_accel import events
 from notebook_accel.devices import CPU
 from notebook_accel.errors import LaunchError
 from notebook_accel.events import (
@@ -191,7 +195,47 @@ def test_the_end_waits_for_a_full_disk(folder: Folder, monkeypatch: pytest.Monke
         Writer(folder.find_events(1)).close(Over(rank=-1, time=2.0))
 
 
+def write_format(path: Path) -> None:
+    (path / "format").write_text(json.dumps(recording._describe_format()))
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (None, "by notebook_accel another version, and this is"),
+        ("{", "by notebook_accel another version, and this is"),
+        ("[]", "by notebook_accel another version, and this is"),
+        ('{"version": "0.0.9", "fields": "x"}', "by notebook_accel 0.0.9, and this is"),
+        (
+            '{"version": "VERSION", "fields": "x"}',
+            "by notebook_accel another state of VERSION, and this is VERSION",
+        ),
+    ],
+    ids=["none", "damaged", "odd", "older", "changed"],
+)
+def test_what_another_version_wrote_is_not_read(folder: Folder, found: str | None, words: str) -> None:
+    """The fields of events are pickled by their positions."""
+    (folder.path / "job").write_bytes(pickle.dumps({}))
+    if found is not None:
+        (folder.path / "format").write_text(found.replace("VERSION", notebook_accel.__version__))
+    with pytest.raises(LaunchError, match=words.replace("VERSION", notebook_accel.__version__)):
+        folder.read_job()
+
+
+def test_other_fields_are_another_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = recording._describe_format()
+
+    @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+    class Line(Event):
+        text: str
+        stream: str
+
+    monkeypatch.setattr(events, "Line", Line)  # the order of its fields differs
+    assert recording._describe_format() != before
+
+
 def test_a_damaged_folder_is_told(folder: Folder) -> None:
+    write_format(folder.path)
     (folder.path / "job").write_bytes(b"\x80\x05")
     with pytest.raises(LaunchError, match=r"job cannot be read: \w+Error"):
         folder.read_job()
@@ -234,6 +278,10 @@ def test_only_folders_of_this_user_are_read(tmp_path: Path, monkeypatch: pytest.
         recording.find_newest()
     (tmp_path / "jobs" / "run").mkdir(parents=True)
     Folder(tmp_path / "jobs" / "run").name("4")
+    with pytest.raises(
+        LaunchError, match=r"no run .*; of job 4: .*/run was written by notebook_accel another"
+    ):
+        recording.find_newest()
     Folder(tmp_path / "jobs" / "run").name("4")  # the number is given again
     assert recording.find("4").path == tmp_path / "jobs" / "run"
     with pytest.raises(LaunchError, match=r"there are 4$"):
@@ -248,6 +296,7 @@ def test_only_folders_of_this_user_are_read(tmp_path: Path, monkeypatch: pytest.
         }
         path = tmp_path / "jobs" / f"run{number}"
         path.mkdir(mode=0o700)
+        write_format(path)
         (path / "job").write_bytes(pickle.dumps({**told, "options": {recording.LAUNCHED: launched}}))
         Folder(path).name(number)
     (tmp_path / "jobs" / "7").symlink_to("gone")
