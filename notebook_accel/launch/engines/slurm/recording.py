@@ -171,7 +171,7 @@ class Folder:
             which = f"another state of {version}" if version == ours["version"] else version
             raise LaunchError(
                 f"{self.path} was written by notebook_accel {which}, and this is {ours['version']}, which does not "
-                "understand it: attach from a notebook with the one that launched the run"
+                "understand it: use the one that launched the run, in notebooks and on nodes"
             )
 
     def install_cells(self) -> None:
