@@ -208,7 +208,7 @@ def test_a_saved_view_can_be_read_the_next_day(
 def check_web_page(page: Any, saved: Path, theme: str, folder: Path) -> None:
     """Make a web page of a saved notebook and look at it."""
     export = [sys.executable, "-m", "nbconvert", "--to", "html", f"--theme={theme}"]
-    subprocess.run([*export, "--output-dir", folder, saved], check=True, capture_output=True, timeout=60)
+    subprocess.run([*export, "--output-dir", folder, saved], check=True, capture_output=True, timeout=240)
     page.route(re.compile("^https?://"), lambda route: route.abort())
     page.goto((folder / f"{saved.stem}.html").as_uri())
     page.get_by_role("status").filter(has_text="✓ done").wait_for()

@@ -40,7 +40,7 @@ class Tried:
     prepare: str = ""
     needs: str = "torch"
     environment: Mapping[str, str] = field(default_factory=dict)
-    patience: float = 60.0
+    patience: float = 240.0
     place: Callable[[Path], AbstractContextManager[Place]] | None = None
     obstacle: Callable[[], str] = str
     keeps: Mapping[str, str] = field(default_factory=dict)
@@ -67,14 +67,12 @@ be_patient()
 cluster.connect(None)
 """,
         needs="ray",
-        patience=240.0,
         keeps={"children": "Ray's own processes", "shared_memory": "Ray's object store"},
     ),
     "slurm": Tried(
         engine="slurm",
         arguments={"num_processes": 2, "num_nodes": 2},
         needs="submitit",
-        patience=120.0,
         place=slurm_cluster.make_cluster,
         obstacle=slurm_cluster.why_no_cluster,
         keeps=slurm_cluster.KEEPS,
@@ -82,7 +80,6 @@ cluster.connect(None)
     "ssh": Tried(
         engine="ssh",
         arguments={"num_processes": 2, "hosts": ["node1", "node2"]},
-        patience=120.0,
         place=ssh_hosts.make_hosts,
         obstacle=ssh_hosts.why_no_hosts,
         keeps=ssh_hosts.KEEPS,
@@ -92,6 +89,5 @@ cluster.connect(None)
         needs="torch_xla",
         environment={"PJRT_DEVICE": "CPU"},
         prepare="import torch_xla",
-        patience=120.0,
     ),
 }

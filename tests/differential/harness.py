@@ -35,7 +35,7 @@ def cases(group: tuple[str, ...]) -> dict[str, Case]:
 @functools.cache
 def outcomes(library: str, world_size: int, group: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return for each rank what every case of a group gave."""
-    return run_ranks(run_all, library, group, world_size=world_size, timeout=110.0)
+    return run_ranks(run_all, library, group, world_size=world_size, timeout=240)
 
 
 def run_all(library: str, group: tuple[str, ...]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ GUIDE = Path(__file__).parents[1] / "unit" / "configs" / "fsdp_transformers_guid
 SCRIPT = Path(__file__).with_name("guide_script.txt")
 
 
-@pytest.mark.timeout(180)
 def test_the_guides_config_launches_both() -> None:
     pytest.importorskip("transformers")
     Path("train.py").write_text(SCRIPT.read_text())

@@ -91,7 +91,7 @@ def len_is_rounded(case: Case, world: int) -> bool:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_views_of_real_ranks(world: int) -> None:
-    ranks = run_ranks(_observe_all, world, world_size=world, timeout=100)
+    ranks = run_ranks(_observe_all, world, world_size=world, timeout=240)
     wrong, stale = [], []
     for number, case in enumerate(cases(world)):
         views = [rank[number] for rank in ranks]

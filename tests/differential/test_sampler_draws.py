@@ -141,7 +141,6 @@ def pair() -> list[list[dict[str, Any]]]:
     return run_ranks(look, SEEDS["alike"], world_size=2, timeout=200, starts_others=True)
 
 
-@pytest.mark.timeout(250)
 @pytest.mark.parametrize("world", [1, 2])
 def test_orders_and_draws_are_those_of_accelerate(world: int, request: pytest.FixtureRequest) -> None:
     if world == 2:
@@ -154,7 +153,6 @@ def test_orders_and_draws_are_those_of_accelerate(world: int, request: pytest.Fi
         assert views["twice"] == views["ours"], (rank, CASES[number])
 
 
-@pytest.mark.timeout(250)
 def test_ranks_that_differ_draw_what_rank_0_draws(pair: list[list[dict[str, Any]]]) -> None:
     unlike = run_ranks(look, SEEDS["unlike"], world_size=2, timeout=200, starts_others=True)
     for rank, number in itertools.product(range(2), range(len(CASES))):

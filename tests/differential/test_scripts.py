@@ -77,7 +77,7 @@ class Scripts:
             libraries=LIBRARIES,
             env=_environment(library),
             cwd=self.folder,
-            timeout=100,
+            timeout=240,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return parsed(done.stdout.splitlines())

@@ -70,7 +70,7 @@ def run(folder: Path, name: str, command: list[str], **more: str) -> Done:
         [*command, *script],
         env={**environment(), "HF_HOME": str(folder), **more},
         cwd=folder,
-        timeout=100,
+        timeout=240,
     )
     files = [folder / f"{name}-{rank}.json" for rank in range(2)]
     reports = [json.loads(file.read_text()) for file in files if file.exists()]

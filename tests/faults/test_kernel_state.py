@@ -171,7 +171,7 @@ def test_forked_workers_hold_no_descriptor_of_other_runs(tmp_path: Path) -> None
         queue = context.Queue()
         process = context.Process(target=lambda: queue.put(look()))
         process.start()
-        theirs = queue.get(timeout=30)
+        theirs = queue.get(timeout=120)
         process.join()
         assert user <= theirs and not [end for end in runs_own & theirs if end.startswith("socket:")]
         run.stop()

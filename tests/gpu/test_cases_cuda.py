@@ -10,7 +10,6 @@ MODULES = ("collective_cases", "training_cases", "sharding_cases")
 ALL = [(module, name) for module in MODULES for name in list_cases(module)]
 
 
-@pytest.mark.timeout(280)
 @pytest.mark.parametrize(("module", "name"), ALL, ids=[f"{module}:{name}" for module, name in ALL])
 def test_case(outcomes: Outcomes, module: str, name: str) -> None:
     text = outcomes.of(module, name)

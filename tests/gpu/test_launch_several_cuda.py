@@ -231,7 +231,7 @@ def _look(folder: Path, visible: str | None, num_processes: int) -> list[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -257,7 +257,7 @@ def test_a_part_of_a_gpu(tmp_path: Path, on_gpu: None) -> None:
     listed = ""
     if shutil.which("nvidia-smi"):
         listed = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=240, check=False
         ).stdout
     parts = re.findall(r"UUID: (MIG-[^)]+)\)", listed)
     if not parts:

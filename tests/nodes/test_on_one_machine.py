@@ -63,7 +63,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         node.communicate()
 
 
-def _outputs(nodes: list[subprocess.Popen[str]], seconds: float = 60) -> list[str]:
+def _outputs(nodes: list[subprocess.Popen[str]], seconds: float = 240) -> list[str]:
     return [node.communicate(timeout=seconds)[0] for node in nodes]
 
 
@@ -123,7 +123,7 @@ except KeyboardInterrupt:
     while "waits for node" not in lonely.stdout.readline():
         assert lonely.poll() is None
     lonely.send_signal(signal.SIGINT)
-    output = lonely.communicate(timeout=60)[0]
+    output = lonely.communicate(timeout=240)[0]
     assert output.splitlines()[-1] == "interrupted", output
 
 

@@ -57,7 +57,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     try:
         kernel.run(CLUSTER, timeout=PATIENCE).ok()
         yield kernel
-        kernel.run("import ray; ray.shutdown(); cluster.shutdown()", timeout=60)
+        kernel.run("import ray; ray.shutdown(); cluster.shutdown()", timeout=240)
     finally:
         kernel.close()
 

@@ -21,7 +21,6 @@ pytest.importorskip("submitit")
 pytestmark = [
     pytest.mark.notebook,
     pytest.mark.slow,
-    pytest.mark.timeout(180),
     *[pytest.mark.may_leak(kind, reason=reason) for kind, reason in KEEPS.items()],
 ]
 

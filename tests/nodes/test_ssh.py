@@ -20,7 +20,6 @@ from tests.notebooks.kernel import Cell, Kernel, wait_until
 pytestmark = [
     pytest.mark.notebook,
     pytest.mark.slow,
-    pytest.mark.timeout(180),
     *[pytest.mark.may_leak(kind, reason=reason) for kind, reason in KEEPS.items()],
 ]
 

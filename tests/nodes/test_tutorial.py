@@ -15,7 +15,6 @@ FOLDER = Path(__file__).resolve().parents[2] / "tutorials"
 pytestmark = [
     pytest.mark.notebook,
     pytest.mark.slow,
-    pytest.mark.timeout(240),
     *[pytest.mark.may_leak(kind, reason=reason) for kind, reason in ssh_hosts.KEEPS.items()],
 ]
 
@@ -43,7 +42,7 @@ def run_cluster_tutorial(kernel: Kernel, cluster: str) -> str:
         kernel.run(
             f"import os\nos.environ['NOTEBOOK_ACCEL_VIEW'] = 'text'\nos.environ['CLUSTER'] = {cluster!r}"
         ).ok()
-        said = [kernel.run(cell, timeout=100).ok().stdout for cell in cells]
+        said = [kernel.run(cell, timeout=240).ok().stdout for cell in cells]
     finally:
         kernel.close()
     assert "[0] rank 0: process" in "".join(said) and "[1] rank 1: process" in "".join(said)

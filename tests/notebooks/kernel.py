@@ -150,7 +150,7 @@ class Kernel:
         self.client: BlockingKernelClient = self.manager.blocking_client()
         self.client.start_channels()
         try:
-            self.client.wait_for_ready(timeout=60)
+            self.client.wait_for_ready(timeout=240)
             self.pid = int(self.run("import os; os.getpid()").value)
         except BaseException:
             self.close()  # its threads would go on asking
@@ -167,7 +167,7 @@ class Kernel:
             yield
 
     def run(
-        self, code: str, timeout: float = 100, during: Callable[[], None] | None = None, at: str = "go"
+        self, code: str, timeout: float = 240, during: Callable[[], None] | None = None, at: str = "go"
     ) -> Cell:
         """Run a cell to its end; `during` is called once as soon as the cell prints a word, or tells it on stderr."""
         started = time.monotonic()
@@ -221,7 +221,7 @@ class Kernel:
         with self._starting():
             self.manager.restart_kernel(now=now)
         try:
-            self.client.wait_for_ready(timeout=60)
+            self.client.wait_for_ready(timeout=240)
             self.pid = int(self.run("import os; os.getpid()").value)
         except BaseException:
             self.close()  # its threads would go on asking

@@ -85,7 +85,7 @@ def test_big_results_and_big_closures(kernel: Kernel, method: str) -> None:
         (torch.equal(out[1:], big[1:] * 2), out[0].item(), small.tolist(), total, shared,
          int(array[0]), big[0].item(), out.device.type)
         """,
-        timeout=100,
+        timeout=240,
     ).ok()
     total = sum(range(1_000_000)) + 7
     # a view shares its memory with the whole, in the worker too; the kernel's own are untouched

@@ -60,7 +60,7 @@ def updates(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [m["content"] for m in messages if m["msg_type"] == "update_display_data"]
 
 
-def sent_later(kernel: Kernel, word: str, seconds: float = 30) -> list[dict[str, Any]]:
+def sent_later(kernel: Kernel, word: str, seconds: float = 120) -> list[dict[str, Any]]:
     """Return the updates that come after a cell has ended, until one has this word."""
     found: list[dict[str, Any]] = []
     end = time.monotonic() + seconds
@@ -312,7 +312,7 @@ def test_a_saved_notebook_keeps_the_page(tmp_path: Path) -> None:
     cells = [IMPORTS + TALK, "notebook_launcher(talk, num_processes=2)", launch, "run.result()"]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in cells])
     client = NotebookClient(
-        book, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        book, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
     asyncio.run(_execute(client, {**os.environ, "PYTHONPATH": str(ROOT)}))
     nbformat.write(book, tmp_path / "saved.ipynb")

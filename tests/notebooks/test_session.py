@@ -443,7 +443,7 @@ def test_many_calls_leak_nothing(fresh_kernel: Kernel) -> None:
     kernel.run("for _ in range(10): s.run(work, x)").ok()
     look = "*state(), *s.run(lambda: len(os.listdir('/proc/self/fd')), returns='all')"
     before = kernel.run(look).ok().value
-    kernel.run("for _ in range(200): s.run(work, x)", timeout=100).ok()
+    kernel.run("for _ in range(200): s.run(work, x)", timeout=240).ok()
     assert wait_until(lambda: not _grown(before, kernel.run(look).ok().value), 20), before
 
 

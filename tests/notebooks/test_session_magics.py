@@ -194,11 +194,11 @@ def test_restart_loses_the_variables_and_says_so(magics: Kernel) -> None:
 
 def test_completion_in_cells_of_workers_is_not_broken(magics: Kernel) -> None:
     code = "%%distributed\nimport os\nos.pat"
-    reply = magics.client.complete(code, len(code), reply=True, timeout=20)
+    reply = magics.client.complete(code, len(code), reply=True, timeout=120)
     assert reply["content"]["status"] == "ok"
-    reply = magics.client.complete("%%distr", 7, reply=True, timeout=20)
+    reply = magics.client.complete("%%distr", 7, reply=True, timeout=120)
     assert "%%distributed" in reply["content"]["matches"]
-    reply = magics.client.complete("%sess", 5, reply=True, timeout=20)
+    reply = magics.client.complete("%sess", 5, reply=True, timeout=120)
     assert "%session" in reply["content"]["matches"]
 
 
@@ -223,6 +223,6 @@ def test_cells_train_with_a_prepared_model(magics: Kernel) -> None:
             optimizer.zero_grad()
             round(accelerator.gather(next(model.parameters()).detach().sum().reshape(1)).std().item(), 6)
             """,
-            timeout=90,
+            timeout=240,
         ).ok()
         assert sorted(cell.lines) == ["[0] Out: 0.0", "[1] Out: 0.0"]

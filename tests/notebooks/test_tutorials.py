@@ -42,7 +42,7 @@ def execute(notebook: Path, output: Path, *more: str) -> subprocess.CompletedPro
         str(output),
         *more,
     ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=ROOT, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT, check=False)
 
 
 @pytest.mark.parametrize(

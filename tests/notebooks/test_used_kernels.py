@@ -37,10 +37,10 @@ def test_a_clean_kernel_is_forked_and_a_used_one_is_not(threaded_kernel: Kernel)
     assert "(forked)" in clean.stdout
     assert "(4," in clean.value, "the user's OMP_NUM_THREADS holds in the workers"
     kernel.run("train()").ok()  # backward in the kernel
-    used = kernel.run("notebook_launcher(train, num_processes=2) == first", timeout=30).ok()
+    used = kernel.run("notebook_launcher(train, num_processes=2) == first", timeout=120).ok()
     assert "(from a fork server)" in used.stdout
     assert used.value == "True"
-    again = kernel.run("notebook_launcher(train, num_processes=2) == first", timeout=30).ok()
+    again = kernel.run("notebook_launcher(train, num_processes=2) == first", timeout=120).ok()
     assert again.value == "True"
 
 
@@ -115,7 +115,7 @@ def test_while_another_thread_of_the_kernel_prints(fresh_kernel: Kernel) -> None
             stop.set(); thread.join()
         set(results)
         """,
-        timeout=60,
+        timeout=240,
     ).ok()
     assert cell.value == "{'0'}"
     assert "(forked)" in cell.stdout
@@ -164,7 +164,7 @@ def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
         "    try: notebook_launcher(train, num_processes=2, start_method=method)\n"
         "    except Mine as error: print('caught', method)\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240)
     assert [line for line in done.stdout.splitlines() if line.startswith("caught")] == [
         "caught fork",
         "caught forkserver",

@@ -83,7 +83,7 @@ def by_both(words: list[str], cwd: Path, env: dict[str, str]) -> list[tuple[int,
     found = []
     for run in (forker.run, partial(subprocess.run, capture_output=True, text=True, start_new_session=True)):
         with open(given if given.exists() else os.devnull) as stdin:
-            done = run(words, cwd=cwd, env=env, stdin=stdin, timeout=60)
+            done = run(words, cwd=cwd, env=env, stdin=stdin, timeout=240)
         found.append((done.returncode, done.stdout, done.stderr))
     return found
 
@@ -148,7 +148,7 @@ def test_copies_share_no_randomness_and_no_secret() -> None:
         "import multiprocessing, random, numpy\n"
         "print(random.random(), numpy.random.random(), multiprocessing.current_process().authkey.hex())"
     )
-    first, second = (forker.run([sys.executable, "-c", code], timeout=60).stdout.split() for _ in range(2))
+    first, second = (forker.run([sys.executable, "-c", code], timeout=240).stdout.split() for _ in range(2))
     assert len(first) == len(second) == 3 and not set(first) & set(second)
 
 
@@ -165,7 +165,7 @@ def test_copies_find_what_they_asked_for_alone() -> None:
         with forker.start(
             code, libraries, stdout=subprocess.PIPE, start_new_session=True, text=True
         ) as process:
-            found.append(process.communicate(timeout=60)[0])
+            found.append(process.communicate(timeout=240)[0])
     assert found == ["True\n", "False\n"]
 
 
@@ -183,7 +183,7 @@ def sleeper() -> Iterator[forker.Copy]:
 
 def exit_code(code: int) -> int:
     """Return the exit code of a copy that ends with this one."""
-    return forker.run([sys.executable, "-c", f"raise SystemExit({code})"], timeout=60).returncode
+    return forker.run([sys.executable, "-c", f"raise SystemExit({code})"], timeout=240).returncode
 
 
 def test_an_answer_is_that_to_the_last_question(sleeper: forker.Copy) -> None:

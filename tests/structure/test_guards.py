@@ -121,7 +121,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     report = folder / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "THERE_BEFORE": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
     assert report.exists(), done.stdout + done.stderr
     return _read(report)
 

@@ -27,7 +27,7 @@ def run(
         env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(folder), **variables},
         stdin=subprocess.DEVNULL,
         cwd=cwd,
-        timeout=100,
+        timeout=240,
     )
 
 

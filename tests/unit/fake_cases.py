@@ -67,7 +67,7 @@ def run_cases(cases: Sequence[Case], folder: Path, *, world_size: int = 1, **opt
         ports = [reserved.enter_context(reserve_port()) for _ in cases]
         arguments = (list(cases), ports, folder, options)
         return Outcomes(
-            run_ranks(_run, *arguments, world_size=world_size, environment=environment, timeout=90)
+            run_ranks(_run, *arguments, world_size=world_size, environment=environment, timeout=240)
         )
 
 

@@ -54,7 +54,7 @@ def run_script(folder: Path, text: str, *arguments: str, **variables: str) -> An
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, done.stdout + done.stderr

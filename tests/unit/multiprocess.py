@@ -61,7 +61,7 @@ def run_ranks(
     function: Callable[..., Any],
     *args: Any,
     world_size: int = 2,
-    timeout: float = 60.0,
+    timeout: float = 240.0,
     environment: dict[str, str] | None = None,
     start_method: str = "forkserver",
     starts_others: bool = False,

@@ -62,7 +62,7 @@ def test_an_import_is_not_held_up(imports: str) -> None:
         [sys.executable, "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=True,
     )
     ours, seen = map(int, done.stdout.split())

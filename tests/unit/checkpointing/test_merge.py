@@ -126,7 +126,7 @@ def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return forker.run(
         [sys.executable, "-m", "notebook_accel", "merge-weights", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
-        timeout=100,
+        timeout=240,
     )
 
 

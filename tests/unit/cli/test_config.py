@@ -57,7 +57,7 @@ class Terminal:
             env=environment(folder),
             encoding="utf-8",
             dimensions=(50, 160),
-            timeout=30,
+            timeout=120,
         )
         self.child.delaybeforesend = None
 

@@ -51,7 +51,7 @@ def left(tmp_path: Path) -> Path:
     """A folder of sockets whose process ended without removing it."""
     folder = tempfile.mkdtemp(dir=tmp_path)
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": folder}
-    assert forker.run([sys.executable, "-c", MAKE], env=variables, timeout=100).returncode == 0
+    assert forker.run([sys.executable, "-c", MAKE], env=variables, timeout=240).returncode == 0
     (made,) = Path(folder).glob("pymp-*")
     return made
 
@@ -79,7 +79,7 @@ def test_fix_asks_for_each_thing_that_it_would_do(tmp_path: Path, left: Path, be
         ["-m", "notebook_accel", "doctor", "--fix"],
         env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path), **variables},
         cwd=str(beside_torchao),
-        timeout=100,
+        timeout=240,
         encoding="utf-8",
         dimensions=(50, 400),
     )

@@ -31,7 +31,7 @@ def help_of(*words: str, width: int) -> list[str]:
         env=environment(COLUMNS=str(width)),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=True,
     )
     return done.stdout.splitlines()
@@ -75,7 +75,7 @@ def completed(folder: Path, *words: str) -> list[str]:
         env=environment(PATH=f"{folder}{os.pathsep}{os.environ['PATH']}"),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
     )
     assert done.stderr == "" and done.returncode == 0
     return done.stdout.split()
@@ -105,7 +105,7 @@ def test_bash_completes_flags_choices_and_files(words: list[str], offered: list[
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_have_a_script_too(shell: str) -> None:
     variables = environment(_NOTEBOOK_ACCEL_COMPLETE=f"{shell}_source")
-    done = subprocess.run(COMMAND, env=variables, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(COMMAND, env=variables, capture_output=True, text=True, timeout=240, check=True)
     assert f"_NOTEBOOK_ACCEL_COMPLETE={shell}_complete" in done.stdout
 
 
@@ -122,7 +122,7 @@ finally:
         _NOTEBOOK_ACCEL_COMPLETE="bash_complete", COMP_WORDS="notebook-accel launch --num", COMP_CWORD="2"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=240
     )
     assert "plain,--num-processes" in done.stdout.splitlines()
     assert done.stderr == "False\n"
@@ -151,5 +151,5 @@ def test_an_interrupt_while_torch_is_imported_ends_the_command_without_a_traceba
     ) as command:
         assert command.stdout is not None and command.stdout.readline() == "importing\n"
         command.send_signal(signal.SIGINT)
-        out, errors = command.communicate(timeout=20)
+        out, errors = command.communicate(timeout=120)
     assert (command.returncode, out, errors) == (130, "", "")

@@ -50,7 +50,7 @@ def test_scripts_of_accelerate_and_ours_run(package: str) -> None:
         "--num_cpu_threads_per_process=1",
     )
     command = [sys.executable, "-m", "notebook_accel", "launch", *TWO, *words, "s.py"]
-    done = forker.run(command, timeout=100)
+    done = forker.run(command, timeout=240)
     assert done.returncode == 0, done.stderr
     assert json.loads(drop_gloo(done.stdout)) == [2, 2.0, "bf16", 4, "cpu", 1]
 
@@ -223,8 +223,8 @@ def test_a_signal_ends_all_processes(signum: signal.Signals) -> None:
         assert launcher.stdout is not None
         ranks = [psutil.Process(int(launcher.stdout.readline())) for _ in range(2)]
         launcher.send_signal(signum)
-        _, text = launcher.communicate(timeout=60)
-    assert not psutil.wait_procs(ranks, timeout=60)[1]
+        _, text = launcher.communicate(timeout=240)
+    assert not psutil.wait_procs(ranks, timeout=240)[1]
     assert launcher.returncode == 128 + signum
     assert text.splitlines()[-1] == f"notebook-accel: ended by {signum.name}, with all processes"
     assert text.count("Traceback") == (signum == signal.SIGINT)
@@ -268,7 +268,7 @@ def test_no_process_outlives_its_launcher(how: str) -> None:
     _, _, errors = launched.wait()
     assert time.monotonic() - before < GRACE_SECONDS, "it did not wait for those that ignore it"
     assert ("a second Ctrl-C kills them" in errors) == (how != "killed")
-    assert not psutil.wait_procs(ranks, timeout=60)[1]
+    assert not psutil.wait_procs(ranks, timeout=240)[1]
     try:
         states = [process.status() for process in left]  # a zombie is running for psutil
         assert states == [psutil.STATUS_SLEEPING] * 2, "whoever detaches a program wants it to live on"

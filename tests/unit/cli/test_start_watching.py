@@ -212,7 +212,7 @@ def test_a_launcher_whose_stream_is_closed_shows_the_other(closed: int, out: str
     Path("s.py").write_text("import sys\nprint('a')\nprint('b', file=sys.stderr)\n")
     command = [sys.executable, "-m", "notebook_accel", "launch", *TWO, "s.py"]
     words = ["sh", "-c", f'exec "$@" {closed}>&-', "sh", *command]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, out, errors)
 
 
@@ -240,7 +240,7 @@ def test_a_program_is_ended_with_the_launcher() -> None:
     ranks = [psutil.Process(int(launched.out.readline())) for _ in range(2)]
     os.kill(launched.pid, signal.SIGKILL)
     launched.wait()
-    assert not psutil.wait_procs(ranks, timeout=60)[1]
+    assert not psutil.wait_procs(ranks, timeout=240)[1]
 
 
 def test_a_launch_inside_a_clusters_own_run() -> None:

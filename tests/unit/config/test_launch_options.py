@@ -67,7 +67,7 @@ assert "| `nice` | `niceness` | `0` | How much the workers leave to others. |" i
 
 def test_a_new_row_is_found_in_every_face(tmp_path: Path) -> None:
     command = [sys.executable, "-c", NEW_ROW, f"{tmp_path}/c.yaml"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -169,7 +169,7 @@ def test_options_of_notebooks_alone_have_no_flag() -> None:
 
 def test_arguments_are_checked_without_pydantic() -> None:
     code = "import sys; from notebook_accel.launch import preflight; assert 'pydantic' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
 def test_a_secret_is_in_no_face_of_a_config() -> None:

@@ -19,7 +19,6 @@ from tests.unit.multiprocess import run_worlds
 pytestmark = [
     pytest.mark.skipif(find_spec("deepspeed") is None, reason="the extra deepspeed is not installed"),
     pytest.mark.slow,
-    pytest.mark.timeout(240),
 ]
 
 WITHIN = 2e-5  # of losses near 3, over 50 steps in float32

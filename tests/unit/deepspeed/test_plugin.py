@@ -328,7 +328,7 @@ def test_nothing_imports_deepspeed_by_itself() -> None:
         "import sys, notebook_accel, notebook_accel.utils.deepspeed; notebook_accel.DeepSpeedPlugin(zero_stage=3)\n"
         "assert not {'deepspeed', 'transformers'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
 class Slow:

@@ -64,7 +64,7 @@ def index(tmp_path: Path) -> Path:
 def run(python: Path, index: Path, *words: str) -> str:
     """Run something whose pip has the wheels of a folder, and no index."""
     variables = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index), "PATH": "/usr/bin:/bin"}
-    done = forker.run([str(python), *words], env=variables, stdin=subprocess.DEVNULL, timeout=100)
+    done = forker.run([str(python), *words], env=variables, stdin=subprocess.DEVNULL, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -97,7 +97,7 @@ def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "notebook_accel", "estimate-memory", *arguments],
         env={**os.environ, "PYTHONPATH": root, "HF_HUB_OFFLINE": "1"},
         cwd=folder,
-        timeout=100,
+        timeout=240,
     )
 
 

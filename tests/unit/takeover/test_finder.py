@@ -43,8 +43,8 @@ def try_run(
     words = [sys.executable, *arguments, "-c", textwrap.dedent(code)]
     env = {**kept, "PYTHONPATH": str(ROOT), **variables}
     if has_torch:
-        return forker.run(words, env=env, cwd=cwd, timeout=100)
-    return subprocess.run(words, env=env, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
+        return forker.run(words, env=env, cwd=cwd, timeout=240)
+    return subprocess.run(words, env=env, cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_imports_and_metadata_are_ours() -> None:
@@ -312,7 +312,7 @@ def start(words: list[str], folder: Path) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.takeover.test_finder import run
 
 pytest.importorskip("transformers")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.slow
 
 SCRIPT = (Path(__file__).parent / "trainer_stop_script.txt").read_text()
 LIMITED = (Path(__file__).parent / "trainer_limit_script.txt").read_text()

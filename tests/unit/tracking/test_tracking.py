@@ -402,7 +402,7 @@ def test_trackio_for_real(tmp_path: Path) -> None:
     pytest.importorskip("trackio", reason="the tracker's library")
     command = [sys.executable, "-c", TRACKIO, str(tmp_path)]
     variables = {**os.environ, "TRACKIO_DIR": str(tmp_path), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("read ")]
     config, rows = json.loads(line.removeprefix("read "))

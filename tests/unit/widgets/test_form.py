@@ -317,6 +317,6 @@ print(form)
 form.load(form.save())
 assert form.config.num_processes == 2
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "num_processes" in done.stdout and "torch" in done.stdout

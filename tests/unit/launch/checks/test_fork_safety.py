@@ -26,7 +26,7 @@ def _in_fresh_python(code: str, prelude: str = PRELUDE, **environment: str) -> s
         [sys.executable, "-c", prelude + textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         env=environ,
     )
     assert done.returncode == 0, done.stderr

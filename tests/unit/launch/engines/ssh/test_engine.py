@@ -40,7 +40,6 @@ def launch(function: Any, engine: SshEngine, *args: Any, **more: Any) -> Any:
     return notebook_launcher(function, args, engine=engine, view="none", environment=CPU, **more)
 
 
-@pytest.mark.timeout(120)
 def test_what_is_given_comes_as_it_was_at_the_call(engine: SshEngine) -> None:
     """It is copied before the cell goes on, and may change it; arrays may forbid writes."""
     array = numpy.arange(100_000)
