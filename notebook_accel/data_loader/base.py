@@ -15,7 +15,7 @@ from ..gradient_state import GradientState
 from ..handlers import require_torchdata
 from ..nested import send_to_device
 from ..runtime import GradientFlags, Runtime
-from .failing import end_processes
+from .failing import end_processes, start_processes
 from .iterable import IterableDatasetShard
 from .resume import Epoch, EpochState, ResumableSampler, order_of, restore_order
 from .samplers import SkipBatchSampler, is_plain, name_sampler, sampler_chain, start_at
@@ -217,7 +217,9 @@ class PreparedLoader(DataLoader[Any]):
         if isinstance(self.dataset, IterableDataset):  # no sampler draws its order
             self.epoch_state.draw(epoch, [])
         here = torch.get_rng_state() if self.epoch_state.goes_on else None
-        epoch.reader = iterator = super().__iter__()
+        epoch.reader = iterator = (
+            start_processes(super().__iter__) if self.num_workers else super().__iter__()
+        )
         if here is not None:
             torch.set_rng_state(here)  # the process that began the epoch drew the seed of loader processes
         return iterator

@@ -1,4 +1,4 @@
-"""The end of loader processes whose loop ended early, which torch leaves to the end of the last reference to it."""
+"""Loader processes whose loop is interrupted as it begins, or ends early: torch would leave some of them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,30 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from multiprocessing import connection
 from types import TracebackType
 from typing import Any, Final
 
-from ..interrupts import delay_interrupt
+from ..interrupts import PATIENCE, delay_interrupt
 
 _PATIENCE_SECONDS: Final = 1.0  # from the end of a process's connections to its own end
 _PIPES: Final = os.path.dirname(multiprocessing.__file__) + os.sep
+
+
+def start_processes(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    """Return torch's iterator of a loader. An interrupt waits until all of its processes are known to it.
+
+    Between a fork and the next line of Python nobody knows the new process, and it would stay.
+
+    Args:
+        begin: returns the iterator.
+
+    Raises:
+        KeyboardInterrupt: the user interrupted it; the processes end with the iterator.
+    """
+    with delay_interrupt(PATIENCE):
+        return begin()
 
 
 def end_processes(error: BaseException, reader: Any, kept: Any) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_loader
@@ -152,3 +153,22 @@ def test_an_error_of_the_data_set_stays_what_it_is() -> None:
     loader = prepare_data_loader(DataLoader([1], num_workers=1, collate_fn=fail))
     with pytest.raises(FileNotFoundError, match="no-such-file"):
         next(iter(loader))
+
+
+def test_an_interrupt_right_after_a_fork_leaves_no_process(
+    loader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows the new process then: its number is still to be returned."""
+    real, before = os.fork, {child.pid for child in psutil.Process().children()}
+
+    def fork() -> int:
+        pid = real()
+        if pid:
+            signal.raise_signal(signal.SIGINT)
+        return pid
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "fork", fork)
+        next(iter(loader))
+    gc.collect()
+    wait_until(lambda: {child.pid for child in psutil.Process().children()} <= before)
