@@ -271,9 +271,10 @@ def _resolve_nodes(
     if not used:
         return Rendezvous()
     if requested is not None and not requested.on_this_node and "num_nodes" in requested.refuses:
-        means_nothing = [name for name in used if name not in (*wrong, "use_port", "secret")]
-        if means_nothing:
-            name, reason = means_nothing[0], requested.refuses["num_nodes"]
+        taken = {*wrong, "use_port", "secret"} | ({"rdzv_conf"} - requested.refuses.keys())
+        if means_nothing := [name for name in used if name not in taken]:
+            name = means_nothing[0]
+            reason = requested.refuses.get(name, requested.refuses["num_nodes"])
             problems.append(ValueError(f"{name}={options[name]!r} with engine={requested.name!r}: {reason}"))
             return Rendezvous()
     rendezvous, found = node_options.resolve(options, wrong)

@@ -76,6 +76,11 @@ def _error(**changes: Any) -> Exception:
             "num_nodes=2 with engine='ray': Ray chooses the nodes",
         ),
         (
+            {"engine": "ray", "rdzv_conf": {"join_timeout": 3}},
+            ValueError,
+            "with engine='ray': Ray knows when its nodes are there",
+        ),
+        (
             {"num_nodes": "4:1", "rdzv_backend": "c10d"},
             ValueError,
             "num_nodes='4:1': the first number is the smaller",

@@ -55,7 +55,8 @@ class RayEngine(GroupEngine[Plan]):
     on_this_node = False
     start_methods: ClassVar[tuple[StartMethod, ...]] = ()
     refuses: ClassVar[Mapping[str, str]] = {
-        "num_nodes": "Ray chooses the nodes, num_processes is the number of ranks on all of them"
+        "num_nodes": "Ray chooses the nodes, num_processes is the number of ranks on all of them",
+        "rdzv_conf": "Ray knows when its nodes are there, RayEngine(timeout=seconds) says how long it is waited for",
     }
 
     def __init__(

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from .... import __version__, environ
+from .... import environ, probes
 from .... import events as event_classes
 from ....errors import LaunchError
 from ....events import Event, Failure, Held, Line, Phase, Progress, Pulse, RaisedError, Unfinished
@@ -249,7 +249,10 @@ def _describe_format() -> dict[str, str]:
         for each in (*told, Over, Alive, Job)
         if dataclasses.is_dataclass(each)
     )
-    return {"version": __version__, "fields": hashlib.sha256("\n".join(fields).encode()).hexdigest()[:16]}
+    return {
+        "version": probes.version("notebook-accel") or "",
+        "fields": hashlib.sha256("\n".join(fields).encode()).hexdigest()[:16],
+    }
 
 
 def find_root() -> Path:
