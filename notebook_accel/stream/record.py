@@ -294,6 +294,14 @@ class RunRecord:
             if isinstance(event, Line) and (rank is None or event.rank == rank)
         ]
 
+    def find_lines(self) -> dict[int, list[Line]]:
+        """Return the lines that are still kept, by rank."""
+        found: dict[int, list[Line]] = {}
+        for event in self._snapshot()[0]:
+            if isinstance(event, Line):
+                found.setdefault(event.rank, []).append(event)
+        return found
+
     def find_last_words(self, rank: int) -> list[str] | None:
         """Return the last lines of errors of a rank whose function has not begun; None for any other rank.
 

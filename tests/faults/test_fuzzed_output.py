@@ -16,7 +16,7 @@ from notebook_accel.events import Display, Failure, Line, Metric, Phase, Progres
 from notebook_accel.stream.lines import LineReader
 from notebook_accel.stream.record import RunRecord
 from notebook_accel.stream.series import Point
-from notebook_accel.widgets.run import ansi, chart, page, picture
+from notebook_accel.widgets.run import ansi, chart, lines, page, picture
 from notebook_accel.widgets.run.picture import FailureSummary, Output, Picture, RankState
 from tests.faults.fuzzing import NUMBERS, ODD_TEXTS, TEXTS, fuzz
 
@@ -213,7 +213,7 @@ def test_any_numbers_make_a_chart(values: dict[str, list[tuple[int | None, float
 def test_odd_texts_are_lines_of_a_rank(text: str) -> None:
     line = Line(rank=0, time=0.0, stream="stdout", text=text)
     output = Output(total=1, lines=(line,))
-    assert list_elements(page.render_lines(0, output)) <= {
+    assert list_elements(lines.render_lines(0, output)) <= {
         ("pre", ""),
         ("pre", "role"),
         ("pre", "aria-label"),

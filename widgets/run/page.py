@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import base64
 import html
-import itertools
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from notebook_accel.events import Display, Line, Unfinished
+from notebook_accel.events import Display
 from notebook_accel.launch.durations import format_duration
 from notebook_accel.stream.series import Point
 
 from . import ansi, chart
-from .picture import Bar, FailureSummary, Output, Picture, RankState
+from .lines import MARKED, PRE, WRONG, classify_lines, render_box
+from .picture import Bar, FailureSummary, Picture, RankState
 
-Mark = Literal["", "err", "trace"]
-"""What a line is: output, standard error, or part of a traceback."""
-
-MAX_WIDTH: Final = 2000  # characters of a line
 _PLAIN_LINES: Final = 20
 _LOG_RATIO: Final = (
     50.0  # a metric whose largest value is more than this times its smallest has a logarithmic chart
 )
-_WRONG: Final = "var(--jp-error-color1,#d64550)"
 _SIGNS: Final = {
     "queued": "◌",
     "starting": "○",
@@ -36,13 +31,7 @@ _SIGNS: Final = {
     "stopped": "■",
     "left": "…",
 }
-_BORDER: Final = "1px solid var(--jp-border-color2,rgba(127,127,127,0.4))"
-_PRE: Final = (
-    "margin:0;white-space:pre-wrap;overflow-wrap:anywhere;font-size:12px;line-height:1.35;"
-    "font-family:var(--jp-code-font-family,monospace);color:inherit;background:transparent"
-)
 _CELL: Final = "text-align:left;padding:2px 12px 2px 0;white-space:nowrap"
-_TRACE_START: Final = "Traceback (most recent call last)"
 
 
 # -- parts
@@ -107,7 +96,7 @@ def render_table(picture: Picture) -> str:
         cells = [f'<th scope="row" style="{_CELL};font-weight:600">{state.rank}</th>']
         for name, texts in list(used.items())[1:]:
             wrong = name in ("status", "what happened") and state.status in ("failed", "killed")
-            style = f"{_CELL};color:{_WRONG}" if wrong else _CELL
+            style = f"{_CELL};color:{WRONG}" if wrong else _CELL
             style += ";white-space:normal" if name == "what happened" else ""
             cells.append(f'<td style="{style}">{html.escape(texts[number])}</td>')
         rows.append(f"<tr>{''.join(cells)}</tr>")
@@ -186,71 +175,7 @@ def render_chart(picture: Picture, *, log: bool = False) -> str:
     return drawn + chart.render_values(picture.metrics, panels)
 
 
-# -- lines
-
-
-def classify_lines(lines: Iterable[Line | Unfinished]) -> Iterator[tuple[Mark, str]]:
-    """Yield each line as its mark and its text. A traceback is found on both streams.
-
-    Args:
-        lines: of one rank, oldest first. Text that was overwritten by a carriage return is dropped.
-    """
-    inside = False
-    for line in lines:
-        text = line.text
-        if "\r" in text:  # a terminal shows what was written last
-            text = text.rstrip("\r").rpartition("\r")[2]
-        if len(text) > MAX_WIDTH:
-            text = f"{text[:MAX_WIDTH]}…"
-        if _TRACE_START in text:
-            inside = True
-        if not inside:
-            yield ("err" if line.stream == "stderr" else ""), text
-            continue
-        yield "trace", text
-        bare = ansi.strip_escapes(text)
-        if bare and not bare[0].isspace() and _TRACE_START not in bare:
-            inside = False
-
-
-_MARKED: Final[Mapping[Mark, str]] = {
-    "err": "border-left:3px solid #b8860b;padding-left:5px;display:block",
-    "trace": f"border-left:3px solid {_WRONG};padding-left:5px;display:block;color:{_WRONG}",
-}
-
-
-def render_lines(rank: int, output: Output) -> str:
-    """Return the newest lines of a rank as HTML, with errors marked.
-
-    Args:
-        rank: whose lines.
-        output: the lines.
-    """
-    parts = []
-    for mark, group in itertools.groupby(classify_lines(output.rows), key=lambda pair: pair[0]):
-        text = ansi.to_html("\n".join(text for _, text in group))
-        parts.append(f'<span style="{_MARKED[mark]}">{text}</span>' if mark else f"{text}\n")
-    return f'<pre role="group" aria-label="Newest lines of rank {rank}" style="{_PRE}">{"".join(parts)}</pre>'
-
-
-def has_errors(output: Output) -> bool:
-    """Return whether the newest lines have a traceback.
-
-    Args:
-        output: of one rank.
-    """
-    return any(_TRACE_START in line.text for line in output.lines)
-
-
-def describe_hidden_lines(rank: int, output: Output) -> str:
-    """Return how many older lines are not shown, and how to get them; empty if all are shown.
-
-    Args:
-        rank: whose lines.
-        output: the lines.
-    """
-    left_out = output.total - len(output.lines)
-    return f"{left_out:,} earlier lines: notebook_accel.runs()[-1].lines({rank})" if left_out > 0 else ""
+# -- notices
 
 
 def render_failure(failure: FailureSummary) -> str:
@@ -259,9 +184,9 @@ def render_failure(failure: FailureSummary) -> str:
     Args:
         failure: the first failure.
     """
-    parts = [f'<div role="alert" style="color:{_WRONG};font-weight:600">{html.escape(failure.title)}</div>']
+    parts = [f'<div role="alert" style="color:{WRONG};font-weight:600">{html.escape(failure.title)}</div>']
     if failure.traceback:
-        parts.append(f'<pre style="{_PRE};margin:4px 0">{ansi.to_html(failure.traceback)}</pre>')
+        parts.append(f'<pre style="{PRE};margin:4px 0">{ansi.to_html(failure.traceback)}</pre>')
     parts += [f"<div>{html.escape(line)}</div>" for line in failure.others]
     return "".join(parts)
 
@@ -274,9 +199,7 @@ def render_notice(picture: Picture) -> str:
     """
     if not picture.notice:
         return ""
-    return (
-        f'<pre role="note" style="{_PRE};{_MARKED["err"]};margin:4px 0">{html.escape(picture.notice)}</pre>'
-    )
+    return f'<pre role="note" style="{PRE};{MARKED["err"]};margin:4px 0">{html.escape(picture.notice)}</pre>'
 
 
 # -- displays
@@ -302,7 +225,7 @@ def _render_display(event: Display) -> str:
         return f"<div>{_embed_svg(str(data['image/svg+xml']), 'figure')}</div>"
     if "text/html" in data and "<script" not in str(data["text/html"]).lower():
         return f"<div>{data['text/html']}</div>"
-    return f'<pre style="{_PRE}">{ansi.to_html(str(data.get("text/plain", "")))}</pre>'
+    return f'<pre style="{PRE}">{ansi.to_html(str(data.get("text/plain", "")))}</pre>'
 
 
 def _embed_svg(svg: str, text: str, areas: str = "") -> str:
@@ -327,7 +250,7 @@ def render_page(picture: Picture) -> str:
         picture: the run, usually at its end.
     """
     wrong = picture.status == "failed"
-    style = f' style="color:{_WRONG}"' if wrong else ""
+    style = f' style="color:{WRONG}"' if wrong else ""
     parts = [f'<div><b role="status"{style}>{describe_status(picture)}</b> {render_headline(picture)}</div>']
     if picture.failure is not None:
         parts.append(render_failure(picture.failure))
@@ -338,7 +261,11 @@ def render_page(picture: Picture) -> str:
     parts.append(_render_static_chart(picture))
     if picture.background:
         parts.append(render_displays(picture.displays))
-    parts += [_render_output(rank, output) for rank, output in picture.outputs.items() if output.rows]
+    first = min((rank for rank, output in picture.outputs.items() if output.rows), default=None)
+    parts += [
+        render_box(rank, output, is_open=rank == first, log_dir=picture.log_dir)
+        for rank, output in picture.outputs.items()
+    ]
     return f'<div class="accel-run accel-run-static" style="line-height:1.4;max-width:64em">{"".join(parts)}</div>'
 
 
@@ -365,20 +292,6 @@ def _embed_chart(panels: Sequence[chart.Panel], words: str, *, log: bool = False
     return _embed_svg(drawn, words, chart.render_areas(panels)) if drawn else ""
 
 
-def _render_output(rank: int, output: Output) -> str:
-    """Return the lines of a rank as an element that folds; it is open if there are few lines."""
-    note = describe_hidden_lines(rank, output)
-    left_out = f'<div style="opacity:0.8">{html.escape(note)}</div>' if note else ""
-    is_open = " open" if len(output.lines) <= _PLAIN_LINES and not note else ""
-    return (
-        f"<details{is_open}><summary>Output of rank {rank}: {output.total:,} "
-        f"line{'' if output.total == 1 else 's'}</summary>{left_out}"
-        f'<div style="border:{_BORDER};padding:4px 8px;max-height:24em;overflow:auto">'
-        f"{render_lines(rank, output)}</div>"
-        "</details>"
-    )
-
-
 def render_text(picture: Picture, last: int = _PLAIN_LINES) -> str:
     """Return the picture as plain text: status, ranks, metrics, the last lines of each rank, the failure.
 
@@ -400,10 +313,11 @@ def render_text(picture: Picture, last: int = _PLAIN_LINES) -> str:
         parts.append(chart.describe_last_values(picture.metrics))
     prefixed = len(picture.outputs) > 1
     for rank, output in picture.outputs.items():
-        shown = [text for _, text in classify_lines(output.rows)][-last:] if last else []
-        parts += [
-            f"[{rank}] {ansi.strip_escapes(text)}" if prefixed else ansi.strip_escapes(text) for text in shown
-        ]
+        rows = output.rows
+        shown = zip(rows, classify_lines(rows), strict=True)
+        for row, (_, text) in list(shown)[-last:] if last else ():
+            who = "all" if (row.stream, row.text) in output.shared else rank
+            parts.append(f"[{who}] {ansi.strip_escapes(text)}" if prefixed else ansi.strip_escapes(text))
     if picture.failure is not None:
         parts.append(ansi.strip_escapes(picture.failure.traceback) or picture.failure.title)
         parts += picture.failure.others

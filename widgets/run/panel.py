@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import ipywidgets
 
-from . import page
+from . import lines, page
 from .figures import Figures, close_whole
 from .picture import Output, Picture
 
@@ -151,8 +151,8 @@ class Panel:
         if self._states.get(rank) == state or (hidden and now < self._next_hidden):
             return
         self._states[rank] = state
-        _set(self._lines[rank], "value", page.render_lines(rank, output))
-        title = f"rank {rank} ✗" if page.has_errors(output) else f"rank {rank}"
+        _set(self._lines[rank], "value", lines.render_lines(rank, output))
+        title = f"rank {rank} ✗" if lines.has_errors(output) else f"rank {rank}"
         if self._titles.get(rank) != title:
             self._titles[rank] = title
             self._tabs.set_title(list(self._lines).index(rank), title)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -90,11 +91,22 @@ class Output:
         total: how many lines it has written.
         lines: the newest of them.
         unfinished: what it has written since, where no newline has ended it.
+        head: the first of them, where some between these and the newest are left out.
+        alike: how many are left out because all ranks have written the same, and the first one has them.
+        shared: those of the first rank, as stream and text.
     """
 
     total: int = 0
     lines: tuple[Line, ...] = ()
     unfinished: tuple[Unfinished, ...] = ()
+    head: tuple[Line, ...] = ()
+    alike: int = 0
+    shared: frozenset[tuple[str, str]] = frozenset()
+
+    @property
+    def hidden(self) -> int:
+        """How many lines are left out for want of room."""
+        return max(0, self.total - self.alike - len(self.head) - len(self.lines))
 
     @property
     def rows(self) -> tuple[Line | Unfinished, ...]:
@@ -138,6 +150,7 @@ class Picture:
         displays: figures and other displays of the ranks, oldest first.
         failure: the failure that came first; None without one.
         notice: the last message of the launcher itself; empty without one.
+        log_dir: the folder with the lines of all ranks; empty without one.
     """
 
     name: str
@@ -156,6 +169,7 @@ class Picture:
     displays: tuple[Display, ...] = ()
     failure: FailureSummary | None = None
     notice: str = ""
+    log_dir: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -193,6 +207,7 @@ def make_picture(run: Run, usage: Mapping[int, Usage] | None = None) -> Picture:
         displays=tuple(event for (rank, _), event in list(record.displays.items()) if rank in shown),
         failure=_summarize_failure(run),
         notice="" if run.is_over and not run.failure else record.notice,
+        log_dir="" if job.log_dir is None else os.fspath(job.log_dir),
     )
 
 

@@ -14,6 +14,7 @@ from notebook_accel.launch.run import GRACE, Run
 from notebook_accel.stream.sinks import Sink, publish
 
 from . import page
+from .lines import keep_all
 from .panel import Panel
 from .picture import Picture, Usage, make_picture
 from .usage import Meter
@@ -87,8 +88,8 @@ class RunView(Sink):
                 return
             self._closed = True
             if self._panel is not None:
-                final = page.make_bundle(self._make_picture())
-                self._panel.end(final["text/html"])
+                final = self._make_final()
+                self._panel.end(page.make_bundle(self._make_picture())["text/html"])
                 for name in self._shown:
                     publish(final, transient={"display_id": name}, update=True)
                 self._shown.clear()
@@ -102,7 +103,7 @@ class RunView(Sink):
         """
         with self._lock:
             if self._closed:
-                publish(page.make_bundle(self._make_picture()))
+                publish(self._make_final())
                 return True
         self._open()
         return True
@@ -118,6 +119,10 @@ class RunView(Sink):
             name = f"notebook-accel-{uuid.uuid4().hex}"
             self._shown.append(name)
             publish({"text/plain": page.render_text(shown), _WIDGET: view}, transient={"display_id": name})
+
+    def _make_final(self) -> dict[str, str]:
+        """Return what stays of the run in a saved notebook."""
+        return page.make_bundle(keep_all(self._make_picture(), self._run.record))
 
     def _make_picture(self) -> Picture:
         return make_picture(self._run, self._read_usage())

@@ -34,7 +34,7 @@ from notebook_accel.launch.run import Run
 from notebook_accel.launch.supervise.control import Control
 from notebook_accel.stream import bars
 from notebook_accel.stream.record import MAX_TAIL, RunRecord
-from notebook_accel.widgets.run import page, resolve_view
+from notebook_accel.widgets.run import lines, page, resolve_view
 from notebook_accel.widgets.run.picture import (
     Output,
     Picture,
@@ -264,7 +264,7 @@ def test_what_is_unfinished_is_the_last_row() -> None:
     run = told(running(0), running(1), line("before"), waiting, ranks=2)
     output = make_picture(run).outputs[0]
     assert output.total == 1 and [row.text for row in output.rows] == ["before", "name? "]
-    assert "before\nname? \n" in page.render_lines(0, output)
+    assert "before\nname? \n" in lines.render_lines(0, output)
     run.record.apply(line("name? Ann"))
     assert [row.text for row in make_picture(run).outputs[0].rows] == ["before", "name? Ann"]
     for text in ("x" * 100_000, "  "):
@@ -284,7 +284,7 @@ def test_only_the_newest_lines_are_kept_for_it() -> None:
     run = told(*(line(f"line {number}") for number in range(1000)))
     output = make_picture(run).outputs[0]
     assert (output.total, len(output.lines), output.lines[-1].text) == (1000, MAX_TAIL, "line 999")
-    assert page.describe_hidden_lines(0, output) == "800 earlier lines: notebook_accel.runs()[-1].lines(0)"
+    assert lines.describe_hidden_lines(0, output) == "800 earlier lines: notebook_accel.runs()[-1].lines(0)"
 
 
 def test_displays_are_updated_cleared_and_few() -> None:
@@ -315,7 +315,7 @@ def test_lines_are_escaped_and_errors_marked() -> None:
             line("goes on"),
         ),
     )
-    assert [mark for mark, _ in page.classify_lines(output.lines)] == [
+    assert [mark for mark, _ in lines.classify_lines(output.lines)] == [
         "",
         "",
         "err",
@@ -324,11 +324,11 @@ def test_lines_are_escaped_and_errors_marked() -> None:
         "trace",
         "",
     ]
-    shown = page.render_lines(0, output)
+    shown = lines.render_lines(0, output)
     assert "<script" not in shown and "&lt;script&gt;" in shown
     assert "30%" in shown and "10%" not in shown
-    assert page.has_errors(output)
-    long = page.render_lines(0, Output(total=1, lines=(line("x" * 100_000),)))
+    assert lines.has_errors(output)
+    long = lines.render_lines(0, Output(total=1, lines=(line("x" * 100_000),)))
     assert len(long) < 3000
 
 

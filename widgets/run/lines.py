@@ -1,0 +1,235 @@
+"""Lines of ranks as HTML: which a saved notebook keeps, and how they look."""
+
+from __future__ import annotations
+
+import html
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Final, Literal
+
+from notebook_accel.events import Line, Unfinished
+from notebook_accel.stream.record import RunRecord
+
+from . import ansi
+from .picture import Output, Picture
+
+Mark = Literal["", "err", "trace"]
+"""What a line is: output, standard error, or part of a traceback."""
+
+MAX_WIDTH: Final = 2000  # characters of a line
+MAX_SAVED: Final = 1_000_000  # characters of all ranks in a saved notebook
+Key = tuple[str, str]
+"""Stream and text of a line."""
+_TRACE_START: Final = "Traceback (most recent call last)"
+WRONG: Final = "var(--jp-error-color1,#d64550)"
+_BORDER: Final = "1px solid var(--jp-border-color2,rgba(127,127,127,0.4))"
+PRE: Final = (
+    "margin:0;white-space:pre-wrap;overflow-wrap:anywhere;font-size:12px;line-height:1.35;"
+    "font-family:var(--jp-code-font-family,monospace);color:inherit;background:transparent"
+)
+MARKED: Final[Mapping[Mark, str]] = {
+    "err": "border-left:3px solid #b8860b;padding-left:5px;display:block",
+    "trace": f"border-left:3px solid {WRONG};padding-left:5px;display:block;color:{WRONG}",
+}
+_ALL: Final = "[all] "
+
+
+def classify_lines(lines: Iterable[Line | Unfinished]) -> Iterator[tuple[Mark, str]]:
+    """Yield each line as its mark and its text. A traceback is found on both streams.
+
+    Args:
+        lines: of one rank, oldest first. Text that was overwritten by a carriage return is dropped.
+    """
+    inside = False
+    for line in lines:
+        text = line.text
+        if "\r" in text:  # a terminal shows what was written last
+            text = text.rstrip("\r").rpartition("\r")[2]
+        if len(text) > MAX_WIDTH:
+            text = f"{text[:MAX_WIDTH]}…"
+        if _TRACE_START in text:
+            inside = True
+        if not inside:
+            yield ("err" if line.stream == "stderr" else ""), text
+            continue
+        yield "trace", text
+        bare = ansi.strip_escapes(text)
+        if bare and not bare[0].isspace() and _TRACE_START not in bare:
+            inside = False
+
+
+def render_lines(rank: int, output: Output, place: str = "") -> str:
+    """Return lines of a rank as HTML, with errors marked.
+
+    Args:
+        rank: whose lines.
+        output: the lines.
+        place: where all of them are; said where some are left out between the first and the last ones.
+    """
+    parts = [*_render_rows(output.head, output.shared)]
+    if output.head:
+        gap = f"… {output.hidden:,} lines are left out here, {place} has all …"
+        parts.append(f'<span style="display:block;opacity:0.7">{html.escape(gap)}</span>')
+    parts += _render_rows(output.rows, output.shared)
+    return f'<pre role="group" aria-label="Newest lines of rank {rank}" style="{PRE}">{"".join(parts)}</pre>'
+
+
+def _render_rows(rows: Sequence[Line | Unfinished], shared: Set[Key]) -> Iterator[str]:
+    marked = [
+        (mark, f"{_ALL}{text}" if (row.stream, row.text) in shared else text)
+        for row, (mark, text) in zip(rows, classify_lines(rows), strict=True)
+    ]
+    for mark, group in itertools.groupby(marked, key=lambda pair: pair[0]):
+        text = ansi.to_html("\n".join(text for _, text in group))
+        yield f'<span style="{MARKED[mark]}">{text}</span>' if mark else f"{text}\n"
+
+
+def has_errors(output: Output) -> bool:
+    """Return whether the newest lines have a traceback.
+
+    Args:
+        output: of one rank.
+    """
+    return any(_TRACE_START in line.text for line in output.lines)
+
+
+def describe_place(rank: int, log_dir: str) -> str:
+    """Return where all lines of a rank are.
+
+    Args:
+        rank: whose lines.
+        log_dir: the folder with the files of the run; empty without one.
+    """
+    return f"{log_dir}/rank_{rank}.log" if log_dir else f"notebook_accel.runs()[-1].lines({rank})"
+
+
+def describe_hidden_lines(rank: int, output: Output, log_dir: str = "") -> str:
+    """Return how many older lines are not shown, and where they are; empty if there are none.
+
+    Args:
+        rank: whose lines.
+        output: the lines.
+        log_dir: the folder with the files of the run; empty without one.
+    """
+    if output.head or not output.hidden:
+        return ""
+    return f"{output.hidden:,} earlier lines: {describe_place(rank, log_dir)}"
+
+
+def render_box(rank: int, output: Output, *, is_open: bool, log_dir: str = "") -> str:
+    """Return the lines of a rank as an element that folds, scrolled to its end.
+
+    Args:
+        rank: whose lines.
+        output: the lines.
+        is_open: whether it is open at first.
+        log_dir: the folder with the files of the run; empty without one.
+    """
+    title = f"Output of rank {rank}: {output.total:,} line{'' if output.total == 1 else 's'}"
+    if output.alike:
+        title += f", {output.alike:,} of them as those of all ranks"
+    if not output.rows:
+        return f"<div>{title}</div>" if output.total else ""
+    note = describe_hidden_lines(rank, output, log_dir)
+    left_out = f'<div style="opacity:0.8">{html.escape(note)}</div>' if note else ""
+    shown = render_lines(rank, output, describe_place(rank, log_dir))
+    return (
+        f"<details{' open' if is_open else ''}><summary>{title}</summary>{left_out}"
+        f'<div style="border:{_BORDER};padding:4px 8px;max-height:24em;overflow:auto;display:flex;'
+        f'flex-direction:column-reverse"><div style="flex-shrink:0">{shown}</div></div></details>'
+    )
+
+
+# -- what a saved notebook keeps
+
+
+def keep_all(shown: Picture, record: RunRecord, most: int = MAX_SAVED) -> Picture:
+    """Return the picture of a run that is over with all of its lines, up to a size.
+
+    What all ranks have written alike stays with the first one alone. Where a rank has written too much, its first and
+    its last lines are kept; the last ones, where the record has forgotten the first.
+
+    Args:
+        shown: the run.
+        record: has the lines.
+        most: number of characters of all ranks.
+    """
+    kept = record.find_lines()
+    every = {rank: kept.get(rank, []) for rank in shown.outputs}
+    shared = _find_shared([lines for lines in every.values() if lines] if len(every) > 1 else [])
+    first = min((rank for rank, lines in every.items() if lines), default=0)
+    own = {
+        rank: lines
+        if rank == first or not shared
+        else [line for line in lines if _get_key(line) not in shared]
+        for rank, lines in every.items()
+    }
+    rooms = _divide({rank: sum(map(_measure, lines)) for rank, lines in own.items()}, most)
+    outputs = {}
+    for rank, output in shown.outputs.items():
+        is_whole = output.total <= len(every[rank])
+        head, tail = _fit(own[rank], rooms[rank], has_start=is_whole)
+        outputs[rank] = replace(
+            output,
+            head=tuple(head),
+            lines=tuple(tail),
+            alike=len(every[rank]) - len(own[rank]),
+            shared=shared if rank == first else frozenset(),
+        )
+    return replace(shown, outputs=outputs)
+
+
+def _get_key(line: Line) -> Key:
+    return line.stream, line.text
+
+
+def _measure(line: Line) -> int:
+    return min(len(line.text), MAX_WIDTH) + 1
+
+
+def _find_shared(ranks: Sequence[Sequence[Line]]) -> frozenset[Key]:
+    """Return the lines that every rank has written equally often. Those of tracebacks stay together, and are none."""
+    if len(ranks) < 2:
+        return frozenset()
+    counts: list[Counter[Key]] = []
+    traces: set[Key] = set()
+    for lines in ranks:
+        count: Counter[Key] = Counter()
+        for line, (mark, _) in zip(lines, classify_lines(lines), strict=True):
+            if mark == "trace":
+                traces.add(_get_key(line))
+            elif line.text.strip():
+                count[_get_key(line)] += 1
+        counts.append(count)
+    rest = counts[1:]
+    return frozenset(
+        key
+        for key, number in counts[0].items()
+        if key not in traces and all(count[key] == number for count in rest)
+    )
+
+
+def _divide(sizes: Mapping[int, int], most: int) -> dict[int, int]:
+    """Return the room of each rank: what small ones leave is for the others."""
+    rooms, left = {}, most
+    for number, rank in enumerate(sorted(sizes, key=lambda rank: sizes[rank])):
+        rooms[rank] = min(sizes[rank], left // (len(sizes) - number))
+        left -= rooms[rank]
+    return rooms
+
+
+def _fit(lines: Sequence[Line], room: int, *, has_start: bool) -> tuple[Sequence[Line], Sequence[Line]]:
+    """Return the first and the last lines that there is room for; all of them are last ones where they fit."""
+    if sum(map(_measure, lines)) <= room:
+        return [], lines
+    head = _take(lines, room // 2) if has_start else 0
+    tail = _take(lines[::-1], room - room // 2 if head else room)
+    return lines[:head], lines[len(lines) - tail :]
+
+
+def _take(lines: Sequence[Line], room: int) -> int:
+    """Return how many lines fit, from the first on."""
+    sizes = itertools.accumulate(map(_measure, lines))
+    return sum(1 for _ in itertools.takewhile(lambda size: size <= room, sizes))
