@@ -91,9 +91,7 @@ class Allocation:
         began, seen_pending = time.monotonic(), False
         while not self._look_patiently(wait).is_running:
             if self.state.is_over:
-                raise LaunchError(
-                    f"job {self.job_id} has ended before the ranks began: {self.state.describe()}{self._explain_end()}"
-                )
+                raise LaunchError(self.describe_early_end())
             seen_pending, self._shown = True, self._describe_wait()
             waited = time.monotonic() - began
             until = time.monotonic() + min(_SLOW_SECONDS, max(_FAST_SECONDS, waited / 10))
@@ -109,9 +107,17 @@ class Allocation:
             )
         return nodes
 
+    @property
+    def has_no_python(self) -> bool:
+        """Whether the job's own process says by its exit code that it found no Python."""
+        return self._wish is not None and self.state.is_over and self.state.exit_code == str(NO_PACKAGE)
+
+    def describe_early_end(self) -> str:
+        """Return that the job has ended before the ranks began, and why, as a sentence."""
+        return f"job {self.job_id} has ended before the ranks began: {self.state.describe()}{self._explain_end()}"
+
     def _explain_end(self) -> str:
-        """Return what an exit code of the job's own process says; empty where that is nothing more."""
-        if self._wish is None or self.state.exit_code != str(NO_PACKAGE):
+        if self._wish is None or not self.has_no_python:
             return ""
         python = self._wish.python
         what = f"there is no {python}" if python else "there is no Python"
@@ -242,6 +248,8 @@ class SlurmNodes(Lender):
                 self._lost_jobs += 1
                 if self._has_opened or (state.state in _LOST and self._lost_jobs < _TRIES):
                     return  # `_find` looks whether there can be a new one
+                if allocation.has_no_python:  # it ended before the steps, which know only that it is gone
+                    raise LaunchError(allocation.describe_early_end()) from error
                 raise error
             if allocation.is_ours and state.state == _ENDING:
                 until = time.monotonic() + _SETTLE_SECONDS

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from notebook_accel.errors import LaunchError
+from notebook_accel.launch.engines.remote.client import NO_PACKAGE, Wanted
 from notebook_accel.launch.engines.slurm import allocation, command, engine
 from notebook_accel.launch.engines.slurm.command import JobState
+from notebook_accel.launch.engines.slurm.submission import Wish
 
 
 def test_a_job_in_the_queue_stays_while_slurm_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +43,32 @@ def test_slurm_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(allocation, "_OUTAGE_SECONDS", 0.3)
     with pytest.raises(LaunchError, match="unable to contact"):
         allocation.Allocation("3").wait(lambda text: None)
+
+
+def test_a_job_that_ends_before_its_steps_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job's own process may find no Python, and end, before a step has begun to look for one."""
+    states = [JobState(job_id="3", state="RUNNING", node_list="n1")]
+    states.append(JobState(job_id="3", state="FAILED", exit_code=str(NO_PACKAGE)))
+
+    class Pool:
+        def open(self, *_: Any) -> None:
+            raise LaunchError("node n1: srun ended with code 1 (srun: error: Slurm job 3 has expired)")
+
+        def take_kept(self, key: object) -> None: ...
+        def let_go(self, kind: type) -> None: ...
+
+    monkeypatch.setattr(
+        command, "look", lambda job_id, check: states.pop(0) if len(states) > 1 else states[0]
+    )
+    monkeypatch.setattr(command, "list_nodes", lambda state, check: ["n1"])
+    monkeypatch.setattr(command, "kill_watcher", lambda watcher: None)
+    monkeypatch.setattr(allocation, "get_pool", Pool)
+    monkeypatch.setattr(allocation.submission, "cancel", lambda job_id: None)
+    monkeypatch.setattr(allocation.submission, "submit", lambda *_: ("3", None))
+    wish = Wish(num_nodes=1, ranks_per_node=1, options={}, python="/no/python", is_requeued=False, name="f")
+    nodes = allocation.SlurmNodes(wish, "", 0.0, Wanted.here(), use_cpu=True)
+    with pytest.raises(LaunchError, match="there is no /no/python: name the right one"):
+        nodes.open(lambda text: None)
 
 
 @pytest.mark.parametrize(
