@@ -182,7 +182,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "tracking": (("base", "values"), ("*",), ("choose",)),
     "utils": (("*",),),
     "widgets": (("run",), ("draft", "main_thread"), ("fields",), ("*",), ("magics",)),
-    "widgets.run": (("ansi", "picture"), ("*",)),
+    "widgets.run": (("ansi", "picture"), ("lines",), ("*",)),
 }
 # (importer, imported): why it is right
 EXCEPTIONS: dict[tuple[str, str], str] = {}

@@ -61,7 +61,7 @@ def test_a_job_that_ends_before_its_steps_says_why(monkeypatch: pytest.MonkeyPat
         command, "look", lambda job_id, check: states.pop(0) if len(states) > 1 else states[0]
     )
     monkeypatch.setattr(command, "list_nodes", lambda state, check: ["n1"])
-    monkeypatch.setattr(command, "kill_watcher", lambda watcher: None)
+    monkeypatch.setattr(command, "start_watcher", lambda job_id: None)
     monkeypatch.setattr(allocation, "get_pool", Pool)
     monkeypatch.setattr(allocation.submission, "cancel", lambda job_id: None)
     monkeypatch.setattr(allocation.submission, "submit", lambda *_: ("3", None))

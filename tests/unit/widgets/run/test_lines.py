@@ -1,0 +1,133 @@
+"""Which lines a saved notebook keeps, and how they look."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from notebook_accel.events import Event, Line
+from notebook_accel.launch.engines.base import Deliver, Engine, Outcome
+from notebook_accel.launch.job import Job
+from notebook_accel.launch.run import Run
+from notebook_accel.launch.supervise.control import Control
+from notebook_accel.stream.record import RunRecord
+from notebook_accel.widgets.run import lines
+from notebook_accel.widgets.run.picture import Output, Picture, make_picture
+from tests.unit.jobs import make_job
+
+TRACE = ("Traceback (most recent call last):", '  File "a.py", line 1, in f', "ValueError: bad")
+
+
+class Told(Engine):
+    """Tells lines, and ends."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.events = events
+
+    def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
+        deliver(self.events)
+        return Outcome()
+
+
+def nothing() -> None:
+    """The function of the runs here."""
+
+
+def line(text: str, rank: int = 0) -> Line:
+    return Line(rank=rank, time=time.time(), stream="stdout", text=text)
+
+
+def keep(*told: Line, ranks: int = 2, most: int = lines.MAX_SAVED) -> Picture:
+    """Return what is kept of a run whose ranks have written these lines."""
+    run = Run(make_job(nothing, ranks), Told(told))
+    run.execute()
+    return lines.keep_all(make_picture(run), run.record, most)
+
+
+def texts(kept: Sequence[Line]) -> list[str]:
+    return [each.text for each in kept]
+
+
+def strip(html: str) -> str:
+    return re.sub(r"<[^>]*>", "", html)
+
+
+def test_all_lines_are_kept_where_they_fit() -> None:
+    kept = keep(*(line(f"{rank}: {number}", rank) for number in range(1000) for rank in range(2)))
+    for rank, output in kept.outputs.items():
+        assert texts(output.lines) == [f"{rank}: {number}" for number in range(1000)]
+        assert (output.head, output.hidden, output.alike) == ((), 0, 0)
+
+
+def test_what_all_ranks_have_written_alike_is_there_once() -> None:
+    kept = keep(
+        *(line(text, rank) for rank in range(3) for text in ("loading", f"mine {rank}", "done")), ranks=3
+    )
+    assert texts(kept.outputs[0].lines) == ["loading", "mine 0", "done"]
+    assert strip(lines.render_lines(0, kept.outputs[0])) == "[all] loading\nmine 0\n[all] done\n"
+    for rank in (1, 2):
+        assert texts(kept.outputs[rank].lines) == [f"mine {rank}"] and kept.outputs[rank].alike == 2
+        box = strip(lines.render_box(rank, kept.outputs[rank], is_open=False))
+        assert box == f"Output of rank {rank}: 3 lines, 2 of them as those of all ranksmine {rank}\n"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [("step", 0), ("step", 1), ("step", 1)],  # not as often
+        [("step", 0), ("other", 1)],
+        [("step", 0)],  # one rank has written nothing: nobody knows whether it will
+        [("", 0), ("", 1)],
+        [(text, rank) for rank in (0, 1) for text in TRACE],
+    ],
+)
+def test_other_lines_stay_with_their_ranks(told: Sequence[tuple[str, int]]) -> None:
+    kept = keep(*(line(text, rank) for text, rank in told))
+    for rank, output in kept.outputs.items():
+        assert texts(output.lines) == [text for text, whose in told if whose == rank]
+        assert not output.alike
+
+
+def test_of_too_much_the_first_and_the_last_lines_are_kept() -> None:
+    many = [line(f"{number:09}") for number in range(1000)]
+    (output,) = keep(*many, ranks=1, most=200).outputs.values()
+    assert texts(output.head) == [f"{number:09}" for number in range(10)]
+    assert texts(output.lines) == [f"{number:09}" for number in range(990, 1000)]
+    assert output.hidden == 980
+    box = strip(lines.render_box(0, output, is_open=True, log_dir="/logs"))
+    assert "000000009\n… 980 lines are left out here, /logs/rank_0.log has all …000000990\n" in box
+    assert "earlier lines" not in box
+    assert "notebook_accel.runs()[-1].lines(0) has all" in strip(lines.render_box(0, output, is_open=True))
+
+
+def test_small_ranks_leave_their_room_to_others() -> None:
+    told = [line("a", 0), *(line(f"{number:09}", 1) for number in range(30))]
+    kept = keep(*told, most=302)
+    assert len(kept.outputs[1].lines) == 30 and not kept.outputs[1].head
+    less = keep(*told, most=202)
+    assert texts(less.outputs[0].lines) == ["a"]
+    assert (len(less.outputs[1].head), len(less.outputs[1].lines)) == (10, 10)
+
+
+def test_a_start_that_the_record_has_forgotten_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that are no longer known cannot be the head: the newest are kept, and the number says so."""
+    many = [line(f"{number:09}") for number in range(100)]
+    run = Run(make_job(nothing, 1), Told(many))
+    run.execute()
+    monkeypatch.setattr(RunRecord, "find_lines", lambda record: {0: many[60:]})
+    (output,) = lines.keep_all(make_picture(run), run.record, 200).outputs.values()
+    assert not output.head and texts(output.lines) == [f"{number:09}" for number in range(80, 100)]
+    assert "80 earlier lines: " in strip(lines.render_box(0, output, is_open=False))
+
+
+def test_a_box_is_open_or_folded() -> None:
+    output = Output(total=1, lines=(line("<b>"),))
+    assert lines.render_box(0, output, is_open=True).startswith(
+        "<details open><summary>Output of rank 0: 1 line<"
+    )
+    assert lines.render_box(0, output, is_open=False).startswith("<details><summary>")
+    assert "&lt;b&gt;" in lines.render_box(0, output, is_open=False)
+    assert lines.render_box(0, Output(), is_open=True) == ""
