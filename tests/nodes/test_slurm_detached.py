@@ -128,10 +128,17 @@ def test_an_interrupt_leaves_the_run_and_stop_asks_it_to_save(
     )
     cell = kernel.run(
         f"""
+        import sys, threading, traceback
         run = attach({job}, block=False)
         while len(run.lines()) < 4:
             time.sleep(0.05)
-        print("go", flush=True)
+        main = threading.main_thread().ident
+        def tell():  # an interrupt before the wait would end the cell
+            while not any(at.name == "wait" for at in traceback.extract_stack(sys._current_frames()[main])):
+                time.sleep(0.05)
+            time.sleep(0.5)
+            print("go", flush=True)
+        threading.Thread(target=tell).start()
         try:
             run.wait()
         except KeyboardInterrupt as error:
