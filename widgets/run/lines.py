@@ -115,6 +115,8 @@ def describe_hidden_lines(rank: int, output: Output, log_dir: str = "") -> str:
     """
     if output.head or not output.hidden:
         return ""
+    if output.forgotten and not log_dir:
+        return f"{output.hidden:,} earlier lines, of which {output.forgotten:,} are lost: log_dir= keeps all in files"
     return f"{output.hidden:,} earlier lines: {describe_place(rank, log_dir)}"
 
 
@@ -157,10 +159,11 @@ def keep_all(shown: Picture, record: RunRecord, most: int = MAX_SAVED) -> Pictur
         most: number of characters of all ranks.
     """
     kept = record.find_lines()
-    every = {rank: kept.get(rank, []) for rank in shown.outputs}
+    # a record forgets the oldest lines of all ranks, and has the newest of each one besides
+    every = {rank: max(output.lines, kept.get(rank, ()), key=len) for rank, output in shown.outputs.items()}
     shared = _find_shared([lines for lines in every.values() if lines] if len(every) > 1 else [])
     first = min((rank for rank, lines in every.items() if lines), default=0)
-    own = {
+    own: dict[int, Sequence[Line]] = {
         rank: lines
         if rank == first or not shared
         else [line for line in lines if _get_key(line) not in shared]
@@ -176,6 +179,7 @@ def keep_all(shown: Picture, record: RunRecord, most: int = MAX_SAVED) -> Pictur
             head=tuple(head),
             lines=tuple(tail),
             alike=len(every[rank]) - len(own[rank]),
+            forgotten=max(0, output.total - len(every[rank])),
             shared=shared if rank == first else frozenset(),
         )
     return replace(shown, outputs=outputs)

@@ -94,6 +94,7 @@ class Output:
         head: the first of them, where some between these and the newest are left out.
         alike: how many are left out because all ranks have written the same, and the first one has them.
         shared: those of the first rank, as stream and text.
+        forgotten: how many are left out because the record of the run has dropped them.
     """
 
     total: int = 0
@@ -102,6 +103,7 @@ class Output:
     head: tuple[Line, ...] = ()
     alike: int = 0
     shared: frozenset[tuple[str, str]] = frozenset()
+    forgotten: int = 0
 
     @property
     def hidden(self) -> int:

@@ -13,7 +13,7 @@ from notebook_accel.launch.engines.base import Deliver, Engine, Outcome
 from notebook_accel.launch.job import Job
 from notebook_accel.launch.run import Run
 from notebook_accel.launch.supervise.control import Control
-from notebook_accel.stream.record import RunRecord
+from notebook_accel.stream.record import MAX_BYTES, MAX_TAIL, RunRecord
 from notebook_accel.widgets.run import lines
 from notebook_accel.widgets.run.picture import Output, Picture, make_picture
 from tests.unit.jobs import make_job
@@ -114,13 +114,25 @@ def test_small_ranks_leave_their_room_to_others() -> None:
 
 def test_a_start_that_the_record_has_forgotten_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines that are no longer known cannot be the head: the newest are kept, and the number says so."""
-    many = [line(f"{number:09}") for number in range(100)]
+    many = [line(f"{number:09}") for number in range(400)]
     run = Run(make_job(nothing, 1), Told(many))
     run.execute()
     monkeypatch.setattr(RunRecord, "find_lines", lambda record: {0: many[60:]})
     (output,) = lines.keep_all(make_picture(run), run.record, 200).outputs.values()
-    assert not output.head and texts(output.lines) == [f"{number:09}" for number in range(80, 100)]
-    assert "80 earlier lines: " in strip(lines.render_box(0, output, is_open=False))
+    assert not output.head and texts(output.lines) == [f"{number:09}" for number in range(380, 400)]
+    assert "380 earlier lines, of which 60 are lost: log_dir= keeps all" in strip(
+        lines.render_box(0, output, is_open=False)
+    )
+
+
+def test_the_newest_lines_stay_where_another_rank_has_written_much_since() -> None:
+    few = [line(f"{number}") for number in range(MAX_TAIL + 100)]
+    kept = keep(*few, *(line("x" * 2000, 1) for _ in range(MAX_BYTES // 2000)))
+    assert texts(kept.outputs[0].lines) == [f"{number}" for number in range(100, MAX_TAIL + 100)]
+    assert lines.describe_hidden_lines(0, kept.outputs[0]).startswith(
+        "100 earlier lines, of which 100 are lost: log"
+    )
+    assert lines.describe_hidden_lines(0, kept.outputs[0], "/a") == "100 earlier lines: /a/rank_0.log"
 
 
 def test_a_box_is_open_or_folded() -> None:
