@@ -279,23 +279,43 @@ def find(job_id: str) -> Folder:
 
 
 def find_newest() -> str:
-    """Return the number of the job that was submitted last; LaunchError where none is known."""
+    """Return the number of the job that was submitted last.
+
+    Raises:
+        LaunchError: none is known, or that one cannot be read.
+    """
     root = find_root()
     found: list[tuple[float, tuple[int, str]]] = []
-    unread = ""
+    unread: list[tuple[float, str]] = []
     for each in root.glob("*"):
         if each.is_symlink():
+            path = each.resolve()
             try:
-                launched = Folder(each.resolve()).read_job().options[LAUNCHED]
+                launched = Folder(path).read_job().options[LAUNCHED]
             except LaunchError as error:  # one that is gone, damaged or of another version
-                unread = f"; of job {each.name}: {error}"
+                unread.append((_find_time(path), f"of job {each.name}: {error}"))
             else:
                 found.append((launched, _as_number(each.name)))
+    since, text = max(unread, default=(0.0, ""))
     if not found:
+        why = f"; {text}" if text else ""
         raise LaunchError(
-            f"no run of a job is known in {root}: launch one with engine='slurm' and detach=True{unread}"
+            f"no run of a job is known in {root}: launch one with engine='slurm' and detach=True{why}"
         )
-    return max(found)[1][1]
+    launched, (_, job_id) = max(found)
+    if since > launched:
+        raise LaunchError(
+            f"the newest run cannot be read, that {text}; {job_id} is the newest job whose run can"
+        )
+    return job_id
+
+
+def _find_time(path: Path) -> float:
+    """Return when a run was written that cannot be read, 0 where nothing is left of it."""
+    try:
+        return (path / _JOB).stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _as_number(name: str) -> tuple[int, str]:

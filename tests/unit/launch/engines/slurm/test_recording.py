@@ -301,6 +301,16 @@ def test_only_folders_of_this_user_are_read(tmp_path: Path, monkeypatch: pytest.
         Folder(path).name(number)
     (tmp_path / "jobs" / "7").symlink_to("gone")
     assert recording.find_newest() == "3", "SLURM gives numbers again: the time counts"
+    (tmp_path / "jobs" / "damaged").mkdir(mode=0o700)
+    write_format(tmp_path / "jobs" / "damaged")
+    (tmp_path / "jobs" / "damaged" / "job").write_bytes(b"no job")
+    Folder(tmp_path / "jobs" / "damaged").name("8")
+    with pytest.raises(
+        LaunchError, match=r"newest run cannot be read, that of job 8: .*; 3 is the newest job"
+    ):
+        recording.find_newest()
+    os.utime(tmp_path / "jobs" / "damaged" / "job", (4.0, 4.0))
+    assert recording.find_newest() == "3"
     Folder(tmp_path / "jobs" / "run").name("4")
     (tmp_path / "jobs" / "run").chmod(0o770)
     with pytest.raises(LaunchError, match="is not yours alone, and what is in it would be run"):
