@@ -47,7 +47,7 @@ def _describe_ranks(cause: Failure, outcome: Outcome, start: Start) -> list[str]
         where = f" on {outcome.where}" if outcome.where else ""
         notes.append(f"rank {cause.rank} (process {cause.pid}){where} raised this after {after:.1f} s")
     others = {
-        failure.rank: failures.describe_failure(failure)
+        failure.rank: failures.describe_failure(failure, cause)
         for failure in outcome.failures
         if failure is not cause
     }

@@ -352,7 +352,7 @@ class Session:
                 notes.append(
                     describe_stopped(failure)
                     if rank in call.interrupted
-                    else failures.describe_failure(failure)
+                    else failures.describe_failure(failure, cause)
                 )
         for note in [*notes, *more]:
             failures.add_note(error, note)

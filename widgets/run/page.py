@@ -98,7 +98,8 @@ def render_table(picture: Picture) -> str:
             wrong = name in ("status", "what happened") and state.status in ("failed", "killed")
             style = f"{_CELL};color:{WRONG}" if wrong else _CELL
             style += ";white-space:normal" if name == "what happened" else ""
-            cells.append(f'<td style="{style}">{html.escape(texts[number])}</td>')
+            more = f' title="{html.escape(state.detail)}"' if state.detail and name == "what happened" else ""
+            cells.append(f'<td style="{style}"{more}>{html.escape(texts[number])}</td>')
         rows.append(f"<tr>{''.join(cells)}</tr>")
     return (
         f'<table style="border-collapse:collapse;margin:4px 0" aria-label="Ranks of {html.escape(picture.name)}">'

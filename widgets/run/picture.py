@@ -56,6 +56,7 @@ class RankState:
         rate: optimizer steps in a second; None if it is not known.
         usage: what its process uses; None if it is not known.
         note: what happened, if it failed; empty otherwise.
+        detail: what a library said of that, where the note does not.
     """
 
     rank: int
@@ -66,6 +67,7 @@ class RankState:
     rate: float | None = None
     usage: Usage | None = None
     note: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,7 +241,9 @@ def _select_shown(output: Any, ranks: Sequence[int]) -> list[int]:
 
 def _make_state(run: Run, rank: int, status: RunStatus, usage: Usage | None) -> RankState:
     record = run.record
-    failure = next((found for found in list(record.failures) if found.rank == rank), None)
+    found = list(record.failures)
+    failure = next((each for each in found if each.rank == rank), None)
+    cause = failures.find_first(found) if found else None
     pulse = record.pulses.get(rank)
     state = _resolve_status(run, rank, status, failure)
     waited = _measure_since(pulse) if state == "running" and pulse is not None and pulse.waiting else 0.0
@@ -252,7 +256,8 @@ def _make_state(run: Run, rank: int, status: RunStatus, usage: Usage | None) -> 
         step=pulse.steps if pulse is not None and pulse.steps else None,
         rate=_measure_rate(record, rank, state),
         usage=usage,
-        note=_describe_failure(failure),
+        note=_describe_failure(failure, cause),
+        detail="" if failure is None else failures.describe_library(failure, cause),
     )
 
 
@@ -282,10 +287,12 @@ def _measure_rate(record: RunRecord, rank: int, state: RankStatus) -> float | No
     return pulse.steps / seconds if pulse.steps and seconds > 0 else None
 
 
-def _describe_failure(failure: Failure | None) -> str:
+def _describe_failure(failure: Failure | None, cause: Failure | None) -> str:
     if failure is None:
         return ""
-    return failures.describe_failure(failure).removeprefix(f"rank {failure.rank} (process {failure.pid}) ")
+    return failures.describe_failure(failure, cause).removeprefix(
+        f"rank {failure.rank} (process {failure.pid}) "
+    )
 
 
 # -- progress

@@ -272,6 +272,7 @@ _LOST_PEER = (
     "No route to host",
     "Network is unreachable",
 )
+_NCCL_LOST_PEER = "remote process exited"
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _SAME_MOMENT = 1.0
 
@@ -319,11 +320,36 @@ def _names_lost_peer(raised: RaisedError) -> bool:
     return raised.type_name in _LOST_PEER_TYPES or any(text in raised.message for text in _LOST_PEER)
 
 
-def describe_failure(failure: Failure) -> str:
-    """Return in a line what happened to a rank."""
+def describe_failure(failure: Failure, cause: Failure | None = None) -> str:
+    """Return in a line what happened to a rank.
+
+    Args:
+        failure: of the rank.
+        cause: the first failure. A rank whose collective failed because that rank was gone says so, in place of what
+            gloo or NCCL says, see `describe_library`.
+    """
     if failure.error is None:
         return str(make_exit_error(failure))
-    return f"rank {failure.rank} (process {failure.pid}) raised {_describe_raised(failure.error)}"
+    who = f"rank {failure.rank} (process {failure.pid})"
+    if describe_library(failure, cause):
+        assert cause is not None
+        return f"{who} lost rank {cause.rank}, which had failed"
+    return f"{who} raised {_describe_raised(failure.error)}"
+
+
+def describe_library(failure: Failure, cause: Failure | None) -> str:
+    """Return what gloo or NCCL said on a rank that failed because the first one was gone; empty for other failures.
+
+    Args:
+        failure: of the rank.
+        cause: the first failure; None where it is not known.
+    """
+    raised = failure.error
+    if raised is None or cause is None or cause.rank in (failure.rank, -1):
+        return ""
+    is_of_torch = raised.type_name in ("RuntimeError", *_LOST_PEER_TYPES)
+    names_peer = any(text in raised.message for text in (*_LOST_PEER, _NCCL_LOST_PEER))
+    return _describe_raised(raised) if is_of_torch and names_peer else ""
 
 
 def describe_error(error: BaseException) -> str:

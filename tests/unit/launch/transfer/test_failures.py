@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from torch.distributed import DistBackendError
 
 from notebook_accel.errors import NotebookAccelError, WorkerError, WorkerExitedError, WorkerKilledError
 from notebook_accel.events import Failure, Frame, RaisedError
@@ -129,6 +130,32 @@ def test_a_killed_rank_comes_before_its_peers_lost_connection() -> None:
     assert failures.find_first([lost, killed]) is killed
     other = _failure(0, 1.0, ValueError("unrelated"))
     assert failures.find_first([other, killed]) is other
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            RuntimeError("[gloo/pair.cc] Connection closed by peer [127.0.0.1]:1"),
+            "lost rank 1, which had failed",
+        ),
+        (
+            DistBackendError("NCCL error: remote process exited or there was a network error"),
+            "lost rank 1, which had failed",
+        ),
+        (RuntimeError("shapes differ"), "raised RuntimeError: shapes differ"),
+        (BrokenPipeError(32, "Broken pipe"), "raised BrokenPipeError: [Errno 32] Broken pipe"),
+    ],
+)
+def test_a_rank_that_lost_the_first_one_says_so(error: Exception, text: str) -> None:
+    first, second = _failure(1, 1.0, ValueError("bad")), _failure(0, 2.0, error)
+    assert failures.describe_failure(second, first) == f"rank 0 (process 10) {text}"
+    lost = text.startswith("lost")
+    assert failures.describe_library(second, first) == (f"{type(error).__name__}: {error}" if lost else "")
+    for cause in (None, second, replace(first, rank=-1)):  # nobody else was the first
+        assert failures.describe_failure(second, cause).startswith("rank 0 (process 10) raised ")
+    ended = _failure(0, 2.0, exitcode=3)
+    assert failures.describe_failure(ended, first) == failures.describe_failure(ended)
 
 
 def _noticed(rank: int, moment: float, *, alive: float, exitcode: int) -> Failure:

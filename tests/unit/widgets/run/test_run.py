@@ -139,6 +139,22 @@ def raised(rank: int, **options: Any) -> Failure:
     return Failure(rank=rank, time=time.time(), pid=7, error=error, **options)
 
 
+def test_a_rank_that_lost_the_first_one_says_so_and_keeps_what_gloo_said() -> None:
+    def fail(rank: int, text: str) -> Failure:
+        error = RaisedError(type_name="RuntimeError", message=text, pickled=None, frames=())
+        return Failure(rank=rank, time=1.0 + rank, pid=rank, exitcode=None, error=error)
+
+    gloo = "[gloo/pair.cc] Connection closed by peer <1>"
+    found = make_picture(told(fail(0, "bad batch"), fail(1, gloo)))
+    assert [state.note for state in found.ranks] == [
+        "raised RuntimeError: bad batch",
+        "lost rank 0, which had failed",
+    ]
+    table = page.render_table(found)
+    assert f'title="RuntimeError: {gloo.replace("<1>", "&lt;1&gt;")}">lost rank 0, which had failed<' in table
+    assert table.count("title=") == 1
+
+
 def test_a_failed_run_shows_its_traceback_once() -> None:
     outcome = Outcome(failures=(raised(1),), stopped=frozenset({0}))
     behind = make_picture(told(running(0), running(1), raised(1), outcome=outcome, background=True))
