@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import math
+import os
 import signal
 import sys
 import threading
@@ -32,6 +33,7 @@ class _DelayedInterrupt:
     Attributes:
         was_called: whether there is an interrupt that nothing has obeyed yet.
         is_insisting: whether a thread sends the signal again once it is late.
+        ends_in_forks: whether interrupts come at once in processes that are forked meanwhile.
     """
 
     def __init__(self, before: _Handler, patience: float) -> None:
@@ -40,7 +42,7 @@ class _DelayedInterrupt:
         self.was_called = False
         self._since = 0.0
         self._is_over = False
-        self.is_insisting = False
+        self.is_insisting = self.ends_in_forks = False
         self._sent_again = False
         self._sending = threading.Lock()
         self._main = threading.get_ident()
@@ -97,7 +99,9 @@ class _DelayedInterrupt:
 
 
 @contextlib.contextmanager
-def delay_interrupt(patience: float = math.inf, comes_later: bool = False) -> Iterator[None]:
+def delay_interrupt(
+    patience: float = math.inf, comes_later: bool = False, ends_in_forks: bool = False
+) -> Iterator[None]:
     """Delay an interrupt to the end of the block, and of the outermost block if they are nested.
 
     In a thread that is not the main thread this does nothing: Python interrupts the main thread only. An interrupt that
@@ -109,6 +113,7 @@ def delay_interrupt(patience: float = math.inf, comes_later: bool = False) -> It
             block may be part of a patient one.
         comes_later: let it come some hundredths of a second after the block: for blocks in a place where Python drops
             exceptions, such as the end of a generator that nobody refers to any more.
+        ends_in_forks: do not delay those of processes that the block forks.
 
     Raises:
         KeyboardInterrupt: at the end of the block, if the user interrupted it and it does not come later. A handler of
@@ -116,17 +121,19 @@ def delay_interrupt(patience: float = math.inf, comes_later: bool = False) -> It
     """
     outer = _find_delayed()
     if outer is not None:
-        before_patience, outer.patience = outer.patience, max(outer.patience, patience)
+        before_block = outer.patience, outer.ends_in_forks
+        outer.patience, outer.ends_in_forks = max(outer.patience, patience), ends_in_forks
         try:
             yield
         finally:
-            outer.patience = before_patience
+            outer.patience, outer.ends_in_forks = before_block
         return
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
     handler = _DelayedInterrupt(before, patience)
+    handler.ends_in_forks = ends_in_forks
     signal.signal(signal.SIGINT, handler)
     try:
         yield
@@ -138,6 +145,16 @@ def delay_interrupt(patience: float = math.inf, comes_later: bool = False) -> It
             threading.Thread(target=_interrupt_later, daemon=True).start()
             return
     handler.obey()
+
+
+def _stop_delaying_in_fork() -> None:
+    handler = _find_delayed()
+    if handler is not None and handler.ends_in_forks:
+        signal.signal(signal.SIGINT, handler.before)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_stop_delaying_in_fork)
 
 
 def _interrupt_later() -> None:

@@ -18,7 +18,7 @@ _PIPES: Final = os.path.dirname(multiprocessing.__file__) + os.sep
 
 
 def start_processes(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Return torch's iterator of a loader. An interrupt waits until all of its processes are known to it.
+    """Return torch's iterator of a loader. An interrupt waits until it knows all of its processes, a second at most.
 
     Between a fork and the next line of Python nobody knows the new process, and it would stay.
 
@@ -28,7 +28,7 @@ def start_processes(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     Raises:
         KeyboardInterrupt: the user interrupted it; the processes end with the iterator.
     """
-    with delay_interrupt(PATIENCE):
+    with delay_interrupt(PATIENCE, ends_in_forks=True):
         return begin()
 
 

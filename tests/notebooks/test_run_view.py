@@ -314,7 +314,8 @@ def test_much_output_stays_small(viewer: Kernel, tmp_path: Path) -> None:
         assert page.count(f"line {number} xx") == times, number
     assert "[all] line 0 xx" in page and page.count(" lines are left out here, ") == 2
     assert f"{tmp_path}" in page and "rank_0.log has all" in page
-    assert 900_000 < len(page) < 1_200_000 and sent < 1_500_000 + 300_000 * cell.seconds
+    assert 900_000 < len(page) < 1_200_000
+    assert sent - len(json.dumps(page)) < 100_000 + 300_000 * cell.seconds
 
 
 def test_a_saved_notebook_keeps_the_page(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ Mark = Literal["", "err", "trace"]
 """What a line is: output, standard error, or part of a traceback."""
 
 MAX_WIDTH: Final = 2000  # characters of a line
-MAX_SAVED: Final = 1_000_000  # characters of all ranks in a saved notebook
+MAX_SAVED: Final = 1_000_000  # bytes of all ranks in a saved notebook
 Key = tuple[str, str]
 """Stream and text of a line."""
+_MARK_BYTES: Final = 90  # of the element around lines of standard error
 _TRACE_START: Final = "Traceback (most recent call last)"
 WRONG: Final = "var(--jp-error-color1,#d64550)"
 _BORDER: Final = "1px solid var(--jp-border-color2,rgba(127,127,127,0.4))"
@@ -73,12 +74,22 @@ def render_lines(rank: int, output: Output, place: str = "") -> str:
         gap = f"… {output.hidden:,} lines are left out here, {place} has all …"
         parts.append(f'<span style="display:block;opacity:0.7">{html.escape(gap)}</span>')
     parts += _render_rows(output.rows, output.shared)
-    return f'<pre role="group" aria-label="Newest lines of rank {rank}" style="{PRE}">{"".join(parts)}</pre>'
+    return f'<pre role="group" aria-label="Lines of rank {rank}" style="{PRE}">{"".join(parts)}</pre>'
+
+
+def is_shared(row: Line | Unfinished, shared: Set[Key]) -> bool:
+    """Return whether all ranks have written a line.
+
+    Args:
+        row: the line.
+        shared: what all have written.
+    """
+    return isinstance(row, Line) and _get_key(row) in shared
 
 
 def _render_rows(rows: Sequence[Line | Unfinished], shared: Set[Key]) -> Iterator[str]:
     marked = [
-        (mark, f"{_ALL}{text}" if (row.stream, row.text) in shared else text)
+        (mark, f"{_ALL}{text}" if is_shared(row, shared) else text)
         for row, (mark, text) in zip(rows, classify_lines(rows), strict=True)
     ]
     for mark, group in itertools.groupby(marked, key=lambda pair: pair[0]):
@@ -116,7 +127,8 @@ def describe_hidden_lines(rank: int, output: Output, log_dir: str = "") -> str:
     if output.head or not output.hidden:
         return ""
     if output.forgotten and not log_dir:
-        return f"{output.hidden:,} earlier lines, of which {output.forgotten:,} are lost: log_dir= keeps all in files"
+        lost = min(output.hidden, output.forgotten)
+        return f"{output.hidden:,} earlier lines, of which {lost:,} are lost: log_dir= keeps all in files"
     return f"{output.hidden:,} earlier lines: {describe_place(rank, log_dir)}"
 
 
@@ -131,8 +143,8 @@ def render_box(rank: int, output: Output, *, is_open: bool, log_dir: str = "") -
     """
     title = f"Output of rank {rank}: {output.total:,} line{'' if output.total == 1 else 's'}"
     if output.alike:
-        title += f", {output.alike:,} of them as those of all ranks"
-    if not output.rows:
+        title += f", {output.alike:,} of them by all ranks and shown with the first"
+    if not (output.rows or output.head):
         return f"<div>{title}</div>" if output.total else ""
     note = describe_hidden_lines(rank, output, log_dir)
     left_out = f'<div style="opacity:0.8">{html.escape(note)}</div>' if note else ""
@@ -156,12 +168,12 @@ def keep_all(shown: Picture, record: RunRecord, most: int = MAX_SAVED) -> Pictur
     Args:
         shown: the run.
         record: has the lines.
-        most: number of characters of all ranks.
+        most: number of bytes of all ranks.
     """
     kept = record.find_lines()
     # a record forgets the oldest lines of all ranks, and has the newest of each one besides
     every = {rank: max(output.lines, kept.get(rank, ()), key=len) for rank, output in shown.outputs.items()}
-    shared = _find_shared([lines for lines in every.values() if lines] if len(every) > 1 else [])
+    shared = _find_shared(list(every.values()) if len(every) == len(shown.ranks) else [])
     first = min((rank for rank, lines in every.items() if lines), default=0)
     own: dict[int, Sequence[Line]] = {
         rank: lines
@@ -169,17 +181,18 @@ def keep_all(shown: Picture, record: RunRecord, most: int = MAX_SAVED) -> Pictur
         else [line for line in lines if _get_key(line) not in shared]
         for rank, lines in every.items()
     }
-    rooms = _divide({rank: sum(map(_measure, lines)) for rank, lines in own.items()}, most)
+    sizes = {rank: _measure(lines) for rank, lines in own.items()}
+    rooms = _divide({rank: sum(each) for rank, each in sizes.items()}, most)
     outputs = {}
     for rank, output in shown.outputs.items():
-        is_whole = output.total <= len(every[rank])
-        head, tail = _fit(own[rank], rooms[rank], has_start=is_whole)
+        forgotten = max(0, output.total - len(kept.get(rank, ())))
+        head, tail = _fit(own[rank], sizes[rank], rooms[rank], has_start=not forgotten)
         outputs[rank] = replace(
             output,
             head=tuple(head),
             lines=tuple(tail),
             alike=len(every[rank]) - len(own[rank]),
-            forgotten=max(0, output.total - len(every[rank])),
+            forgotten=forgotten,
             shared=shared if rank == first else frozenset(),
         )
     return replace(shown, outputs=outputs)
@@ -189,8 +202,14 @@ def _get_key(line: Line) -> Key:
     return line.stream, line.text
 
 
-def _measure(line: Line) -> int:
-    return min(len(line.text), MAX_WIDTH) + 1
+def _measure(lines: Sequence[Line]) -> list[int]:
+    """Return the size of each line in a page, in bytes."""
+    sizes, before = [], ""
+    for line in lines:
+        text = html.escape(line.text[:MAX_WIDTH]).encode(errors="replace")
+        sizes.append(len(text) + 1 + (_MARK_BYTES if line.stream == "stderr" != before else 0))
+        before = line.stream
+    return sizes
 
 
 def _find_shared(ranks: Sequence[Sequence[Line]]) -> frozenset[Key]:
@@ -224,16 +243,17 @@ def _divide(sizes: Mapping[int, int], most: int) -> dict[int, int]:
     return rooms
 
 
-def _fit(lines: Sequence[Line], room: int, *, has_start: bool) -> tuple[Sequence[Line], Sequence[Line]]:
+def _fit(
+    lines: Sequence[Line], sizes: Sequence[int], room: int, *, has_start: bool
+) -> tuple[Sequence[Line], Sequence[Line]]:
     """Return the first and the last lines that there is room for; all of them are last ones where they fit."""
-    if sum(map(_measure, lines)) <= room:
+    if sum(sizes) <= room:
         return [], lines
-    head = _take(lines, room // 2) if has_start else 0
-    tail = _take(lines[::-1], room - room // 2 if head else room)
+    head = _take(sizes, room // 2) if has_start else 0
+    tail = _take(sizes[::-1], room - room // 2 if head else room)
     return lines[:head], lines[len(lines) - tail :]
 
 
-def _take(lines: Sequence[Line], room: int) -> int:
+def _take(sizes: Sequence[int], room: int) -> int:
     """Return how many lines fit, from the first on."""
-    sizes = itertools.accumulate(map(_measure, lines))
-    return sum(1 for _ in itertools.takewhile(lambda size: size <= room, sizes))
+    return sum(1 for _ in itertools.takewhile(lambda size: size <= room, itertools.accumulate(sizes)))

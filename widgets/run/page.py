@@ -13,7 +13,7 @@ from notebook_accel.launch.durations import format_duration
 from notebook_accel.stream.series import Point
 
 from . import ansi, chart
-from .lines import MARKED, PRE, WRONG, classify_lines, render_box
+from .lines import MARKED, PRE, WRONG, classify_lines, is_shared, render_box
 from .picture import Bar, FailureSummary, Picture, RankState
 
 _PLAIN_LINES: Final = 20
@@ -317,7 +317,7 @@ def render_text(picture: Picture, last: int = _PLAIN_LINES) -> str:
         rows = output.rows
         shown = zip(rows, classify_lines(rows), strict=True)
         for row, (_, text) in list(shown)[-last:] if last else ():
-            who = "all" if (row.stream, row.text) in output.shared else rank
+            who = "all" if is_shared(row, output.shared) else rank
             parts.append(f"[{who}] {ansi.strip_escapes(text)}" if prefixed else ansi.strip_escapes(text))
     if picture.failure is not None:
         parts.append(ansi.strip_escapes(picture.failure.traceback) or picture.failure.title)

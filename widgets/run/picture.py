@@ -243,7 +243,7 @@ def _make_state(run: Run, rank: int, status: RunStatus, usage: Usage | None) -> 
     record = run.record
     found = list(record.failures)
     failure = next((each for each in found if each.rank == rank), None)
-    cause = failures.find_first(found) if found else None
+    cause = run.first_failure if run.first_failure is not None or not found else failures.find_first(found)
     pulse = record.pulses.get(rank)
     state = _resolve_status(run, rank, status, failure)
     waited = _measure_since(pulse) if state == "running" and pulse is not None and pulse.waiting else 0.0

@@ -272,7 +272,7 @@ _LOST_PEER = (
     "No route to host",
     "Network is unreachable",
 )
-_NCCL_LOST_PEER = "remote process exited"
+_LOST_BY_NCCL = ("remote process exited", "closed by remote peer")
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _SAME_MOMENT = 1.0
 
@@ -345,11 +345,14 @@ def describe_library(failure: Failure, cause: Failure | None) -> str:
         cause: the first failure; None where it is not known.
     """
     raised = failure.error
-    if raised is None or cause is None or cause.rank in (failure.rank, -1):
-        return ""
-    is_of_torch = raised.type_name in ("RuntimeError", *_LOST_PEER_TYPES)
-    names_peer = any(text in raised.message for text in (*_LOST_PEER, _NCCL_LOST_PEER))
-    return _describe_raised(raised) if is_of_torch and names_peer else ""
+    if raised is None or cause is None or cause.rank in (failure.rank, -1) or is_lost_peer(cause):
+        return ""  # a cable that is cut is no failure of the first rank
+    is_of_torch = raised.type_name in _LOST_PEER_TYPES or (
+        raised.type_name == "RuntimeError"
+        and any(name in raised.message.lower() for name in ("gloo", "nccl"))
+    )
+    names_peer = any(text in raised.message for text in (*_LOST_PEER, *_LOST_BY_NCCL))
+    return f"{raised.type_name}: {raised.message.strip()}"[:2_000] if is_of_torch and names_peer else ""
 
 
 def describe_error(error: BaseException) -> str:

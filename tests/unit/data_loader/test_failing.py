@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data import dataloader as torch_loader
 
 from notebook_accel.data_loader import prepare_data_loader
@@ -172,3 +172,20 @@ def test_an_interrupt_right_after_a_fork_leaves_no_process(
         next(iter(loader))
     gc.collect()
     wait_until(lambda: {child.pid for child in psutil.Process().children()} <= before)
+
+
+class Handlers(Dataset[bool]):
+    """Says whether an interrupt comes at once in the process that reads it."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> bool:
+        return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@LINUX
+def test_an_interrupt_comes_at_once_in_loader_processes() -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    loader = prepare_data_loader(DataLoader(Handlers(), batch_size=2, num_workers=2))
+    assert [batch.tolist() for batch in loader] == [[True, True]] * 2

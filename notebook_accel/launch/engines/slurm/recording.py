@@ -250,7 +250,7 @@ def _describe_format() -> dict[str, str]:
         if dataclasses.is_dataclass(each)
     )
     return {
-        "version": probes.version("notebook-accel") or "",
+        "version": probes.version("notebook-accel") or "without a version",
         "fields": hashlib.sha256("\n".join(fields).encode()).hexdigest()[:16],
     }
 
@@ -302,16 +302,16 @@ def find_newest() -> str:
         raise LaunchError(
             f"no run of a job is known in {root}: launch one with engine='slurm' and detach=True{why}"
         )
-    launched, (_, job_id) = max(found)
-    if since > launched:
+    _, (_, job_id) = max(found)
+    if since > _find_time((root / job_id).resolve()):  # of files, whose clock may be another
         raise LaunchError(
-            f"the newest run cannot be read, that {text}; {job_id} is the newest job whose run can"
+            f"the newest run cannot be read, the one {text}; attach({job_id}) shows the one before"
         )
     return job_id
 
 
 def _find_time(path: Path) -> float:
-    """Return when a run was written that cannot be read, 0 where nothing is left of it."""
+    """Return when a run was written, 0 where nothing is left of it."""
     try:
         return (path / _JOB).stat().st_mtime
     except OSError:

@@ -143,6 +143,7 @@ def test_a_killed_rank_comes_before_its_peers_lost_connection() -> None:
             DistBackendError("NCCL error: remote process exited or there was a network error"),
             "lost rank 1, which had failed",
         ),
+        (RuntimeError("download: Connection refused"), "raised RuntimeError: download: Connection refused"),
         (RuntimeError("shapes differ"), "raised RuntimeError: shapes differ"),
         (BrokenPipeError(32, "Broken pipe"), "raised BrokenPipeError: [Errno 32] Broken pipe"),
     ],
@@ -152,7 +153,8 @@ def test_a_rank_that_lost_the_first_one_says_so(error: Exception, text: str) -> 
     assert failures.describe_failure(second, first) == f"rank 0 (process 10) {text}"
     lost = text.startswith("lost")
     assert failures.describe_library(second, first) == (f"{type(error).__name__}: {error}" if lost else "")
-    for cause in (None, second, replace(first, rank=-1)):  # nobody else was the first
+    cut = _failure(1, 1.0, RuntimeError("[gloo] Connection timed out"))
+    for cause in (None, second, cut, replace(first, rank=-1)):  # nobody else was the first
         assert failures.describe_failure(second, cause).startswith("rank 0 (process 10) raised ")
     ended = _failure(0, 2.0, exitcode=3)
     assert failures.describe_failure(ended, first) == failures.describe_failure(ended)

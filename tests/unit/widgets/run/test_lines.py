@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from notebook_accel.events import Event, Line
+from notebook_accel.events import Event, Line, Unfinished
 from notebook_accel.launch.engines.base import Deliver, Engine, Outcome
 from notebook_accel.launch.job import Job
 from notebook_accel.launch.run import Run
@@ -40,9 +42,9 @@ def line(text: str, rank: int = 0) -> Line:
     return Line(rank=rank, time=time.time(), stream="stdout", text=text)
 
 
-def keep(*told: Line, ranks: int = 2, most: int = lines.MAX_SAVED) -> Picture:
+def keep(*told: Line, ranks: int = 2, most: int = lines.MAX_SAVED, **options: Any) -> Picture:
     """Return what is kept of a run whose ranks have written these lines."""
-    run = Run(make_job(nothing, ranks), Told(told))
+    run = Run(make_job(nothing, ranks, **options), Told(told))
     run.execute()
     return lines.keep_all(make_picture(run), run.record, most)
 
@@ -71,7 +73,10 @@ def test_what_all_ranks_have_written_alike_is_there_once() -> None:
     for rank in (1, 2):
         assert texts(kept.outputs[rank].lines) == [f"mine {rank}"] and kept.outputs[rank].alike == 2
         box = strip(lines.render_box(rank, kept.outputs[rank], is_open=False))
-        assert box == f"Output of rank {rank}: 3 lines, 2 of them as those of all ranksmine {rank}\n"
+        assert (
+            box
+            == f"Output of rank {rank}: 3 lines, 2 of them by all ranks and shown with the firstmine {rank}\n"
+        )
 
 
 @pytest.mark.parametrize(
@@ -89,6 +94,34 @@ def test_other_lines_stay_with_their_ranks(told: Sequence[tuple[str, int]]) -> N
     for rank, output in kept.outputs.items():
         assert texts(output.lines) == [text for text, whose in told if whose == rank]
         assert not output.alike
+
+
+def test_a_rank_that_has_written_nothing_has_not_written_alike() -> None:
+    kept = keep(*(line("loading", rank) for rank in range(2)), ranks=3)
+    assert not any(output.alike or output.shared for output in kept.outputs.values())
+    some = keep(*(line("loading", rank) for rank in range(3)), ranks=3, output=[0, 1])
+    assert not any(output.alike or output.shared for output in some.outputs.values())
+
+
+def test_what_a_page_makes_of_lines_counts() -> None:
+    told = [replace(line("'<é" * 100), stream="stderr" if number % 2 else "stdout") for number in range(1000)]
+    (output,) = keep(*told, ranks=1, most=100_000).outputs.values()
+    html = lines.render_lines(0, output, "all")
+    assert 80_000 < len(html.encode()) < 110_000
+
+
+def test_a_last_line_without_room_leaves_the_first_ones() -> None:
+    (output,) = keep(
+        *(line("x" * 8) for _ in range(300)), line("y" * 1500), ranks=1, most=2000
+    ).outputs.values()
+    assert output.head and not output.lines
+    assert "has all" in lines.render_box(0, output, is_open=True)
+
+
+def test_what_one_rank_is_writing_is_not_of_all() -> None:
+    output = Output(total=1, unfinished=(Unfinished(rank=0, time=0.0, stream="stdout", text="a"),))
+    output = replace(output, shared=frozenset({("stdout", "a")}))
+    assert "[all]" not in lines.render_lines(0, output)
 
 
 def test_of_too_much_the_first_and_the_last_lines_are_kept() -> None:

@@ -305,9 +305,7 @@ def test_only_folders_of_this_user_are_read(tmp_path: Path, monkeypatch: pytest.
     write_format(tmp_path / "jobs" / "damaged")
     (tmp_path / "jobs" / "damaged" / "job").write_bytes(b"no job")
     Folder(tmp_path / "jobs" / "damaged").name("8")
-    with pytest.raises(
-        LaunchError, match=r"newest run cannot be read, that of job 8: .*; 3 is the newest job"
-    ):
+    with pytest.raises(LaunchError, match=r"newest run cannot be read, the one of job 8: .*; attach\(3\)"):
         recording.find_newest()
     os.utime(tmp_path / "jobs" / "damaged" / "job", (4.0, 4.0))
     assert recording.find_newest() == "3"
