@@ -167,6 +167,12 @@ def test_a_wrong_environment_does_not_reach_an_engine(number: int | None) -> Non
     assert "environment=3: a dict is needed" in str(_error(engine="xla", num_processes=number, environment=3))
 
 
+def test_hosts_are_waited_for_as_long_as_is_said() -> None:
+    text = str(_error(hosts=["a"], rdzv_conf={"join_timeout": 3}, num_processes="x"))
+    assert "num_processes='x'" in text and "rdzv_conf" not in text
+    assert "rdzv_conf" in str(_error(engine="ray", rdzv_conf={"join_timeout": 3}, num_processes="x"))
+
+
 def test_all_problems_come_at_once() -> None:
     text = str(_error(num_processes="x", max_restarts=-1, returns="?"))
     assert text.startswith("launcher: 3 problems\n")
