@@ -23,6 +23,7 @@ REFUSED: dict[str, Any] = {
     "log_dir": "logs",
     "address": "somewhere",
     "tpu_mode": "spmd",
+    "rdzv_conf": {"join_timeout": 60},
 }
 
 
