@@ -128,7 +128,7 @@ class Folder:
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.mkdir(mode=0o700)
-            (path / _FORMAT).write_text(json.dumps(_describe_format()))
+            (path / _FORMAT).write_text(json.dumps(_describe_format() | {LAUNCHED: options[LAUNCHED]}))
             for name, value in ((_JOB, told), (_CELLS, work.origin.notes.sources), (_WORK, work)):
                 with open(path / name, "xb") as file:
                     pickle.dump(value, file, protocol=5)
@@ -163,10 +163,8 @@ class Folder:
             ) from error
 
     def _check_format(self) -> None:
-        ours, theirs = _describe_format(), {}
-        with contextlib.suppress(OSError, ValueError):
-            theirs = dict(json.loads((self.path / _FORMAT).read_text()))
-        if theirs != ours:
+        ours, theirs = _describe_format(), _read_format(self.path)
+        if {name: theirs.get(name) for name in ours} != ours:
             version = theirs.get("version", "another version")
             which = f"another state of {version}" if version == ours["version"] else version
             raise LaunchError(
@@ -293,7 +291,8 @@ def find_newest() -> str:
             try:
                 launched = Folder(path).read_job().options[LAUNCHED]
             except LaunchError as error:  # one that is gone, damaged or of another version
-                unread.append((_find_time(path), f"of job {each.name}: {error}"))
+                since = _read_format(path).get(LAUNCHED)
+                unread.append((since if isinstance(since, float) else 0.0, f"of job {each.name}: {error}"))
             else:
                 found.append((launched, _as_number(each.name)))
     since, text = max(unread, default=(0.0, ""))
@@ -302,20 +301,20 @@ def find_newest() -> str:
         raise LaunchError(
             f"no run of a job is known in {root}: launch one with engine='slurm' and detach=True{why}"
         )
-    _, (_, job_id) = max(found)
-    if since > _find_time((root / job_id).resolve()):  # of files, whose clock may be another
+    launched, (_, job_id) = max(found)
+    if since > launched:
         raise LaunchError(
             f"the newest run cannot be read, the one {text}; attach({job_id}) shows the one before"
         )
     return job_id
 
 
-def _find_time(path: Path) -> float:
-    """Return when a run was written, 0 where nothing is left of it."""
+def _read_format(path: Path) -> dict[str, Any]:
+    """Return what the folder of a run says of its pickles; empty where nothing can be read."""
     try:
-        return (path / _JOB).stat().st_mtime
-    except OSError:
-        return 0.0
+        return dict(json.loads((path / _FORMAT).read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def _as_number(name: str) -> tuple[int, str]:

@@ -195,8 +195,9 @@ def test_the_end_waits_for_a_full_disk(folder: Folder, monkeypatch: pytest.Monke
         Writer(folder.find_events(1)).close(Over(rank=-1, time=2.0))
 
 
-def write_format(path: Path) -> None:
-    (path / "format").write_text(json.dumps(recording._describe_format()))
+def write_format(path: Path, launched: float = 0.0) -> None:
+    told = recording._describe_format() | {recording.LAUNCHED: launched}
+    (path / "format").write_text(json.dumps(told))
 
 
 @pytest.mark.parametrize(
@@ -302,12 +303,14 @@ def test_only_folders_of_this_user_are_read(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "jobs" / "7").symlink_to("gone")
     assert recording.find_newest() == "3", "SLURM gives numbers again: the time counts"
     (tmp_path / "jobs" / "damaged").mkdir(mode=0o700)
-    write_format(tmp_path / "jobs" / "damaged")
+    write_format(tmp_path / "jobs" / "damaged", 7.0)
     (tmp_path / "jobs" / "damaged" / "job").write_bytes(b"no job")
     Folder(tmp_path / "jobs" / "damaged").name("8")
     with pytest.raises(LaunchError, match=r"newest run cannot be read, the one of job 8: .*; attach\(3\)"):
         recording.find_newest()
-    os.utime(tmp_path / "jobs" / "damaged" / "job", (4.0, 4.0))
+    (tmp_path / "jobs" / "damaged" / "format").write_text('{"launched": "7"}')
+    assert recording.find_newest() == "3"
+    write_format(tmp_path / "jobs" / "damaged", 5.5)
     assert recording.find_newest() == "3"
     Folder(tmp_path / "jobs" / "run").name("4")
     (tmp_path / "jobs" / "run").chmod(0o770)
