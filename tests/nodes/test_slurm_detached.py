@@ -165,10 +165,9 @@ def test_output_goes_on_while_slurm_does_not_answer(
     kernel.run(f"run = launch(train, {str(tmp_path)!r}, 4, block=False)", timeout=PATIENCE).ok()
     wait_for_ranks(tmp_path)
     asking = "[each.name() for each in psutil.Process().children()]"
-    young = asking.replace("]", " if time.time() - each.create_time() < 1]")
+    young = asking.replace("]", " if time.time() - each.create_time() < 1]")  # an old one may give up
     kernel.run("import psutil").ok()
     with idle.frozen():
-        # one that has waited for long may give up, and the next one come later
         assert wait_until(lambda: "scontrol" in kernel.run(young).value, 120)
         (tmp_path / "go").touch()
         cell = kernel.run(

@@ -194,6 +194,7 @@ def make_picture(run: Run, usage: Mapping[int, Usage] | None = None) -> Picture:
     ranks = _list_ranks(run)
     shown = _select_shown(job.output, ranks)
     bars = {rank: found for rank in ranks if (found := _make_bars(record, rank, rank in shown, over))}
+    cause = _find_cause(run)
     return Picture(
         name=job.name,
         status=status,
@@ -203,7 +204,7 @@ def make_picture(run: Run, usage: Mapping[int, Usage] | None = None) -> Picture:
         distributed=job.distributed,
         stopping=run.stop_is_asked and not over,
         restarts=record.restarts,
-        ranks=tuple(_make_state(run, rank, status, (usage or {}).get(rank)) for rank in ranks),
+        ranks=tuple(_make_state(run, rank, status, (usage or {}).get(rank), cause) for rank in ranks),
         bars=bars,
         slowest=min(bars, key=lambda rank: _measure_progress(record, rank), default=None),
         outputs={rank: _make_output(record, rank) for rank in shown},
@@ -239,11 +240,17 @@ def _select_shown(output: Any, ranks: Sequence[int]) -> list[int]:
     return [rank for rank in ranks if rank in output]
 
 
-def _make_state(run: Run, rank: int, status: RunStatus, usage: Usage | None) -> RankState:
+def _find_cause(run: Run) -> Failure | None:
+    """Return the first failure: as the outcome says, which knows other nodes, or of those so far."""
+    found = list(run.record.failures)
+    return run.first_failure or (failures.find_first(found) if found else None)
+
+
+def _make_state(
+    run: Run, rank: int, status: RunStatus, usage: Usage | None, cause: Failure | None
+) -> RankState:
     record = run.record
-    found = list(record.failures)
-    failure = next((each for each in found if each.rank == rank), None)
-    cause = run.first_failure if run.first_failure is not None or not found else failures.find_first(found)
+    failure = next((each for each in list(record.failures) if each.rank == rank), None)
     pulse = record.pulses.get(rank)
     state = _resolve_status(run, rank, status, failure)
     waited = _measure_since(pulse) if state == "running" and pulse is not None and pulse.waiting else 0.0
