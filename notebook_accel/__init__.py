@@ -213,5 +213,8 @@ def load_ipython_extension(shell: Any) -> None:
 if "torch" in sys.modules:
     importlib.import_module(".launch.checks.cuda_use", __name__).record()
 
+if "IPython" in sys.modules:
+    importlib.import_module(".launch.supervise.standby", __name__).watch_cells()
+
 if environ.flag("NOTEBOOK_ACCEL_AS_ACCELERATE"):
     importlib.import_module(".takeover.finder", __name__).install()

@@ -348,6 +348,7 @@ _reporter: Reporter | None = None
 _runs: list[Any] = []
 _sessions: list[Any] = []
 _fork_server: int | None = None
+_standby: Any = None
 _connections: list[Any] = []
 _owners: weakref.WeakSet[Any] = weakref.WeakSet()
 _stores: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -464,6 +465,21 @@ def set_fork_server(pid: int | None) -> None:
     """
     global _fork_server
     _fork_server = pid
+
+
+def standby() -> Any:
+    """Return the process that stands by for launches, or has become their fork server; None without one."""
+    return _standby
+
+
+def set_standby(process: Any) -> None:
+    """Note which process stands by; see `launch.supervise.standby`.
+
+    Args:
+        process: the new one, None for none.
+    """
+    global _standby
+    _standby = process
 
 
 def connections() -> list[Any]:

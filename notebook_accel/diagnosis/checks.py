@@ -21,7 +21,7 @@ from ..config import file
 from ..config.argument_checks import parse_port
 from ..config.schema import LaunchConfig
 from ..errors import ConfigError
-from ..launch.checks import addresses, fork_safety
+from ..launch.checks import addresses, fork_obstacles, fork_safety
 from ..takeover import finder, tried
 from . import hosted, leftovers, packages
 from .environment import gpus
@@ -397,7 +397,7 @@ def _network(name: str) -> Iterable[Check]:
 
 
 def _process(name: str) -> Iterable[Check]:
-    reasons = fork_safety.reasons()
+    reasons = fork_obstacles.reasons()
     for reason in reasons:
         yield Check(
             name=name,

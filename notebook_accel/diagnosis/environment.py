@@ -20,7 +20,7 @@ import torch
 from .. import devices, environ, probes
 from ..config import document, file
 from ..errors import ConfigError
-from ..launch.checks import fork_safety
+from ..launch.checks import fork_obstacles, fork_safety
 from ..takeover import finder, tried
 
 PACKAGES: Final = (
@@ -136,7 +136,7 @@ def collect(config_file: str | os.PathLike[str] | None = None) -> Environment:
     Args:
         config_file: the config to show; by default the one that launches look for.
     """
-    reasons = tuple(map(str, fork_safety.reasons()))
+    reasons = tuple(map(str, fork_obstacles.reasons()))
     found = gpus()
     path = file.default_path() if config_file is None else document.expand(config_file)
     return Environment(

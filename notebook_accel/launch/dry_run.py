@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from ..errors import DeviceGuardError
-from .checks import fork_safety
+from .checks import fork_obstacles
 from .engines.base import Engine
 from .job import Job
 from .registry import open_run
@@ -47,7 +47,7 @@ def launch(job: Job, engine: Engine) -> list[Report]:
     """
     if not job.distributed:
         return []
-    unclean = fork_safety.reasons()
+    unclean = fork_obstacles.reasons()
     probe = replace(
         job,
         function=_probe,

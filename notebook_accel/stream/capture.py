@@ -91,7 +91,7 @@ def _replace_streams(new_out: TextIO, new_err: TextIO) -> None:
         (sys.__stderr__, new_err),
     ):
         if old is not None:
-            _forward(old, new)
+            forward(old, new)
     sys.stdout = sys.__stdout__ = new_out  # type: ignore[misc,assignment]
     sys.stderr = sys.__stderr__ = new_err  # type: ignore[misc,assignment]
 
@@ -124,8 +124,13 @@ def _text_stream(fd: int) -> TextIO:
     return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
-def _forward(old: TextIO, new: TextIO) -> None:
-    """Let an old stream object write to the new one: a logging handler may still have it."""
+def forward(old: TextIO, new: TextIO) -> None:
+    """Let an old stream object write to the new one: a logging handler may still have it.
+
+    Args:
+        old: of the process that this one was forked from.
+        new: takes what is written.
+    """
     for name in ("write", "writelines", "flush"):
         with contextlib.suppress(AttributeError, TypeError):
             setattr(old, name, getattr(new, name))

@@ -249,6 +249,8 @@ def _is_servant(process: psutil.Process) -> bool:
 
 
 def _names_servant(process: psutil.Process) -> bool:
+    if process.name() == "accel-standby":  # becomes a fork server; its command line is its kernel's
+        return True
     line = " ".join(process.cmdline())
     return "multiprocessing.resource_tracker" in line or "multiprocessing.forkserver" in line
 

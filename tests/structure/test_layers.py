@@ -163,7 +163,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "launch.engines.ssh": (("command",), ("engine",)),
     "launch.supervise": (
-        ("control", "delivery", "end_watch", "hang_report"),
+        ("control", "delivery", "end_watch", "hang_report", "standby"),
         ("fork_server", "hang_watch", "memory_kills", "stop_agreement"),
         ("*",),
     ),

@@ -82,7 +82,7 @@ def is_needed_by(function: Any) -> bool:
         part = waiting.pop()
         if isinstance(part, type) and issubclass(part, torch.optim.Optimizer):
             return True
-        if id(part) in seen or (part.__module__ != root.__module__ and _is_installed(part.__module__)):
+        if id(part) in seen or (part.__module__ != root.__module__ and is_installed(part.__module__)):
             continue
         seen.add(id(part))
         if isinstance(part, type):
@@ -95,8 +95,12 @@ def is_needed_by(function: Any) -> bool:
     return False
 
 
-def _is_installed(module: str) -> bool:
-    """Return whether a module is part of Python, of an installed package or of this package."""
+def is_installed(module: str) -> bool:
+    """Return whether a module is part of Python, of an installed package or of this package.
+
+    Args:
+        module: its name.
+    """
     origin = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None)
     if origin is None:
         return False  # a notebook's own module has no file
@@ -111,7 +115,7 @@ def _list_values(names: Collection[str], scope: Mapping[str, Any]) -> Iterator[A
     for value in [scope[name] for name in names if name in scope]:
         if not issubclass(type(value), ModuleType):
             yield value
-        elif not _is_installed(vars(value).get("__name__", "")):
+        elif not is_installed(vars(value).get("__name__", "")):
             yield from (vars(value)[name] for name in names if name in vars(value))
 
 

@@ -16,6 +16,7 @@ from ...config.launch_options import StartMethod
 from ...events import Failure, Phase
 from ...stream.record import RunRecord
 from ..job import Job
+from ..supervise import standby
 from ..supervise.control import Control
 from ..supervise.delivery import Deliver
 
@@ -36,6 +37,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
 }
 """Our own engines, by name: module and class."""
 _START_METHODS: Final = {"fork": "forked", "forkserver": "from a fork server", "spawn": "spawned"}
+_COPIED: Final = "from a clean copy of this kernel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +225,7 @@ class Engine(ABC):
         """
         kind, count, place = job.device_kind, job.local_world_size, job.rendezvous
         what = f"{count} {kind.label} process" if count == 1 else f"{count} {kind.label} processes"
-        how = f" ({_START_METHODS[job.start_method]})" if job.distributed else ", this one"
+        how = f" ({_describe_start(job)})" if job.distributed else ", this one"
         node = f", node {place.node_rank} of {place.num_nodes}" if place.num_nodes > 1 else ""
         if place.is_elastic:
             node = f", a node of {place.min_nodes} to {place.num_nodes}"
@@ -231,6 +233,11 @@ class Engine(ABC):
         reason = f": {remark}" if remark else ""
         text = "" if job.quiet else f"Launching {job.name} on {what}{how}{node}{reason}."
         return Phase(rank=-1, time=time.time(), name="starting", detail=text)
+
+
+def _describe_start(job: Job) -> str:
+    found = standby.find_usable(job.options) if job.start_method == "forkserver" else None
+    return _COPIED if found is not None and found.is_copy else _START_METHODS[job.start_method]
 
 
 def names() -> list[str]:

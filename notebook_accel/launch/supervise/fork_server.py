@@ -19,7 +19,7 @@ from ...stream.readable import wait_readable
 from ..checks import compiler_preload, xla_runtime
 from ..job import Job
 from ..worker.early import Nothing
-from . import end_watch, hang_report
+from . import end_watch, hang_report, standby
 
 _WARM: Final = "notebook_accel.launch.worker.warm"
 _LOOK_SECONDS: Final = 0.05
@@ -42,7 +42,8 @@ def start(job: Job, check: Callable[[], None]) -> None:
     server: Any = forkserver._forkserver
     forkserver.set_forkserver_preload(_choose_modules(job, getattr(server, "_preload_modules", ())))
     with explain_end(job, check), interrupts.block_interrupt_in_children():
-        forkserver.ensure_running()
+        with standby.serve_by(standby.find_usable(job.options)):
+            forkserver.ensure_running()
         if server._forkserver_pid == runtime.fork_server():
             _check_it_goes_on(server._forkserver_pid)
             return

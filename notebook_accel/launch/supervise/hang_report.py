@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from ...events import Frame, RaisedError, RecordedCollective, StackReport
-from ..checks.fork_safety import describe_file, is_cell
+from ..checks.fork_obstacles import describe_file, is_cell
 
 _STATES: Final = {
     psutil.STATUS_STOPPED: "is stopped by a signal, SIGSTOP or SIGTSTP: `kill -CONT {pid}` lets it go on",

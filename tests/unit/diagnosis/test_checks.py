@@ -15,7 +15,7 @@ import pytest
 
 from notebook_accel import devices, probes
 from notebook_accel.diagnosis import checks, environment
-from notebook_accel.launch.checks import fork_safety
+from notebook_accel.launch.checks import fork_obstacles
 from tests.unit.command import config_of
 
 Usage = collections.namedtuple("Usage", "total used free")
@@ -130,8 +130,8 @@ def test_a_machine_without_an_address(look: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def test_who_made_this_process_unfit_for_forks(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    reason = fork_safety.Reason(what="CUDA was initialised", cause="cell In[3], line 1")
-    monkeypatch.setattr(fork_safety, "reasons", lambda: [reason])
+    reason = fork_obstacles.Reason(what="CUDA was initialised", cause="cell In[3], line 1")
+    monkeypatch.setattr(fork_obstacles, "reasons", lambda: [reason])
     check = look("this process")[0]
     assert (check.status, "CUDA was initialised, first by cell In[3]" in check.text) == ("warning", True)
 

@@ -9,7 +9,7 @@ import torch
 
 from notebook_accel import probes, tpu
 from notebook_accel.diagnosis import checks, environment, hosted
-from notebook_accel.launch.checks import fork_safety, xla_runtime
+from notebook_accel.launch.checks import fork_obstacles, fork_safety, xla_runtime
 
 HAS_MODULE = probes.has_module
 SIGNS = ("KAGGLE_KERNEL_RUN_TYPE", "KAGGLE_URL_BASE", "COLAB_RELEASE_TAG")
@@ -34,7 +34,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tpu, "_ROOT", tmp_path)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(hosted, "gpus", lambda: ())
-    monkeypatch.setattr(fork_safety, "reasons", list)
+    monkeypatch.setattr(fork_obstacles, "reasons", list)
     monkeypatch.setattr(probes, "has_module", lambda name: False)
 
 

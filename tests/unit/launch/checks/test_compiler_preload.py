@@ -126,13 +126,13 @@ def test_no_code_of_the_user_s_objects_is_run() -> None:
 def test_the_import_leaves_the_process_as_it_was_and_fit_to_be_forked() -> None:
     code = """
     import os, signal, sys, threading, torch
-    from notebook_accel.launch.checks import compiler_preload, fork_safety
+    from notebook_accel.launch.checks import compiler_preload, fork_obstacles
 
     def state():
         handlers = [signal.getsignal(number) for number in signal.valid_signals()]
         return (
             dict(os.environ), handlers, threading.enumerate(), sorted(os.listdir("/proc/self/task")),
-            len(os.listdir("/proc/self/fd")), torch.get_rng_state().tolist(), fork_safety.reasons(),
+            len(os.listdir("/proc/self/fd")), torch.get_rng_state().tolist(), fork_obstacles.reasons(),
         )
 
     def train(): torch.optim.SGD

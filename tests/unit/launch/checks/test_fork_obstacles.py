@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from notebook_accel import devices
-from notebook_accel.launch.checks import cuda_use, fork_safety
+from notebook_accel.launch.checks import cuda_use, fork_obstacles
 
-PRELUDE = "import torch, threading\nfrom notebook_accel.launch.checks.fork_safety import reasons\n"
+PRELUDE = "import torch, threading\nfrom notebook_accel.launch.checks.fork_obstacles import reasons\n"
 
 
 def _in_fresh_python(code: str, prelude: str = PRELUDE, **environment: str) -> str:
@@ -58,12 +58,12 @@ def test_openmp_threads_are_seen(use: str) -> None:
 def test_an_initialised_device_is_named_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     # a machine without the device: what torch would say there is imitated, the rest is real
     monkeypatch.setattr(devices, "list_initialized", lambda: ["cuda"])
-    monkeypatch.setattr(fork_safety.cuda_use, "first_use", fork_safety.cuda_use.FirstUse())
+    monkeypatch.setattr(fork_obstacles.cuda_use, "first_use", fork_obstacles.cuda_use.FirstUse())
     exec(
         compile("\n\nnotice()  # model.cuda()", "/tmp/ipykernel_12/34.py", "exec"),
-        {"notice": fork_safety.cuda_use.first_use},
+        {"notice": fork_obstacles.cuda_use.first_use},
     )
-    (reason,) = (r for r in fork_safety.reasons() if "CUDA" in r.what)
+    (reason,) = (r for r in fork_obstacles.reasons() if "CUDA" in r.what)
     assert str(reason).startswith("CUDA was initialised, first by a cell, line 3")
 
 
@@ -81,9 +81,9 @@ def test_an_import_is_the_cause() -> None:
             "/site/bad_library/core.py", 9, "setup", lookup_line=False, line="torch.cuda.init()"
         ),
     ]
-    text = fork_safety.describe_first_use(frames)
+    text = fork_obstacles.describe_first_use(frames)
     assert text == "the import of bad_library in a cell, line 2 (import bad_library)"
-    assert fork_safety.describe_first_use(None) == ""
+    assert fork_obstacles.describe_first_use(None) == ""
 
 
 def test_torch_calls_what_watches_when_cuda_is_initialised() -> None:
@@ -132,9 +132,9 @@ def test_a_launch_watches_where_torch_came_after_the_launcher() -> None:
 
 
 def test_open_device_files_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_safety.os, "listdir", lambda path: ["3"])
-    monkeypatch.setattr(fork_safety.os, "readlink", lambda path: "/dev/nvidia-uvm")
-    assert fork_safety._find_open_devices() == [
+    monkeypatch.setattr(fork_obstacles.os, "listdir", lambda path: ["3"])
+    monkeypatch.setattr(fork_obstacles.os, "readlink", lambda path: "/dev/nvidia-uvm")
+    assert fork_obstacles._find_open_devices() == [
         "CUDA was initialised by a library or by torch.cuda.is_available()"
     ]
     assert not torch.cuda.is_initialized()
@@ -151,4 +151,4 @@ class _EndedTask:
 
 
 def test_a_thread_that_ends_meanwhile_forbids_no_fork() -> None:
-    assert fork_safety._check_thread(_EndedTask(), []) == ""  # type: ignore[arg-type]
+    assert fork_obstacles._check_thread(_EndedTask(), []) == ""  # type: ignore[arg-type]

@@ -1,0 +1,382 @@
+"""A process that stands by for launches from a kernel that may not be forked: the first one waits for no import.
+
+It is made when a cell ends. Where the kernel may be forked at that moment it is a copy of it, which takes some
+milliseconds and 2 MiB; else it is a fresh Python, which imports torch meanwhile. A launch that needs a fork server
+takes it for that. Only Jupyter kernels have one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import site
+import socket
+import sys
+import sysconfig
+import threading
+import warnings
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Final
+
+from ... import environ, interrupts, runtime
+from .. import descriptors
+from ..worker.standby import LOAD, SERVE, become_copy
+
+VARIABLE: Final = "NOTEBOOK_ACCEL_STANDBY"
+_MANY_MODULES: Final = 50  # that a newer copy has to have besides
+_MOST_BYTES: Final = 768 << 20  # of the kernel's memory that a copy may keep from being freed
+_MOST_FILES: Final = 300  # of the user's modules
+_MOST_SOURCE: Final = 4 << 20
+_SERVES: Final = "from multiprocessing.forkserver import main;"
+_FRESH: Final = (
+    "import sys; sys.path[:] = {path!r}; from {module} import stand_by; stand_by({fd}, {with_ipython})"
+)
+
+
+class Standby:
+    """A process that stands by, as the notebook sees it.
+
+    Args:
+        pid: its process id; it is a child of this process.
+        connection: our end of the socket at which it waits. It ends when nobody has that end any more.
+        is_copy: whether it is a copy of this process.
+
+    Attributes:
+        num_modules: how many modules this process had when the other one began.
+        has_compiler: whether it has torch's compiler, or was told to import it.
+        is_taken: whether it is a fork server now.
+    """
+
+    def __init__(self, pid: int, connection: socket.socket, *, is_copy: bool) -> None:
+        self.pid = pid
+        self.is_copy = is_copy
+        self.is_taken = False
+        self.num_modules = len(sys.modules)
+        self.has_compiler = is_copy and "torch._dynamo" in sys.modules
+        self._connection = connection
+        self._sources = _read_own_sources() if is_copy else {}
+        descriptors.keep_from_forks(self)
+
+    def filenos(self) -> list[int]:
+        """Return the descriptors that no process keeps that is forked from this one."""
+        return [] if self.is_taken else [self._connection.fileno()]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the modules that it has copied have not been edited since, as far as they are the user's own."""
+        return all(_digest(path) == digest for path, digest in self._sources.items())
+
+    def hand_over(self, code: str, fds: Sequence[int]) -> int:
+        """Let the process run what a fork server runs, and return its process id.
+
+        Args:
+            code: what a fresh Python would run for that.
+            fds: descriptors that it finds by the same numbers.
+
+        Raises:
+            OSError: it has ended, or is stopped.
+        """
+        if sys.platform == "win32":
+            raise NotImplementedError
+        if os.waitpid(self.pid, os.WNOHANG)[0] or _is_stopped(self.pid):
+            raise ProcessLookupError(f"process {self.pid} does not stand by any more")
+        socket.send_fds(self._connection, [SERVE], list(fds))
+        self._connection.sendall(json.dumps({"code": code, "fds": list(fds)}).encode())
+        self.is_taken = True
+        self._give_up()
+        return self.pid
+
+    def load_compiler(self) -> None:
+        """Let the process import torch's compiler, which a worker that trains needs: it takes over a second.
+
+        Raises:
+            OSError: it has ended.
+        """
+        self.has_compiler = True
+        self._connection.sendall(LOAD)
+
+    def end(self) -> None:
+        """End the process, unless it is a fork server."""
+        if self.is_taken or sys.platform == "win32":
+            return
+        self._give_up()
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, 9)
+        with contextlib.suppress(OSError):
+            os.waitpid(self.pid, 0)
+
+    def _give_up(self) -> None:
+        descriptors.forget(self)
+        self._connection.close()
+
+
+def watch_cells() -> None:
+    """Have a process standing by from the end of a cell on, where this process is a Jupyter kernel."""
+    ipython = sys.modules.get("IPython")
+    shell: Any = ipython.get_ipython() if ipython is not None else None
+    if hasattr(shell, "kernel") and sys.platform != "win32" and environ.flag(VARIABLE, default=True):
+        shell.events.register("post_run_cell", _CellWatcher(shell))
+
+
+class _CellWatcher:
+    """What IPython calls at the end of each cell, until a fork server runs."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._owner = os.getpid()
+        self._threads = weakref.WeakSet(threading.enumerate())
+        self._seen: weakref.WeakSet[FunctionType] = weakref.WeakSet()
+
+    def __call__(self, result: object = None) -> None:
+        if "torch" not in sys.modules or threading.current_thread() is not threading.main_thread():
+            return
+        before = runtime.standby()
+        if os.getpid() != self._owner or runtime.fork_server() is not None or _has_server():
+            self._shell.events.unregister("post_run_cell", self)
+            if os.getpid() == self._owner and before is not None and not before.is_taken:
+                runtime.set_standby(None)
+                before.end()
+            return
+        with contextlib.suppress(OSError):  # the system has no process or descriptor left: launches say so
+            if before is None or (before.is_copy and _has_grown(before)):
+                _replace(before, set(threading.enumerate()) - set(self._threads))
+            self._prepare_to_train(runtime.standby())
+
+    def _prepare_to_train(self, standby: Standby) -> None:
+        """Let the process import torch's compiler where the notebook has a function that trains."""
+        from ..checks import compiler_preload  # here: it needs torch
+
+        functions = [value for value in list(self._shell.user_ns.values()) if isinstance(value, FunctionType)]
+        own = [function for function in functions if not compiler_preload.is_installed(function.__module__)]
+        new = [function for function in own if function not in self._seen]
+        self._seen.update(new)
+        if not standby.has_compiler and any(map(compiler_preload.is_needed_by, new)):
+            standby.load_compiler()
+
+
+def _replace(before: Standby | None, threads: Collection[threading.Thread]) -> None:
+    """Have a copy of this process stand by, or a fresh one where there is none yet and no copy can be made.
+
+    A thread that is no kernel's, but the user's, may hold any lock at the fork, and no copy is made beside it.
+    """
+    if not threads and not find_obstacle():
+        made = _make_copy()
+    elif before is None:
+        made = _start_fresh()
+    else:
+        return
+    runtime.set_standby(made)
+    if before is not None:
+        if before.has_compiler:
+            made.load_compiler()
+        before.end()
+
+
+def _has_server() -> bool:
+    module = sys.modules.get("multiprocessing.forkserver")
+    return module is not None and module._forkserver._forkserver_pid is not None
+
+
+def _has_grown(standby: Standby) -> bool:
+    return len(sys.modules) >= standby.num_modules + _MANY_MODULES
+
+
+def find_obstacle() -> str:
+    """Return why no copy of this process is made now, empty where one can be."""
+    if sys.platform != "linux":
+        return "only Linux forks processes that have threads"
+    from ..checks import fork_obstacles  # here: it needs torch
+
+    for reason in fork_obstacles.reasons():
+        return str(reason)
+    if sys.gettrace() is not None:
+        return "a debugger follows this process"
+    if any(not run.is_over for run in runtime.runs()) or any(ref() for ref in runtime.sessions()):
+        return "a run or a session has threads in this process"
+    if _read_memory() > _MOST_BYTES:
+        return "a copy would keep much memory from being freed"
+    if path := _find_open_file():
+        return f"{path} is open for writing"
+    files = _list_own_files()
+    if len(files) > _MOST_FILES or sum(map(_size, files)) > _MOST_SOURCE:
+        return "too many modules might be edited later"
+    return ""
+
+
+def _read_memory() -> int:
+    """Return the bytes of memory that are this process's own, as the system counts them."""
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
+        kilobytes = [line.split()[1] for line in file if line.startswith("RssAnon:")]
+    return int(kilobytes[0]) << 10 if kilobytes else 0
+
+
+def _find_open_file() -> str:
+    """Return the path of a file that is open for writing: what a copy wrote would be lost. IPython's history is not."""
+    standard = {_read_link(fd) for fd in (0, 1, 2)}
+    for name in os.listdir("/proc/self/fd"):
+        path = _read_link(name)
+        is_plain = path.startswith("/") and not path.startswith(("/dev/", "/memfd:", "/proc/"))
+        if is_plain and path not in standard and "history.sqlite" not in path and _is_written(name):
+            return path
+    return ""
+
+
+def _read_link(fd: object) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{fd}")
+    return ""
+
+
+def _is_written(fd: str) -> bool:
+    if sys.platform == "win32":
+        raise NotImplementedError
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        flags = Path(f"/proc/self/fdinfo/{fd}").read_text().split("flags:")[1].split()[0]
+        return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
+    return False
+
+
+@functools.cache
+def _list_library_folders() -> tuple[str, ...]:
+    """Return the folders whose modules nobody edits: of Python, of installed packages, and of this package."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    paths = [
+        *(sysconfig.get_path(name) for name in names),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    ]
+    own = Path(__file__).parents[2]
+    return tuple(os.path.join(path, "") for path in (*paths, str(own), str(own.parent / "widgets")) if path)
+
+
+def _list_own_files() -> list[str]:
+    """Return the files of the modules that are the user's own."""
+    libraries = _list_library_folders()
+    found = {getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())}
+    return sorted(path for path in found if isinstance(path, str) and not path.startswith(libraries))
+
+
+def _read_own_sources() -> Mapping[str, str]:
+    return {path: _digest(path) for path in _list_own_files()}
+
+
+def _digest(path: str) -> str:
+    """Return what tells the content of a file from another; empty where it is gone."""
+    with contextlib.suppress(OSError):
+        return hashlib.blake2b(Path(path).read_bytes()).hexdigest()
+    return ""
+
+
+def _size(path: str) -> int:
+    with contextlib.suppress(OSError):
+        return os.path.getsize(path)
+    return 0
+
+
+def _is_stopped(pid: int) -> bool:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return True
+
+
+def _make_copy() -> Standby:
+    """Fork this process; the copy waits until a launch takes it.
+
+    Raises:
+        OSError: the system gives no further process or descriptor.
+    """
+    if sys.platform == "win32":
+        raise NotImplementedError
+    ours, theirs = socket.socketpair()
+    with theirs, interrupts.block_interrupt_in_children(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, about any thread
+        try:
+            pid = os.fork()
+        except BaseException:
+            ours.close()
+            raise
+        if pid == 0:
+            become_copy(theirs.fileno())
+    return Standby(pid, ours, is_copy=True)
+
+
+def _start_fresh() -> Standby:
+    """Start a Python that imports what workers need and waits until a launch takes it.
+
+    Raises:
+        OSError: the system gives no further process or descriptor.
+    """
+    from multiprocessing import spawn, util
+
+    ours, theirs = socket.socketpair()
+    with theirs, interrupts.block_interrupt_in_children():
+        module = __package__.rpartition(".")[0] + ".worker.standby"
+        code = _FRESH.format(path=sys.path, module=module, fd=theirs.fileno(), with_ipython=True)
+        python = os.fsencode(spawn.get_executable())
+        flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        try:
+            pid = util.spawnv_passfds(python, [python, *flags, "-c", code], [theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+    return Standby(pid, ours, is_copy=False)
+
+
+def find_usable(options: Mapping[str, Any]) -> Standby | None:
+    """Return the process that a launch's fork server may be, or is; None without one.
+
+    Args:
+        options: the arguments of the launch. A start method by hand means a fresh fork server.
+    """
+    standby: Standby | None = runtime.standby()
+    if standby is None:
+        return None
+    if standby.is_taken:
+        return standby if standby.pid == runtime.fork_server() else None
+    if options.get("start_method", "auto") != "auto" or _has_server():
+        return None
+    if not standby.is_current:
+        runtime.set_standby(None)
+        standby.end()
+        return None
+    return standby
+
+
+@contextlib.contextmanager
+def serve_by(standby: Standby | None) -> Iterator[None]:
+    """Let the fork server that multiprocessing starts in the block be the process that stands by, where it can.
+
+    Args:
+        standby: the process; None lets the server start as ever.
+    """
+    from multiprocessing import util
+
+    if standby is None or standby.is_taken:
+        yield
+        return
+    start: Any = util.spawnv_passfds
+    thread = threading.get_ident()
+
+    def take(path: Any, args: Iterable[Any], fds: Sequence[int]) -> Any:
+        args = list(args)
+        if threading.get_ident() == thread and _SERVES in os.fsdecode(args[-1]):
+            with contextlib.suppress(OSError):  # it was killed, or stands still
+                return standby.hand_over(os.fsdecode(args[-1]), fds)
+        return start(path, args, fds)
+
+    util.spawnv_passfds = take  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        util.spawnv_passfds = start
+        if not standby.is_taken:
+            runtime.set_standby(None)
+            standby.end()

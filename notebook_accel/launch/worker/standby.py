@@ -1,0 +1,167 @@
+"""The process that stands by for launches: it has imported what workers need, and becomes their fork server."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import types
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Final, NoReturn
+
+from ... import runtime
+
+_WARM: Final = "notebook_accel.launch.worker.warm"
+_SHELL: Final = "IPython.core.interactiveshell"
+_COMPILER: Final = "torch._dynamo"
+LOAD: Final = b"l"
+"""Says to import torch's compiler."""
+SERVE: Final = b"s"
+"""Comes with the descriptors of a fork server, before its code."""
+NAME: Final = "accel-standby"
+"""As the system lists the process, where it lists names: a copy has the command line of its kernel."""
+_NAME_FILE: Final = "/proc/self/comm"
+_BYTES: Final = 1 << 16
+_MOST_FDS: Final = 8
+
+
+def become_copy(fd: int) -> NoReturn:
+    """In a fork of the notebook's process: leave all that is the notebook's, and stand by.
+
+    Args:
+        fd: the end of the socket to wait at.
+    """
+    kept = sys.modules.get("__main__")  # taken apart, it would do what its finalizers do
+    try:
+        _leave_notebook(fd)
+        stand_by(fd, "IPython" in sys.modules)
+    finally:
+        del kept
+        os._exit(1)
+
+
+def _leave_notebook(fd: int) -> None:
+    """Keep no descriptor, signal handler, exit handler and variable of the notebook's."""
+    if sys.platform == "win32":
+        raise NotImplementedError
+    from ...stream.capture import forward  # here: the notebook imports this module with the package
+
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGINT}:
+        if callable(signal.getsignal(signum)):
+            signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is blocked, until a worker is ready for it
+    sys.settrace(None)
+    threading.settrace(None)
+    atexit._clear()
+    nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives as long as this process
+    for stream in (sys.stdout, sys.stderr):
+        forward(stream, nowhere)
+    _lead_nowhere(map(int, os.listdir("/proc/self/fd")), (fd, nowhere.fileno()))
+    runtime.forget()
+    runtime.set_standby(None)
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    gc.freeze()
+
+
+def _lead_nowhere(fds: Iterable[int], kept: Collection[int]) -> None:
+    """Let descriptors lead nowhere, but some; closed, their numbers would be those of other files."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in fds:
+        if fd != nowhere and fd not in kept:
+            with contextlib.suppress(OSError):  # of the list itself
+                os.fstat(fd)
+                os.dup2(nowhere, fd, inheritable=fd <= 2)
+    os.close(nowhere)
+
+
+def stand_by(fd: int, with_ipython: bool) -> NoReturn:
+    """Import what workers need, and wait until a launch takes this process for its fork server, or the notebook ends.
+
+    Args:
+        fd: the end of the socket to wait at.
+        with_ipython: whether to import IPython too.
+    """
+    if sys.platform == "win32":
+        raise NotImplementedError
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+        _lead_nowhere((0, 1, 2), (fd,))
+    _take_name()
+    for name in [_SHELL] * with_ipython + [_WARM]:
+        _import(name)
+    code = _wait(fd)
+    if not code:
+        os._exit(0)
+    try:
+        exec(code, vars(sys.modules["__main__"]))
+    finally:
+        os._exit(0)
+
+
+def _take_name() -> None:
+    """Let the system list this process by a name of its own, and what it forks by the name before."""
+    if sys.platform == "linux":
+        before = Path(_NAME_FILE).read_text().strip()
+        _write_name(NAME)
+        os.register_at_fork(after_in_child=functools.partial(_write_name, before))
+
+
+def _write_name(name: str) -> None:
+    with contextlib.suppress(OSError):
+        Path(_NAME_FILE).write_text(name)
+
+
+def _import(name: str) -> None:
+    """Import a module; where that fails, the worker that needs it tells why."""
+    with contextlib.suppress(Exception):
+        importlib.import_module(name)
+    gc.freeze()  # else each fork would copy pages that it only counts references in
+
+
+def _wait(fd: int) -> str:
+    """Return what a fork server runs, once a launch has said so and its descriptors are in their places.
+
+    Returns:
+        The code; empty where the notebook has ended.
+    """
+    if sys.platform == "win32":
+        raise NotImplementedError
+    with socket.socket(fileno=fd) as connection:
+        data, received, _, _ = socket.recv_fds(connection, 1, _MOST_FDS)
+        while data == LOAD:
+            _import(_COMPILER)
+            data, received, _, _ = socket.recv_fds(connection, 1, _MOST_FDS)
+        if not data:
+            return ""
+        text = b""
+        while data := connection.recv(_BYTES):
+            text += data
+    order = json.loads(text)
+    _place(received, order["fds"])
+    return str(order["code"])
+
+
+def _place(received: list[int], numbers: list[int]) -> None:
+    """Give descriptors the numbers that they have in the notebook; what had these leads elsewhere, or nowhere."""
+    if sys.platform == "win32":
+        raise NotImplementedError
+    import fcntl
+
+    above = max([*received, *numbers]) + 1
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in received]
+    for fd in received:
+        os.close(fd)
+    for fd, number in zip(moved, numbers, strict=True):
+        os.dup2(fd, number, inheritable=False)
+        os.close(fd)

@@ -1,0 +1,190 @@
+"""A process stands by for the launches of a kernel, so that the first one waits for no import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.notebooks.kernel import Kernel
+
+pytestmark = [pytest.mark.notebook, pytest.mark.once]
+
+IMPORTS = """
+import os, sys, time, torch
+import notebook_accel
+from notebook_accel import Session, notebook_launcher, runtime
+def describe():
+    standby = runtime.standby()
+    return standby and (standby.pid, standby.is_copy, standby.has_compiler)
+"""
+USE = "secret = torch.randn(600, 600) @ torch.randn(600, 600)\nNone"  # OpenMP's threads: no fork from here on
+RANKS = "notebook_launcher(lambda: os.environ['RANK'], num_processes=2, returns='all')"
+COPIED = "(from a clean copy of this kernel)"
+SERVED = "(from a fork server)"
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[Kernel]:
+    """A kernel whose torch uses OpenMP's threads, with the usual imports done."""
+    started = Kernel(tmp_path, OMP_NUM_THREADS="4")
+    started.run(IMPORTS).ok()
+    yield started
+    started.close()
+
+
+def find(kernel: Kernel) -> tuple[int, bool, bool]:
+    """Return the process id of what stands by, whether it is a copy, and whether it has torch's compiler."""
+    found = eval(kernel.run("describe()").ok().value)
+    assert found is not None
+    return found
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_workers_of_a_used_kernel_are_forks_of_the_copy(kernel: Kernel) -> None:
+    pid, is_copy, _ = find(kernel)
+    assert is_copy
+    kernel.run(USE).ok()
+    cell = kernel.run(
+        """
+        def look():
+            import __main__
+            return os.getppid(), hasattr(__main__, "secret"), psutil.Process().name(), os.getcwd()
+        import psutil
+        found = notebook_launcher(look, num_processes=2, returns="all")
+        found, os.getcwd(), psutil.Process().name()
+        """,
+        timeout=120,
+    ).ok()
+    assert COPIED in cell.stdout
+    found, folder, name = eval(cell.value)
+    assert found == [(pid, False, name, folder)] * 2
+    with_state = kernel.run(
+        """
+        os.environ["LATER"], factor = "yes", 3
+        def see(): return os.environ["LATER"], factor, torch.initial_seed()
+        torch.manual_seed(7)
+        session = Session(2)
+        notebook_launcher(see), notebook_launcher(see, num_processes=2), session.run(see), session.close()
+        """,
+        timeout=120,
+    ).ok()
+    assert eval(with_state.value) == (("yes", 3, 7),) * 3 + (None,)
+
+
+def test_the_copy_holds_nothing_of_the_kernels(kernel: Kernel) -> None:
+    pid, _, _ = find(kernel)
+    copy = psutil.Process(pid)
+    wait_for(lambda: copy.name() == "accel-standby")
+    links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+    assert [link for link in links if link != os.devnull and not link.startswith("socket:")] == []
+    assert len([link for link in links if link.startswith("socket:")]) == 1
+    assert copy.num_threads() == 1
+    assert os.getsid(pid) == pid
+
+
+@pytest.mark.parametrize("use", ["", USE], ids=["waits", "serves"])
+def test_it_ends_with_a_kernel_that_is_killed(kernel: Kernel, use: str) -> None:
+    pid, _, _ = find(kernel)
+    if use:
+        kernel.run(use).ok()
+        kernel.run(RANKS, timeout=120).ok()
+    os.kill(kernel.pid, signal.SIGKILL)
+    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+def test_an_interrupt_of_the_kernel_is_none_for_it(kernel: Kernel) -> None:
+    pid, _, _ = find(kernel)
+    kernel.run(USE).ok()
+    cell = kernel.run("print('go'); time.sleep(60)", during=kernel.interrupt)
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+    again = kernel.run(RANKS, timeout=120).ok()
+    assert COPIED in again.stdout and again.value == "['0', '1']"
+    assert find(kernel)[0] == pid
+
+
+def test_one_that_was_killed_or_stands_still_is_passed_over(kernel: Kernel) -> None:
+    pid, _, _ = find(kernel)
+    kernel.run(USE).ok()
+    os.kill(pid, signal.SIGSTOP)
+    cell = kernel.run(RANKS, timeout=120).ok()
+    assert cell.value == "['0', '1']"
+    wait_for(lambda: not psutil.pid_exists(pid))
+
+
+def test_a_module_that_was_edited_is_imported_anew(kernel: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def answer(): return 1\n")
+    kernel.run(f"sys.path.insert(0, {str(tmp_path)!r}); sys.dont_write_bytecode = True; import mine").ok()
+    # a newer copy, which has the module: enough others are imported with it
+    kernel.run(
+        "import types\nsys.modules.update({f'made_{i}': types.ModuleType('made') for i in range(60)})"
+    ).ok()
+    kernel.run(USE).ok()
+    kernel.run("calls = lambda: notebook_launcher(mine.answer, num_processes=2)").ok()
+    (tmp_path / "mine.py").write_text("def answer(): return 2  # edited\n")
+    kernel.run("import importlib; importlib.reload(mine)").ok()
+    cell = kernel.run("calls()", timeout=120).ok()
+    assert cell.value == "2" and SERVED in cell.stdout
+
+
+def test_a_newer_copy_takes_the_place_of_an_older_one(kernel: Kernel) -> None:
+    first, _, _ = find(kernel)
+    kernel.run(
+        "import types\nsys.modules.update({f'made_{i}': types.ModuleType('made') for i in range(60)})"
+    ).ok()
+    second, is_copy, _ = find(kernel)
+    assert is_copy and second != first
+    assert not psutil.pid_exists(first), "the notebook has waited for its end"
+
+
+def test_beside_a_file_that_is_written_or_a_thread_it_is_a_fresh_process(tmp_path: Path) -> None:
+    for first in ("log = open('log.txt', 'w')", "import threading\nthreading.Timer(600, print).start()"):
+        started = Kernel(tmp_path, OMP_NUM_THREADS="4")
+        try:
+            started.run("\n".join(["import notebook_accel", first])).ok()
+            started.run(IMPORTS).ok()
+            assert not find(started)[1]
+            started.run(USE).ok()
+            cell = started.run(RANKS, timeout=120).ok()
+            assert cell.value == "['0', '1']" and SERVED in cell.stdout
+        finally:
+            started.close()
+
+
+def test_a_function_that_trains_has_the_compiler_loaded_before(kernel: Kernel) -> None:
+    assert not find(kernel)[2]
+    kernel.run(
+        "def train(): torch.ones(2, requires_grad=True).sum().backward(); return 'torch._dynamo' in sys.modules"
+    ).ok()
+    assert find(kernel)[2]
+    kernel.run(USE).ok()
+    cell = kernel.run("notebook_launcher(train, num_processes=2)", timeout=120).ok()
+    assert COPIED in cell.stdout and cell.value == "True"
+
+
+def test_not_by_a_start_method_by_hand_and_not_where_it_is_switched_off(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    pid = find(kernel)[0]
+    by_hand = kernel.run(RANKS[:-1] + ", start_method='forkserver')", timeout=120).ok()
+    assert SERVED in by_hand.stdout
+    assert not psutil.pid_exists(pid), "nobody needs it beside the fork server"
+    started = Kernel(tmp_path, NOTEBOOK_ACCEL_STANDBY="false")
+    try:
+        started.run(IMPORTS).ok()
+        assert started.run("repr(describe())").ok().value == "'None'"
+    finally:
+        started.close()
