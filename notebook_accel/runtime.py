@@ -348,7 +348,7 @@ _reporter: Reporter | None = None
 _runs: list[Any] = []
 _sessions: list[Any] = []
 _fork_server: int | None = None
-_standby: Any = None
+_standby: list[Any] = []
 _connections: list[Any] = []
 _owners: weakref.WeakSet[Any] = weakref.WeakSet()
 _stores: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -467,19 +467,9 @@ def set_fork_server(pid: int | None) -> None:
     _fork_server = pid
 
 
-def standby() -> Any:
-    """Return the process that stands by for launches, or has become their fork server; None without one."""
+def standby() -> list[Any]:
+    """Return the process that stands by for launches, in a list of one or none. Changes of the list count."""
     return _standby
-
-
-def set_standby(process: Any) -> None:
-    """Note which process stands by; see `launch.supervise.standby`.
-
-    Args:
-        process: the new one, None for none.
-    """
-    global _standby
-    _standby = process
 
 
 def connections() -> list[Any]:

@@ -137,7 +137,8 @@ def _list_children(pid: int) -> list[int]:
 class Children(Guard):
     """Child processes of any depth; those that serve the next test too stay by design.
 
-    They are the warm fork server and resource tracker of multiprocessing, and the process of `tests/forker.py`.
+    They are the warm fork server and resource tracker of multiprocessing, what stands by to become such a server, and
+    the process of `tests/forker.py`.
     """
 
     kind = "children"
@@ -191,6 +192,8 @@ class Children(Guard):
         return mark is not None and not (parent is not None and self._find_mark(parent) == mark)
 
     def _find_mark(self, process: psutil.Process) -> str | None:
+        if process.name() == "accel-standby":  # its command line may be its kernel's
+            return process.name()
         line = " ".join(process.cmdline())
         return next((mark for mark in self.WARM if mark in line), None)
 

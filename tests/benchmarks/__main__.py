@@ -11,7 +11,13 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 from tests.benchmarks.table import Row, render
+
+_LOOK_SECONDS = 2.0
+_BUSY_SHARE = 0.1
+_LOADED = "THIS MACHINE IS LOADED: others use"
 
 
 def main(names: list[str]) -> int:
@@ -19,6 +25,9 @@ def main(names: list[str]) -> int:
     if unknown := set(names) - set(known):
         print(f"no benchmark {', '.join(sorted(unknown))}: there are {', '.join(known)}", file=sys.stderr)
         return 2
+    busy = psutil.cpu_percent(_LOOK_SECONDS) / 100
+    if busy > _BUSY_SHARE:
+        print(f"{_LOADED} {busy:.0%} of its processors", file=sys.stderr)
     rows: list[Row] = []
     for name in names or known:
         started = time.perf_counter()
@@ -26,6 +35,8 @@ def main(names: list[str]) -> int:
         rows += importlib.import_module(f"tests.benchmarks.bench_{name}").run()
         print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
     print(render(rows))
+    if busy > _BUSY_SHARE:
+        print(f"{_LOADED} {busy:.0%} of its processors before it began: the ratios say little")
     return 0
 
 

@@ -20,8 +20,7 @@ import os, sys, time, torch
 import notebook_accel
 from notebook_accel import Session, notebook_launcher, runtime
 def describe():
-    standby = runtime.standby()
-    return standby and (standby.pid, standby.is_copy, standby.has_compiler)
+    return next(((one.pid, one.is_copy, one.has_compiler) for one in runtime.standby()), None)
 """
 USE = "secret = torch.randn(600, 600) @ torch.randn(600, 600)\nNone"  # OpenMP's threads: no fork from here on
 RANKS = "notebook_launcher(lambda: os.environ['RANK'], num_processes=2, returns='all')"

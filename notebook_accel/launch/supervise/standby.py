@@ -116,6 +116,12 @@ class Standby:
         self._connection.close()
 
 
+def find() -> Standby | None:
+    """Return the process that stands by, or has become the fork server of launches; None without one."""
+    found: list[Standby] = runtime.standby()
+    return found[0] if found else None
+
+
 def watch_cells() -> None:
     """Have a process standing by from the end of a cell on, where this process is a Jupyter kernel."""
     ipython = sys.modules.get("IPython")
@@ -136,19 +142,19 @@ class _CellWatcher:
     def __call__(self, result: object = None) -> None:
         if "torch" not in sys.modules or threading.current_thread() is not threading.main_thread():
             return
-        before = runtime.standby()
+        before = find()
         if os.getpid() != self._owner or runtime.fork_server() is not None or _has_server():
             self._shell.events.unregister("post_run_cell", self)
             if os.getpid() == self._owner and before is not None and not before.is_taken:
-                runtime.set_standby(None)
+                runtime.standby().clear()
                 before.end()
             return
         with contextlib.suppress(OSError):  # the system has no process or descriptor left: launches say so
             if before is None or (before.is_copy and _has_grown(before)):
                 _replace(before, set(threading.enumerate()) - set(self._threads))
-            self._prepare_to_train(runtime.standby())
+            self._prepare_to_train()
 
-    def _prepare_to_train(self, standby: Standby) -> None:
+    def _prepare_to_train(self) -> None:
         """Let the process import torch's compiler where the notebook has a function that trains."""
         from ..checks import compiler_preload  # here: it needs torch
 
@@ -156,7 +162,8 @@ class _CellWatcher:
         own = [function for function in functions if not compiler_preload.is_installed(function.__module__)]
         new = [function for function in own if function not in self._seen]
         self._seen.update(new)
-        if not standby.has_compiler and any(map(compiler_preload.is_needed_by, new)):
+        standby = find()
+        if standby is not None and not standby.has_compiler and any(map(compiler_preload.is_needed_by, new)):
             standby.load_compiler()
 
 
@@ -171,7 +178,7 @@ def _replace(before: Standby | None, threads: Collection[threading.Thread]) -> N
         made = _start_fresh()
     else:
         return
-    runtime.set_standby(made)
+    runtime.standby()[:] = [made]
     if before is not None:
         if before.has_compiler:
             made.load_compiler()
@@ -336,7 +343,7 @@ def find_usable(options: Mapping[str, Any]) -> Standby | None:
     Args:
         options: the arguments of the launch. A start method by hand means a fresh fork server.
     """
-    standby: Standby | None = runtime.standby()
+    standby = find()
     if standby is None:
         return None
     if standby.is_taken:
@@ -344,7 +351,7 @@ def find_usable(options: Mapping[str, Any]) -> Standby | None:
     if options.get("start_method", "auto") != "auto" or _has_server():
         return None
     if not standby.is_current:
-        runtime.set_standby(None)
+        runtime.standby().clear()
         standby.end()
         return None
     return standby
@@ -378,5 +385,5 @@ def serve_by(standby: Standby | None) -> Iterator[None]:
     finally:
         util.spawnv_passfds = start
         if not standby.is_taken:
-            runtime.set_standby(None)
+            runtime.standby().clear()
             standby.end()

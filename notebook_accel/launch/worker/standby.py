@@ -69,7 +69,7 @@ def _leave_notebook(fd: int) -> None:
         forward(stream, nowhere)
     _lead_nowhere(map(int, os.listdir("/proc/self/fd")), (fd, nowhere.fileno()))
     runtime.forget()
-    runtime.set_standby(None)
+    runtime.standby().clear()
     sys.modules["__main__"] = types.ModuleType("__main__")
     gc.freeze()
 

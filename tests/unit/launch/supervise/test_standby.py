@@ -1,0 +1,100 @@
+"""The process that stands by, as the notebook sees it; tests/notebooks/test_standby.py tries it in kernels."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from multiprocessing import util
+from pathlib import Path
+
+import pytest
+
+from notebook_accel import runtime
+from notebook_accel.launch.supervise import standby
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing stands by on Windows")
+
+
+@pytest.fixture
+def sleeper() -> Iterator[standby.Standby]:
+    """A child of this process that only waits, in place of one that stands by."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    ours, theirs = socket.socketpair()
+    with theirs:
+        made = standby.Standby(process.pid, ours, is_copy=False)
+        try:
+            yield made
+        finally:
+            made.is_taken = False
+            made.end()
+            process.returncode = 0  # `end` has waited for it
+
+
+def test_a_script_has_none() -> None:
+    code = "import IPython, torch, notebook_accel.runtime as runtime; print(len(runtime.standby()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "0", done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has copies")
+def test_a_file_that_is_written_is_an_obstacle_and_one_that_is_read_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("")
+    before = standby._find_open_file()
+    with open(path):
+        assert standby._find_open_file() == before
+    with open(path, "a"):
+        assert str(path) in (standby._find_open_file(), before)
+
+
+def test_only_the_users_own_modules_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("a = 1")
+    module = types.ModuleType("mine")
+    module.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, "mine", module)
+    files = standby._list_own_files()
+    assert str(path) in files
+    assert not [
+        file for file in files if "site-packages" in file or file == os.__file__ or file == runtime.__file__
+    ]
+    first = standby._digest(str(path))
+    path.write_text("a = 2")
+    assert standby._digest(str(path)) != first
+    path.unlink()
+    assert standby._digest(str(path)) == ""
+
+
+def test_a_process_that_has_ended_takes_nothing_over(sleeper: standby.Standby) -> None:
+    os.kill(sleeper.pid, 9)
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(ProcessLookupError):
+        sleeper.hand_over("code", [0])
+    assert not sleeper.is_taken
+
+
+def test_programs_of_others_start_as_ever_while_a_server_is_asked_for(sleeper: standby.Standby) -> None:
+    original = util.spawnv_passfds
+    python = os.fsencode(sys.executable)
+    with standby.serve_by(sleeper):
+        assert util.spawnv_passfds is not original
+        pid = util.spawnv_passfds(python, [python, b"-c", b"import sys; sys.exit(7)"], [])
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert not sleeper.is_taken
+    assert util.spawnv_passfds is original
+    with pytest.raises(ChildProcessError):  # no server was asked for: nobody needs it any more
+        os.waitpid(sleeper.pid, os.WNOHANG)
+
+
+def test_a_start_method_by_hand_finds_none(sleeper: standby.Standby, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_standby", [sleeper])
+    monkeypatch.setattr(standby, "_has_server", lambda: False)
+    assert standby.find_usable({"start_method": "forkserver"}) is None
+    assert standby.find_usable({"start_method": "auto"}) is sleeper
+    sleeper._sources = {"/nowhere/mine.py": "0" * 8}
+    assert standby.find_usable({}) is None, "what it has imported was edited"
+    assert standby.find() is None
