@@ -22,6 +22,7 @@ from ..config.argument_checks import parse_port
 from ..config.schema import LaunchConfig
 from ..errors import ConfigError
 from ..launch.checks import addresses, fork_obstacles, fork_safety
+from ..launch.supervise import standby
 from ..takeover import finder, tried
 from . import hosted, leftovers, packages
 from .environment import gpus
@@ -397,8 +398,17 @@ def _network(name: str) -> Iterable[Check]:
 
 
 def _process(name: str) -> Iterable[Check]:
-    reasons = fork_obstacles.reasons()
+    reasons, waiting = fork_obstacles.reasons(), standby.find()
     for reason in reasons:
+        if waiting is not None:
+            kind = (
+                "a copy that was made of it before"
+                if waiting.is_copy
+                else "a process that has imported torch"
+            )
+            text = f"{reason}: launches start processes from {kind}"
+            yield Check(name=name, status="ok", text=text)
+            continue
         yield Check(
             name=name,
             status="warning",

@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -16,6 +17,7 @@ import pytest
 from notebook_accel import devices, probes
 from notebook_accel.diagnosis import checks, environment
 from notebook_accel.launch.checks import fork_obstacles
+from notebook_accel.launch.supervise import standby
 from tests.unit.command import config_of
 
 Usage = collections.namedtuple("Usage", "total used free")
@@ -134,6 +136,9 @@ def test_who_made_this_process_unfit_for_forks(look: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(fork_obstacles, "reasons", lambda: [reason])
     check = look("this process")[0]
     assert (check.status, "CUDA was initialised, first by cell In[3]" in check.text) == ("warning", True)
+    monkeypatch.setattr(standby, "find", lambda: SimpleNamespace(is_copy=True))
+    check = look("this process")[0]
+    assert (check.status, "from a copy that was made of it before" in check.text) == ("ok", True)
 
 
 def test_gpus_that_torch_does_not_see(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
