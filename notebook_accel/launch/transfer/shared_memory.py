@@ -22,6 +22,7 @@ from ...events import Buffer
 from .pickled import Pickled
 
 _ALIGN = 64
+_CHUNK = 1 << 26
 _HINTS = {
     errno.EFBIG: "; raise the limit on the size of files (ulimit -f)",
     errno.ENOMEM: "; raise the limit on memory (ulimit -v)",
@@ -106,9 +107,9 @@ class _File:
         self._fd = _open_unnamed(size)
 
     def write(self, spans: Sequence[tuple[int, int]], views: Sequence[memoryview]) -> None:
-        with mmap.mmap(self._fd, self._size) as memory:
-            for (start, length), view in zip(spans, views, strict=True):
-                memory[start : start + length] = view
+        """Write without a mapping, whose pages the system would fill with zeros first."""
+        for (start, _), view in zip(spans, views, strict=True):
+            _write(self._fd, view, start)
 
     def map_privately(self) -> mmap.mmap:
         return mmap.mmap(self._fd, self._size, access=mmap.ACCESS_COPY)
@@ -177,13 +178,20 @@ def write_unnamed(data: bytes) -> int:
         raise NotImplementedError("Windows passes no descriptors")
     fd = _open_unnamed(0)
     try:
-        written = 0
-        while written < len(data):
-            written += os.pwrite(fd, memoryview(data)[written:], written)
+        _write(fd, memoryview(data), 0)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def _write(fd: int, view: memoryview, position: int) -> None:
+    """Write bytes to a file from a position on; the system takes 2 GiB at once at most."""
+    if sys.platform == "win32":
+        raise NotImplementedError("Windows has memory with names")
+    written = 0
+    while written < view.nbytes:
+        written += os.pwrite(fd, view[written : written + _CHUNK], position + written)
 
 
 def _view_bytes(part: Buffer) -> memoryview:
