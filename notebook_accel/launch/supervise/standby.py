@@ -30,7 +30,7 @@ from ..worker.standby import LOAD, SERVE, become_copy
 
 VARIABLE: Final = "NOTEBOOK_ACCEL_STANDBY"
 _MANY_MODULES: Final = 50  # that a newer copy has to have besides
-_MOST_BYTES: Final = 768 << 20  # of the kernel's memory that a copy may keep from being freed
+_MOST_BYTES: Final = 512 << 20  # of the kernel's memory that a copy may keep from being freed
 _MOST_FILES: Final = 300  # of the user's modules
 _MOST_SOURCE: Final = 4 << 20
 _SERVES: Final = "from multiprocessing.forkserver import main;"

@@ -115,7 +115,7 @@ def test_memory_that_cannot_be_written_is_given_back(monkeypatch: pytest.MonkeyP
     def fail(*_: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr("mmap.mmap", fail)
+    monkeypatch.setattr("mmap.mmap" if sys.platform == "win32" else "os.pwrite", fail)
     before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
     with pytest.raises(
         LaunchError, match=r"bytes, for which .* no shared memory: .*; raise the limit on memory"
