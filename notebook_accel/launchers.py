@@ -216,10 +216,16 @@ def debug_launcher(function: Callable[..., Any], args: tuple[Any, ...] = (), num
 
 
 def runs() -> list[Run]:
-    """Return the runs of this process, oldest first: all that still run, and the last ones that have ended."""
-    from .launch import registry
+    """Return the runs of this process, oldest first: all that still run, and the last ones that have ended.
 
-    return registry.runs()
+    A notebook shows the list as a table, and the metrics of all its runs in common charts; also a part of the list, as
+    `runs()[-2:]`.
+    """
+    from .launch import registry
+    from .widgets.run.comparison import RunList
+
+    listed: list[Run] = RunList(registry.runs())
+    return listed
 
 
 def attach(

@@ -1,4 +1,4 @@
-"""Renders the metrics of a run as SVG: a small chart for each, with axes of its own."""
+"""Renders metrics as SVG: a small chart for each, with axes of its own, of one run or of several."""
 
 from __future__ import annotations
 
@@ -76,15 +76,21 @@ def _get_y(point: XY) -> float:
 class Panel:
     """One small chart: a metric, or the same one of several parts of the data, such as `loss` and `eval_loss`.
 
+    Where runs are compared it is one metric of each of them.
+
     Attributes:
         axis: name of the x axis.
-        series: the points of each metric, at least two, in the order of x.
-        last: the last value of each metric.
+        series: the points of each metric or run, at least two, in the order of x.
+        last: the last value of each.
+        colours: that of each.
+        title: what stands before them; empty for nothing.
     """
 
     axis: str
     series: Mapping[str, list[XY]]
     last: Mapping[str, float]
+    colours: Mapping[str, str]
+    title: str = ""
 
 
 def make_panels(metrics: Mapping[str, Sequence[Point]], started: float, *, log: bool = False) -> list[Panel]:
@@ -100,19 +106,64 @@ def make_panels(metrics: Mapping[str, Sequence[Point]], started: float, *, log: 
         is `step` if every point of a panel has one, else `seconds` since the launch.
     """
     together: dict[str, dict[str, list[Point]]] = {}
-    count = 0
+    colours: dict[str, str] = {}
     for name, points in metrics.items():
-        drawn = [point for point in points if abs(point.value) <= _LARGEST and (point.value > 0 or not log)]
-        if not _has_length(drawn):
+        if not (drawn := _choose_drawn(points, log)):
             continue
         together.setdefault(_SPLITS.sub("", name, count=1), {})[name] = drawn
-        count += 1
-        if count == MAX_SERIES:
+        colours[name] = COLOURS[len(colours) % len(COLOURS)]
+        if len(colours) == MAX_SERIES:
             break
     return [
-        _make_panel(group, {name: metrics[name][-1].value for name in group}, started)
+        Panel(
+            *_place_points(group, dict.fromkeys(group, started)),
+            {name: metrics[name][-1].value for name in group},
+            colours,
+        )
         for group in together.values()
     ]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A run that is drawn together with others.
+
+    Attributes:
+        metrics: its points of each metric, oldest first.
+        started: when it was launched, in seconds since the epoch.
+    """
+
+    metrics: Mapping[str, Sequence[Point]]
+    started: float
+
+
+def compare_panels(runs: Mapping[str, Compared], *, log: bool = False) -> list[Panel]:
+    """Return what there is to draw of several runs: a panel for each metric, with a line for each run.
+
+    Args:
+        runs: by the words that name them. Each has the same colour in all panels.
+        log: see `make_panels`.
+
+    Returns:
+        Panels of the first `MAX_SERIES` metrics that a run has at two places or more. The x axis is `step` if every
+        point of a panel has one, else `seconds` since the launch of its run.
+    """
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(runs)}
+    panels = []
+    for metric in dict.fromkeys(metric for run in runs.values() for metric in run.metrics):
+        chosen = {name: _choose_drawn(run.metrics.get(metric, ()), log) for name, run in runs.items()}
+        group = {name: points for name, points in chosen.items() if points}
+        if group:
+            axis, series = _place_points(group, {name: runs[name].started for name in group})
+            last = {name: runs[name].metrics[metric][-1].value for name in group}
+            panels.append(Panel(axis, series, last, colours, metric))
+    return panels[:MAX_SERIES]
+
+
+def _choose_drawn(points: Sequence[Point], log: bool) -> list[Point]:
+    """Return the points that a chart can show; none where they are no line."""
+    drawn = [point for point in points if abs(point.value) <= _LARGEST and (point.value > 0 or not log)]
+    return drawn if _has_length(drawn) else []
 
 
 def _has_length(points: Sequence[Point]) -> bool:
@@ -120,7 +171,10 @@ def _has_length(points: Sequence[Point]) -> bool:
     return len(steps) > 1 or (None in steps and len({point.time for point in points}) > 1)
 
 
-def _make_panel(group: Mapping[str, list[Point]], last: Mapping[str, float], started: float) -> Panel:
+def _place_points(
+    group: Mapping[str, list[Point]], started: Mapping[str, float]
+) -> tuple[str, dict[str, list[XY]]]:
+    """Return the name of the x axis, and each line's points on it."""
     stepped = all(
         point.step is not None and abs(point.step) <= _LARGEST
         for points in group.values()
@@ -130,7 +184,7 @@ def _make_panel(group: Mapping[str, list[Point]], last: Mapping[str, float], sta
         name: downsample(
             [
                 (
-                    float(point.step) if stepped and point.step is not None else point.time - started,
+                    float(point.step) if stepped and point.step is not None else point.time - started[name],
                     point.value,
                 )
                 for point in points
@@ -138,7 +192,7 @@ def _make_panel(group: Mapping[str, list[Point]], last: Mapping[str, float], sta
         )
         for name, points in group.items()
     }
-    return Panel("step" if stepped else "seconds", series, last)
+    return "step" if stepped else "seconds", series
 
 
 def render_svg(panels: Sequence[Panel], words: str, *, log: bool = False) -> str:
@@ -162,9 +216,8 @@ def render_svg(panels: Sequence[Panel], words: str, *, log: bool = False) -> str
         f'role="img" aria-label="{html.escape(words)}" '
         f'style="max-width:100%;height:auto;color:var(--jp-ui-font-color1,currentColor);{_FONT}">'
     ]
-    numbers = itertools.count()
     for panel, (left, top, width, tall) in zip(panels, places, strict=True):
-        drawn = "".join(_render_panel(panel, width, tall, numbers, log, _MAX_STOPS // len(panels)))
+        drawn = "".join(_render_panel(panel, width, tall, log, _MAX_STOPS // len(panels)))
         parts.append(f'<g transform="translate({left} {top})">{drawn}</g>')
     parts.append("</svg>")
     return "".join(parts)
@@ -226,22 +279,19 @@ def describe_last_values(metrics: Mapping[str, Sequence[Point]]) -> str:
 # -- one chart
 
 
-def _render_panel(
-    panel: Panel, width: int, height: int, numbers: Iterator[int], log: bool, stops: int
-) -> Iterator[str]:
-    """Yield the parts of a chart whose upper left corner is at 0, 0. Each line takes a number, for its colour."""
+def _render_panel(panel: Panel, width: int, height: int, log: bool, stops: int) -> Iterator[str]:
+    """Yield the parts of a chart whose upper left corner is at 0, 0."""
     ys = [[y for _, y in pairs] for pairs in panel.series.values()]
     limits = [(min(values), max(values)) if log else find_limits(values) for values in ys]
     low, high = min(low for low, _ in limits), max(high for _, high in limits)
     across = _scale_across(panel, width)
     up = Scale(low, high, height - _BOTTOM, _TOP, log=log)
     yield from _render_grid(across, up, width, height, panel.axis)
-    colours = {name: COLOURS[next(numbers) % len(COLOURS)] for name in panel.series}
     hidden = []
     for name, pairs in panel.series.items():
         seen = list(_cut(pairs, low, high))
         for piece in seen:
-            yield _render_line(colours[name], [(across(x), up(y)) for x, y in piece])
+            yield _render_line(panel.colours[name], [(across(x), up(y)) for x, y in piece])
         hidden += [y for _, y in pairs if not low <= y <= high]
     if hidden:
         furthest = max(hidden, key=lambda y: max(low - y, y - high))
@@ -249,7 +299,7 @@ def _render_panel(
             f'<text x="{width - _RIGHT - 4}" y="{_TOP + 10}" text-anchor="end" fill="currentColor" fill-opacity="0.7">'
             f"began at {furthest:.4g}</text>"
         )
-    yield _render_title(panel, colours, width)
+    yield _render_title(panel, width)
     for left, right, words in _list_stops(panel, width, stops):
         yield (
             f'<rect x="{left:.1f}" y="{_TOP}" width="{right - left:.1f}" height="{height - _TOP - _BOTTOM}" '
@@ -257,16 +307,23 @@ def _render_panel(
         )
 
 
-def _render_title(panel: Panel, colours: Mapping[str, str], width: int) -> str:
-    room = max(6, int((width - _LEFT) / _LETTERS / len(colours)) - 12)
+def _render_title(panel: Panel, width: int) -> str:
+    letters = int((width - _LEFT) / _LETTERS)
     words = []
-    for name, colour in colours.items():
-        short = name if len(name) <= room else f"{name[: room - 1]}…"
+    if panel.title:
+        words.append(f'<tspan font-weight="600">{html.escape(_shorten(panel.title, letters // 2))}</tspan>')
+        letters -= min(len(panel.title), letters // 2) + 2
+    room = max(6, letters // len(panel.series) - 12)
+    for name in panel.series:
+        value = f'<tspan font-weight="600">{panel.last[name]:.4g}</tspan>'
         words.append(
-            f'<tspan fill="{colour}">━</tspan> {html.escape(short)} '
-            f'<tspan font-weight="600">{panel.last[name]:.4g}</tspan>'
+            f'<tspan fill="{panel.colours[name]}">━</tspan> {html.escape(_shorten(name, room))} {value}'
         )
     return f'<text x="{_LEFT}" y="14" fill="currentColor">{"  ".join(words)}</text>'
+
+
+def _shorten(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 1]}…"
 
 
 def _render_grid(across: Scale, up: Scale, width: int, height: int, axis: str) -> Iterator[str]:

@@ -20,7 +20,7 @@ _PLAIN_LINES: Final = 20
 _LOG_RATIO: Final = (
     50.0  # a metric whose largest value is more than this times its smallest has a logarithmic chart
 )
-_SIGNS: Final = {
+SIGNS: Final = {
     "queued": "◌",
     "starting": "○",
     "running": "●",
@@ -31,7 +31,7 @@ _SIGNS: Final = {
     "stopped": "■",
     "left": "…",
 }
-_CELL: Final = "text-align:left;padding:2px 12px 2px 0;white-space:nowrap"
+CELL: Final = "text-align:left;padding:2px 12px 2px 0;white-space:nowrap"
 
 
 # -- parts
@@ -44,7 +44,7 @@ def describe_status(picture: Picture) -> str:
         picture: the run.
     """
     word = "stopping" if picture.stopping else picture.status
-    return f"{_SIGNS[picture.status]} {word}"
+    return f"{SIGNS[picture.status]} {word}"
 
 
 def render_headline(picture: Picture) -> str:
@@ -90,13 +90,13 @@ def render_table(picture: Picture) -> str:
         "what happened": [state.note for state in picture.ranks],
     }
     used = {name: cells for name, cells in columns.items() if any(cells) or name in ("rank", "status")}
-    head = "".join(f'<th scope="col" style="{_CELL};font-weight:600">{name}</th>' for name in used)
+    head = "".join(f'<th scope="col" style="{CELL};font-weight:600">{name}</th>' for name in used)
     rows = []
     for number, state in enumerate(picture.ranks):
-        cells = [f'<th scope="row" style="{_CELL};font-weight:600">{state.rank}</th>']
+        cells = [f'<th scope="row" style="{CELL};font-weight:600">{state.rank}</th>']
         for name, texts in list(used.items())[1:]:
             wrong = name in ("status", "what happened") and state.status in ("failed", "killed")
-            style = f"{_CELL};color:{WRONG}" if wrong else _CELL
+            style = f"{CELL};color:{WRONG}" if wrong else CELL
             style += ";white-space:normal" if name == "what happened" else ""
             more = f' title="{html.escape(state.detail)}"' if state.detail and name == "what happened" else ""
             cells.append(f'<td style="{style}"{more}>{html.escape(texts[number])}</td>')
@@ -115,9 +115,9 @@ def describe_rank_status(state: RankState) -> str:
     """
     if state.status == "waiting":
         return (
-            f"{_SIGNS['waiting']} waiting in {state.waiting} for {format_duration(float(int(state.waited)))}"
+            f"{SIGNS['waiting']} waiting in {state.waiting} for {format_duration(float(int(state.waited)))}"
         )
-    return f"{_SIGNS[state.status]} {state.status}"
+    return f"{SIGNS[state.status]} {state.status}"
 
 
 def render_bars(picture: Picture, *, every_rank: bool = False) -> str:
@@ -273,12 +273,21 @@ def render_page(picture: Picture) -> str:
 def _render_static_chart(picture: Picture) -> str:
     panels = chart.make_panels(picture.metrics, picture.started)
     words = chart.describe_last_values(picture.metrics)
-    shown = _embed_chart(panels, words) + chart.render_values(picture.metrics, panels)
-    steep = {name: points for name, points in picture.metrics.items() if _is_steep(points)}
+    shown = embed_chart(panels, words) + chart.render_values(picture.metrics, panels)
+    steep = find_steep(picture.metrics)
     if panels := chart.make_panels(steep, picture.started, log=True):
-        logarithmic = _embed_chart(panels, chart.describe_last_values(steep), log=True)
+        logarithmic = embed_chart(panels, chart.describe_last_values(steep), log=True)
         shown += f"<details><summary>logarithmic</summary>{logarithmic}</details>"
     return shown
+
+
+def find_steep(metrics: Mapping[str, Sequence[Point]]) -> dict[str, Sequence[Point]]:
+    """Return the metrics whose values a logarithmic chart shows better.
+
+    Args:
+        metrics: the points of each, oldest first.
+    """
+    return {name: points for name, points in metrics.items() if _is_steep(points)}
 
 
 def _is_steep(points: Sequence[Point]) -> bool:
@@ -286,7 +295,14 @@ def _is_steep(points: Sequence[Point]) -> bool:
     return bool(values) and max(values) / min(values) > _LOG_RATIO
 
 
-def _embed_chart(panels: Sequence[chart.Panel], words: str, *, log: bool = False) -> str:
+def embed_chart(panels: Sequence[chart.Panel], words: str, *, log: bool = False) -> str:
+    """Return charts as an image that a notebook without trust and without scripts shows; empty without a panel.
+
+    Args:
+        panels: what to draw.
+        words: see `chart.render_svg`.
+        log: whether the y axes are logarithmic.
+    """
     drawn = chart.render_svg(panels, words, log=log).replace(
         "var(--jp-ui-font-color1,currentColor)", "#767676"
     )

@@ -1,0 +1,81 @@
+"""Runs beside each other: their table, and charts with a line for each of them."""
+
+from __future__ import annotations
+
+import base64
+import re
+from types import SimpleNamespace
+from typing import Any
+
+from notebook_accel.stream.series import Point
+from notebook_accel.widgets.run import chart
+from notebook_accel.widgets.run.comparison import RunList, render_comparison
+
+
+def make_run(name: str, losses: list[float], status: str = "done", **metrics: list[float]) -> Any:
+    series = {"loss": losses, **metrics}
+    points = {
+        key: [Point(step, 100.0 + step, value) for step, value in enumerate(values)]
+        for key, values in series.items()
+    }
+    return SimpleNamespace(
+        record=SimpleNamespace(metrics=points),
+        job=SimpleNamespace(name=name, local_world_size=2),
+        started=100.0,
+        seconds=3.0,
+        steps=0,
+        status=status,
+        is_over=True,
+    )
+
+
+def read_svg(page: str) -> str:
+    found = re.search(r"base64,([^\"]+)", page)
+    assert found
+    return base64.b64decode(found[1]).decode()
+
+
+def test_a_metric_of_several_runs_is_one_panel_with_the_colours_of_the_runs() -> None:
+    first = chart.Compared({"loss": [Point(0, 1.0, 3.0), Point(1, 2.0, 2.0)]}, 0.0)
+    second = chart.Compared(
+        {"lr": [Point(0, 1.0, 0.1), Point(1, 2.0, 0.2)], "loss": [Point(0, 1.0, 4.0), Point(2, 2.0, 1.0)]},
+        0.0,
+    )
+    loss, rate = chart.compare_panels({"0": first, "1": second})
+    assert (loss.title, rate.title) == ("loss", "lr")
+    assert loss.series == {"0": [(0.0, 3.0), (1.0, 2.0)], "1": [(0.0, 4.0), (2.0, 1.0)]}
+    assert list(rate.series) == ["1"] and rate.colours["1"] == loss.colours["1"] == chart.COLOURS[1]
+    assert loss.last == {"0": 2.0, "1": 1.0}
+
+
+def test_without_steps_each_run_begins_at_its_own_launch() -> None:
+    runs = {
+        str(number): chart.Compared({"loss": [Point(None, start + t, 1.0 + t) for t in (1.0, 2.0)]}, start)
+        for number, start in enumerate((100.0, 500.0))
+    }
+    (panel,) = chart.compare_panels(runs)
+    assert panel.axis == "seconds"
+    assert panel.series["0"] == panel.series["1"] == [(1.0, 2.0), (2.0, 3.0)]
+
+
+def test_the_page_has_a_row_for_each_run_and_needs_no_script() -> None:
+    runs = RunList([make_run("<train>", [3.0, 2.0], lr=[0.1, 0.2]), make_run("train", [4.0, 1.0], "failed")])
+    page = runs._repr_html_()
+    assert "&lt;train&gt;" in page and "<script" not in page
+    assert page.count("<tr>") == 3 and "✗ failed" in page
+    assert "steps</th>" not in page, "none has made any"
+    svg = read_svg(page)
+    assert ">loss</tspan>" in svg and ">lr</tspan>" in svg
+    assert chart.COLOURS[0] in svg and chart.COLOURS[1] in svg
+
+
+def test_a_part_of_the_list_is_compared_too_and_no_run_is_nothing() -> None:
+    runs = RunList([make_run("one", [3.0, 2.0]), make_run("two", [4.0, 1.0])])
+    assert isinstance(runs[1:], RunList) and runs[1].job.name == "two"
+    assert ">one<" not in runs[1:]._repr_html_() and ">two<" in runs[1:]._repr_html_()
+    assert render_comparison([]) == ""
+
+
+def test_a_metric_named_like_a_column_does_not_replace_it() -> None:
+    page = render_comparison([make_run("train", [3.0, 2.0], time=[7.125, 8.125], status="done")])
+    assert "3.0 s" in page and page.count("time</th>") == 1

@@ -1,0 +1,87 @@
+"""Runs beside each other: a table of them, and a chart for each metric with a line for each run."""
+
+from __future__ import annotations
+
+import html
+import itertools
+from collections.abc import Sequence
+from typing import Final, SupportsIndex, overload
+
+from notebook_accel.launch.durations import format_duration
+from notebook_accel.launch.run import Run
+
+from . import chart
+from .lines import WRONG
+from .page import CELL, SIGNS, embed_chart, find_steep
+
+_COLUMNS: Final = ("run", "function", "processes", "status", "time", "steps")
+_MAX_COLUMNS: Final = 6  # of metrics besides
+
+
+class RunList(list[Run]):
+    """Runs, oldest first. As the value of a cell a notebook shows them compared; a part of them too."""
+
+    @overload
+    def __getitem__(self, place: SupportsIndex, /) -> Run: ...
+    @overload
+    def __getitem__(self, place: slice, /) -> RunList: ...
+    def __getitem__(self, place: SupportsIndex | slice, /) -> Run | RunList:
+        found = super().__getitem__(place)
+        return RunList(found) if isinstance(found, list) else found
+
+    def _repr_html_(self) -> str:
+        return render_comparison(self)
+
+
+def render_comparison(runs: Sequence[Run]) -> str:
+    """Return a table of runs and their metrics in common charts, as HTML without scripts; empty without a run.
+
+    Args:
+        runs: each is named by its place, from 0.
+    """
+    if not runs:
+        return ""
+    compared = {str(place): _read(run) for place, run in enumerate(runs)}
+    panels = chart.compare_panels(compared)
+    words = f"metrics of {len(runs)} runs"
+    parts = [_render_table(runs, compared), embed_chart(panels, words)]
+    steep = {name: chart.Compared(find_steep(run.metrics), run.started) for name, run in compared.items()}
+    if logarithmic := chart.compare_panels(steep, log=True):
+        drawn = embed_chart(logarithmic, words, log=True)
+        parts.append(f"<details><summary>logarithmic</summary>{drawn}</details>")
+    return f'<div class="accel-runs" style="line-height:1.4;max-width:64em">{"".join(parts)}</div>'
+
+
+def _read(run: Run) -> chart.Compared:
+    """Return what a run has logged so far; it may be logging on."""
+    metrics = {name: list(series) for name, series in list(run.record.metrics.items())}
+    return chart.Compared({name: points for name, points in metrics.items() if points}, run.started)
+
+
+def _render_table(runs: Sequence[Run], compared: dict[str, chart.Compared]) -> str:
+    metrics = dict.fromkeys(metric for run in compared.values() for metric in run.metrics)
+    shown = itertools.islice((name for name in metrics if name not in _COLUMNS), _MAX_COLUMNS)
+    columns = [*(name for name in _COLUMNS if name != "steps" or any(run.steps for run in runs)), *shown]
+    head = "".join(
+        f'<th scope="col" style="{CELL};font-weight:600">{html.escape(name)}</th>' for name in columns
+    )
+    rows = "".join(_render_row(place, run, compared[str(place)], columns) for place, run in enumerate(runs))
+    return (
+        '<table style="border-collapse:collapse;margin:4px 0" aria-label="Runs">'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    )
+
+
+def _render_row(place: int, run: Run, compared: chart.Compared, columns: Sequence[str]) -> str:
+    colour = chart.COLOURS[place % len(chart.COLOURS)]
+    cells = {name: f"{points[-1].value:.4g}" for name, points in compared.metrics.items()} | {
+        "run": f'<span style="color:{colour}">━</span> <b>{place}</b>',
+        "function": html.escape(run.job.name),
+        "processes": str(run.job.local_world_size),
+        "status": f"{SIGNS[run.status]} {run.status}",
+        "time": format_duration(run.seconds if run.is_over else float(int(run.seconds))),
+        "steps": f"{run.steps:,}" if run.steps else "",
+    }
+    wrong = {"status": f";color:{WRONG}"} if run.status == "failed" else {}
+    texts = [f'<td style="{CELL}{wrong.get(name, "")}">{cells.get(name, "")}</td>' for name in columns]
+    return f"<tr>{''.join(texts)}</tr>"
