@@ -12,7 +12,8 @@ from notebook_accel.launch.run import Run
 
 from . import chart
 from .lines import WRONG
-from .page import CELL, SIGNS, embed_chart, find_steep
+from .page import embed_chart, find_steep
+from .table import CELL, SIGNS
 
 _COLUMNS: Final = ("run", "function", "processes", "status", "time", "steps")
 _MAX_COLUMNS: Final = 6  # of metrics besides

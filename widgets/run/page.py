@@ -14,24 +14,13 @@ from notebook_accel.stream.series import Point
 
 from . import ansi, chart
 from .lines import MARKED, PRE, WRONG, classify_lines, is_shared, render_box
-from .picture import Bar, FailureSummary, Picture, RankState
+from .picture import Bar, FailureSummary, Picture
+from .table import MOST_ROWS, SIGNS, describe_rank_status, format_bytes, render_table
 
 _PLAIN_LINES: Final = 20
 _LOG_RATIO: Final = (
     50.0  # a metric whose largest value is more than this times its smallest has a logarithmic chart
 )
-SIGNS: Final = {
-    "queued": "◌",
-    "starting": "○",
-    "running": "●",
-    "waiting": "◐",
-    "done": "✓",
-    "failed": "✗",
-    "killed": "✗",
-    "stopped": "■",
-    "left": "…",
-}
-CELL: Final = "text-align:left;padding:2px 12px 2px 0;white-space:nowrap"
 
 
 # -- parts
@@ -68,56 +57,6 @@ def _describe_time(picture: Picture) -> str:
         "" if not picture.restarts else f", restarted {picture.restarts} times".replace(" 1 times", " once")
     )
     return f"{'after' if picture.is_over else 'for'} {time}{again}"
-
-
-def render_table(picture: Picture) -> str:
-    """Return an HTML table with a row for each rank. Empty columns are left out.
-
-    Args:
-        picture: the run.
-    """
-    columns: dict[str, list[str]] = {
-        "rank": [str(state.rank) for state in picture.ranks],
-        "status": [describe_rank_status(state) for state in picture.ranks],
-        "step": ["" if state.step is None else f"{state.step:,}" for state in picture.ranks],
-        "steps/s": ["" if state.rate is None else f"{state.rate:.3g}" for state in picture.ranks],
-        "memory": [_format_bytes(state.usage.memory if state.usage else None) for state in picture.ranks],
-        "CPU": [_format_percent(state.usage.cpu if state.usage else None) for state in picture.ranks],
-        "GPU memory": [
-            _format_bytes(state.usage.device_memory if state.usage else None) for state in picture.ranks
-        ],
-        "GPU": [_format_percent(state.usage.device if state.usage else None) for state in picture.ranks],
-        "what happened": [state.note for state in picture.ranks],
-    }
-    used = {name: cells for name, cells in columns.items() if any(cells) or name in ("rank", "status")}
-    head = "".join(f'<th scope="col" style="{CELL};font-weight:600">{name}</th>' for name in used)
-    rows = []
-    for number, state in enumerate(picture.ranks):
-        cells = [f'<th scope="row" style="{CELL};font-weight:600">{state.rank}</th>']
-        for name, texts in list(used.items())[1:]:
-            wrong = name in ("status", "what happened") and state.status in ("failed", "killed")
-            style = f"{CELL};color:{WRONG}" if wrong else CELL
-            style += ";white-space:normal" if name == "what happened" else ""
-            more = f' title="{html.escape(state.detail)}"' if state.detail and name == "what happened" else ""
-            cells.append(f'<td style="{style}"{more}>{html.escape(texts[number])}</td>')
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    return (
-        f'<table style="border-collapse:collapse;margin:4px 0" aria-label="Ranks of {html.escape(picture.name)}">'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    )
-
-
-def describe_rank_status(state: RankState) -> str:
-    """Return the status of a rank with its sign, such as `● running`.
-
-    Args:
-        state: the rank.
-    """
-    if state.status == "waiting":
-        return (
-            f"{SIGNS['waiting']} waiting in {state.waiting} for {format_duration(float(int(state.waited)))}"
-        )
-    return f"{SIGNS[state.status]} {state.status}"
 
 
 def render_bars(picture: Picture, *, every_rank: bool = False) -> str:
@@ -257,6 +196,9 @@ def render_page(picture: Picture) -> str:
         parts.append(render_failure(picture.failure))
     if picture.distributed or picture.status == "failed":
         parts.append(render_table(picture))
+        if len(picture.ranks) > MOST_ROWS:
+            table = render_table(picture, every_rank=True)
+            parts.append(f"<details><summary>all ranks</summary>{table}</details>")
     parts.append(render_notice(picture))
     parts.append(render_bars(picture))
     parts.append(_render_static_chart(picture))
@@ -322,7 +264,7 @@ def render_text(picture: Picture, last: int = _PLAIN_LINES) -> str:
         words = [f"rank {state.rank}: {describe_rank_status(state)[2:]}"]
         words += [f"step {state.step:,}"] if state.step is not None else []
         words += [f"{state.rate:.3g} steps/s"] if state.rate is not None else []
-        words += [f"memory {_format_bytes(state.usage.memory)}"] if state.usage and state.usage.memory else []
+        words += [f"memory {format_bytes(state.usage.memory)}"] if state.usage and state.usage.memory else []
         words += [state.note] if state.note else []
         parts.append(", ".join(words))
     parts += [picture.notice] if picture.notice else []
@@ -348,13 +290,3 @@ def make_bundle(picture: Picture) -> dict[str, str]:
         picture: the run.
     """
     return {"text/html": render_page(picture), "text/plain": render_text(picture)}
-
-
-def _format_bytes(count: int | None) -> str:
-    if count is None:
-        return ""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def _format_percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.0f} %"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import ipywidgets
 
-from . import lines, page
+from . import lines, page, table
 from .figures import Figures, close_whole
 from .picture import Output, Picture
 
@@ -78,7 +78,8 @@ class Panel:
         _set(self.status, "value", f'<b role="status">{page.describe_status(picture)}</b>')
         _set(self._head, "value", page.render_headline(picture))
         _set(self._stop, "description", "Stop now" if picture.stopping else "Stop")
-        _set(self._table, "value", page.render_table(picture) if picture.distributed else "")
+        if picture.distributed:
+            _set(self._table, "value", table.render_table(picture, every_rank=self._every.value))
         _set(self._notice, "value", page.render_notice(picture))
         _set(self._bars, "value", page.render_bars(picture, every_rank=self._every.value))
         if now >= self._next_chart:
@@ -122,10 +123,11 @@ class Panel:
 
     def _arrange(self, picture: Picture) -> None:
         """Show the widgets that have content, in their order."""
-        every = [self._every] if len(picture.bars) > 1 else []
+        has_more = len(picture.bars) > 1 or len(picture.ranks) > table.MOST_ROWS
         parts: list[Any] = [self.box.children[0], self._upper, self._table]
         parts += [self._notice] if self._notice.value else []
-        parts += [self._bars, *every] if self._bars.value else []
+        parts += [self._bars] if self._bars.value else []
+        parts += [self._every] if has_more else []
         parts += [self._chart, self._log] if self._chart.value else []
         parts += [self._tabs] if self._lines else []
         parts += [self._figures.box] if self._figures.box.children else []

@@ -34,11 +34,10 @@ from notebook_accel.launch.run import Run
 from notebook_accel.launch.supervise.control import Control
 from notebook_accel.stream import bars
 from notebook_accel.stream.record import MAX_TAIL, RunRecord
-from notebook_accel.widgets.run import lines, page, resolve_view
+from notebook_accel.widgets.run import lines, page, resolve_view, table
 from notebook_accel.widgets.run.picture import (
     Output,
     Picture,
-    RankState,
     Usage,
     _measure_progress,
     make_picture,
@@ -150,9 +149,9 @@ def test_a_rank_that_lost_the_first_one_says_so_and_keeps_what_gloo_said() -> No
         "raised RuntimeError: bad batch",
         "lost rank 0, which had failed",
     ]
-    table = page.render_table(found)
-    assert f'title="RuntimeError: {gloo.replace("<1>", "&lt;1&gt;")}">lost rank 0, which had failed<' in table
-    assert table.count("title=") == 1
+    drawn = table.render_table(found)
+    assert f'title="RuntimeError: {gloo.replace("<1>", "&lt;1&gt;")}">lost rank 0, which had failed<' in drawn
+    assert drawn.count("title=") == 1
 
 
 def test_a_failed_run_shows_its_traceback_once() -> None:
@@ -398,11 +397,6 @@ def test_ranks_of_a_node_that_was_lost_are_not_shown_any_more() -> None:
         (0, "running"),
         (1, "starting"),
     ]
-
-
-def test_words_of_a_waiting_rank() -> None:
-    state = RankState(rank=0, status="waiting", waiting="all_gather", waited=12.7)
-    assert page.describe_rank_status(state) == "◐ waiting in all_gather for 12 s"
 
 
 # -- which view
