@@ -115,6 +115,20 @@ def render_chart(picture: Picture, *, log: bool = False) -> str:
     return drawn + chart.render_values(picture.metrics, panels)
 
 
+def render_usage(picture: Picture) -> str:
+    """Return charts of what the ranks have used so far as HTML; empty where that is not known.
+
+    Args:
+        picture: the run.
+    """
+    return chart.render_svg(_list_usage(picture), "memory and load of the ranks")
+
+
+def _list_usage(picture: Picture) -> list[chart.Panel]:
+    lines = {name: chart.Compared(points, picture.started) for name, points in picture.history.items()}
+    return chart.compare_panels(lines)
+
+
 # -- notices
 
 
@@ -202,6 +216,8 @@ def render_page(picture: Picture) -> str:
     parts.append(render_notice(picture))
     parts.append(render_bars(picture))
     parts.append(_render_static_chart(picture))
+    if used := embed_chart(_list_usage(picture), "memory and load of the ranks"):
+        parts.append(f"<details><summary>memory and load</summary>{used}</details>")
     if picture.background:
         parts.append(render_displays(picture.displays))
     first = min((rank for rank, output in picture.outputs.items() if output.rows), default=None)

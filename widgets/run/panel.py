@@ -54,11 +54,12 @@ class Panel:
         )
         self._stop.layout.width = "8em"
         self._stop.on_click(self._on_stop)
-        self._table, self._notice, self._bars, self._chart = (_html() for _ in range(4))
+        self._table, self._notice, self._bars, self._chart, self._usage = (_html() for _ in range(5))
         self._failure, self._figures = _html(), Figures()
         self._log = ipywidgets.Checkbox(description="log scale", indent=False)
         self._every = ipywidgets.Checkbox(description="all ranks", indent=False)
-        for box in (self._log, self._every):
+        self._load = ipywidgets.Checkbox(description="memory and load", indent=False)
+        for box in (self._log, self._every, self._load):
             box.layout.width = "auto"
             box.observe(self._on_choice, names="value")
         self._tabs = ipywidgets.Tab()
@@ -66,7 +67,7 @@ class Panel:
         self._upper.add_class("accel-run-head")
         self.box = ipywidgets.VBox([_html(_STYLE), self._upper])
         self.box.add_class("accel-run")
-        _handle_clicks_during_cells(self._stop, self._log, self._every, self._tabs)
+        _handle_clicks_during_cells(self._stop, self._log, self._every, self._load, self._tabs)
 
     def show(self, picture: Picture) -> None:
         """Show a picture. The chart and hidden tabs change at most once a second.
@@ -85,6 +86,7 @@ class Panel:
         if now >= self._next_chart:
             self._next_chart = now + _CHART_SECONDS
             self._show_chart(picture)
+            _set(self._usage, "value", page.render_usage(picture) if self._load.value else "")
         for rank, output in picture.outputs.items():
             if output.rows and picture.distributed:
                 self._show_lines(rank, output, now)
@@ -113,8 +115,9 @@ class Panel:
             self._notice,
             self._bars,
             self._chart,
+            self._usage,
         ]
-        parts += [self._failure, self._log, self._every, self._tabs, *self._lines.values()]
+        parts += [self._failure, self._log, self._every, self._load, self._tabs, *self._lines.values()]
         self.box.children = (final,)
         self._figures.close()
         for part in dict.fromkeys(parts):
@@ -129,6 +132,8 @@ class Panel:
         parts += [self._bars] if self._bars.value else []
         parts += [self._every] if has_more else []
         parts += [self._chart, self._log] if self._chart.value else []
+        parts += [self._load] if picture.history else []
+        parts += [self._usage] if self._usage.value else []
         parts += [self._tabs] if self._lines else []
         parts += [self._figures.box] if self._figures.box.children else []
         parts += [self._failure] if self._failure.value else []

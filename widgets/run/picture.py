@@ -151,6 +151,7 @@ class Picture:
         slowest: among these the rank that is furthest behind; None without bars.
         outputs: output by rank, for ranks whose output is to be shown.
         metrics: the points of each metric, oldest first.
+        history: what was measured of ranks so far: points by rank, or `most` and so on of many, and by quantity.
         displays: figures and other displays of the ranks, oldest first.
         failure: the failure that came first; None without one.
         notice: the last message of the launcher itself; empty without one.
@@ -170,6 +171,7 @@ class Picture:
     slowest: int | None = None
     outputs: Mapping[int, Output] = field(default_factory=dict)
     metrics: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
+    history: Mapping[str, Mapping[str, tuple[Point, ...]]] = field(default_factory=dict)
     displays: tuple[Display, ...] = ()
     failure: FailureSummary | None = None
     notice: str = ""
@@ -181,12 +183,17 @@ class Picture:
         return self.status in _OVER
 
 
-def make_picture(run: Run, usage: Mapping[int, Usage] | None = None) -> Picture:
+def make_picture(
+    run: Run,
+    usage: Mapping[int, Usage] | None = None,
+    history: Mapping[str, Mapping[str, tuple[Point, ...]]] | None = None,
+) -> Picture:
     """Return the picture of a run as it is now. It may be called in any thread.
 
     Args:
         run: the run.
         usage: what the processes use, by rank; None if it is not known.
+        history: what they have used so far, see `Picture.history`; None if it is not known.
     """
     record, job = run.record, run.job
     status = run.status
@@ -209,6 +216,7 @@ def make_picture(run: Run, usage: Mapping[int, Usage] | None = None) -> Picture:
         slowest=min(bars, key=lambda rank: _measure_progress(record, rank), default=None),
         outputs={rank: _make_output(record, rank) for rank in shown},
         metrics={name: tuple(points) for name, points in list(record.metrics.items())},
+        history=history or {},
         displays=tuple(event for (rank, _), event in list(record.displays.items()) if rank in shown),
         failure=_summarize_failure(run),
         notice="" if run.is_over and not run.failure else record.notice,

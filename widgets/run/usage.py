@@ -1,4 +1,4 @@
-"""Measures memory and load of each rank, from the notebook's process."""
+"""Measures memory and load of each rank, from the notebook's process, and keeps what was measured."""
 
 from __future__ import annotations
 
@@ -8,18 +8,68 @@ from typing import Any, Final
 
 import psutil
 
+from notebook_accel.stream.series import Point, Series
+
 from .picture import Usage
 
 _INTERVAL: Final = 1.0
+_MOST_LINES: Final = 8  # of ranks; of more the most, the mean and the least are kept
+_MOST_POINTS: Final = 600
+_QUANTITIES: Final = {
+    "memory (MiB)": ("memory", 1 / 2**20),
+    "CPU (%)": ("cpu", 1.0),
+    "GPU memory (MiB)": ("device_memory", 1 / 2**20),
+    "GPU (%)": ("device", 1.0),
+}
+"""What is kept: the attribute of `Usage`, and by what it is multiplied."""
+
+
+class History:
+    """What ranks have used since their run began."""
+
+    def __init__(self) -> None:
+        self._series: dict[str, dict[str, Series]] = {}
+
+    def add(self, usage: Mapping[int, Usage], moment: float) -> None:
+        """Add what was measured at one moment.
+
+        Args:
+            usage: by rank.
+            moment: in seconds since the epoch.
+        """
+        for quantity, (name, factor) in _QUANTITIES.items():
+            values = {rank: getattr(one, name) for rank, one in usage.items()}
+            known = {rank: value * factor for rank, value in values.items() if value is not None}
+            for line, value in _name_lines(known).items():
+                series = self._series.setdefault(line, {}).setdefault(quantity, Series(_MOST_POINTS))
+                series.add(Point(None, moment, value))
+
+    def read(self) -> Mapping[str, Mapping[str, tuple[Point, ...]]]:
+        """Return the points of each quantity, by the line that they belong to: a rank, or the most of many."""
+        return {
+            line: {quantity: tuple(series) for quantity, series in quantities.items()}
+            for line, quantities in self._series.items()
+        }
+
+
+def _name_lines(values: Mapping[int, float]) -> dict[str, float]:
+    if len(values) <= _MOST_LINES:
+        return {f"rank {rank}": value for rank, value in values.items()}
+    numbers = list(values.values())
+    return {"most": max(numbers), "mean": sum(numbers) / len(numbers), "least": min(numbers)}
 
 
 class Meter:
     """Measures processes and devices, at most once a second.
 
     GPUs are measured through NVML, if the package nvidia-ml-py is installed and a driver answers.
+
+    Attributes:
+        history: what it has measured so far.
     """
 
     def __init__(self) -> None:
+        self.history = History()
         self._processes: dict[int, psutil.Process] = {}
         self._last: dict[int, Usage] = {}
         self._next = 0.0
@@ -53,6 +103,7 @@ class Meter:
             )
             found[rank] = Usage(memory=memory, cpu=cpu, device_memory=device_memory, device=device)
         self._last = found
+        self.history.add(found, time.time())
         return found
 
     def close(self) -> None:

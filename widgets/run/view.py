@@ -125,7 +125,7 @@ class RunView(Sink):
         return page.make_bundle(keep_all(self._make_picture(), self._run.record))
 
     def _make_picture(self) -> Picture:
-        return make_picture(self._run, self._read_usage())
+        return make_picture(self._run, self._read_usage(), self._meter.history.read())
 
     def _read_usage(self) -> Mapping[int, Usage]:
         run = self._run

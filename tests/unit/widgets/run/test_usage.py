@@ -12,7 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from notebook_accel.widgets.run.usage import Meter
+from notebook_accel.widgets.run import page
+from notebook_accel.widgets.run.picture import Picture, Usage
+from notebook_accel.widgets.run.usage import History, Meter
 
 
 class FakeDriver(ModuleType):
@@ -111,3 +113,36 @@ def test_without_a_driver_there_is_nothing_of_cards(module: Any, monkeypatch: py
     used = meter.read({0: os.getpid()}, ["0"])
     assert used[0].device_memory is None and used[0].memory
     meter.close()
+
+
+def test_what_was_measured_is_drawn_over_time() -> None:
+    history = History()
+    for second in range(5):
+        history.add({0: Usage(memory=second << 20, cpu=50.0), 1: Usage(memory=7 << 20)}, 100.0 + second)
+    found = history.read()
+    assert [point.value for point in found["rank 0"]["memory (MiB)"]] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert list(found["rank 1"]) == ["memory (MiB)"], "a load that is not known has no line"
+    picture = Picture(name="train", status="running", seconds=5.0, started=100.0, history=found)
+    svg = page.render_usage(picture)
+    assert ">memory (MiB)</tspan>" in svg and ">CPU (%)</tspan>" in svg and ">seconds</text>" in svg
+    assert "<summary>memory and load</summary>" in page.render_page(picture)
+    nothing = Picture(name="train", status="running", seconds=5.0, started=100.0)
+    assert page.render_usage(nothing) == "" and "memory and load" not in page.render_page(nothing)
+
+
+def test_of_many_ranks_the_most_the_mean_and_the_least_are_kept() -> None:
+    history = History()
+    history.add({rank: Usage(cpu=float(rank)) for rank in range(11)}, 0.0)
+    assert {name: points["CPU (%)"][0].value for name, points in history.read().items()} == {
+        "most": 10.0,
+        "mean": 5.0,
+        "least": 0.0,
+    }
+
+
+def test_a_long_run_keeps_a_bounded_number_of_values() -> None:
+    history = History()
+    for second in range(5000):
+        history.add({0: Usage(memory=second << 20)}, float(second))
+    points = history.read()["rank 0"]["memory (MiB)"]
+    assert len(points) < 700 and points[-1].value == 4999.0
