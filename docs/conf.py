@@ -21,7 +21,7 @@ version = release = notebook_accel.__version__
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb", "sphinx_copybutton"]
 root_doc = "docs/index"
 include_patterns = ["docs/**", "tutorials/*.ipynb", "CONTRIBUTING.md", "CHANGELOG.md"]
-exclude_patterns = [".*", "build", "dist", "notebook_accel", "tests", "widgets", "docs/_extra"]
+exclude_patterns = [".*", "build", "dist", "notebook_accel", "tests", "widgets", "docs/_*"]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
@@ -34,19 +34,25 @@ autodoc_default_options = {"members": True, "show-inheritance": True}
 default_role = "code"  # docstrings have names between single backticks
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+nitpicky = True
 # Types of other libraries, and of modules that are not public, have no page here.
-nitpick_ignore_regex = [("py:.*", r"(?!notebook_accel\.).*"), ("py:.*", r"notebook_accel\.(?!utils\.)\w+\..*")]
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!notebook_accel\.).*"),
+    ("py:.*", r"notebook_accel\.(?!utils\.)\w+\..*"),
+]
 
 html_theme = "furo"
 html_title = "notebook_accel"
 html_extra_path = ["_extra"]
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False
 copybutton_exclude = ".linenos, .gp, .go"
 
 
 def show_executed(app: Any, name: str, source: list[str]) -> None:
     """Give a tutorial's page the notebook with outputs, where `make docs` has executed it."""
-    if name.startswith("tutorials/") and app.tags.has("executed"):
+    if name.startswith("tutorials/") and app.config.executed:
         notebook = EXECUTED / f"{Path(name).name}.ipynb"
         if notebook.exists():
             app.env.note_dependency(notebook)
@@ -54,5 +60,6 @@ def show_executed(app: Any, name: str, source: list[str]) -> None:
 
 
 def setup(app: Any) -> None:
-    """Join the hook to Sphinx."""
+    """Join the hook to Sphinx; `-D executed=1` shows outputs."""
+    app.add_config_value("executed", False, "env")
     app.connect("source-read", show_executed)
