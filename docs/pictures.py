@@ -24,16 +24,24 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
-from notebook_accel import Accelerator, notebook_launcher, print_metrics
+from torch.utils.data import DataLoader, Dataset
+from notebook_accel import Accelerator, notebook_launcher
 
-torch.set_num_threads(1)
-loaded = load_digits()
-digits = TensorDataset(torch.tensor(loaded.images).float() / 16, torch.tensor(loaded.target))
+class Digits(Dataset):
+    images, labels = load_digits(return_X_y=True)
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, number):
+        time.sleep(0.002)  # as if it were read from a file
+        return torch.tensor(self.images[number]).float() / 16, self.labels[number]
 
 def make_model():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+digits = Digits()
 """
 SHOWN = """\
 def train(epochs):
@@ -50,15 +58,19 @@ def train(epochs):
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-            time.sleep(0.03)
-            if step % 5 == 0:
-                print_metrics(step=step, loss=loss.detach())
+            accelerator.log({"loss": loss}, step)
+        print(f"epoch {epoch}: loss of the last batch {loss.item():.3f}")
     return loss.item()
 
 notebook_launcher(train, args=(10,), num_processes=2)"""
+HIDDEN = ".jp-cell-toolbar { display: none !important; }"
+"""Buttons of JupyterLab over the code."""
 STEPS = 300
 """The picture is taken after so many: then the chart has its form, and the bar stands in the middle."""
-HAS_STEPS = f"""() => [...document.querySelectorAll('.accel-run td')].some(cell => Number(cell.textContent) >= {STEPS})"""
+HAS_STEPS = f"""() => {{
+    const cells = [...document.querySelectorAll('.accel-run td')];
+    return cells.some(cell => Number(cell.textContent) >= {STEPS});
+}}"""
 
 
 def take(lab: Lab, browser: Any, theme: str, path: Path) -> None:
@@ -68,6 +80,7 @@ def take(lab: Lab, browser: Any, theme: str, path: Path) -> None:
     page.set_default_timeout(120_000)
     lab.open(page, lab.write_notebook([BEFORE.strip(), SHOWN]))
     page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
+    page.add_style_tag(content=HIDDEN)
     page.evaluate(RUN, 0)
     prompt = page.locator(".jp-CodeCell").nth(0).locator(".jp-InputArea-prompt")
     prompt.filter(has_text="[1]:").wait_for()

@@ -41,7 +41,9 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         for block in list_runnable(page):
             if block.kind == "console":
                 command, _, expected = block.code.removeprefix("$ ").partition("\n")
-                code = f"import subprocess; print(subprocess.check_output({command!r}, shell=True, text=True))"
+                code = (
+                    f"import subprocess; print(subprocess.check_output({command!r}, shell=True, text=True))"
+                )
                 assert expected.strip() in kernel.run(code).ok().stdout, block.where
             else:
                 cell = kernel.run(block.code)

@@ -10,7 +10,15 @@ import pytest
 
 import notebook_accel
 from notebook_accel import utils
-from tests.structure.pages import DOCS, MARK, list_contents, list_pages, read_anchors, read_blocks, read_links
+from tests.structure.pages import (
+    DOCS,
+    FENCE,
+    list_contents,
+    list_pages,
+    read_anchors,
+    read_blocks,
+    read_links,
+)
 from tests.structure.source import ROOT
 
 PAGES = list_pages()
@@ -63,7 +71,7 @@ def test_cells_are_python_with_public_names(page: Path) -> None:
 def test_each_mark_of_a_block_that_is_not_run_stands_before_one_and_has_a_reason(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     reasons = [block.not_run for block in read_blocks(page) if block.not_run]
-    marks = [line for line in text.splitlines() if MARK.match(line.strip())]
+    marks = re.findall(r"<!-- not run", FENCE.sub("", text))
     assert len(reasons) == len(marks) and all(len(reason) > 10 for reason in reasons)
 
 
