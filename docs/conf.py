@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,10 @@ exclude_patterns = [".*", "build", "dist", "notebook_accel", "tests", "widgets",
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # tutorials/run.py executes them, as `make demo` does
+nb_ipywidgets_js = {}  # nothing is loaded from elsewhere
+nb_mime_priority_overrides = [
+    ("html", "application/vnd.jupyter.widget-view+json", None)
+]  # no kernel is there
 
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
@@ -34,6 +39,7 @@ autodoc_default_options = {"members": True, "show-inheritance": True}
 default_role = "code"  # docstrings have names between single backticks
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True
 nitpicky = True
 # Types of other libraries, and of modules that are not public, have no page here.
 nitpick_ignore_regex = [
@@ -56,7 +62,9 @@ def show_executed(app: Any, name: str, source: list[str]) -> None:
         notebook = EXECUTED / f"{Path(name).name}.ipynb"
         if notebook.exists():
             app.env.note_dependency(notebook)
-            source[0] = notebook.read_text(encoding="utf-8")
+            content = json.loads(notebook.read_text(encoding="utf-8"))
+            content["metadata"].pop("widgets", None)  # states of live widgets, which need a kernel
+            source[0] = json.dumps(content)
 
 
 def setup(app: Any) -> None:
