@@ -35,16 +35,19 @@ nb_mime_priority_overrides = [
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "groupwise"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 default_role = "code"  # docstrings have names between single backticks
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 nitpicky = True
-# Types of other libraries, and of modules that are not public, have no page here.
+# Types of other libraries have no page here, and these few of our own have none either.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!notebook_accel\.).*"),
-    ("py:.*", r"notebook_accel\.(?!utils\.)\w+\..*"),
+    (
+        "py:class",
+        r"notebook_accel\.(choices\.(Choice|CustomDtype)|events\.Failure|hooks\.weights\.Weights|runtime\.Runtime)",
+    ),
 ]
 
 html_theme = "furo"
