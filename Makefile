@@ -5,6 +5,8 @@
 #                   libraries that use Accelerate
 #   make test-matrix  the tests in other environments, one after the other: other Pythons, torches and hosted notebooks
 #   make test-libraries-before  the tests of those libraries with the version before of each
+#   make docs       the documentation site in build/docs, its tutorials run first; EXECUTE=no leaves that out
+#   make pictures   takes the pictures of a run in docs/pictures anew, in a real JupyterLab
 #   make bench      our times side by side with Accelerate's and plain torch's
 #   make soak       launches, interrupts and kills at random for SOAK_MINUTES (60), until something leaks or hangs
 #   make test-gpu   tests/gpu; skips with a reason where there is no CUDA
@@ -20,13 +22,14 @@ VENV := .venv
 COLAB := .venv-colab
 XLA := .venv-xla
 LIBRARIES := .venv-libraries
+DOCS := .venv-docs
 BEFORE := .venv-libraries-before
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SPEC := pyproject.toml constraints.txt
 
 .PHONY: help demo check check-tests test test-unit test-notebooks test-nodes test-contract test-colab test-xla test-libraries
-.PHONY: test-ray test-libraries-before test-gpu test-matrix bench soak lint format clean
+.PHONY: test-ray test-docs test-libraries-before test-gpu test-matrix docs pictures bench soak lint format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -78,8 +81,8 @@ $(XLA)/stamp: $(VENV)/dev.stamp constraints-xla.txt tests/xla/cuda_stubs.py
 
 # The layer comes first here: pip then finds torch and Transformers there, and installs only what is missing or is to be
 # another version.
-$(LIBRARIES)/stamp $(BEFORE)/stamp: .venv-%/stamp: $(VENV)/dev.stamp constraints-%.txt
-	@echo "== making $(@D) with the libraries that use Accelerate"
+$(LIBRARIES)/stamp $(BEFORE)/stamp $(DOCS)/stamp: .venv-%/stamp: $(VENV)/dev.stamp constraints-%.txt
+	@echo "== making $(@D) with what constraints-$*.txt has"
 	$(BASE_PYTHON) -m venv --clear $(@D)
 	site=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	into=$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
@@ -155,9 +158,9 @@ APART := unshare --mount sh -c 'mount -t tmpfs none /dev/shm && exec "$$0" "$$@"
 CAN_BE_APART = $(shell $(APART) true 2>/dev/null && echo yes)
 IF_APART = $(if $(CAN_BE_APART),$(APART))
 NUM_LANES = $(if $(CAN_BE_APART),$(shell $(BASE_PYTHON) -c 'import os; print(os.cpu_count() + 1)'),1)
-LANES := test-unit test-nodes test-notebooks test-colab test-libraries test-contract test-xla lint
+LANES := test-unit test-nodes test-notebooks test-colab test-libraries test-contract test-xla test-docs lint
 # A lane whose environment is still being made would begin last, after shorter ones.
-ENVIRONMENTS = $(addsuffix /stamp,$(VENV)/kernels $(COLAB) $(LIBRARIES) $(if $(HAS_XLA),$(XLA))) $(VENV)/iproute2.stamp
+ENVIRONMENTS = $(addsuffix /stamp,$(VENV)/kernels $(COLAB) $(LIBRARIES) $(DOCS) $(if $(HAS_XLA),$(XLA))) $(VENV)/iproute2.stamp
 test:
 	-$(MAKE) --keep-going --jobs=$(NUM_LANES) --output-sync=target $(ENVIRONMENTS)
 	lanes=0; $(MAKE) --keep-going --jobs=$(NUM_LANES) --output-sync=target $(LANES) || lanes=$$?; \
@@ -172,7 +175,7 @@ test-notebooks: $(VENV)/dev.stamp
 
 # All that is not a lane of its own.
 RAY := tests/nodes/test_ray.py
-ELSEWHERE := $(UNIT) $(RAY) $(addprefix tests/,benchmarks contract gpu libraries notebooks xla)
+ELSEWHERE := $(UNIT) $(RAY) $(addprefix tests/,benchmarks contract docs gpu libraries notebooks xla)
 test-nodes: $(VENV)/dev.stamp $(VENV)/kernels/stamp $(VENV)/chromium.stamp $(VENV)/iproute2.stamp
 	$(IF_APART) $(PY) -m pytest tests $(ELSEWHERE:%=--ignore=%) --durations=10
 
@@ -190,6 +193,9 @@ test-colab: $(COLAB)/stamp
 test-libraries: $(LIBRARIES)/stamp
 	$(IF_APART) $(LIBRARIES)/bin/python -m pytest tests/libraries --durations=10
 
+test-docs: $(DOCS)/stamp
+	$(IF_APART) $(DOCS)/bin/python -m pytest tests/docs --durations=3
+
 # Takes a quarter of an hour.
 test-libraries-before: $(BEFORE)/stamp
 	$(IF_APART) $(BEFORE)/bin/python -m pytest tests/libraries --durations=10
@@ -206,6 +212,23 @@ test-gpu: $(if $(PYTHON),,$(VENV)/dev.stamp)
 test-matrix: $(VENV)/dev.stamp
 	$(PY) -m tests.matrix $(ROWS)
 
+# Each tutorial runs once, and anew when it or the package has changed. That for TPUs needs torch_xla.
+EXECUTE := yes
+CODE := $(shell find notebook_accel widgets -name '*.py')
+SHOWN := $(patsubst %,build/%,$(filter-out $(if $(HAS_XLA),,%/08_tpu.ipynb),$(wildcard tutorials/*.ipynb)))
+docs: $(DOCS)/stamp $(if $(filter no,$(EXECUTE)),,$(SHOWN))
+	$(DOCS)/bin/python -m sphinx --fail-on-warning --keep-going --conf-dir docs --doctree-dir build/doctrees \
+		$(if $(filter no,$(EXECUTE)),,-D executed=1) . build/docs
+	@echo "The site: $(CURDIR)/build/docs/index.html"
+
+build/tutorials/08_tpu.ipynb: RUNNER := $(XLA)/bin/python
+build/tutorials/08_tpu.ipynb: | $(XLA)/stamp
+$(SHOWN): build/tutorials/%.ipynb: tutorials/%.ipynb tutorials/run.py $(CODE) | $(VENV)/dev.stamp
+	NOTEBOOK_ACCEL_VIEW=widget $(or $(RUNNER),$(PY)) tutorials/run.py $< --output $@
+
+pictures: $(VENV)/dev.stamp $(VENV)/chromium.stamp
+	$(PY) docs/pictures.py
+
 SOAK_MINUTES := 60
 soak: $(VENV)/dev.stamp
 	$(PY) -m tests.soak --minutes $(SOAK_MINUTES) $(SOAK)
@@ -214,5 +237,5 @@ bench: $(VENV)/bench.stamp
 	$(PY) -m tests.benchmarks
 
 clean:
-	rm -rf $(VENV) $(COLAB) $(XLA) $(LIBRARIES) $(BEFORE) .venv-matrix build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(COLAB) $(XLA) $(LIBRARIES) $(BEFORE) $(DOCS) .venv-matrix build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
 """What cannot be combined: one table, of which the errors are made.
 
 Each row is checked before a weight is moved, or when what it names is asked for.
-`python -m notebook_accel.combinations README.md` writes README's table.
+`python -m notebook_accel.combinations docs/combinations.md` writes the table of that page.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-BEGIN: Final = "<!-- combinations: written by python -m notebook_accel.combinations README.md -->\n"
+BEGIN: Final = (
+    "<!-- combinations: written by python -m notebook_accel.combinations docs/combinations.md -->\n"
+)
 END: Final = "<!-- end of combinations -->\n"
 
 
@@ -325,7 +327,7 @@ def write_into(text: str) -> str:
     """Return a text with the table in place of the one that it has between its two marks.
 
     Args:
-        text: of README.
+        text: of docs/combinations.md.
 
     Raises:
         ValueError: a mark is missing.

@@ -1,7 +1,7 @@
 """The options of a launch, a row for each: what to start, where, and how it is watched. pydantic is not needed.
 
 What a row says is all that an option needs: from it come the line of a file, the flag, the question, the field of the
-form, the environment variable, the check, the argument of `notebook_launcher` and the line of README's table.
+form, the environment variable, the check, the argument of `notebook_launcher` and the line in docs/options.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""README's table of the options of a launch: `python -m notebook_accel.config.tables README.md` writes it anew."""
+"""The table in docs/options.md: `python -m notebook_accel.config.tables docs/options.md` writes it anew."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from .arguments import of_configs, options
 from .option import Option, as_text
 
-BEGIN: Final = "<!-- options: written by python -m notebook_accel.config.tables README.md -->\n"
+BEGIN: Final = "<!-- options: written by python -m notebook_accel.config.tables docs/options.md -->\n"
 END: Final = "<!-- end of options -->\n"
 _HEAD: Final = "| argument | in files | default | meaning |\n|---|---|---|---|\n"
 _FIRST: Final = (
@@ -28,7 +28,7 @@ def write_into(text: str) -> str:
     """Return a text with the table in place of the one that it has between its two marks.
 
     Args:
-        text: of README.
+        text: of docs/options.md.
 
     Raises:
         ValueError: a mark is missing.

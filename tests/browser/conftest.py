@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -137,14 +137,9 @@ class Lab:
                 self.ask(f"/api/sessions/{session['id']}", "DELETE")
 
 
-@pytest.fixture(scope="package")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A server for the tests of this folder; skips where a front end, playwright or Chromium is missing."""
-    for needed in ("jupyterlab", "notebook", "playwright"):
-        pytest.importorskip(needed, reason=f"needs {needed}: pip install 'notebook-accel[browser-test]'")
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium on the PATH")
-    folder = tmp_path_factory.mktemp("lab")
+@contextmanager
+def serve_lab(folder: Path) -> Iterator[Lab]:
+    """Run a server whose files are all in a folder; yields it when it answers."""
     for name in ("config", "data", "runtime", "ipython", "settings", "workspaces", "root", "hf"):
         (folder / name).mkdir()
     with socket.socket() as probe:
@@ -181,6 +176,17 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         if server.poll() is None:
             server.kill()
             server.wait(20)
+
+
+@pytest.fixture(scope="package")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A server for the tests of this folder; skips where a front end, playwright or Chromium is missing."""
+    for needed in ("jupyterlab", "notebook", "playwright"):
+        pytest.importorskip(needed, reason=f"needs {needed}: pip install 'notebook-accel[browser-test]'")
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium on the PATH")
+    with serve_lab(tmp_path_factory.mktemp("lab")) as lab:
+        yield lab
 
 
 @pytest.fixture

@@ -43,7 +43,11 @@ def test_what_tests_share_leads_to_those_that_use_it() -> None:
 
 @pytest.mark.parametrize(
     ("changed", "named"),
-    [("README.md", f"{UNIT}/config/test_tables.py"), ("constraints-kernels.txt", None), ("gone.py", None)],
+    [
+        ("docs/options.md", f"{UNIT}/config/test_tables.py"),
+        ("constraints-kernels.txt", None),
+        ("gone.py", None),
+    ],
 )
 def test_other_files_lead_to_the_tests_that_name_them(changed: str, named: str | None) -> None:
     found = rank(changed)

@@ -1,4 +1,4 @@
-"""What cannot be combined is refused by its row, and README shows the rows."""
+"""What cannot be combined is refused by its row, and docs/combinations.md shows the rows."""
 
 from __future__ import annotations
 
@@ -243,9 +243,11 @@ def test_a_refused_accelerator_leaves_nothing_behind(arguments: Any, clean_runti
     assert accelerator(mixed_precision="bf16").mixed_precision == "bf16"
 
 
-def test_readme_has_the_table() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert combinations.write_into(text) == text, "run: python -m notebook_accel.combinations README.md"
+def test_the_page_has_the_table() -> None:
+    text = (ROOT / "docs" / "combinations.md").read_text(encoding="utf-8")
+    assert combinations.write_into(text) == text, (
+        "run: python -m notebook_accel.combinations docs/combinations.md"
+    )
 
 
 def test_sentences_are_whole() -> None:

@@ -1,4 +1,4 @@
-"""README's table says what the table of options says."""
+"""The table in docs/options.md says what the table of options says."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from notebook_accel.config import arguments, tables
 from tests.structure.source import ROOT
 
 
-def test_readme_has_the_table() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert tables.write_into(text) == text, "run: python -m notebook_accel.config.tables README.md"
+def test_the_page_has_the_table() -> None:
+    text = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    assert tables.write_into(text) == text, "run: python -m notebook_accel.config.tables docs/options.md"
 
 
 def test_every_argument_has_a_line() -> None:
