@@ -62,7 +62,7 @@ class Panel:
         for box in (self._log, self._every, self._load):
             box.layout.width = "auto"
             box.observe(self._on_choice, names="value")
-        self._tabs = ipywidgets.Tab()
+        self._choices, self._tabs = ipywidgets.HBox(), ipywidgets.Tab()
         self._upper = ipywidgets.HBox([self.status, self._head, self._stop])
         self._upper.add_class("accel-run-head")
         self.box = ipywidgets.VBox([_html(_STYLE), self._upper])
@@ -117,7 +117,8 @@ class Panel:
             self._chart,
             self._usage,
         ]
-        parts += [self._failure, self._log, self._every, self._load, self._tabs, *self._lines.values()]
+        parts += [self._failure, self._log, self._every, self._load, self._choices]
+        parts += [self._tabs, *self._lines.values()]
         self.box.children = (final,)
         self._figures.close()
         for part in dict.fromkeys(parts):
@@ -131,8 +132,10 @@ class Panel:
         parts += [self._notice] if self._notice.value else []
         parts += [self._bars] if self._bars.value else []
         parts += [self._every] if has_more else []
-        parts += [self._chart, self._log] if self._chart.value else []
-        parts += [self._load] if picture.history else []
+        choices = [*([self._log] if self._chart.value else []), *([self._load] if picture.history else [])]
+        _set(self._choices, "children", tuple(choices))
+        parts += [self._chart] if self._chart.value else []
+        parts += [self._choices] if choices else []
         parts += [self._usage] if self._usage.value else []
         parts += [self._tabs] if self._lines else []
         parts += [self._figures.box] if self._figures.box.children else []
