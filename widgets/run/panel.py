@@ -24,7 +24,7 @@ _STYLE: Final = """<style>
   max-height: 18em; height: auto; overflow: auto; margin: 0; }
 .accel-run .accel-run-lines > .widget-html-content { flex: 0 0 auto; width: 100%; }
 .accel-run .accel-run-head { align-items: center; flex-wrap: wrap; overflow: visible; gap: 8px; }
-.accel-run .accel-run-bars { overflow: visible; }
+.accel-run .accel-run-choices { gap: 16px; }
 </style>"""
 
 
@@ -63,6 +63,7 @@ class Panel:
             box.layout.width = "auto"
             box.observe(self._on_choice, names="value")
         self._choices, self._tabs = ipywidgets.HBox(), ipywidgets.Tab()
+        self._choices.add_class("accel-run-choices")
         self._upper = ipywidgets.HBox([self.status, self._head, self._stop])
         self._upper.add_class("accel-run-head")
         self.box = ipywidgets.VBox([_html(_STYLE), self._upper])
