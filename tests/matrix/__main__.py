@@ -29,7 +29,7 @@ _APART: Final = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev/shm
 
 def list_json() -> str:
     """Return name and Python of each row, as the matrix of a GitHub workflow takes them."""
-    return json.dumps([{"row": row.name, "python": row.python} for row in ROWS])
+    return json.dumps({"include": [{"row": row.name, "python": row.python} for row in ROWS]})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

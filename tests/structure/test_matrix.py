@@ -30,7 +30,7 @@ RESULT = Result(
 def test_the_rows_are_a_matrix_for_a_workflow(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list-json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert listed == [{"row": row.name, "python": row.python} for row in ROWS]
+    assert listed == {"include": [{"row": row.name, "python": row.python} for row in ROWS]}
 
 
 def test_the_rows_are_listed_without_what_they_need() -> None:
