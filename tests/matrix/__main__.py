@@ -21,8 +21,9 @@ from typing import Final
 
 from .environment import ROOT, Environment, NoInterpreterError
 from .rows import ROWS, Row
-from .table import SHOWN, Result, count, make_table, put_table, save
+from .table import RESULTS, SHOWN, Result, count, make_table, put_table, save
 
+IMPORT_ALL: Final = ("-m", "tests.matrix.imports")
 LOGS: Final = ROOT / "build" / "matrix"
 _APART: Final = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$0" "$@"')
 
@@ -62,12 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any("failed" in outcome or "error" in outcome for outcome in outcomes.values()))
 
 
-def run(row: Row, words: str | None) -> str:
+def run(row: Row, words: str | None, folder: Path = RESULTS) -> str:
     """Make the environment of a row, and run its tests there.
 
     Args:
         row: says which.
-        words: for pytest's option `-k`.
+        words: for pytest's option `-k`; the result of such a part is not kept.
+        folder: of all results.
 
     Returns:
         pytest's last line, or why there is none.
@@ -77,7 +79,7 @@ def run(row: Row, words: str | None) -> str:
     python = str(environment.python)
     try:
         environment.make()
-        subprocess.run([python, "-m", "tests.matrix.imports"], cwd=ROOT, check=True)
+        subprocess.run([python, *IMPORT_ALL], cwd=ROOT, check=True)
     except NoInterpreterError as error:
         return f"skipped: {error}"
     except (subprocess.CalledProcessError, AssertionError) as error:
@@ -102,7 +104,7 @@ def run(row: Row, words: str | None) -> str:
         return f"error: {last}"
     if not words and done.returncode in (0, 1):  # else it was interrupted
         seconds = round(time.monotonic() - started)
-        save(row.name, make_result(environment, last, seconds))
+        save(row.name, make_result(environment, last, seconds), folder)
     return last
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
-from tests.matrix.__main__ import main
+from tests.matrix import __main__ as matrix
 from tests.matrix.rows import ROWS, Row
 from tests.matrix.table import BEGIN, END, RESULTS, Result, count, load, make_table, put_table, save
 from tests.structure.source import ROOT
@@ -28,7 +30,7 @@ RESULT = Result(
 
 
 def test_the_rows_are_a_matrix_for_a_workflow(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--list-json"]) == 0
+    assert matrix.main(["--list-json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert listed == {"include": [{"row": row.name, "python": row.python} for row in ROWS]}
 
@@ -73,6 +75,39 @@ def test_a_result_is_kept_until_the_next_one(tmp_path: Path) -> None:
     assert (folder / "tried.json").read_text(encoding="utf-8").endswith("}\n")
 
 
+class Here:
+    """Stands in for the environment of a row: this Python."""
+
+    python = sys.executable
+
+    def __init__(self, row: Row) -> None:
+        pass
+
+    def make(self) -> None:
+        pass
+
+    def find_versions(self, names: Collection[str]) -> tuple[str, dict[str, str]]:
+        return "3.12.4", {"torch": "2.10.0"}
+
+
+@pytest.mark.parametrize("words", [None, "passes"])
+def test_only_a_whole_run_is_kept(words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tests = tmp_path / "test_two.py"
+    tests.write_text("def test_passes(): pass\ndef test_fails(): assert 0\n", encoding="utf-8")
+    row = dataclasses.replace(TRIED, tests=(str(tests),))
+    monkeypatch.setattr(matrix, "Environment", Here)
+    monkeypatch.setattr(matrix, "IMPORT_ALL", ("-c", ""))
+    monkeypatch.setattr(matrix, "LOGS", tmp_path)
+    outcome = matrix.run(row, words, tmp_path)
+    kept = load("tried", tmp_path)
+    if words:
+        assert outcome.startswith("1 passed, 1 deselected") and kept is None
+    else:
+        assert outcome.startswith("1 failed, 1 passed") and kept
+        assert (kept.passed, kept.failed, kept.skipped) == (1, 1, 0)
+        assert (kept.python, kept.packages) == ("3.12.4", {"torch": "2.10.0"})
+
+
 def test_the_table_has_a_line_for_each_row(tmp_path: Path) -> None:
     save("tried", RESULT, tmp_path)
     head, rule, tried, untried = make_table([TRIED, UNTRIED], tmp_path).splitlines()
@@ -86,7 +121,7 @@ def test_the_table_has_a_line_for_each_row(tmp_path: Path) -> None:
 def test_the_table_is_written_between_the_markers(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n\n{BEGIN}\nold\n{END}\n\nafter\n", encoding="utf-8")
-    assert main(["--table", str(page)]) == 0
+    assert matrix.main(["--table", str(page)]) == 0
     written = page.read_text(encoding="utf-8")
     assert written == f"before\n\n{BEGIN}\n\n{make_table(ROWS)}\n\n{END}\n\nafter\n"
     assert put_table(written, make_table(ROWS)) == written
