@@ -1,5 +1,7 @@
 """Runs a notebook in a real kernel, shows its output in the terminal as it arrives, and writes the result.
 
+Cells with the tag `skip-execution` do not run: those that install the package where notebooks are hosted.
+
 python tutorials/run.py tutorials/01_first_launch.ipynb --output build/01_first_launch.ipynb
 """
 
@@ -31,9 +33,20 @@ class LiveClient(NotebookClient):
         return super().process_message(msg, cell, cell_index)
 
 
+def is_executed(cell: Any, skipping: str) -> bool:
+    """Return whether a cell has code that is executed.
+
+    Args:
+        cell: of a notebook.
+        skipping: the tag of cells that are not.
+    """
+    is_code = cell.cell_type == "code" and cell.source.strip() != ""
+    return is_code and skipping not in cell.metadata.get("tags", [])
+
+
 def announce(notebook: Any, client: LiveClient) -> None:
     """Print a heading before each code cell and its time after it."""
-    code = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code" and cell.source.strip()]
+    code = [i for i, cell in enumerate(notebook.cells) if is_executed(cell, client.skip_cells_with_tag)]
     started: dict[int, float] = {}
 
     def start(cell: Any, cell_index: int) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,6 +116,16 @@ class Environment:
             if (name := canonicalize_name(one["metadata"]["name"])) in before
         ]
         assert not replaced, f"installing {own} would replace {', '.join(replaced)}"
+
+    def find_versions(self, names: Collection[str]) -> tuple[str, dict[str, str]]:
+        """Return the version of Python, and those of the packages that are there.
+
+        Args:
+            names: of packages.
+        """
+        listed = {canonicalize_name(one["name"]): one["version"] for one in json.loads(self._list())}
+        python = self._run("-c", "import platform; print(platform.python_version())").strip()
+        return python, {name: listed[name] for name in names if name in listed}
 
     def _list(self) -> str:
         return self._run("-m", "pip", "--disable-pip-version-check", "list", "--format=json")

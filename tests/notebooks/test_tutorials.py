@@ -77,6 +77,18 @@ def test_the_runner_reports_a_failing_cell(tmp_path: Path) -> None:
     assert executed.cells[1].outputs[0].ename == "ZeroDivisionError"
 
 
+def test_the_runner_leaves_out_cells_that_install(tmp_path: Path) -> None:
+    source = tmp_path / "installs.ipynb"
+    install = nbformat.v4.new_code_cell("1 / 0", metadata={"tags": ["skip-execution"]})
+    cells = [install, nbformat.v4.new_code_cell("print(6 * 7)")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), source)
+    done = execute(source, tmp_path / "executed.ipynb")
+    assert done.returncode == 0, done.stderr
+    assert "--- cell 1 of 1: print(6 * 7)\n42" in done.stdout
+    executed = nbformat.read(tmp_path / "executed.ipynb", as_version=4)
+    assert not executed.cells[0].outputs
+
+
 @pytest.mark.once
 @pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_is_stored_without_outputs(notebook: Path) -> None:

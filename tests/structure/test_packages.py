@@ -1,4 +1,4 @@
-"""The hand-written packages list is complete, and the wheel has everything in it."""
+"""The hand-written packages list is complete; wheel and sdist have everything in them, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,14 +72,21 @@ def test_every_folder_with_code_is_a_package() -> None:
     assert not {str(m.path.parent) for m in modules() if m.path.parent not in packages}
 
 
-def test_the_wheel_has_every_module(tmp_path: Path) -> None:
+def copy_source(folder: Path) -> Path:
+    """Copy what a build reads: setuptools writes folders next to what it builds."""
+    folder.mkdir()
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    for name in ("notebook_accel", "widgets", "tests/structure"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that pip builds of a checkout."""
     pytest.importorskip("setuptools", minversion="77", reason="building needs setuptools 77")
-    source = tmp_path / "source"  # a copy, because setuptools writes build folders next to what it builds
-    source.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    for name in ("notebook_accel", "widgets"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    folder = tmp_path_factory.mktemp("wheel")
     command = [
         "pip",
         "wheel",
@@ -86,16 +94,83 @@ def test_the_wheel_has_every_module(tmp_path: Path) -> None:
         "--no-deps",
         "--no-build-isolation",
         "--wheel-dir",
-        str(tmp_path),
+        str(folder),
         ".",
     ]
+    source = copy_source(folder / "source")
     subprocess.run([sys.executable, "-m", *command], cwd=source, check=True, timeout=240)
-    (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    assert _takes_over(wheel, tmp_path / "site", "1") and not _takes_over(wheel, tmp_path / "site", "0")
-    inside = {name for name in names if name.endswith(".py")}
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def test_the_wheel_has_every_module(wheel: Path) -> None:
+    assert wheel.name.endswith("-py3-none-any.whl")
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     expected = {m.name.replace(".", "/") + ("/__init__.py" if m.is_package else ".py") for m in modules()}
-    assert inside == expected
+    assert inside == {*expected, "notebook_accel/py.typed", "notebook_accel.pth"}
+
+
+def test_the_variable_takes_over_where_the_wheel_is_installed(wheel: Path, tmp_path: Path) -> None:
+    assert _takes_over(wheel, tmp_path / "site", "1") and not _takes_over(wheel, tmp_path / "site", "0")
+
+
+def test_the_wheel_is_imported_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    command = ["pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, check=True, timeout=240)
+    code = (
+        "import notebook_accel, notebook_accel.widgets, importlib.metadata as metadata\n"
+        "print(notebook_accel.__file__, notebook_accel.widgets.__file__, metadata.version('notebook-accel'), sep='\\n')"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    package = site / "notebook_accel"
+    assert done.stdout.splitlines() == [
+        str(package / "__init__.py"),
+        str(package / "widgets" / "__init__.py"),
+        wheel.name.split("-")[1],
+    ]
+
+
+def test_the_sdist_builds_the_same_wheel_and_can_be_published(wheel: Path, tmp_path: Path) -> None:
+    pytest.importorskip("build.__main__", reason="needs the extra `release`")  # `build` may be a folder here
+    pytest.importorskip("twine", reason="needs the extra `release`")
+    dist = tmp_path / "dist"
+    source = copy_source(tmp_path / "source")
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--outdir",
+        str(dist),
+    ]  # the wheel is made of the sdist
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (sdist,), (built,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
+    assert built.name == wheel.name
+    assert read_files(built) == read_files(wheel)
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "setup.py", "README.md", "CHANGELOG.md", "LICENSE"} <= names
+    assert not [name for name in names if name.startswith("tests")]
+    command = [sys.executable, "-m", "twine", "check", "--strict", str(sdist), str(built)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0 and done.stdout.count("PASSED") == 2, done.stdout + done.stderr
+
+
+def read_files(path: Path) -> dict[str, bytes]:
+    """Return the files in a wheel."""
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def _takes_over(wheel: Path, site: Path, variable: str) -> bool:
