@@ -1,6 +1,6 @@
 """Runs a notebook in a real kernel, shows its output in the terminal as it arrives, and writes the result.
 
-Cells with the tag `skip-execution` do not run: those that install the package where notebooks are hosted.
+Cells with the tag `install` do not run: they install the package where notebooks are hosted.
 
 python tutorials/run.py tutorials/01_first_launch.ipynb --output build/01_first_launch.ipynb
 """
@@ -18,6 +18,9 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
+INSTALLS = "install"
+"""The tag of cells that only hosted notebooks need. Those execute whole notebooks too, so it is none of nbclient's."""
+
 
 class LiveClient(NotebookClient):
     """A client that prints each cell's number and first line, and every output the moment it comes."""
@@ -33,20 +36,15 @@ class LiveClient(NotebookClient):
         return super().process_message(msg, cell, cell_index)
 
 
-def is_executed(cell: Any, skipping: str) -> bool:
-    """Return whether a cell has code that is executed.
-
-    Args:
-        cell: of a notebook.
-        skipping: the tag of cells that are not.
-    """
+def is_executed(cell: Any) -> bool:
+    """Return whether a cell has code that is executed."""
     is_code = cell.cell_type == "code" and cell.source.strip() != ""
-    return is_code and skipping not in cell.metadata.get("tags", [])
+    return is_code and INSTALLS not in cell.metadata.get("tags", [])
 
 
 def announce(notebook: Any, client: LiveClient) -> None:
     """Print a heading before each code cell and its time after it."""
-    code = [i for i, cell in enumerate(notebook.cells) if is_executed(cell, client.skip_cells_with_tag)]
+    code = [i for i, cell in enumerate(notebook.cells) if is_executed(cell)]
     started: dict[int, float] = {}
 
     def start(cell: Any, cell_index: int) -> None:
@@ -79,7 +77,11 @@ def run(path: Path, output: Path, *, timeout_s: float, kernel: str) -> tuple[Any
     notebook = nbformat.read(path, as_version=4)
     folder = str(path.resolve().parent)
     client = LiveClient(
-        notebook, timeout=timeout_s, kernel_name=kernel, resources={"metadata": {"path": folder}}
+        notebook,
+        timeout=timeout_s,
+        kernel_name=kernel,
+        skip_cells_with_tag=INSTALLS,
+        resources={"metadata": {"path": folder}},
     )
     announce(notebook, client)
     failure: Exception | None = None

@@ -23,7 +23,7 @@ def cells_of(name: str) -> list[str]:
     pytest.importorskip("sklearn", reason="needs the extra `tutorial`")
     cells = nbformat.read(FOLDER / name, as_version=4).cells
     code = [cell for cell in cells if cell.cell_type == "code"]
-    return [cell.source for cell in code if "skip-execution" not in cell.metadata.get("tags", [])]
+    return [cell.source for cell in code if "install" not in cell.metadata.get("tags", [])]
 
 
 def test_the_tutorial_runs_on_two_nodes(nodes: Nodes) -> None:

@@ -79,7 +79,7 @@ def test_the_runner_reports_a_failing_cell(tmp_path: Path) -> None:
 
 def test_the_runner_leaves_out_cells_that_install(tmp_path: Path) -> None:
     source = tmp_path / "installs.ipynb"
-    install = nbformat.v4.new_code_cell("1 / 0", metadata={"tags": ["skip-execution"]})
+    install = nbformat.v4.new_code_cell("1 / 0", metadata={"tags": ["install"]})
     cells = [install, nbformat.v4.new_code_cell("print(6 * 7)")]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), source)
     done = execute(source, tmp_path / "executed.ipynb")

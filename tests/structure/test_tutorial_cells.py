@@ -17,7 +17,7 @@ BADGES = (
     "[![Open in Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)]"
     f"(https://kaggle.com/kernels/welcome?src=https://github.com/{BLOB}/NAME)"
 )
-TAG = "skip-execution"
+TAG = "install"
 
 each_tutorial = pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 
@@ -31,7 +31,7 @@ def test_it_links_to_itself_on_hosts(path: Path) -> None:
 
 @each_tutorial
 def test_its_first_code_installs_the_package(path: Path) -> None:
-    """The tag tells nbclient, and what builds on it, that the tests' own environment needs no such cell."""
+    """The tag tells `tutorials/run.py` that it needs no such cell; hosts that execute whole notebooks run it."""
     code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     assert code[0].source.splitlines()[-1] == '%pip install --quiet "notebook-accel[tutorial]"'
     assert code[0].metadata.get("tags") == [TAG]
