@@ -7,7 +7,7 @@
 #   make test-libraries-before  the tests of those libraries with the version before of each
 #   make docs       the documentation site in build/docs, its tutorials run first; EXECUTE=no leaves that out
 #   make pictures   takes the pictures of a run in docs/pictures anew, in a real JupyterLab
-#   make bench      our times side by side with Accelerate's and plain torch's
+#   make bench      our times side by side with Accelerate's and plain torch's; ONLY= measures all that there is
 #   make soak       launches, interrupts and kills at random for SOAK_MINUTES (60), until something leaks or hangs
 #   make test-gpu   tests/gpu; skips with a reason where there is no CUDA
 # PYTHON chooses the interpreter that .venv is made with, and the one that runs test-gpu.
@@ -233,8 +233,10 @@ SOAK_MINUTES := 60
 soak: $(VENV)/dev.stamp
 	$(PY) -m tests.soak --minutes $(SOAK_MINUTES) $(SOAK)
 
+# What users meet first, in under ten minutes. ONLY='step view' measures these, ONLY= all that there is.
+ONLY := first launch world import sampler step
 bench: $(VENV)/bench.stamp
-	$(PY) -m tests.benchmarks
+	$(PY) -m tests.benchmarks $(ONLY)
 
 clean:
 	rm -rf $(VENV) $(COLAB) $(XLA) $(LIBRARIES) $(BEFORE) $(DOCS) .venv-matrix build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -1,6 +1,6 @@
 """Runs the benchmarks named on the command line, or all of them, and prints one table.
 
-python -m tests.benchmarks            # all, a module bench_* each
+python -m tests.benchmarks            # all, a module bench_* each; `make bench ONLY=`
 python -m tests.benchmarks launch     # one
 """
 

@@ -35,9 +35,9 @@ def run() -> list[Row]:
         rounds=ROUNDS,
     )
     return [
-        row(seconds, "batch of indices, world 256", "ours, world 1", "ours, wide", "ours, alone", 20.0),
+        row(seconds, "batch of indices, world 256", "ours, world 1", "ours, wide", "ours, alone", 15.0),
         row(seconds, "batch of indices, world 256", "accelerate", "ours, wide", "accelerate, wide"),
-        row(seconds, "batch of indices, world 1", "accelerate", "ours, alone", "accelerate, alone"),
+        row(seconds, "batch of indices, world 1", "accelerate", "ours, alone", "accelerate, alone", 1.0),
         row(
             seconds,
             "accelerate's batch, world 256",
