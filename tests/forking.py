@@ -108,6 +108,8 @@ def become(question: dict[str, Any], descriptors: list[int]) -> None:
     os.chdir(question["folder"])
     multiprocessing.process.ORIGINAL_DIR = os.getcwd()
     multiprocessing.process.current_process().authkey = os.urandom(32)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]  # a program has not imported them
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python's own generator has done so at the fork
     tempfile.tempdir = None

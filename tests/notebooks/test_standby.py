@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -124,43 +125,127 @@ def test_one_that_was_killed_or_stands_still_is_passed_over(kernel: Kernel) -> N
     wait_for(lambda: not psutil.pid_exists(pid))
 
 
-def test_a_module_that_was_edited_is_imported_anew(kernel: Kernel, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def answer(): return 1\n")
+MORE = "import types\nsys.modules.update({f'made_{i}': types.ModuleType('made') for i in range(60)})"
+
+
+def test_modules_of_the_users_own_are_imported_by_the_workers(kernel: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import random\ngenerator = random.Random()\ndef answer(): return 1\n")
     kernel.run(f"sys.path.insert(0, {str(tmp_path)!r}); sys.dont_write_bytecode = True; import mine").ok()
-    # a newer copy, which has the module: enough others are imported with it
-    kernel.run(
-        "import types\nsys.modules.update({f'made_{i}': types.ModuleType('made') for i in range(60)})"
-    ).ok()
+    pid, is_copy, _ = find(kernel)
+    kernel.run(MORE).ok()  # enough for a newer copy, but for the module
+    assert (find(kernel)[:2], is_copy) == ((pid, True), True)
     kernel.run(USE).ok()
-    kernel.run("calls = lambda: notebook_launcher(mine.answer, num_processes=2)").ok()
-    (tmp_path / "mine.py").write_text("def answer(): return 2  # edited\n")
+    (tmp_path / "mine.py").write_text(
+        (tmp_path / "mine.py").read_text().replace("return 1", "return 2  # edited")
+    )
     kernel.run("import importlib; importlib.reload(mine)").ok()
-    cell = kernel.run("calls()", timeout=120).ok()
-    assert cell.value == "2" and SERVED in cell.stdout
+    cell = kernel.run("notebook_launcher(mine.answer, num_processes=2)", timeout=120).ok()
+    assert cell.value == "2" and COPIED in cell.stdout
+    drawn = kernel.run(
+        """
+        def draw(): import mine; return mine.generator.random()
+        notebook_launcher(draw, num_processes=2, returns="all")
+        """
+    ).ok()
+    assert len(set(eval(drawn.value))) == 2
 
 
 def test_a_newer_copy_takes_the_place_of_an_older_one(kernel: Kernel) -> None:
     first, _, _ = find(kernel)
-    kernel.run(
-        "import types\nsys.modules.update({f'made_{i}': types.ModuleType('made') for i in range(60)})"
-    ).ok()
+    kernel.run(MORE).ok()
     second, is_copy, _ = find(kernel)
     assert is_copy and second != first
     assert not psutil.pid_exists(first), "the notebook has waited for its end"
+    os.kill(second, signal.SIGKILL)
+    wait_for(lambda: psutil.Process(second).status() == psutil.STATUS_ZOMBIE)
+    kernel.run("None").ok()
+    third, is_copy, _ = find(kernel)
+    assert is_copy and third != second and not psutil.pid_exists(second)
 
 
-def test_beside_a_file_that_is_written_or_a_thread_it_is_a_fresh_process(tmp_path: Path) -> None:
-    for first in ("log = open('log.txt', 'w')", "import threading\nthreading.Timer(600, print).start()"):
-        started = Kernel(tmp_path, OMP_NUM_THREADS="4")
-        try:
-            started.run("\n".join(["import notebook_accel", first])).ok()
-            started.run(IMPORTS).ok()
-            assert not find(started)[1]
-            started.run(USE).ok()
-            cell = started.run(RANKS, timeout=120).ok()
-            assert cell.value == "['0', '1']" and SERVED in cell.stdout
-        finally:
-            started.close()
+def test_what_libraries_were_told_ends_with_the_kernel(tmp_path: Path) -> None:
+    started = Kernel(tmp_path, OMP_NUM_THREADS="4")
+    try:
+        told = """
+        import decimal, warnings
+        torch.set_default_dtype(torch.float64); torch.set_grad_enabled(False)
+        decimal.getcontext().prec = 5
+        """
+        started.run(IMPORTS + textwrap.dedent(told)).ok()
+        assert find(started)[1]
+        cell = started.run(
+            """
+            import resource
+            soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 7
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+            os.umask(0o077)
+            held = [open(os.devnull) for _ in range(300)]
+            def look():
+                import decimal, resource, warnings
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.warn("old", DeprecationWarning)
+                umask = os.umask(0)
+                return (
+                    torch.get_default_dtype(), torch.is_grad_enabled(), decimal.getcontext().prec,
+                    resource.getrlimit(resource.RLIMIT_NOFILE)[0], oct(umask), len(caught),
+                )
+            torch.set_default_dtype(torch.float32); torch.randn(600, 600) @ torch.randn(600, 600)
+            notebook_launcher(look, num_processes=2) == (torch.float32, True, 28, soft, "0o77", 1)
+            """,
+            timeout=120,
+        ).ok()
+        assert cell.value == "True" and COPIED in cell.stdout
+    finally:
+        started.close()
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "log = open('log.txt', 'w')",
+        "import threading\nthreading.Timer(600, print).start()",
+        "import sys; sys.path.insert(0, '.'); sys.dont_write_bytecode = True; import mine",
+    ],
+    ids=["file", "thread", "module"],
+)
+def test_beside_what_a_copy_would_share_it_is_a_fresh_process(before: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("data = open(__file__)\ndef read(): return data.readline()\n")
+    started = Kernel(tmp_path, OMP_NUM_THREADS="4")
+    try:
+        started.run(f"{before}\n{IMPORTS}").ok()
+        assert not find(started)[1]
+        started.run(USE).ok()
+        cell = started.run(RANKS, timeout=120).ok()
+        assert cell.value == "['0', '1']" and SERVED in cell.stdout
+        if "mine" in before:
+            assert "data = open" in started.run("notebook_launcher(mine.read, num_processes=2)").ok().value
+    finally:
+        started.close()
+
+
+def test_a_module_that_loads_when_it_is_asked_stays_unloaded(kernel: Kernel) -> None:
+    lazy = """
+    import types
+    class Lazy(types.ModuleType):
+        def __getattribute__(self, name): print("loaded", name); raise ImportError(name)
+    sys.modules["lazy"] = Lazy("lazy")
+    """
+    cell = kernel.run(textwrap.dedent(lazy) + MORE).ok()
+    assert cell.stdout == cell.stderr == ""
+
+
+def test_an_interrupt_as_a_cell_ends_leaves_one_process(kernel: Kernel) -> None:
+    shown = ""
+    for number in range(12):
+        kernel.client.execute(MORE.replace("made_", f"made_{number}_"), stop_on_error=False)
+        time.sleep(number * 0.004)
+        kernel.interrupt()
+        cell = kernel.run("import psutil; repr(describe())")
+        shown += cell.stdout + cell.stderr
+    assert "callback" not in shown
+    kernel.run("None").ok()
+    pid = find(kernel)[0]
+    assert [child.pid for child in psutil.Process(kernel.pid).children()] == [pid]
 
 
 def test_a_function_that_trains_has_the_compiler_loaded_before(kernel: Kernel) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import site
@@ -19,20 +18,22 @@ import sysconfig
 import threading
 import warnings
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, Final
 
 from ... import environ, interrupts, runtime
 from .. import descriptors
 from ..worker.standby import LOAD, SERVE, become_copy
+from . import end_watch
 
 VARIABLE: Final = "NOTEBOOK_ACCEL_STANDBY"
 _MANY_MODULES: Final = 50  # that a newer copy has to have besides
+_MANY_FILES: Final = 256
 _MOST_BYTES: Final = 512 << 20  # of the kernel's memory that a copy may keep from being freed
-_MOST_FILES: Final = 300  # of the user's modules
-_MOST_SOURCE: Final = 4 << 20
+_OF_KERNELS: Final = ("ipykernel", "IPython", "zmq", "tornado", "jupyter_client", "debugpy", "_pydev")
+"""How the names of modules start whose threads a kernel has; they hold no lock that a copy waits for."""
 _SERVES: Final = "from multiprocessing.forkserver import main;"
 _FRESH: Final = (
     "import sys; sys.path[:] = {path!r}; from {module} import stand_by; stand_by({fd}, {with_ipython})"
@@ -60,7 +61,6 @@ class Standby:
         self.num_modules = len(sys.modules)
         self.has_compiler = is_copy and "torch._dynamo" in sys.modules
         self._connection = connection
-        self._sources = _read_own_sources() if is_copy else {}
         descriptors.keep_from_forks(self)
 
     def filenos(self) -> list[int]:
@@ -68,9 +68,15 @@ class Standby:
         return [] if self.is_taken else [self._connection.fileno()]
 
     @property
-    def is_current(self) -> bool:
-        """Whether the modules that it has copied have not been edited since, as far as they are the user's own."""
-        return all(_digest(path) == digest for path, digest in self._sources.items())
+    def has_ended(self) -> bool:
+        """Whether something has killed it."""
+        if sys.platform == "win32":
+            raise NotImplementedError
+        if self.is_taken:  # multiprocessing waits for it
+            return end_watch.has_ended(self.pid)
+        with contextlib.suppress(ChildProcessError):
+            return os.waitpid(self.pid, os.WNOHANG)[0] != 0
+        return True
 
     def hand_over(self, code: str, fds: Sequence[int]) -> int:
         """Let the process run what a fork server runs, and return its process id.
@@ -84,10 +90,11 @@ class Standby:
         """
         if sys.platform == "win32":
             raise NotImplementedError
-        if os.waitpid(self.pid, os.WNOHANG)[0] or _is_stopped(self.pid):
+        if self.has_ended or _is_stopped(self.pid):
             raise ProcessLookupError(f"process {self.pid} does not stand by any more")
         socket.send_fds(self._connection, [SERVE], list(fds))
-        self._connection.sendall(json.dumps({"code": code, "fds": list(fds)}).encode())
+        order = {"code": code, "fds": list(fds), **_describe_limits()}
+        self._connection.sendall(json.dumps(order).encode())
         self.is_taken = True
         self._give_up()
         return self.pid
@@ -136,22 +143,31 @@ class _CellWatcher:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._owner = os.getpid()
-        self._threads = weakref.WeakSet(threading.enumerate())
+        self._looked = 0  # how many modules there were when a copy was thought of last
         self._seen: weakref.WeakSet[FunctionType] = weakref.WeakSet()
 
     def __call__(self, result: object = None) -> None:
+        # the cell is over: an interrupt that comes now has nothing to interrupt
+        with contextlib.suppress(KeyboardInterrupt), interrupts.delay_interrupt():
+            self._look()
+
+    def _look(self) -> None:
         if "torch" not in sys.modules or threading.current_thread() is not threading.main_thread():
             return
         before = find()
         if os.getpid() != self._owner or runtime.fork_server() is not None or _has_server():
             self._shell.events.unregister("post_run_cell", self)
             if os.getpid() == self._owner and before is not None and not before.is_taken:
-                runtime.standby().clear()
-                before.end()
+                _drop(before)
             return
+        if before is not None and before.has_ended:
+            _drop(before)
+            before = None
         with contextlib.suppress(OSError):  # the system has no process or descriptor left: launches say so
-            if before is None or (before.is_copy and _has_grown(before)):
-                _replace(before, set(threading.enumerate()) - set(self._threads))
+            has_grown = len(sys.modules) >= self._looked + _MANY_MODULES
+            if before is None or (before.is_copy and has_grown):
+                self._looked = len(sys.modules)
+                _replace(before)
             self._prepare_to_train()
 
     def _prepare_to_train(self) -> None:
@@ -167,12 +183,14 @@ class _CellWatcher:
             standby.load_compiler()
 
 
-def _replace(before: Standby | None, threads: Collection[threading.Thread]) -> None:
-    """Have a copy of this process stand by, or a fresh one where there is none yet and no copy can be made.
+def _drop(standby: Standby) -> None:
+    runtime.standby().clear()
+    standby.end()
 
-    A thread that is no kernel's, but the user's, may hold any lock at the fork, and no copy is made beside it.
-    """
-    if not threads and not find_obstacle():
+
+def _replace(before: Standby | None) -> None:
+    """Have a copy of this process stand by, or a fresh one where there is none yet and no copy can be made."""
+    if not find_obstacle():
         made = _make_copy()
     elif before is None:
         made = _start_fresh()
@@ -190,10 +208,6 @@ def _has_server() -> bool:
     return module is not None and module._forkserver._forkserver_pid is not None
 
 
-def _has_grown(standby: Standby) -> bool:
-    return len(sys.modules) >= standby.num_modules + _MANY_MODULES
-
-
 def find_obstacle() -> str:
     """Return why no copy of this process is made now, empty where one can be."""
     if sys.platform != "linux":
@@ -202,31 +216,43 @@ def find_obstacle() -> str:
 
     for reason in fork_obstacles.reasons():
         return str(reason)
-    if sys.gettrace() is not None:
-        return "a debugger follows this process"
+    if sys.gettrace() is not None or sys.getprofile() is not None:
+        return "a debugger or profiler follows this process"
+    if others := [thread.name for thread in threading.enumerate() if not _is_kernels(thread)]:
+        return f"the thread {others[0]} may hold locks"
     if any(not run.is_over for run in runtime.runs()) or any(ref() for ref in runtime.sessions()):
         return "a run or a session has threads in this process"
     if _read_memory() > _MOST_BYTES:
         return "a copy would keep much memory from being freed"
     if path := _find_open_file():
         return f"{path} is open for writing"
-    files = _list_own_files()
-    if len(files) > _MOST_FILES or sum(map(_size, files)) > _MOST_SOURCE:
-        return "too many modules might be edited later"
+    if module := _find_own_module():
+        return f"the module {module} may be edited later, and its variables changed"
     return ""
 
 
+def _is_kernels(thread: threading.Thread) -> bool:
+    """Return whether a thread is the main thread, or one that kernels have."""
+    target = getattr(thread, "_target", None)
+    modules = (type(thread).__module__, getattr(target, "__module__", None))
+    is_known = any(isinstance(name, str) and name.startswith(_OF_KERNELS) for name in modules)
+    return is_known or thread is threading.main_thread()
+
+
 def _read_memory() -> int:
-    """Return the bytes of memory that are this process's own, as the system counts them."""
+    """Return the bytes of memory that are this process's own or shared, and of no file, as the system counts them."""
     with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
-        kilobytes = [line.split()[1] for line in file if line.startswith("RssAnon:")]
-    return int(kilobytes[0]) << 10 if kilobytes else 0
+        kilobytes = [int(line.split()[1]) for line in file if line.startswith(("RssAnon:", "RssShmem:"))]
+    return sum(kilobytes) << 10
 
 
 def _find_open_file() -> str:
     """Return the path of a file that is open for writing: what a copy wrote would be lost. IPython's history is not."""
     standard = {_read_link(fd) for fd in (0, 1, 2)}
-    for name in os.listdir("/proc/self/fd"):
+    names = os.listdir("/proc/self/fd")
+    if len(names) > _MANY_FILES:
+        return f"one of {len(names)} files"
+    for name in names:
         path = _read_link(name)
         is_plain = path.startswith("/") and not path.startswith(("/dev/", "/memfd:", "/proc/"))
         if is_plain and path not in standard and "history.sqlite" not in path and _is_written(name):
@@ -262,28 +288,32 @@ def _list_library_folders() -> tuple[str, ...]:
     return tuple(os.path.join(path, "") for path in (*paths, str(own), str(own.parent / "widgets")) if path)
 
 
-def _list_own_files() -> list[str]:
-    """Return the files of the modules that are the user's own."""
+def _find_own_module() -> str:
+    """Return the name of a module that is the user's own, empty without one."""
     libraries = _list_library_folders()
-    found = {getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())}
-    return sorted(path for path in found if isinstance(path, str) and not path.startswith(libraries))
-
-
-def _read_own_sources() -> Mapping[str, str]:
-    return {path: _digest(path) for path in _list_own_files()}
-
-
-def _digest(path: str) -> str:
-    """Return what tells the content of a file from another; empty where it is gone."""
-    with contextlib.suppress(OSError):
-        return hashlib.blake2b(Path(path).read_bytes()).hexdigest()
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and isinstance(module, ModuleType):
+            path = object.__getattribute__(module, "__dict__").get(
+                "__file__"
+            )  # it may be one that loads when asked
+            if isinstance(path, str) and not path.startswith(libraries):
+                return name
     return ""
 
 
-def _size(path: str) -> int:
-    with contextlib.suppress(OSError):
-        return os.path.getsize(path)
-    return 0
+def _describe_limits() -> dict[str, Any]:
+    """Return what processes that start now inherit from this one besides."""
+    if sys.platform == "win32":
+        raise NotImplementedError
+    import resource
+
+    kinds = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
+    found: dict[str, Any] = {"limits": [(kind, *resource.getrlimit(kind)) for kind in dict.fromkeys(kinds)]}
+    if sys.platform == "linux":
+        found["cores"] = sorted(os.sched_getaffinity(0))
+        status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+        found["umask"] = int(status.partition("Umask:")[2].split()[0], 8)
+    return found
 
 
 def _is_stopped(pid: int) -> bool:
@@ -303,10 +333,11 @@ def _make_copy() -> Standby:
     if sys.platform == "win32":
         raise NotImplementedError
     ours, theirs = socket.socketpair()
-    with theirs, interrupts.block_interrupt_in_children(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, about any thread
+    with theirs, interrupts.block_interrupt_in_children():
         try:
-            pid = os.fork()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, about any thread
+                pid = os.fork()
         except BaseException:
             ours.close()
             raise
@@ -326,7 +357,8 @@ def _start_fresh() -> Standby:
     ours, theirs = socket.socketpair()
     with theirs, interrupts.block_interrupt_in_children():
         module = __package__.rpartition(".")[0] + ".worker.standby"
-        code = _FRESH.format(path=sys.path, module=module, fd=theirs.fileno(), with_ipython=True)
+        path = [str(folder) for folder in sys.path]
+        code = _FRESH.format(path=path, module=module, fd=theirs.fileno(), with_ipython=True)
         python = os.fsencode(spawn.get_executable())
         flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
         try:
@@ -346,15 +378,13 @@ def find_usable(options: Mapping[str, Any]) -> Standby | None:
     standby = find()
     if standby is None:
         return None
+    if standby.has_ended:
+        if not standby.is_taken:
+            _drop(standby)
+        return None
     if standby.is_taken:
         return standby if standby.pid == runtime.fork_server() else None
-    if options.get("start_method", "auto") != "auto" or _has_server():
-        return None
-    if not standby.is_current:
-        runtime.standby().clear()
-        standby.end()
-        return None
-    return standby
+    return None if options.get("start_method", "auto") != "auto" or _has_server() else standby
 
 
 @contextlib.contextmanager
@@ -385,5 +415,4 @@ def serve_by(standby: Standby | None) -> Iterator[None]:
     finally:
         util.spawnv_passfds = start
         if not standby.is_taken:
-            runtime.standby().clear()
-            standby.end()
+            _drop(standby)

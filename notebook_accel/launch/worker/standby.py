@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import contextvars
 import functools
 import gc
 import importlib
@@ -14,9 +15,9 @@ import socket
 import sys
 import threading
 import types
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from ... import runtime
 
@@ -61,8 +62,8 @@ def _leave_notebook(fd: int) -> None:
         if callable(signal.getsignal(signum)):
             signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it is blocked, until a worker is ready for it
-    sys.settrace(None)
     threading.settrace(None)
+    threading.setprofile(None)
     atexit._clear()
     nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives as long as this process
     for stream in (sys.stdout, sys.stderr):
@@ -70,8 +71,24 @@ def _leave_notebook(fd: int) -> None:
     _lead_nowhere(map(int, os.listdir("/proc/self/fd")), (fd, nowhere.fileno()))
     runtime.forget()
     runtime.standby().clear()
+    _set_defaults()
     sys.modules["__main__"] = types.ModuleType("__main__")
     gc.freeze()
+
+
+def _set_defaults() -> None:
+    """Set back what a fresh process would not have of the notebook's."""
+    import torch
+
+    torch.set_default_dtype(torch.float32)
+    if torch.get_default_device() != torch.device("cpu"):
+        torch.set_default_device("cpu")
+    torch.set_grad_enabled(True)
+    torch.use_deterministic_algorithms(False)
+    cloudpickle = sys.modules.get("cloudpickle.cloudpickle")
+    for name in ("_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_DYNAMIC_CLASS_TRACKER_BY_ID"):
+        if isinstance(classes := getattr(cloudpickle, name, None), MutableMapping):
+            classes.clear()  # else a class that arrives would be the one of the notebook, changed
 
 
 def _lead_nowhere(fds: Iterable[int], kept: Collection[int]) -> None:
@@ -104,7 +121,7 @@ def stand_by(fd: int, with_ipython: bool) -> NoReturn:
     if not code:
         os._exit(0)
     try:
-        exec(code, vars(sys.modules["__main__"]))
+        contextvars.Context().run(exec, code, vars(sys.modules["__main__"]))
     finally:
         os._exit(0)
 
@@ -148,8 +165,24 @@ def _wait(fd: int) -> str:
         while data := connection.recv(_BYTES):
             text += data
     order = json.loads(text)
+    _take_limits(order)
     _place(received, order["fds"])
     return str(order["code"])
+
+
+def _take_limits(order: Mapping[str, Any]) -> None:
+    """Take the limits, cores and file mode that the notebook has now."""
+    if sys.platform == "win32":
+        raise NotImplementedError
+    import resource
+
+    for kind, soft, hard in order["limits"]:
+        with contextlib.suppress(OSError, ValueError):  # a limit that was raised by somebody with more rights
+            resource.setrlimit(kind, (soft, hard))
+    if sys.platform == "linux":
+        os.umask(order["umask"])
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, order["cores"])
 
 
 def _place(received: list[int], numbers: list[int]) -> None:

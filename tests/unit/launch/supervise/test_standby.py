@@ -51,22 +51,14 @@ def test_a_file_that_is_written_is_an_obstacle_and_one_that_is_read_is_not(tmp_p
         assert str(path) in (standby._find_open_file(), before)
 
 
-def test_only_the_users_own_modules_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text("a = 1")
+def test_a_module_of_the_users_own_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "conftest")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert standby._find_own_module() == ""
     module = types.ModuleType("mine")
-    module.__file__ = str(path)
+    module.__file__ = str(tmp_path / "mine.py")
     monkeypatch.setitem(sys.modules, "mine", module)
-    files = standby._list_own_files()
-    assert str(path) in files
-    assert not [
-        file for file in files if "site-packages" in file or file == os.__file__ or file == runtime.__file__
-    ]
-    first = standby._digest(str(path))
-    path.write_text("a = 2")
-    assert standby._digest(str(path)) != first
-    path.unlink()
-    assert standby._digest(str(path)) == ""
+    assert standby._find_own_module() == "mine"
 
 
 def test_a_process_that_has_ended_takes_nothing_over(sleeper: standby.Standby) -> None:
@@ -95,6 +87,6 @@ def test_a_start_method_by_hand_finds_none(sleeper: standby.Standby, monkeypatch
     monkeypatch.setattr(standby, "_has_server", lambda: False)
     assert standby.find_usable({"start_method": "forkserver"}) is None
     assert standby.find_usable({"start_method": "auto"}) is sleeper
-    sleeper._sources = {"/nowhere/mine.py": "0" * 8}
-    assert standby.find_usable({}) is None, "what it has imported was edited"
-    assert standby.find() is None
+    os.kill(sleeper.pid, 9)
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    assert standby.find_usable({}) is None and standby.find() is None

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from notebook_accel.launch.supervise.standby import _describe_limits
 from notebook_accel.launch.worker import standby
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing stands by on Windows")
@@ -54,7 +55,8 @@ def test_it_runs_what_it_gets_with_the_descriptors_by_their_numbers(
                 ours.sendall(first)
             numbers = [1000, 3]  # the second is likely to be in use there
             socket.send_fds(ours, [standby.SERVE], [writer, last])
-            ours.sendall(json.dumps({"code": code.format(*numbers), "fds": numbers}).encode())
+            order = {"code": code.format(*numbers), "fds": numbers, **_describe_limits()}
+            ours.sendall(json.dumps(order).encode())
             ours.shutdown(socket.SHUT_WR)
             assert process.wait(120) == 0
         assert os.read(reader, 100) == b"first__main__/dev/null"
