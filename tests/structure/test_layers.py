@@ -163,8 +163,9 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "launch.engines.ssh": (("command",), ("engine",)),
     "launch.supervise": (
-        ("control", "delivery", "end_watch", "hang_report", "standby"),
-        ("fork_server", "hang_watch", "memory_kills", "stop_agreement"),
+        ("control", "delivery", "end_watch", "hang_report"),
+        ("hang_watch", "memory_kills", "standby", "stop_agreement"),
+        ("fork_server",),
         ("*",),
     ),
     "launch.transfer": (("cell_sources", "pickled", "random_states", "tracebacks"), ("pickling",), ("*",)),
