@@ -49,7 +49,6 @@ class Standby:
         is_copy: whether it is a copy of this process.
 
     Attributes:
-        num_modules: how many modules this process had when the other one began.
         has_compiler: whether it has torch's compiler, or was told to import it.
         is_taken: whether it is a fork server now.
     """
@@ -58,7 +57,6 @@ class Standby:
         self.pid = pid
         self.is_copy = is_copy
         self.is_taken = False
-        self.num_modules = len(sys.modules)
         self.has_compiler = is_copy and "torch._dynamo" in sys.modules
         self._connection = connection
         descriptors.keep_from_forks(self)
@@ -163,6 +161,7 @@ class _CellWatcher:
         if before is not None and before.has_ended:
             _drop(before)
             before = None
+            self._seen.clear()  # the next one has not heard of functions that train
         with contextlib.suppress(OSError):  # the system has no process or descriptor left: launches say so
             has_grown = len(sys.modules) >= self._looked + _MANY_MODULES
             if before is None or (before.is_copy and has_grown):
