@@ -398,7 +398,7 @@ def _network(name: str) -> Iterable[Check]:
 
 
 def _process(name: str) -> Iterable[Check]:
-    reasons, waiting = fork_obstacles.reasons(), standby.find()
+    reasons, waiting = fork_obstacles.reasons(), standby.find_usable({})
     for reason in reasons:
         if waiting is not None:
             kind = (

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from ..launch import shared_memory
+from ..launch.leftovers import list_used
 from ..launch.supervise import socket_folder
 
 
@@ -51,20 +52,10 @@ def _find_tensors() -> list[Leftover]:
         old = {
             entry: pid for entry, pid in shared_memory.list_tensors().items() if not psutil.pid_exists(pid)
         }
-        used = _list_used() if old else set()
+        used = list_used() if old else set()
         return [
             Leftover(entry, f"shared memory of process {pid}, which has ended")
             for entry, pid in sorted(old.items())
             if str(entry) not in used
         ]
     return []
-
-
-def _list_used() -> set[str]:
-    """Return the files that processes of this user have mapped or open."""
-    used: set[str] = set()
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            used |= {one.path for one in process.memory_maps(grouped=True)}
-            used |= {one.path for one in process.open_files()}
-    return used

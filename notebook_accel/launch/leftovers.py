@@ -19,7 +19,7 @@ from typing import Final
 import psutil
 
 from . import signals
-from .shared_memory import remove_tensors
+from .shared_memory import list_semaphores, remove_tensors
 from .trackers import is_tracker
 
 _OBEY_SECONDS: Final = 1.0  # from SIGTERM to SIGKILL
@@ -134,6 +134,7 @@ class Leftovers:
         while self._left:
             self.look()
             time.sleep(_LOOK_SECONDS if self._left else 0)
+        remove_semaphores()
 
 
 def kill_session(leader: int) -> None:
@@ -166,6 +167,24 @@ def _list_session(leader: int) -> dict[psutil.Process, int] | None:
     except (OSError, psutil.Error):  # there is no free descriptor
         return None
     return found
+
+
+def remove_semaphores() -> None:
+    """Remove semaphores that were never finished: no process has them open; never raises."""
+    with contextlib.suppress(OSError):
+        found = list_semaphores()
+        for path in set(map(str, found)) - list_used() if found else ():
+            os.unlink(path)
+
+
+def list_used() -> set[str]:
+    """Return the files that processes of this user have mapped or open."""
+    used: set[str] = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            used |= {one.path for one in process.memory_maps(grouped=True)}
+            used |= {one.path for one in process.open_files()}
+    return used
 
 
 def _is_running(process: psutil.Process) -> bool:

@@ -23,6 +23,7 @@ _HEIGHT: Final = 152
 _HEIGHT_ALONE: Final = 230
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 8, 24, 32
 _LETTERS: Final = 6.5  # pixels of one, on the average
+_LEAST: Final = 6  # letters of a name that tell it from others
 _HUES: Final = (
     (31, 119, 220),
     (220, 90, 20),
@@ -137,12 +138,15 @@ class Compared:
     started: float
 
 
-def compare_panels(runs: Mapping[str, Compared], *, log: bool = False) -> list[Panel]:
+def compare_panels(
+    runs: Mapping[str, Compared], *, log: bool = False, limit: int = MAX_POINTS
+) -> list[Panel]:
     """Return what there is to draw of several runs: a panel for each metric, with a line for each run.
 
     Args:
         runs: by the words that name them. Each has the same colour in all panels.
         log: see `make_panels`.
+        limit: how many points of a line are drawn.
 
     Returns:
         Panels of the first `MAX_SERIES` metrics that a run has at two places or more. The x axis is `step` if every
@@ -154,10 +158,12 @@ def compare_panels(runs: Mapping[str, Compared], *, log: bool = False) -> list[P
         chosen = {name: _choose_drawn(run.metrics.get(metric, ()), log) for name, run in runs.items()}
         group = {name: points for name, points in chosen.items() if points}
         if group:
-            axis, series = _place_points(group, {name: runs[name].started for name in group})
+            axis, series = _place_points(group, {name: runs[name].started for name in group}, limit)
             last = {name: runs[name].metrics[metric][-1].value for name in group}
             panels.append(Panel(axis, series, last, colours, metric))
-    return panels[:MAX_SERIES]
+        if len(panels) == MAX_SERIES:
+            break
+    return panels
 
 
 def _choose_drawn(points: Sequence[Point], log: bool) -> list[Point]:
@@ -172,7 +178,7 @@ def _has_length(points: Sequence[Point]) -> bool:
 
 
 def _place_points(
-    group: Mapping[str, list[Point]], started: Mapping[str, float]
+    group: Mapping[str, list[Point]], started: Mapping[str, float], limit: int = MAX_POINTS
 ) -> tuple[str, dict[str, list[XY]]]:
     """Return the name of the x axis, and each line's points on it."""
     stepped = all(
@@ -188,7 +194,8 @@ def _place_points(
                     point.value,
                 )
                 for point in points
-            ]
+            ],
+            limit,
         )
         for name, points in group.items()
     }
@@ -308,18 +315,27 @@ def _render_panel(panel: Panel, width: int, height: int, log: bool, stops: int) 
 
 
 def _render_title(panel: Panel, width: int) -> str:
+    """Return what stands above a chart; where its lines are many, less is said of them."""
     letters = int((width - _LEFT) / _LETTERS)
-    words = []
-    if panel.title:
-        words.append(f'<tspan font-weight="600">{html.escape(_shorten(panel.title, letters // 2))}</tspan>')
-        letters -= min(len(panel.title), letters // 2) + 2
-    room = max(6, letters // len(panel.series) - 12)
-    for name in panel.series:
-        value = f'<tspan font-weight="600">{panel.last[name]:.4g}</tspan>'
-        words.append(
-            f'<tspan fill="{panel.colours[name]}">━</tspan> {html.escape(_shorten(name, room))} {value}'
-        )
+    title = _shorten(panel.title, letters // 2)
+    values = {name: _format_value(panel.last[name]) for name in panel.series}
+    left = (letters - len(title)) // len(panel.series) - 4  # of each line, beside its colour and blanks
+    longest = max(map(len, values.values()))
+    room = max(6 if not title else 0, left - longest)
+    words = [f'<tspan font-weight="600">{html.escape(title)}</tspan>'] if title else []
+    for name, value in values.items():
+        colour = f'<tspan fill="{panel.colours[name]}">━</tspan>'
+        if room >= min(len(name), _LEAST):
+            words.append(
+                f'{colour} {html.escape(_shorten(name, room))} <tspan font-weight="600">{value}</tspan>'
+            )
+        elif left + 2 >= min(len(name), _LEAST):  # names without values
+            words.append(f"{colour} {html.escape(_shorten(name, left + 2))}")
     return f'<text x="{_LEFT}" y="14" fill="currentColor">{"  ".join(words)}</text>'
+
+
+def _format_value(value: float) -> str:
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
 def _shorten(text: str, room: int) -> str:

@@ -30,8 +30,8 @@ class RunList(list[Run]):
         found = super().__getitem__(place)
         return RunList(found) if isinstance(found, list) else found
 
-    def _repr_html_(self) -> str:
-        return render_comparison(self)
+    def _repr_html_(self) -> str | None:
+        return render_comparison(self) or None
 
 
 def render_comparison(runs: Sequence[Run]) -> str:

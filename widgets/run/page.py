@@ -18,6 +18,7 @@ from .picture import Bar, FailureSummary, Picture
 from .table import MOST_ROWS, SIGNS, describe_rank_status, format_bytes, render_table
 
 _PLAIN_LINES: Final = 20
+_USAGE_POINTS: Final = 120  # of a line: a saved notebook has them all
 _LOG_RATIO: Final = (
     50.0  # a metric whose largest value is more than this times its smallest has a logarithmic chart
 )
@@ -126,7 +127,7 @@ def render_usage(picture: Picture) -> str:
 
 def _list_usage(picture: Picture) -> list[chart.Panel]:
     lines = {name: chart.Compared(points, picture.started) for name, points in picture.history.items()}
-    return chart.compare_panels(lines)
+    return chart.compare_panels(lines, limit=_USAGE_POINTS)
 
 
 # -- notices

@@ -29,6 +29,7 @@ class History:
 
     def __init__(self) -> None:
         self._series: dict[str, dict[str, Series]] = {}
+        self._has_many = False
 
     def add(self, usage: Mapping[int, Usage], moment: float) -> None:
         """Add what was measured at one moment.
@@ -37,12 +38,25 @@ class History:
             usage: by rank.
             moment: in seconds since the epoch.
         """
+        if len(usage) > _MOST_LINES and not self._has_many:
+            self._has_many = True
+            self._series.clear()  # what there is of the first ranks is not of all
         for quantity, (name, factor) in _QUANTITIES.items():
             values = {rank: getattr(one, name) for rank, one in usage.items()}
             known = {rank: value * factor for rank, value in values.items() if value is not None}
-            for line, value in _name_lines(known).items():
+            for line, value in self._name_lines(known).items():
                 series = self._series.setdefault(line, {}).setdefault(quantity, Series(_MOST_POINTS))
                 series.add(Point(None, moment, value))
+
+    def _name_lines(self, values: Mapping[int, float]) -> dict[str, float]:
+        if not self._has_many:
+            return {f"rank {rank}": value for rank, value in values.items()}
+        numbers = list(values.values())
+        return (
+            {"most": max(numbers), "mean": sum(numbers) / len(numbers), "least": min(numbers)}
+            if numbers
+            else {}
+        )
 
     def read(self) -> Mapping[str, Mapping[str, tuple[Point, ...]]]:
         """Return the points of each quantity, by the line that they belong to: a rank, or the most of many."""
@@ -50,13 +64,6 @@ class History:
             line: {quantity: tuple(series) for quantity, series in quantities.items()}
             for line, quantities in self._series.items()
         }
-
-
-def _name_lines(values: Mapping[int, float]) -> dict[str, float]:
-    if len(values) <= _MOST_LINES:
-        return {f"rank {rank}": value for rank, value in values.items()}
-    numbers = list(values.values())
-    return {"most": max(numbers), "mean": sum(numbers) / len(numbers), "least": min(numbers)}
 
 
 class Meter:
@@ -91,7 +98,7 @@ class Meter:
         self._next = now + _INTERVAL
         if devices and self._nvml is None:
             self._nvml = _Nvml()
-        found = dict(self._last)
+        found: dict[int, Usage] = {}
         for place, (rank, pid) in enumerate(sorted(pids.items())):
             measured = self._measure(pid)
             if measured is None:
@@ -102,9 +109,9 @@ class Meter:
                 self._nvml.read(gpu, pid) if self._nvml is not None and gpu is not None else (None, None)
             )
             found[rank] = Usage(memory=memory, cpu=cpu, device_memory=device_memory, device=device)
-        self._last = found
         self.history.add(found, time.time())
-        return found
+        self._last = {**self._last, **found}
+        return self._last
 
     def close(self) -> None:
         """Close the connection to the driver."""

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import signal
 import site
 import socket
 import sys
@@ -31,9 +32,11 @@ from . import end_watch
 VARIABLE: Final = "NOTEBOOK_ACCEL_STANDBY"
 _MANY_MODULES: Final = 50  # that a newer copy has to have besides
 _MANY_FILES: Final = 256
+_MOST_LOST: Final = 3
 _MOST_BYTES: Final = 512 << 20  # of the kernel's memory that a copy may keep from being freed
 _OF_KERNELS: Final = ("ipykernel", "IPython", "zmq", "tornado", "jupyter_client", "debugpy", "_pydev")
 """How the names of modules start whose threads a kernel has; they hold no lock that a copy waits for."""
+_SERVING: Final = threading.Lock()
 _SERVES: Final = "from multiprocessing.forkserver import main;"
 _FRESH: Final = (
     "import sys; sys.path[:] = {path!r}; from {module} import stand_by; stand_by({fd}, {with_ipython})"
@@ -57,6 +60,8 @@ class Standby:
         self.pid = pid
         self.is_copy = is_copy
         self.is_taken = False
+        self._is_reaped = False
+        self._sending = threading.Lock()
         self.has_compiler = is_copy and "torch._dynamo" in sys.modules
         self._connection = connection
         descriptors.keep_from_forks(self)
@@ -72,9 +77,11 @@ class Standby:
             raise NotImplementedError
         if self.is_taken:  # multiprocessing waits for it
             return end_watch.has_ended(self.pid)
-        with contextlib.suppress(ChildProcessError):
-            return os.waitpid(self.pid, os.WNOHANG)[0] != 0
-        return True
+        try:
+            self._is_reaped = self._is_reaped or os.waitpid(self.pid, os.WNOHANG)[0] != 0
+        except ChildProcessError:  # other code has waited for it
+            self._is_reaped = True
+        return self._is_reaped
 
     def hand_over(self, code: str, fds: Sequence[int]) -> int:
         """Let the process run what a fork server runs, and return its process id.
@@ -90,11 +97,12 @@ class Standby:
             raise NotImplementedError
         if self.has_ended or _is_stopped(self.pid):
             raise ProcessLookupError(f"process {self.pid} does not stand by any more")
-        socket.send_fds(self._connection, [SERVE], list(fds))
-        order = {"code": code, "fds": list(fds), **_describe_limits()}
-        self._connection.sendall(json.dumps(order).encode())
-        self.is_taken = True
-        self._give_up()
+        order = json.dumps({"code": code, "fds": list(fds), **_describe_limits()})
+        with self._sending:
+            socket.send_fds(self._connection, [SERVE], list(fds))
+            self._connection.sendall(order.encode())
+            self.is_taken = True
+            self._give_up()
         return self.pid
 
     def load_compiler(self) -> None:
@@ -103,18 +111,20 @@ class Standby:
         Raises:
             OSError: it has ended.
         """
-        self.has_compiler = True
-        self._connection.sendall(LOAD)
+        with self._sending:
+            self.has_compiler = True
+            if not self.is_taken:
+                self._connection.sendall(LOAD)
 
     def end(self) -> None:
         """End the process, unless it is a fork server."""
         if self.is_taken or sys.platform == "win32":
             return
         self._give_up()
-        with contextlib.suppress(OSError):
-            os.kill(self.pid, 9)
-        with contextlib.suppress(OSError):
-            os.waitpid(self.pid, 0)
+        if not self.has_ended:  # else its number may be another process's by now
+            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
 
     def _give_up(self) -> None:
         descriptors.forget(self)
@@ -141,6 +151,7 @@ class _CellWatcher:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._owner = os.getpid()
+        self._num_lost = 0  # of those that ended before a launch took them
         self._looked = 0  # how many modules there were when a copy was thought of last
         self._seen: weakref.WeakSet[FunctionType] = weakref.WeakSet()
 
@@ -153,7 +164,8 @@ class _CellWatcher:
         if "torch" not in sys.modules or threading.current_thread() is not threading.main_thread():
             return
         before = find()
-        if os.getpid() != self._owner or runtime.fork_server() is not None or _has_server():
+        is_over = runtime.fork_server() is not None or _has_server() or self._num_lost == _MOST_LOST
+        if os.getpid() != self._owner or is_over:
             self._shell.events.unregister("post_run_cell", self)
             if os.getpid() == self._owner and before is not None and not before.is_taken:
                 _drop(before)
@@ -161,6 +173,7 @@ class _CellWatcher:
         if before is not None and before.has_ended:
             _drop(before)
             before = None
+            self._num_lost += 1
             self._seen.clear()  # the next one has not heard of functions that train
         with contextlib.suppress(OSError):  # the system has no process or descriptor left: launches say so
             has_grown = len(sys.modules) >= self._looked + _MANY_MODULES
@@ -246,8 +259,12 @@ def _read_memory() -> int:
 
 
 def _find_open_file() -> str:
-    """Return the path of a file that is open for writing: what a copy wrote would be lost. IPython's history is not."""
-    standard = {_read_link(fd) for fd in (0, 1, 2)}
+    """Return the path of a file that is open for writing: what a copy wrote would be lost.
+
+    IPython's history is no such file, nor is what the kernel's own output goes to, a log of the server perhaps.
+    """
+    copies = [getattr(stream, "_original_stdstream_copy", None) for stream in (sys.stdout, sys.stderr)]
+    standard = {_read_link(fd) for fd in (0, 1, 2, *copies) if fd is not None}
     names = os.listdir("/proc/self/fd")
     if len(names) > _MANY_FILES:
         return f"one of {len(names)} files"
@@ -311,7 +328,8 @@ def _describe_limits() -> dict[str, Any]:
     if sys.platform == "linux":
         found["cores"] = sorted(os.sched_getaffinity(0))
         status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
-        found["umask"] = int(status.partition("Umask:")[2].split()[0], 8)
+        if words := status.partition("Umask:")[2].split():  # since Linux 4.7
+            found["umask"] = int(words[0], 8)
     return found
 
 
@@ -372,7 +390,7 @@ def find_usable(options: Mapping[str, Any]) -> Standby | None:
     """Return the process that a launch's fork server may be, or is; None without one.
 
     Args:
-        options: the arguments of the launch. A start method by hand means a fresh fork server.
+        options: the arguments of the launch. With a start method by hand no server is made of what stands by.
     """
     standby = find()
     if standby is None:
@@ -398,7 +416,6 @@ def serve_by(standby: Standby | None) -> Iterator[None]:
     if standby is None or standby.is_taken:
         yield
         return
-    start: Any = util.spawnv_passfds
     thread = threading.get_ident()
 
     def take(path: Any, args: Iterable[Any], fds: Sequence[int]) -> Any:
@@ -408,10 +425,12 @@ def serve_by(standby: Standby | None) -> Iterator[None]:
                 return standby.hand_over(os.fsdecode(args[-1]), fds)
         return start(path, args, fds)
 
-    util.spawnv_passfds = take  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        util.spawnv_passfds = start
-        if not standby.is_taken:
-            _drop(standby)
+    with _SERVING:
+        start: Any = util.spawnv_passfds
+        util.spawnv_passfds = take  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            util.spawnv_passfds = start
+            if not standby.is_taken:
+                _drop(standby)

@@ -81,8 +81,8 @@ def _set_defaults() -> None:
     import torch
 
     torch.set_default_dtype(torch.float32)
-    if torch.get_default_device() != torch.device("cpu"):
-        torch.set_default_device("cpu")
+    if getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None) is not None:
+        torch.set_default_device(None)  # to ask which it is would start that device
     torch.set_grad_enabled(True)
     torch.use_deterministic_algorithms(False)
     cloudpickle = sys.modules.get("cloudpickle.cloudpickle")
@@ -180,7 +180,8 @@ def _take_limits(order: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError, ValueError):  # a limit that was raised by somebody with more rights
             resource.setrlimit(kind, (soft, hard))
     if sys.platform == "linux":
-        os.umask(order["umask"])
+        if "umask" in order:
+            os.umask(order["umask"])
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, order["cores"])
 

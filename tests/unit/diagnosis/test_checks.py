@@ -136,7 +136,7 @@ def test_who_made_this_process_unfit_for_forks(look: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(fork_obstacles, "reasons", lambda: [reason])
     check = look("this process")[0]
     assert (check.status, "CUDA was initialised, first by cell In[3]" in check.text) == ("warning", True)
-    monkeypatch.setattr(standby, "find", lambda: SimpleNamespace(is_copy=True))
+    monkeypatch.setattr(standby, "find_usable", lambda options: SimpleNamespace(is_copy=True))
     check = look("this process")[0]
     assert (check.status, "from a copy that was made of it before" in check.text) == ("ok", True)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import resource
 import signal
+import string
 import subprocess
 import sys
 import time
@@ -110,6 +112,25 @@ def test_shared_memory_of_what_is_ended_is_removed(end_worker: Callable[..., int
     assert [maker for maker in pids if Path(f"/dev/shm/torch_{maker}_7_7").exists()] == pids
     left.finish()
     assert not [maker for maker in pids if Path(f"/dev/shm/torch_{maker}_7_7").exists()]
+
+
+def test_a_semaphore_that_a_killed_process_was_making_is_removed() -> None:
+    """As glibc makes one: under a name of its own, open until it has the name that it was asked for."""
+    names = [f"sem.{''.join(random.choices(string.ascii_letters, k=6))}" for _ in range(3)]
+    left, open_yet, other = (Path("/dev/shm", name) for name in names)
+    left.write_bytes(bytes(32))
+    other.write_bytes(bytes(33))
+    try:
+        with open(open_yet, "wb") as file:
+            file.write(bytes(32))
+            file.flush()
+            Leftovers().finish()
+            assert [path.exists() for path in (left, open_yet, other)] == [False, True, True]
+        Leftovers().finish()
+        assert not open_yet.exists()
+    finally:
+        for path in (left, open_yet, other):
+            path.unlink(missing_ok=True)
 
 
 def test_a_number_that_is_anothers_by_now() -> None:

@@ -44,11 +44,17 @@ def test_a_script_has_none() -> None:
 def test_a_file_that_is_written_is_an_obstacle_and_one_that_is_read_is_not(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("")
-    before = standby._find_open_file()
-    with open(path):
-        assert standby._find_open_file() == before
-    with open(path, "a"):
-        assert str(path) in (standby._find_open_file(), before)
+    code = (
+        "import sys; from notebook_accel.launch.supervise import standby\n"
+        "file = open(sys.argv[1], sys.argv[2]); print(standby._find_open_file())"
+    )
+    for mode, expected in (("r", ""), ("a", str(path)), ("r+", str(path))):
+        command = [sys.executable, "-c", code, str(path), mode]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, close_fds=True)
+        assert done.stdout.strip() == expected, done.stderr
+    with open(tmp_path / "server.log", "w") as log:  # what its own output goes to is no such file
+        command = [sys.executable, "-c", code + "; assert not standby._find_open_file()", str(path), "r"]
+        assert subprocess.run(command, stdout=log, stderr=log, timeout=120).returncode == 0
 
 
 def test_a_module_of_the_users_own_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,9 +40,7 @@ def test_it_ends_with_its_notebook() -> None:
 
 
 @pytest.mark.parametrize("first", [b"", standby.LOAD], ids=["at once", "after the compiler"])
-def test_it_runs_what_it_gets_with_the_descriptors_by_their_numbers(
-    first: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_runs_what_it_gets_with_the_descriptors_by_their_numbers(first: bytes) -> None:
     reader, writer = os.pipe()
     other, last = os.pipe()
     code = (
@@ -64,3 +62,13 @@ def test_it_runs_what_it_gets_with_the_descriptors_by_their_numbers(
     finally:
         for fd in (reader, writer, other, last):
             os.close(fd)
+
+
+def test_a_default_device_is_set_back_and_not_started() -> None:
+    code = (
+        "import torch; from notebook_accel.launch.worker import standby\n"
+        "torch.cuda._lazy_init = lambda: print('started')\n"
+        "torch.set_default_device('cuda'); standby._set_defaults(); print(torch.ones(1).device)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["cpu"], done.stderr

@@ -73,9 +73,22 @@ def test_a_part_of_the_list_is_compared_too_and_no_run_is_nothing() -> None:
     runs = RunList([make_run("one", [3.0, 2.0]), make_run("two", [4.0, 1.0])])
     assert isinstance(runs[1:], RunList) and runs[1].job.name == "two"
     assert ">one<" not in runs[1:]._repr_html_() and ">two<" in runs[1:]._repr_html_()
-    assert render_comparison([]) == ""
+    assert render_comparison([]) == "" and RunList()._repr_html_() is None
 
 
 def test_a_metric_named_like_a_column_does_not_replace_it() -> None:
     page = render_comparison([make_run("train", [3.0, 2.0], time=[7.125, 8.125], status="done")])
     assert "3.0 s" in page and page.count("time</th>") == 1
+
+
+def test_of_many_runs_a_small_chart_says_as_much_as_fits() -> None:
+    for count in (2, 3, 8, 30):
+        runs = {}
+        for number in range(count):
+            points = [Point(step, 0.0, 12345.678 * number + step) for step in range(3)]
+            runs[str(number)] = chart.Compared({"loss": points, "lr": points}, 0.0)
+        svg = chart.render_svg(chart.compare_panels(runs), "")
+        for title in re.findall(r'<text x="54" y="14"[^>]*>(.*?)</text>', svg):
+            text = re.sub(r"<[^>]+>", "", title)
+            assert text.startswith(("loss", "lr"))
+            assert len(text) * 6.5 < 320, text

@@ -140,6 +140,14 @@ def test_of_many_ranks_the_most_the_mean_and_the_least_are_kept() -> None:
     }
 
 
+def test_ranks_that_come_one_after_the_other_leave_no_lines_of_the_first() -> None:
+    history = History()
+    for count in (3, 6, 20):
+        history.add({rank: Usage(cpu=1.0) for rank in range(count)}, float(count))
+    history.add({0: Usage(cpu=1.0)}, 30.0)
+    assert set(history.read()) == {"most", "mean", "least"}
+
+
 def test_a_long_run_keeps_a_bounded_number_of_values() -> None:
     history = History()
     for second in range(5000):
