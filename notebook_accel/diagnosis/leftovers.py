@@ -43,7 +43,7 @@ def find() -> list[Leftover]:
         Leftover(path, f"sockets of process {owner}, which has ended")
         for path, owner in socket_folder.list_abandoned().items()
     ]
-    return [*sockets, *_find_tensors()]
+    return [*sockets, *_find_tensors(), *_find_semaphores()]
 
 
 def _find_tensors() -> list[Leftover]:
@@ -58,4 +58,14 @@ def _find_tensors() -> list[Leftover]:
             for entry, pid in sorted(old.items())
             if str(entry) not in used
         ]
+    return []
+
+
+def _find_semaphores() -> list[Leftover]:
+    """Return semaphores whose makers were killed meanwhile."""
+    with contextlib.suppress(OSError):
+        found = shared_memory.list_semaphores()
+        used = list_used() if found else set()
+        text = "a semaphore that a killed process was making"
+        return [Leftover(entry, text) for entry in sorted(found) if str(entry) not in used]
     return []

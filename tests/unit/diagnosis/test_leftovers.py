@@ -143,6 +143,18 @@ def test_shared_memory_of_a_process_that_has_ended(temp: Path) -> None:
     assert {path.name for path in temp.iterdir()} == {own.name, other.name}
 
 
+def test_a_semaphore_whose_maker_was_killed(temp: Path) -> None:
+    path = temp / "sem.aB3dE6"
+    path.write_bytes(bytes(32))
+    (temp / "sem.mp-abcdefgh").write_bytes(bytes(32))  # it has its name
+    with path.open():
+        assert leftovers.find() == []
+    (found,) = leftovers.find()
+    assert found.path == path
+    found.remove()
+    assert leftovers.find() == []
+
+
 def test_what_a_killed_launch_leaves_is_found(temp: Path, tmp_path: Path) -> None:
     script, ready = tmp_path / "launcher.py", tmp_path / "ready"
     script.write_text(LAUNCHER)
