@@ -8,11 +8,9 @@ takes it for that. Only Jupyter kernels have one.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import signal
-import site
 import socket
 import sys
 import sysconfig
@@ -36,6 +34,7 @@ _MOST_LOST: Final = 3
 _MOST_BYTES: Final = 512 << 20  # of the kernel's memory that a copy may keep from being freed
 _OF_KERNELS: Final = ("ipykernel", "IPython", "zmq", "tornado", "jupyter_client", "debugpy", "_pydev")
 """How the names of modules start whose threads a kernel has; they hold no lock that a copy waits for."""
+_PACKAGES: Final = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _SERVING: Final = threading.Lock()
 _SERVES: Final = "from multiprocessing.forkserver import main;"
 _FRESH: Final = (
@@ -291,28 +290,17 @@ def _is_written(fd: str) -> bool:
     return False
 
 
-@functools.cache
-def _list_library_folders() -> tuple[str, ...]:
-    """Return the folders whose modules nobody edits: of Python, of installed packages, and of this package."""
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    paths = [
-        *(sysconfig.get_path(name) for name in names),
-        *site.getsitepackages(),
-        site.getusersitepackages(),
-    ]
-    own = Path(__file__).parents[2]
-    return tuple(os.path.join(path, "") for path in (*paths, str(own), str(own.parent / "widgets")) if path)
-
-
 def _find_own_module() -> str:
-    """Return the name of a module that is the user's own, empty without one."""
-    libraries = _list_library_folders()
+    """Return the name of a module that is the user's own, empty without one; of libraries nobody edits the modules."""
+    own = Path(__file__).parents[2]
+    libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), own, own.parent / "widgets")
+    folders = tuple(os.path.join(path, "") for path in libraries)
     for name, module in list(sys.modules.items()):
         if name != "__main__" and isinstance(module, ModuleType):
-            path = object.__getattribute__(module, "__dict__").get(
-                "__file__"
-            )  # it may be one that loads when asked
-            if isinstance(path, str) and not path.startswith(libraries):
+            values = object.__getattribute__(module, "__dict__")  # it may be one that loads when asked
+            path = values.get("__file__")
+            is_own = isinstance(path, str) and not path.startswith(folders)
+            if is_own and not any(folder in path for folder in _PACKAGES):
                 return name
     return ""
 
