@@ -146,6 +146,7 @@ class Children(Guard):
         "multiprocessing.forkserver import main",
         "multiprocessing.resource_tracker import main",
         "-m tests.forking ",
+        "notebook_accel.launch.worker.standby import stand_by",
     )
 
     def snapshot(self) -> set[psutil.Process]:

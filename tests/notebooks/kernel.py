@@ -252,7 +252,12 @@ def _names_servant(process: psutil.Process) -> bool:
     if process.name() == "accel-standby":  # becomes a fork server; its command line is its kernel's
         return True
     line = " ".join(process.cmdline())
-    return "multiprocessing.resource_tracker" in line or "multiprocessing.forkserver" in line
+    words = (
+        "multiprocessing.resource_tracker",
+        "multiprocessing.forkserver",
+        "worker.standby import stand_by",
+    )
+    return any(word in line for word in words)
 
 
 def make_event_loop() -> None:

@@ -86,7 +86,9 @@ def test_doctor_looks_at_this_kernel(fresh_kernel: Kernel) -> None:
     assert re.search(r"^ok +this process: nothing was initialised", before, re.MULTILINE)
     fresh_kernel.run("torch.set_num_threads(2); x = torch.rand(700, 700) @ torch.rand(700, 700)").ok()
     after = data_of(fresh_kernel.run("%accel_doctor"))["text/plain"]
-    assert re.search(r"^warning +this process: .*thread.*fresh processes", after, re.MULTILINE), after
+    assert re.search(
+        r"^ok +this process: .*thread.*: launches start processes from a copy", after, re.MULTILINE
+    ), after
 
 
 def test_the_reports_are_values(kernel: Kernel) -> None:

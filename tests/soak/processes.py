@@ -14,7 +14,7 @@ from pathlib import Path
 MARK = "NA_SOAK_MARK"
 _PROC = Path("/proc")
 _SERVANTS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
-_STANDBY = b"accel-standby"  # becomes a fork server
+_STANDBY, _STANDS_BY = b"accel-standby", b"worker.standby import stand_by"  # becomes a fork server
 _STACK_SECONDS = 3.0
 
 
@@ -55,7 +55,7 @@ def read_process(pid: int) -> Found | None:
     if fields is None or fields[0] in "ZX":
         return None
     line = _read(pid, "cmdline")
-    if _read(pid, "comm").strip() == _STANDBY:  # its command line is its kernel's
+    if _read(pid, "comm").strip() == _STANDBY or _STANDS_BY in line:  # a copy's command line is its kernel's
         line = _SERVANTS[1] + b" standing by"
     is_servant = any(word in line for word in _SERVANTS)
     command = line.replace(b"\0", b" ").decode("utf-8", "replace")[:120]

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from ... import environ, interrupts, runtime
 from .. import descriptors
-from ..worker.standby import LOAD, SERVE, become_copy
+from ..worker.standby import LOAD, MAIN, NAME, SERVE, become_copy, change_name
 from . import end_watch
 
 VARIABLE: Final = "NOTEBOOK_ACCEL_STANDBY"
@@ -296,7 +296,7 @@ def _find_own_module() -> str:
     libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), own, own.parent / "widgets")
     folders = tuple(os.path.join(path, "") for path in libraries)
     for name, module in list(sys.modules.items()):
-        if name != "__main__" and isinstance(module, ModuleType):
+        if name not in MAIN and isinstance(module, ModuleType):
             values = object.__getattribute__(module, "__dict__")  # it may be one that loads when asked
             path = values.get("__file__")
             is_own = isinstance(path, str) and not path.startswith(folders)
@@ -339,15 +339,18 @@ def _make_copy() -> Standby:
         raise NotImplementedError
     ours, theirs = socket.socketpair()
     with theirs, interrupts.block_interrupt_in_children():
+        name = change_name(NAME)  # the copy has it from the start
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, about any thread
                 pid = os.fork()
+            if pid == 0:
+                become_copy(theirs.fileno(), name)
         except BaseException:
             ours.close()
             raise
-        if pid == 0:
-            become_copy(theirs.fileno())
+        finally:
+            change_name(name)
     return Standby(pid, ours, is_copy=True)
 
 

@@ -28,22 +28,26 @@ LOAD: Final = b"l"
 """Says to import torch's compiler."""
 SERVE: Final = b"s"
 """Comes with the descriptors of a fork server, before its code."""
+MAIN: Final = ("__main__", "__mp_main__")
+"""The names of the module that a program is; the second is of multiprocessing."""
 NAME: Final = "accel-standby"
 """As the system lists the process, where it lists names: a copy has the command line of its kernel."""
-_NAME_FILE: Final = "/proc/self/comm"
+_NAME_FILE: Final = Path("/proc/self/comm")
 _BYTES: Final = 1 << 16
 _MOST_FDS: Final = 8
 
 
-def become_copy(fd: int) -> NoReturn:
+def become_copy(fd: int, name: str) -> NoReturn:
     """In a fork of the notebook's process: leave all that is the notebook's, and stand by.
 
     Args:
         fd: the end of the socket to wait at.
+        name: by which the system lists the notebook's process.
     """
-    kept = sys.modules.get("__main__")  # taken apart, it would do what its finalizers do
+    kept = [sys.modules.get(main) for main in MAIN]  # taken apart, they would do what their finalizers do
     try:
         _leave_notebook(fd)
+        os.register_at_fork(after_in_child=functools.partial(change_name, name))
         stand_by(fd, "IPython" in sys.modules)
     finally:
         del kept
@@ -73,6 +77,7 @@ def _leave_notebook(fd: int) -> None:
     runtime.standby().clear()
     _set_defaults()
     sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.modules.pop("__mp_main__", None)
     gc.freeze()
 
 
@@ -114,7 +119,7 @@ def stand_by(fd: int, with_ipython: bool) -> NoReturn:
     if os.getsid(0) != os.getpid():
         os.setsid()
         _lead_nowhere((0, 1, 2), (fd,))
-    _take_name()
+        os.register_at_fork(after_in_child=functools.partial(change_name, change_name(NAME)))
     for name in [_SHELL] * with_ipython + [_WARM]:
         _import(name)
     code = _wait(fd)
@@ -126,17 +131,18 @@ def stand_by(fd: int, with_ipython: bool) -> NoReturn:
         os._exit(0)
 
 
-def _take_name() -> None:
-    """Let the system list this process by a name of its own, and what it forks by the name before."""
+def change_name(name: str) -> str:
+    """Change the name by which the system lists this process, and return that before; empty where it lists none.
+
+    Args:
+        name: of 15 letters at most.
+    """
     if sys.platform == "linux":
-        before = Path(_NAME_FILE).read_text().strip()
-        _write_name(NAME)
-        os.register_at_fork(after_in_child=functools.partial(_write_name, before))
-
-
-def _write_name(name: str) -> None:
-    with contextlib.suppress(OSError):
-        Path(_NAME_FILE).write_text(name)
+        with contextlib.suppress(OSError):
+            before = _NAME_FILE.read_text().strip()
+            _NAME_FILE.write_text(name)
+            return before
+    return ""
 
 
 def _import(name: str) -> None:
