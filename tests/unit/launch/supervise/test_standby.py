@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import types
 from collections.abc import Iterator
 from multiprocessing import util
 from pathlib import Path
@@ -57,14 +56,17 @@ def test_a_file_that_is_written_is_an_obstacle_and_one_that_is_read_is_not(tmp_p
         assert subprocess.run(command, stdout=log, stderr=log, timeout=120).returncode == 0
 
 
-def test_a_module_of_the_users_own_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "conftest")]:
-        monkeypatch.delitem(sys.modules, name)
-    assert standby._find_own_module() == ""
-    module = types.ModuleType("mine")
-    module.__file__ = str(tmp_path / "mine.py")
-    monkeypatch.setitem(sys.modules, "mine", module)
-    assert standby._find_own_module() == "mine"
+def test_a_module_of_the_users_own_is_found(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("")
+    code = (
+        "import sys, torch, notebook_accel, notebook_accel.widgets\n"
+        "from notebook_accel.launch.supervise import standby\n"
+        "notebook_accel.notebook_launcher; print([standby._find_own_module()])\n"
+        "sys.path.insert(0, sys.argv[1]); import mine; print([standby._find_own_module()])"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]  # a process of its own: others' tests import theirs
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["['']", "['mine']"], done.stderr
 
 
 def test_a_process_that_has_ended_takes_nothing_over(sleeper: standby.Standby) -> None:
