@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from ..launch import shared_memory
-from ..launch.leftovers import list_used
+from ..launch.leftovers import find_semaphores, list_used
 from ..launch.supervise import socket_folder
 
 
@@ -64,8 +64,6 @@ def _find_tensors() -> list[Leftover]:
 def _find_semaphores() -> list[Leftover]:
     """Return semaphores whose makers were killed meanwhile."""
     with contextlib.suppress(OSError):
-        found = shared_memory.list_semaphores()
-        used = list_used() if found else set()
         text = "a semaphore that a killed process was making"
-        return [Leftover(entry, text) for entry in sorted(found) if str(entry) not in used]
+        return [Leftover(path, text) for path in find_semaphores()]
     return []

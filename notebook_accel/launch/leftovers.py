@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -170,11 +171,21 @@ def _list_session(leader: int) -> dict[psutil.Process, int] | None:
 
 
 def remove_semaphores() -> None:
-    """Remove semaphores that were never finished: no process has them open; never raises."""
+    """Remove semaphores whose makers were killed meanwhile; never raises."""
     with contextlib.suppress(OSError):
-        found = list_semaphores()
-        for path in set(map(str, found)) - list_used() if found else ():
-            os.unlink(path)
+        for path in find_semaphores():
+            path.unlink(missing_ok=True)
+
+
+def find_semaphores() -> list[Path]:
+    """Return semaphores whose makers were killed meanwhile: no process has them open.
+
+    Raises:
+        OSError: the system does not tell.
+    """
+    found = list_semaphores()
+    used = list_used() if found else set()
+    return sorted(path for path in found if str(path) not in used)
 
 
 def list_used() -> set[str]:

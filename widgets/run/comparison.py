@@ -13,7 +13,7 @@ from notebook_accel.launch.run import Run
 from . import chart
 from .lines import WRONG
 from .page import embed_chart, find_steep
-from .table import CELL, SIGNS
+from .table import CELL, SIGNS, join_table
 
 _COLUMNS: Final = ("run", "function", "processes", "status", "time", "steps")
 _MAX_COLUMNS: Final = 6  # of metrics besides
@@ -63,14 +63,8 @@ def _render_table(runs: Sequence[Run], compared: dict[str, chart.Compared]) -> s
     metrics = dict.fromkeys(metric for run in compared.values() for metric in run.metrics)
     shown = itertools.islice((name for name in metrics if name not in _COLUMNS), _MAX_COLUMNS)
     columns = [*(name for name in _COLUMNS if name != "steps" or any(run.steps for run in runs)), *shown]
-    head = "".join(
-        f'<th scope="col" style="{CELL};font-weight:600">{html.escape(name)}</th>' for name in columns
-    )
     rows = "".join(_render_row(place, run, compared[str(place)], columns) for place, run in enumerate(runs))
-    return (
-        '<table style="border-collapse:collapse;margin:4px 0" aria-label="Runs">'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    )
+    return join_table("Runs", columns, rows)
 
 
 def _render_row(place: int, run: Run, compared: chart.Compared, columns: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from notebook_accel.launch.durations import format_duration
@@ -51,13 +51,26 @@ def render_table(picture: Picture, *, every_rank: bool = False) -> str:
     }
     first = next(iter(columns))
     used = {name: cells for name, cells in columns.items() if any(cells) or name in (first, "status")}
-    head = "".join(f'<th scope="col" style="{CELL};font-weight:600">{name}</th>' for name in used)
     rows = "".join(
         _render_row(group[0], {name: cells[number] for name, cells in used.items()})
         for number, group in enumerate(groups)
     )
+    return join_table(f"Ranks of {picture.name}", used, rows)
+
+
+def join_table(words: str, columns: Iterable[str], rows: str) -> str:
+    """Return a table as HTML.
+
+    Args:
+        words: what it shows, for who does not see it.
+        columns: their names.
+        rows: HTML of the rows below these.
+    """
+    head = "".join(
+        f'<th scope="col" style="{CELL};font-weight:600">{html.escape(name)}</th>' for name in columns
+    )
     return (
-        f'<table style="border-collapse:collapse;margin:4px 0" aria-label="Ranks of {html.escape(picture.name)}">'
+        f'<table style="border-collapse:collapse;margin:4px 0" aria-label="{html.escape(words)}">'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     )
 

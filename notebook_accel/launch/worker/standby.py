@@ -44,6 +44,8 @@ def become_copy(fd: int, name: str) -> NoReturn:
         fd: the end of the socket to wait at.
         name: by which the system lists the notebook's process.
     """
+    if sys.platform == "win32":
+        raise NotImplementedError
     kept = [sys.modules.get(main) for main in MAIN]  # taken apart, they would do what their finalizers do
     try:
         _leave_notebook(fd)
