@@ -171,6 +171,7 @@ class SlurmCluster:
         (job,) = self.jobs()
         assert wait_until(lambda: self.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "PENDING", 60)
         assert wait_until(lambda: not _list_steps(job), 60)
+        time.sleep(2)  # in the second in which a start was ended, nodes refuse the next one as revoked too
         self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def stop(self) -> None:
