@@ -272,11 +272,13 @@ class Phase(Event):
         name: of the phase.
         detail: a sentence for the reader.
         pid: process id of the rank, None where it is not sent.
+        node: the machine that the rank is on, by the name that its user knows; empty on the machine of the launch.
     """
 
     name: PhaseName
     detail: str = ""
     pid: int | None = None
+    node: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-LIBRARIES = ("torch", "torch.distributed")
+LIBRARIES = ("torch", "torch.distributed", "torch._dynamo")  # optimizers import the last one, in a second
 KERNEL = ("ipykernel.kernelapp", "ipykernel.ipkernel")  # what a Jupyter kernel imports besides
 MESSAGE_BYTES = 1 << 17
 END_S = 10.0  # in which a host ends when nobody asks any more

@@ -61,6 +61,7 @@ class RunRecord:
         tails: the newest lines of each rank: `MAX_TAIL`, or fewer where long lines or many ranks take much memory.
         unfinished: what each rank has written since its last line, by (rank, stream).
         line_counts: how many lines each rank has written.
+        nodes: the machine of each rank that is not on the one of the launch.
         displays: the last displays, updates applied, oldest first.
         restarts: how often the workers were started again.
     """
@@ -68,6 +69,7 @@ class RunRecord:
     max_bytes: int = MAX_BYTES
     max_points: int = MAX_POINTS
     phases: dict[int, Phase] = field(default_factory=dict, init=False)
+    nodes: dict[int, str] = field(default_factory=dict, init=False)
     failures: list[Failure] = field(default_factory=list, init=False)
     results: dict[int, Result] = field(default_factory=dict, init=False)
     passed: dict[int, float] = field(default_factory=dict, init=False)
@@ -233,7 +235,7 @@ class RunRecord:
     def _phase(self, phase: Phase) -> None:
         if phase.name == "restarting":
             self.restarts += 1
-            self.phases = {}  # nodes may have joined or left, so not all ranks come again
+            self.phases, self.nodes = {}, {}  # nodes may have joined or left, so not all ranks come again
             self.failures.clear()
             self.results.clear()
             self._bars.clear()
@@ -246,6 +248,8 @@ class RunRecord:
             self.notice = ""
             return
         self.phases[phase.rank] = phase
+        if phase.node:
+            self.nodes[phase.rank] = phase.node
         if phase.name == "starting":
             self._lines_before[phase.rank] = self.line_counts.get(phase.rank, 0)
 

@@ -25,7 +25,7 @@ CLUSTER = """
 import os, socket, time
 import ray
 from ray.cluster_utils import Cluster
-from notebook_accel import PartialState, notebook_launcher
+from notebook_accel import PartialState, notebook_launcher, runs
 from notebook_accel.launch.engines.ray.engine import RayEngine
 from tests.patient_ray import be_patient
 
@@ -73,11 +73,14 @@ def test_ranks_are_spread_over_the_nodes(kernel: Kernel) -> None:
             return ranks, [int(os.environ[name]) for name in names]
 
         import torch
-        notebook_launcher(seen, num_processes=2, engine=spread, address=cluster.address, returns="all")
+        values = notebook_launcher(seen, num_processes=2, engine=spread, address=cluster.address, returns="all")
+        values, runs()[-1].record.nodes
         """,
         timeout=PATIENCE,
     ).ok()
-    assert ast.literal_eval(cell.value) == [([0, 1], [0, 0, 1, 0, 2, 2]), ([0, 1], [1, 0, 1, 1, 2, 2])]
+    values, nodes = ast.literal_eval(cell.value)
+    assert values == [([0, 1], [0, 0, 1, 0, 2, 2]), ([0, 1], [1, 0, 1, 1, 2, 2])]
+    assert list(nodes) == [0, 1] and all(nodes.values())
 
 
 def test_more_than_the_cluster_has_is_told_with_the_numbers(kernel: Kernel) -> None:

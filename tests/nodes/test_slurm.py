@@ -29,7 +29,7 @@ GONE_SECONDS = 15.0
 SETUP = """
 import os, subprocess, sys, time
 import torch
-from notebook_accel import Accelerator, PartialState, notebook_launcher
+from notebook_accel import Accelerator, PartialState, notebook_launcher, runs
 from notebook_accel.utils import gather
 %load_ext notebook_accel
 
@@ -98,14 +98,14 @@ def test_eight_ranks_on_two_nodes_and_the_same_job_again(kernel: Kernel, idle: S
         first = launch(seen, num_processes=8, returns="all")
         second = launch(seen, num_processes=8, returns="all")
         [each[2] for each in first] == [each[2] for each in second], [each[:2] for each in first], [
-            each[2][0] for each in first]
+            each[2][0] for each in first], list(runs()[-1].record.nodes.values())
         """,
         timeout=PATIENCE,
     ).ok()
-    same, seen, nodes = ast.literal_eval(cell.value)
+    same, seen, nodes, named = ast.literal_eval(cell.value)
     places = [[rank, 4, node, 2, 8] for node in range(2) for rank in range(4)]
     assert seen == [(list(range(8)), place) for place in places]
-    assert same and nodes == ["n1"] * 4 + ["n2"] * 4
+    assert same and nodes == named == ["n1"] * 4 + ["n2"] * 4
     assert "Launching seen on 8 processes on 2 nodes by SLURM; its nodes stay 120 s" in cell.stdout
     assert re.search(r"Job \d+: RUNNING on n1, n2, after \d+ s in the queue", cell.stderr)
 

@@ -28,7 +28,7 @@ GONE_SECONDS = 15.0
 SETUP = """
 import os, subprocess, sys, time
 import torch
-from notebook_accel import PartialState, notebook_launcher
+from notebook_accel import PartialState, notebook_launcher, runs
 from notebook_accel.utils import gather
 %load_ext notebook_accel
 HOSTS = ["node1", "node2"]
@@ -91,12 +91,15 @@ def test_eight_ranks_on_two_hosts(kernel: Kernel) -> None:
             names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "WORLD_SIZE")
             return ranks, [int(os.environ[name]) for name in names], os.environ["GLOO_SOCKET_IFNAME"]
 
-        launch(seen, hosts=["node1:5", "root@node2:3"], returns="all")
+        values = launch(seen, hosts=["node1:5", "root@node2:3"], returns="all")
+        values, runs()[-1].record.nodes
         """,
         timeout=PATIENCE,
     ).ok()
+    values, nodes = ast.literal_eval(cell.value)
+    assert nodes == {**dict.fromkeys(range(5), "node1"), **dict.fromkeys(range(5, 8), "root@node2")}
     places = [[rank, 5, 0, 2, 8] for rank in range(5)] + [[rank, 3, 1, 2, 8] for rank in range(3)]
-    assert ast.literal_eval(cell.value) == [(list(range(8)), place, "eth0") for place in places]
+    assert values == [(list(range(8)), place, "eth0") for place in places]
     assert "Launching seen on 8 processes by ssh: node1 (5), root@node2 (3)." in cell.stdout
     assert "Welcome" not in cell.stdout + cell.stderr
 

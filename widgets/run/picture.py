@@ -55,6 +55,7 @@ class RankState:
         step: optimizer steps so far; None without any.
         rate: optimizer steps in a second; None if it is not known.
         usage: what its process uses; None if it is not known.
+        node: the machine that it is on; empty if that is the one of the launch.
         note: what happened, if it failed; empty otherwise.
         detail: what a library said of that, where the note does not.
     """
@@ -66,6 +67,7 @@ class RankState:
     step: int | None = None
     rate: float | None = None
     usage: Usage | None = None
+    node: str = ""
     note: str = ""
     detail: str = ""
 
@@ -271,6 +273,7 @@ def _make_state(
         step=pulse.steps if pulse is not None and pulse.steps else None,
         rate=_measure_rate(record, rank, state),
         usage=usage,
+        node=record.nodes.get(rank, ""),
         note=_describe_failure(failure, cause),
         detail="" if failure is None else failures.describe_library(failure, cause),
     )

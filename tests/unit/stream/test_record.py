@@ -254,3 +254,14 @@ def test_a_bar_goes_on_after_it_was_forgotten() -> None:
     assert record.progress[3, 3].text == "ends" and len(record.progress) == 500
     record.apply(Phase(rank=-1, time=0.0, name="restarting"))
     assert not record.progress
+
+
+def test_the_machine_of_a_rank_is_known_until_it_starts_again() -> None:
+    record = RunRecord()
+    for rank in range(2):
+        record.apply(Phase(rank=rank, time=0.0, name="starting", node=f"gpu{rank}"))
+        record.apply(Phase(rank=rank, time=1.0, name="running"))
+    assert record.nodes == {0: "gpu0", 1: "gpu1"}
+    record.apply(Phase(rank=-1, time=2.0, name="restarting"))
+    record.apply(Phase(rank=0, time=3.0, name="starting", node="gpu2"))
+    assert record.nodes == {0: "gpu2"}

@@ -124,8 +124,12 @@ class RayWorkerGroup(WorkerGroup[_RayMember]):
             self._actors.append(kind.options(scheduling_strategy=strategy, **options).remote(plan.start))
         self._members = _assign_ranks(self._actors, self._wait_for_actors())
         now = time.time()
-        phases = [Phase(rank=member.rank, time=now, name="starting") for member in self._members]
-        self._delivery.deliver(phases)
+        self._delivery.deliver(
+            [
+                Phase(rank=member.rank, time=now, name="starting", node=member.info.address)
+                for member in self._members
+            ]
+        )
         self._connect()
         for member in self._members:
             self.tell(BeginOrder(rank=member.rank, time=now))

@@ -182,7 +182,10 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
             HostMember(rank=rank, link=link) for link in self._links for rank in self._ranks[link]
         ]
         self._delivery.deliver(
-            [Phase(rank=member.rank, time=now, name="starting") for member in self._members]
+            [
+                Phase(rank=member.rank, time=now, name="starting", node=member.link.host)
+                for member in self._members
+            ]
         )
         for node, link in enumerate(self._links):
             self._send(link, self._make_assignment(node, where))

@@ -88,19 +88,20 @@ class Allocation:
         """
         if self.state.is_running and self._nodes:  # somebody has just looked
             return self._nodes
-        began, seen_pending = time.monotonic(), False
+        began = time.monotonic()
         while not self._look_patiently(wait).is_running:
             if self.state.is_over:
                 raise LaunchError(self.describe_early_end())
-            seen_pending, self._shown = True, self._describe_wait()
+            self._shown = self._describe_wait()
             waited = time.monotonic() - began
             until = time.monotonic() + min(_SLOW_SECONDS, max(_FAST_SECONDS, waited / 10))
             while time.monotonic() < until:
                 wait(self._shown)
                 time.sleep(0.05)
         self._shown = ""
+        is_new = not self._nodes
         self._nodes = nodes = command.list_nodes(self.state, lambda: wait(""))
-        if self.is_ours and seen_pending:
+        if self.is_ours and is_new:
             wait(
                 f"Job {self.job_id}: RUNNING on {', '.join(nodes)}, after {time.time() - self._submitted:.0f} s in "
                 "the queue."

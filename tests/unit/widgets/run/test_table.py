@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import replace
 
 from notebook_accel.widgets.run import page, table
 from notebook_accel.widgets.run.picture import Picture, RankState, Usage
@@ -40,6 +41,18 @@ def test_few_ranks_have_a_row_each() -> None:
     assert rows[0] == ["rank", "status", "step", "memory", "CPU"]
     assert rows[2] == ["1", "● running", "101", "301 MiB", "50 %"]
     assert len(rows) == table.MOST_ROWS + 1
+
+
+def test_ranks_on_several_machines_are_grouped_by_them() -> None:
+    ranks = [replace(state, node=f"gpu{state.rank // 16}", usage=None) for state in make_ranks(32)]
+    ranks[20] = replace(ranks[20], status="failed", note="ValueError: no")
+    assert read_rows(table.render_table(make_picture(ranks))) == [
+        ["ranks", "node", "status", "step", "what happened"],
+        ["20", "gpu1", "✗ failed", "102", "ValueError: no"],
+        ["0-15", "gpu0", "● running", "100 to 102", ""],
+        ["16-19, 21-31", "gpu1", "● running", "100 to 102", ""],
+    ]
+    assert read_rows(table.render_table(make_picture(ranks[:2])))[1] == ["0", "gpu0", "● running", "100"]
 
 
 def test_of_many_ranks_those_in_the_same_state_have_one_row_and_failures_come_first() -> None:

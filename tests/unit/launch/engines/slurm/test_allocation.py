@@ -35,6 +35,21 @@ def test_a_job_in_the_queue_stays_while_slurm_does_not_answer(monkeypatch: pytes
     assert all("PENDING (Resources)" in text for text in told)
 
 
+def test_a_job_that_runs_at_the_first_look_is_told_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    runs = JobState(job_id="3", state="RUNNING", node_list="n[1-2]")
+    monkeypatch.setattr(command, "look", lambda job_id, check: runs)
+    monkeypatch.setattr(command, "list_nodes", lambda state, check: ["n1", "n2"])
+    monkeypatch.setattr(command, "start_watcher", lambda job_id: None)
+    monkeypatch.setattr(allocation.submission, "submit", lambda wish: ("3", ""))
+    wish = Wish(num_nodes=2, ranks_per_node=1, options={}, python="", is_requeued=False, name="f")
+    job = allocation.Allocation("", wish)
+    for _ in range(2):  # the second time for the next launch
+        assert job.wait(shown.append) == ["n1", "n2"]
+    (told,) = filter(None, shown)
+    assert told.startswith("Job 3: RUNNING on n1, n2, after 0 s")
+
+
 def test_slurm_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def look(job_id: str, check: Any) -> JobState:
         raise LaunchError("unable to contact slurmctld")
