@@ -257,16 +257,31 @@ def test_a_cut_link_ends_what_ran_behind_it(kernel: Kernel, hosts: SshHosts) -> 
     assert cell.value == "['0', '1']"
 
 
+def find_client(kernel: Kernel) -> psutil.Process:
+    """Return the process of ssh that leads to the second host."""
+    children = psutil.Process(kernel.pid).children()
+    clients = [child for child in children if child.name() == "ssh" and child.status() != "zombie"]
+    return next(client for client in clients if "node2" in client.cmdline())
+
+
 def test_a_killed_client_ends_what_it_led_to(kernel: Kernel) -> None:
     def kill() -> None:
-        children = psutil.Process(kernel.pid).children()
-        clients = [child for child in children if child.name() == "ssh" and child.status() != "zombie"]
-        next(client for client in clients if "node2" in client.cmdline()).kill()
+        find_client(kernel).kill()
 
     cell, pids, since = lose(kernel, kill)
     assert cell.error is not None and "is lost: host node2: its ssh connection has ended" in cell.error[1]
     assert "ssh was ended by SIGKILL" in cell.error[1]
     assert_gone(pids, since)
+
+
+def test_a_connection_that_rests_and_says_nothing_more_is_replaced(kernel: Kernel) -> None:
+    """As where a laptop has moved to another network: nothing has told it that the old one is gone."""
+    kernel.run("launch(lambda: None)", timeout=PATIENCE).ok()
+    silent = find_client(kernel)
+    silent.suspend()
+    cell = kernel.run("launch(lambda: os.environ['RANK'], returns='all')", timeout=PATIENCE).ok()
+    assert cell.value == "['0', '1']"
+    assert not silent.is_running()
 
 
 def test_workers_start_again_on_a_host_that_was_lost(kernel: Kernel) -> None:

@@ -19,7 +19,7 @@ from ....stream.wire import FrameError, FrameReader, frame
 from ... import signals
 from . import packets
 from .client import MARK, Client, Wanted
-from .messages import Devices
+from .messages import Cleared, ClearOrder, Devices
 
 _BYTES: Final = 1 << 18
 _MOST_NOISE: Final = 1 << 20
@@ -49,6 +49,7 @@ class Link:
         facts: what the host says of itself, empty before it does.
         is_ready: whether the agent is there.
         devices: what processes there compute on; None before it is known.
+        is_proven: whether the agent has answered to the last `ask`.
         lost: why the connection has ended, empty where it has not.
     """
 
@@ -59,6 +60,7 @@ class Link:
         self.facts: Mapping[str, Any] = {}
         self.is_ready = False
         self.devices: Devices | None = None
+        self.is_proven = True
         self.lost = ""
         self._nonce = secrets.token_hex(8)
         self._noise = bytearray()
@@ -144,6 +146,7 @@ class Link:
         for event in events:
             if isinstance(event, Devices):
                 self.devices = event
+            self.is_proven |= isinstance(event, Cleared)
         return events
 
     def _take(self, data: bytes) -> list[Event]:
@@ -234,7 +237,7 @@ class Link:
         self._idle_since = time.time()
 
     def is_usable(self) -> bool:
-        """Return whether a launch can use the connection that has rested: beats have come meanwhile."""
+        """Return whether a launch may use the connection that has rested: beats have come meanwhile."""
         since, self._idle_since = self._idle_since, None
         self._quiet = packets.Quiet(time.monotonic())
         beats = -self._packets.beats
@@ -243,6 +246,11 @@ class Link:
         passed = 0.0 if since is None else time.time() - since
         is_stale = passed > _STALE_SECONDS and beats * packets.BEAT_SECONDS < passed / 2
         return not self.lost and not is_stale and self.exitcode is None
+
+    def ask(self) -> None:
+        """Ask the agent whether it still hears and has no run; `is_proven` says that it has answered."""
+        self.is_proven = False
+        self.send(ClearOrder(rank=-1, time=time.time()))
 
     def close(self) -> None:
         """End the client; the agent ends what it has."""

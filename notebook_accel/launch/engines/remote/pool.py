@@ -23,6 +23,7 @@ from .client import NO_PACKAGE, Client, Wanted, find_mismatches, suggest_python
 from .link import Link
 
 _OPEN_SECONDS: Final = 60.0
+_PROOF_SECONDS: Final = 3.0
 _LOOK_SECONDS: Final = 0.1
 _BEATING: Final = Path(__file__).with_name("beating.py")
 
@@ -87,6 +88,8 @@ class Pool:
         try:
             for host, python in pythons.items():
                 links.append(self._take(client, host, python) or self._start(client, host, python, wanted))
+            self._drop_ended()
+            self._replace_dead(links, wanted, check)
             self._wait(links, lambda link: link.is_ready, check)
             problems = [problem for link in links for problem in _find_problems(link, wanted)]
             if not problems:
@@ -128,7 +131,9 @@ class Pool:
             is_clean: whether the agent is free for another launch; else the connection is closed.
         """
         with self._lock:
-            if is_clean and not link.lost:
+            if (
+                is_clean and link.is_proven and not link.lost
+            ):  # an answer on its way would be the next launch's
                 link.rest()
                 self._resting.append(link)
                 return
@@ -196,6 +201,25 @@ class Pool:
                 self.put(link, is_clean=False)
         return None
 
+    def _drop_ended(self) -> None:
+        """Close the rested connections whose agent has gone, such as those of hosts that nobody uses any more."""
+        with self._lock:
+            ended = [link for link in self._resting if link.exitcode is not None]
+            self._resting = [link for link in self._resting if link not in ended]
+        for link in ended:
+            self.put(link, is_clean=False)
+
+    def _replace_dead(self, links: list[Link], wanted: Wanted, check: Callable[[], None]) -> None:
+        """Connect anew to each host whose rested connection has no answer: it may have ended a moment ago."""
+        rested = [link for link in links if link.is_ready]
+        for link in rested:
+            link.ask()
+        self._wait(rested, lambda link: link.is_proven, check, _PROOF_SECONDS)
+        for number, link in enumerate(links):
+            if link in rested and (link.lost or not link.is_proven):
+                links[number] = self._start(*link.key, wanted)
+                self.put(link, is_clean=False)
+
     def _start(self, client: Client, host: str, python: str | None, wanted: Wanted) -> Link:
         with self._lock, interrupts.block_interrupt_in_children():
             link = Link(client, host, python, wanted)
@@ -229,9 +253,14 @@ class Pool:
                 socket.send_fds(self._heart, [b"x"], [other.stdin_fileno])
 
     @staticmethod
-    def _wait(links: Sequence[Link], is_there: Callable[[Link], bool], check: Callable[[], None]) -> None:
+    def _wait(
+        links: Sequence[Link],
+        is_there: Callable[[Link], bool],
+        check: Callable[[], None],
+        seconds: float = _OPEN_SECONDS,
+    ) -> None:
         """Wait until each connection is so far or has failed."""
-        deadline = time.monotonic() + _OPEN_SECONDS
+        deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             for link in links:
                 selector.register(link, selectors.EVENT_READ)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from notebook_accel.errors import LaunchError
@@ -95,3 +97,40 @@ def test_a_process_that_beats_is_replaced_where_it_was_killed(client: SshClient,
     pool._start(client, "two", None, WANTED)
     assert pool._beating is not None and pool._beating.poll() is None and pool._beating is not before
     assert heart.fileno() == -1
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
+def test_a_connection_that_has_ended_while_it_rested_is_replaced(
+    end: signal.Signals, tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "ssh"
+    here.write_text('#!/bin/sh\nfor word; do :; done\nexec sh -c "$word"\n')
+    here.chmod(0o755)
+    client, hosts, wanted = SshClient((str(here),)), {"one": None, "two": None}, Wanted.here()
+    with pool.borrow(client, hosts, wanted) as first:
+        pass
+    with pool.borrow(client, hosts, wanted) as second:
+        assert second == first
+    monkeypatch.setattr(Link, "is_usable", lambda link: True)  # it ends just after somebody has looked
+    os.killpg(second[1]._process.pid, end)
+    with pool.borrow(client, hosts, wanted) as third:
+        assert third[0] is first[0] and third[1] is not first[1]
+        assert third[1].exitcode is None and not third[1].lost
+    assert second[1].exitcode is not None
+
+
+def test_an_ended_connection_to_a_host_that_nobody_uses_is_waited_for(client: SshClient, pool: Pool) -> None:
+    link = pool._start(client, "one", None, WANTED)
+    pool.put(link, is_clean=True)
+    os.kill(link._process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, link._process.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(LaunchError), pool.borrow(SshClient(("false",)), {"two": None}, WANTED):
+        raise AssertionError("no host is there")
+    assert not psutil.pid_exists(link._process.pid)
+
+
+def test_a_connection_whose_answer_is_on_its_way_is_not_kept(client: SshClient, pool: Pool) -> None:
+    link = pool._start(client, "one", None, WANTED)
+    link.ask()
+    pool.put(link, is_clean=True)
+    assert not pool._resting and link.exitcode is not None
