@@ -140,6 +140,7 @@ class Pool:
             if link in self._all:
                 self._all.remove(link)
         link.close()
+        self._stop_beating()
 
     def keep(self, key: Hashable, kept: Kept) -> None:
         """Hold what leads to hosts until `take_kept`, or until the pool is closed.
@@ -186,10 +187,6 @@ class Pool:
                 self.put(link, is_clean=False)
             while self._kept:
                 self._kept.pop()[1].close()
-            if not self._all and self._heart is not None and self._beating is not None:
-                self._heart.close()
-                self._beating.wait()
-                self._heart = self._beating = None
 
     def _take(self, client: Client, host: str, python: str | None) -> Link | None:
         """Return a connection that has rested, None where there is none."""
@@ -251,6 +248,15 @@ class Pool:
         for other in others:
             with contextlib.suppress(OSError):
                 socket.send_fds(self._heart, [b"x"], [other.stdin_fileno])
+
+    def _stop_beating(self) -> None:
+        """End the process that beats, where no connection is left."""
+        with self._lock:
+            if not self._all and self._heart is not None and self._beating is not None:
+                self._heart.close()
+                self._beating.kill()  # a fork may have the socket for a moment, which ends it
+                self._beating.wait()
+                self._heart = self._beating = None
 
     @staticmethod
     def _wait(

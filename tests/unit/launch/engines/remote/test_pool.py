@@ -127,6 +127,7 @@ def test_an_ended_connection_to_a_host_that_nobody_uses_is_waited_for(client: Ss
     with pytest.raises(LaunchError), pool.borrow(SshClient(("false",)), {"two": None}, WANTED):
         raise AssertionError("no host is there")
     assert not psutil.pid_exists(link._process.pid)
+    assert pool._beating is None, "no host is left to which somebody has to say that this process lives"
 
 
 def test_a_connection_whose_answer_is_on_its_way_is_not_kept(client: SshClient, pool: Pool) -> None:
