@@ -190,8 +190,7 @@ class Run:
     def _deliver(self, events: Sequence[Event]) -> None:
         if self._sink_makers:  # only now: a run that could not start shows nothing
             self._open_sinks()
-        for event in events:
-            self.record.apply(event)
+        self.record.apply_all(events)
         for sink in self._sinks:
             sink.show(events)
         if not self._begun.is_set():

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from ..events import Event, Line, Progress
@@ -31,6 +31,15 @@ def measure(event: Event) -> int:
     if isinstance(event, Progress):
         return _BAR_BYTES + sys.getsizeof(event.text) + sys.getsizeof(event.description)
     return _measure_all(event)
+
+
+def measure_lines(lines: Sequence[Line]) -> int:
+    """Return how much memory lines take.
+
+    Args:
+        lines: any number.
+    """
+    return _LINE_BYTES * len(lines) + sum(map(sys.getsizeof, [line.text for line in lines]))
 
 
 def _measure_all(value: object) -> int:
@@ -76,8 +85,17 @@ class Newest(Generic[E]):
             event: the next one.
             size: what `measure` says of it.
         """
+        self.extend((event,), size)
+
+    def extend(self, new: Sequence[E], size: int) -> None:
+        """Add events.
+
+        Args:
+            new: the next ones.
+            size: the sum of what `measure` says of them.
+        """
         events, count = self._events, self._max_count
-        events.append(event)
+        events.extend(new)
         held = self._bytes + size
         while (held > self.max_bytes or len(events) > count) and len(events) > 1:
             held -= measure(events.popleft())

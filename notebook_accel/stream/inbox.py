@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..events import Chunk, Event, Line, Order, Stream, Unfinished
-from .lines import LineReader
+from ..events import Chunk, Event, Order, Stream, Unfinished
+from .lines import LineReader, make_lines
 from .readable import count_unread_bytes
 from .wire import FrameError, FrameReader, PipeEnd, describe_loss, frame
 
@@ -123,8 +123,7 @@ class _Source:
         return self._events(stream, texts)
 
     def _events(self, stream: Stream, texts: list[str]) -> list[Event]:
-        now = time.time()
-        return [Line(rank=self.rank, time=now, stream=stream, text=text) for text in texts]
+        return [*make_lines(self.rank, time.time(), stream, texts)] if texts else []
 
 
 class Inbox:

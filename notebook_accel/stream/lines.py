@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
+
+from ..events import Event, Line, Stream
 
 _MAX_LINE: Final = 1 << 20
 _MAX_ROWS: Final = 32  # of bars below each other
 _MOVES: Final = re.compile(rb"\n|\x1b\[\d{0,4}A")  # to the next row, or some rows up (ECMA-48, 8.3.22)
 _UP: Final = re.compile(rb"\x1b\[\d{0,4}A")  # nothing has so many rows that more digits are needed
 _PART_OF_UP: Final = re.compile(rb"\x1b(?:\[\d{0,4})?\Z")
+_LINE_SLOTS: Final = [
+    vars(owner)[name].__set__
+    for owner, name in ((Event, "rank"), (Event, "time"), (Line, "stream"), (Line, "text"))
+]
 
 
 @dataclass(slots=True)
@@ -144,3 +151,25 @@ def _visible(line: bytes) -> bytes:
 
 def _text(line: bytes) -> str:
     return line.rstrip(b"\r").decode("utf-8", "backslashreplace")
+
+
+def make_lines(rank: int, time: float, stream: Stream, texts: Iterable[str]) -> list[Line]:
+    """Return lines that were written one after the other, in a third of the time that the class takes for each.
+
+    Args:
+        rank: as of `Line`, and so are the others.
+        time: when.
+        stream: where.
+        texts: of the lines.
+    """
+    set_rank, set_time, set_stream, set_text = _LINE_SLOTS
+    new = object.__new__
+    lines = []
+    for text in texts:
+        line = new(Line)
+        set_rank(line, rank)
+        set_time(line, time)
+        set_stream(line, stream)
+        set_text(line, text)
+        lines.append(line)
+    return lines

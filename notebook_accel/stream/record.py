@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, Final, TypeVar
 
 from ..events import (
@@ -24,7 +23,8 @@ from ..events import (
     Stream,
     Unfinished,
 )
-from .bounded import Newest, NewestByKey, measure
+from .bounded import Newest, NewestByKey, measure_lines
+from .history import History
 from .series import MAX_POINTS, Metrics, Point, Series
 
 MAX_BYTES: Final = 24_000_000
@@ -43,7 +43,7 @@ LineOrBar = TypeVar("LineOrBar", Line, Progress)
 
 @dataclass(eq=False, repr=False)  # its fields would fill the cell with megabytes
 class RunRecord:
-    """State of a run by rank. Only `apply` writes it; other threads may read.
+    """State of a run by rank. Only `apply` and `apply_all` write it; other threads may read.
 
     It takes about `max_bytes` of memory, however much is told. Failures and results are not counted, for the run needs
     them; and the newest display is kept, whatever its size.
@@ -86,8 +86,7 @@ class RunRecord:
     _finished_bars: NewestByKey[tuple[int, int], Progress] = field(init=False)
     _paces: dict[int, deque[tuple[int, float]]] = field(default_factory=dict, init=False)
     _lines_before: dict[int, int] = field(default_factory=dict, init=False)  # this start of each rank
-    _shown: Newest[Event] = field(init=False)
-    _count: int = field(default=0, init=False)
+    _shown: History = field(init=False)
     _num_displays: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -96,7 +95,7 @@ class RunRecord:
         self._bars, self._finished_bars = (NewestByKey(bars, _MAX_BARS // 2) for _ in range(2))
         self.unfinished = NewestByKey(bars, _MAX_BARS)
         self._metrics = Metrics(int(self.max_bytes * _METRICS), self.max_points)
-        self._shown = Newest(self.max_bytes)
+        self._shown = History(self.max_bytes)
         self._leave_room()
 
     @property
@@ -109,14 +108,32 @@ class RunRecord:
         """The values of each metric, oldest first; a restart continues them."""
         return self._metrics.series
 
+    def apply_all(self, events: Sequence[Event]) -> None:
+        """Change the record by the next events: lines, of which there are most, many at once.
+
+        Args:
+            events: of any kind.
+        """
+        lines: list[Line] = []
+        for event in events:
+            if lines and not _is_alike(lines[0], event):
+                self._lines(lines)
+                lines = []
+            if isinstance(event, Line):
+                lines.append(event)
+            else:
+                self.apply(event)
+        if lines:
+            self._lines(lines)
+
     def apply(self, event: Event) -> None:
         """Change the record by the next event.
 
         Args:
             event: of any kind.
         """
-        if isinstance(event, Line):  # first: there are most of them
-            self._line(event)
+        if isinstance(event, Line):
+            self._lines([event])
             return
         if isinstance(event, Result):
             self.results[event.rank] = event
@@ -140,10 +157,10 @@ class RunRecord:
             self._display(event)
         elif isinstance(event, Notice):
             self.notice = event.text
-            self._keep(event, measure(event))
+            self._shown.add(event)
         elif isinstance(event, Phase):
             self._phase(event)
-            self._keep(event, measure(event))
+            self._shown.add(event)
         self._leave_room()
 
     def _leave_room(self) -> None:
@@ -154,25 +171,18 @@ class RunRecord:
         left = self.max_bytes * (1 - _TAILS) - used
         self._shown.max_bytes = int(max(left, self.max_bytes * _LEAST))  # the newest display may be huge
 
-    def _keep(self, event: Event, size: int) -> None:
-        """Keep an event that can be read again."""
-        self._shown.add(event, size)
-        self._count += 1
-
-    def _line(self, line: Line) -> None:
-        size = measure(line)
-        self._shown.add(line, size)
-        self._count += 1
-        tail = self.tails.get(line.rank)
+    def _lines(self, lines: Sequence[Line]) -> None:
+        """Add lines that are alike but for their texts."""
+        rank = lines[0].rank
+        self._shown.add_lines(lines)
+        tail = self.tails.get(rank)
         if tail is None:
-            tail = self._begin_tail(line.rank)
-        if len(line.text) > _MAX_SHOWN:
-            line = cut(line)
-            size = measure(line)
-        tail.add(line, size)
+            tail = self._begin_tail(rank)
+        newest = [cut(line) if len(line.text) > _MAX_SHOWN else line for line in lines[-MAX_TAIL:]]
+        tail.extend(newest, measure_lines(newest))
         if self.unfinished:
-            self.unfinished.remove((line.rank, line.stream))
-        self.line_counts[line.rank] += 1
+            self.unfinished.remove((rank, lines[0].stream))
+        self.line_counts[rank] += len(lines)
 
     def _begin_tail(self, rank: int) -> Newest[Line]:
         tail = self.tails[rank] = Newest(0, MAX_TAIL)
@@ -275,7 +285,7 @@ class RunRecord:
     @property
     def end(self) -> int:
         """The position after the last event."""
-        return self._count
+        return self._shown.end
 
     def since(self, position: int) -> Iterator[Event]:
         """Yield the lines, messages and phases from a position on that are still kept.
@@ -283,8 +293,7 @@ class RunRecord:
         Args:
             position: an earlier value of `end`, or 0.
         """
-        held, first = self._snapshot()
-        return islice(held, max(0, position - first), None)
+        return self._shown.since(position)
 
     def lines(self, rank: int | None = None) -> list[str]:
         """Return the lines that are still kept.
@@ -292,16 +301,12 @@ class RunRecord:
         Args:
             rank: of this rank only; None for all.
         """
-        return [
-            event.text
-            for event in self._snapshot()[0]
-            if isinstance(event, Line) and (rank is None or event.rank == rank)
-        ]
+        return [*self._shown.texts(rank)]
 
     def find_lines(self) -> dict[int, list[Line]]:
         """Return the lines that are still kept, by rank."""
         found: dict[int, list[Line]] = {}
-        for event in self._snapshot()[0]:
+        for event in self._shown.since(0):
             if isinstance(event, Line):
                 found.setdefault(event.rank, []).append(event)
         return found
@@ -320,13 +325,15 @@ class RunRecord:
         errors = [line.text for line in list(tail)[max(0, len(tail) - count) :] if line.stream == "stderr"]
         return errors[-_LAST_WORDS:]
 
-    def _snapshot(self) -> tuple[list[Event], int]:
-        """Return the events and the position of the first, even if another thread adds events meanwhile."""
-        while True:
-            before = self._count
-            held = list(self._shown)
-            if self._count == before:
-                return held, before - len(held)
+
+def _is_alike(line: Line, event: Event) -> bool:
+    """Return whether an event is a line that was written where another was, and came with it."""
+    return (
+        isinstance(event, Line)
+        and event.rank == line.rank
+        and event.time == line.time
+        and event.stream == line.stream
+    )
 
 
 def cut(event: LineOrBar) -> LineOrBar:

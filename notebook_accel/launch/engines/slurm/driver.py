@@ -165,8 +165,8 @@ def main(path: str) -> int:
 
     def deliver(events: Sequence[Event]) -> None:
         kept = end.keep(events)
+        record.apply_all(kept)
         for event in kept:
-            record.apply(event)
             if isinstance(event, Phase) and event.name == "restarting":
                 folder.note_attempt(next(attempts))
         writer.write(kept)

@@ -1,0 +1,126 @@
+"""The events of a run that can be read again, and what they take of memory and of the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notebook_accel.events import Event, Line, Notice, Stream
+from notebook_accel.stream.history import History
+from notebook_accel.stream.lines import make_lines
+from notebook_accel.stream.record import RunRecord
+
+
+def write(texts: list[str], rank: int = 0, time: float = 0.0, stream: Stream = "stdout") -> list[Line]:
+    return [Line(rank=rank, time=time, stream=stream, text=text) for text in texts]
+
+
+def test_lines_that_are_made_together_are_those_of_the_class() -> None:
+    made = make_lines(3, 1.5, "stderr", ["a", "", "é"])
+    assert made == write(["a", "", "é"], 3, 1.5, "stderr")
+    assert [hash(line) for line in made] == [hash(line) for line in write(["a", "", "é"], 3, 1.5, "stderr")]
+    with pytest.raises(AttributeError):
+        made[0].text = "b"  # type: ignore[misc]
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.builds(
+            Line,
+            rank=st.integers(0, 1),
+            time=st.sampled_from([0.0, 1.0]),
+            stream=st.sampled_from(["stdout", "stderr"]),
+            text=st.text(max_size=3),
+        ),
+        st.builds(Notice, rank=st.just(-1), time=st.just(0.0), text=st.text(max_size=3)),
+    ),
+    max_size=30,
+)
+
+
+@given(events=EVENTS, cuts=st.lists(st.integers(0, 30), max_size=4), position=st.integers(0, 31))
+def test_events_that_come_together_are_read_as_if_each_had_come_alone(
+    events: list[Event], cuts: list[int], position: int
+) -> None:
+    alone, together = RunRecord(), RunRecord()
+    for event in events:
+        alone.apply(event)
+    edges = [0, *sorted(cuts), len(events)]
+    for first, last in itertools.pairwise(edges):
+        together.apply_all(events[first:last])
+    assert list(together.since(position)) == list(alone.since(position)) == events[position:]
+    assert together.end == len(events)
+    for rank in (None, 0, 1):
+        assert together.lines(rank) == alone.lines(rank)
+    assert together.line_counts == alone.line_counts
+    assert {rank: list(tail) for rank, tail in together.tails.items()} == {
+        rank: list(tail) for rank, tail in alone.tails.items()
+    }
+
+
+def test_the_oldest_are_forgotten_and_the_newest_line_never() -> None:
+    history = History(20_000)
+    for number in range(20):
+        history.add_lines(write([f"{number}.{line}" for line in range(100)], time=float(number)))
+    kept = list(history.since(0))
+    assert 0 < len(kept) < 2_000 and history.end == 2_000
+    assert (
+        kept
+        == [
+            line
+            for number in range(20)
+            for line in write([f"{number}.{line}" for line in range(100)], time=float(number))
+        ][-len(kept) :]
+    )
+    assert [event.text for event in history.since(1_998) if isinstance(event, Line)] == ["19.98", "19.99"]
+    history.add_lines(write(["x" * 30_000, "y" * 30_000]))
+    assert list(history.texts(None)) == ["y" * 30_000]
+    assert list(history.since(0)) == list(history.since(history.end - 1)) and not list(
+        history.since(history.end)
+    )
+
+
+def test_what_many_lines_take() -> None:
+    """Tried before and after: the collector has a few objects more to look at, not one for each line."""
+    history = History(10_000_000)
+    gc.collect()
+    before = len(gc.get_objects())
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            history.add_lines(write([f"{number} {line:090}" for line in range(1_000)], time=float(number)))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    gc.collect()
+    assert 0.8 * history.max_bytes < held < 1.1 * history.max_bytes
+    assert len(gc.get_objects()) - before < 2_000
+    assert len(list(history.since(0))) > 50_000
+
+
+def test_a_reader_sees_whole_steps_while_another_thread_writes() -> None:
+    history = History(10**9)
+    stop = threading.Event()
+
+    def add() -> None:
+        for number in range(0, 300_000, 100):
+            if stop.is_set():
+                return
+            history.add_lines(write([str(number + line) for line in range(100)], time=float(number)))
+
+    writer = threading.Thread(target=add)
+    writer.start()
+    try:
+        for _ in range(300):
+            start = max(0, history.end - 150)
+            texts = [event.text for event in history.since(start) if isinstance(event, Line)]
+            assert texts == [str(number) for number in range(start, start + len(texts))]
+    finally:
+        stop.set()
+        writer.join()
