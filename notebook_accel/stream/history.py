@@ -54,8 +54,8 @@ class History:
 
     @property
     def end(self) -> int:
-        """How many events were added so far."""
-        return self._end
+        """How many events were added so far; those that are being added come after it."""
+        return self._num_added
 
     def add(self, event: Event) -> None:
         """Add an event.

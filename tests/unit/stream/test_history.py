@@ -104,6 +104,16 @@ def test_what_many_lines_take() -> None:
     assert len(list(history.since(0))) > 50_000
 
 
+def test_the_end_is_not_behind_events_that_are_still_being_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads on from there later would miss them."""
+    seen: list[int] = []
+    monkeypatch.setattr(History, "_forget", lambda history: seen.append(history.end))
+    history = History(1_000)
+    history.add_lines(write(["a", "b"]))
+    history.add(write(["c"])[0])
+    assert seen == [0, 2] and history.end == 3
+
+
 def test_a_reader_sees_whole_steps_while_another_thread_writes() -> None:
     history = History(10**9)
     stop = threading.Event()
