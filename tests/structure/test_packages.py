@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import importlib.metadata
 import os
 import re
@@ -108,6 +109,23 @@ def test_the_wheel_has_every_module(wheel: Path) -> None:
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     expected = {m.name.replace(".", "/") + ("/__init__.py" if m.is_package else ".py") for m in modules()}
     assert inside == {*expected, "notebook_accel/py.typed", "notebook_accel.pth"}
+
+
+def test_no_link_of_the_description_needs_the_repository(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    text = email.message_from_bytes(archive.read(name)).get_payload()
+    assert isinstance(text, str)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    links, before = (re.findall(r'\]\(([^)\s]+)|(?:src|srcset)="([^"]+)', each) for each in (text, readme))
+    assert len(links) == len(before) > 30
+    for (link, picture), (relative, file) in zip(links, before, strict=True):
+        home = "https://github.com/notebook-accel/notebook-accel"
+        assert link in (relative, f"{home}/blob/main/{relative}") and picture in (
+            "",
+            f"{home}/raw/main/{file}",
+        )
+        assert (link or picture).startswith(("https://", "#"))
 
 
 def test_the_variable_takes_over_where_the_wheel_is_installed(wheel: Path, tmp_path: Path) -> None:
