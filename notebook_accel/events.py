@@ -272,7 +272,7 @@ class Phase(Event):
         name: of the phase.
         detail: a sentence for the reader.
         pid: process id of the rank, None where it is not sent.
-        node: the machine that the rank is on, by the name that its user knows; empty on the machine of the launch.
+        node: the host or node of a rank that was launched on hosts or a cluster, as its user names it; else empty.
     """
 
     name: PhaseName

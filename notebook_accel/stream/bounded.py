@@ -78,15 +78,6 @@ class Newest(Generic[E]):
         self._events: deque[E] = deque()
         self._bytes = 0
 
-    def add(self, event: E, size: int) -> None:
-        """Add an event.
-
-        Args:
-            event: the next one.
-            size: what `measure` says of it.
-        """
-        self.extend((event,), size)
-
     def extend(self, new: Sequence[E], size: int) -> None:
         """Add events.
 

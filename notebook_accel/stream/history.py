@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from .lines import make_lines
 _MAX_PACK: Final = 256  # lines: so many may be forgotten at once
 _PACK_BYTES: Final = 224  # of a pack's own objects, and of its place
 _TEXT_BYTES: Final = 8  # of a text's place
+_MAX_TRIES: Final = 100  # to read between two steps of who writes, which a fork may have ended for good
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +65,7 @@ class History:
         Args:
             event: the next one.
         """
-        self._end += 1
-        self._kept.append(event)
-        self._bytes += measure(event)
-        self._forget()
-        self._num_added = self._end
+        self._keep([event], measure(event), 1)
 
     def add_lines(self, lines: Sequence[Line]) -> None:
         """Add lines that are alike but for their texts.
@@ -78,15 +76,11 @@ class History:
         if len(lines) == 1:
             self.add(lines[0])
             return
-        first = lines[0]
-        self._end += len(lines)
+        first, packs = lines[0], list[_Pack]()
         for start in range(0, len(lines), _MAX_PACK):
             texts = tuple([line.text for line in lines[start : start + _MAX_PACK]])
-            pack = _Pack(rank=first.rank, time=first.time, stream=first.stream, texts=texts)
-            self._kept.append(pack)
-            self._bytes += pack.count_bytes()
-        self._forget()
-        self._num_added = self._end
+            packs.append(_Pack(rank=first.rank, time=first.time, stream=first.stream, texts=texts))
+        self._keep(packs, sum(pack.count_bytes() for pack in packs), len(lines))
 
     def since(self, position: int) -> Iterator[Event]:
         """Return the events from a position on that are still kept.
@@ -111,13 +105,24 @@ class History:
             if isinstance(each, (Line, _Pack)) and (rank is None or each.rank == rank):
                 yield from each.texts if isinstance(each, _Pack) else (each.text,)
 
+    def _keep(self, new: Sequence[Event | _Pack], size: int, count: int) -> None:
+        self._end += count
+        try:
+            self._kept.extend(new)
+            self._bytes += size
+            self._forget()
+        finally:  # also where an interrupt comes: readers wait for it
+            self._num_added = self._end
+
     def _snapshot(self) -> tuple[list[Event | _Pack], int]:
         """Return what is kept and the position after it, even if another thread adds events meanwhile."""
-        while True:
-            before = self._end
+        for _ in range(_MAX_TRIES):
+            before = self._num_added
             kept = list(self._kept)  # in one step: it runs no Python code
-            if self._end == before == self._num_added:
-                return kept, before
+            if self._end == before:
+                break
+            time.sleep(0)  # lets the other thread end it
+        return kept, before
 
     def _forget(self) -> None:
         """Forget the oldest events until the others have room."""

@@ -61,7 +61,7 @@ class RunRecord:
         tails: the newest lines of each rank: `MAX_TAIL`, or fewer where long lines or many ranks take much memory.
         unfinished: what each rank has written since its last line, by (rank, stream).
         line_counts: how many lines each rank has written.
-        nodes: the machine of each rank that is not on the one of the launch.
+        nodes: the host or node of each rank that was launched on hosts or a cluster.
         displays: the last displays, updates applied, oldest first.
         restarts: how often the workers were started again.
     """
@@ -260,6 +260,8 @@ class RunRecord:
         self.phases[phase.rank] = phase
         if phase.node:
             self.nodes[phase.rank] = phase.node
+        elif phase.name != "running":  # it may come to another one
+            self.nodes.pop(phase.rank, None)
         if phase.name == "starting":
             self._lines_before[phase.rank] = self.line_counts.get(phase.rank, 0)
 

@@ -167,7 +167,8 @@ def test_output_goes_on_while_slurm_does_not_answer(
         import psutil
 
         def list_asking():
-            return {{child.pid for child in psutil.Process().children() if child.name() == "scontrol"}}
+            children = psutil.Process().children()
+            return {{child.pid for child in children if child.is_running() and child.name() == "scontrol"}}
 
         def talk():
             rank, folder = PartialState().process_index, Path({str(tmp_path)!r})

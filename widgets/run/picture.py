@@ -55,7 +55,7 @@ class RankState:
         step: optimizer steps so far; None without any.
         rate: optimizer steps in a second; None if it is not known.
         usage: what its process uses; None if it is not known.
-        node: the machine that it is on; empty if that is the one of the launch.
+        node: the host or node that it is on, for a launch on hosts or a cluster; else empty.
         note: what happened, if it failed; empty otherwise.
         detail: what a library said of that, where the note does not.
     """

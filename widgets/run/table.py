@@ -33,14 +33,17 @@ def render_table(picture: Picture, *, every_rank: bool = False) -> str:
 
     Args:
         picture: the run.
-        every_rank: whether each rank has a row. By default those of more than `MOST_ROWS` that are on one node and in
-            the same state have one, with the smallest and the largest of their values; what has failed comes first.
+        every_rank: whether each rank has a row. By default those of more than `MOST_ROWS` that are in the same state,
+            and on one node if there are not too many, have one, with the smallest and the largest of their values; what
+            has failed comes first.
     """
     alone = every_rank or len(picture.ranks) <= MOST_ROWS
-    groups = [(state,) for state in picture.ranks] if alone else _group(picture.ranks)
+    groups = [(state,) for state in picture.ranks] if alone else _group(picture.ranks, by_node=True)
+    if not alone and len(groups) > MOST_ROWS:
+        groups = _group(picture.ranks, by_node=False)
     columns: dict[str, list[str]] = {
         "rank" if alone else "ranks": [_describe_ranks([state.rank for state in group]) for group in groups],
-        "node": [group[0].node for group in groups],
+        "node": [_describe_nodes(group) for group in groups],
         "status": [describe_rank_status(_find_longest(group)) for group in groups],
         "step": [_span([state.step for state in group], lambda step: f"{step:,}") for group in groups],
         "steps/s": [_span([state.rate for state in group], lambda rate: f"{rate:.3g}") for group in groups],
@@ -91,11 +94,12 @@ def _render_row(state: RankState, texts: dict[str, str]) -> str:
 # -- ranks that are alike
 
 
-def _group(ranks: Sequence[RankState]) -> list[tuple[RankState, ...]]:
-    """Return the ranks of each node and state together, those that failed first."""
+def _group(ranks: Sequence[RankState], *, by_node: bool) -> list[tuple[RankState, ...]]:
+    """Return the ranks of each state together, or of each node and state; those that failed first."""
     groups: dict[tuple[str, ...], list[RankState]] = {}
     for state in ranks:
-        groups.setdefault((state.node, state.status, state.waiting, state.note), []).append(state)
+        node = state.node if by_node else ""
+        groups.setdefault((node, state.status, state.waiting, state.note), []).append(state)
     return sorted(map(tuple, groups.values()), key=lambda group: group[0].status not in _BAD)
 
 
@@ -108,6 +112,12 @@ def _describe_ranks(ranks: Sequence[int]) -> str:
         else:
             pieces.append([rank])
     return ", ".join("-".join(map(str, piece)) for piece in pieces)
+
+
+def _describe_nodes(group: Sequence[RankState]) -> str:
+    """Return the node of ranks, or of how many nodes they are."""
+    nodes = {state.node for state in group}
+    return f"{len(nodes)} nodes" if len(nodes) > 1 else group[0].node
 
 
 def _find_longest(group: Sequence[RankState]) -> RankState:

@@ -6,6 +6,10 @@ import gc
 import itertools
 import threading
 import tracemalloc
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -114,23 +118,75 @@ def test_the_end_is_not_behind_events_that_are_still_being_added(monkeypatch: py
     assert seen == [0, 2] and history.end == 3
 
 
-def test_a_reader_sees_whole_steps_while_another_thread_writes() -> None:
-    history = History(10**9)
-    stop = threading.Event()
+class Kept(deque[Any]):
+    """What a history keeps, where a reader and a writer wait for each other between two steps."""
+
+    def __init__(self, kept: Iterable[Any]) -> None:
+        super().__init__(kept)
+        self.begins, self.has_read, self.is_over = threading.Event(), threading.Event(), threading.Event()
+
+    def extend(self, new: Iterable[Any]) -> None:
+        self.begins.set()
+        self.has_read.wait(60)
+        super().extend(new)
+
+    def __iter__(self) -> Iterator[Any]:
+        found = list(super().__iter__())
+        if not self.has_read.is_set():
+            self.has_read.set()
+            self.is_over.wait(60)
+        return iter(found)
+
+
+def test_who_reads_while_another_thread_adds_sees_none_of_it_or_all() -> None:
+    history = History(10_000)
+    history.add_lines(write(["old 0", "old 1"]))
+    history._kept = kept = Kept(history._kept)
 
     def add() -> None:
-        for number in range(0, 300_000, 100):
-            if stop.is_set():
-                return
+        history.add_lines(write(["new 0", "new 1"], time=1.0))
+        kept.is_over.set()
+
+    writer = threading.Thread(target=add)
+    writer.start()
+    kept.begins.wait(60)
+    read = [event.text for event in history.since(2) if isinstance(event, Line)]
+    writer.join()
+    assert read == ["new 0", "new 1"]
+
+
+def test_an_interrupt_while_events_are_added_lets_others_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History(10_000)
+    history.add_lines(write(["a", "b"]))
+    with monkeypatch.context() as patch:
+        patch.setattr(History, "_forget", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            history.add_lines(write(["c", "d"]))
+    history._end += 1  # as where a fork has ended the thread that was adding
+    assert list(history.texts(None)) == ["a", "b", "c", "d"]
+    assert [event.text for event in history.since(2) if isinstance(event, Line)] == ["c", "d"]
+
+
+def test_readers_keep_up_with_a_thread_that_writes_and_forgets() -> None:
+    history = History(200_000)
+    stop, found = threading.Event(), 0
+
+    def add() -> None:
+        number = 0
+        while not stop.is_set():
             history.add_lines(write([str(number + line) for line in range(100)], time=float(number)))
+            number += 100
 
     writer = threading.Thread(target=add)
     writer.start()
     try:
-        for _ in range(300):
+        for _ in range(100):
             start = max(0, history.end - 150)
-            texts = [event.text for event in history.since(start) if isinstance(event, Line)]
-            assert texts == [str(number) for number in range(start, start + len(texts))]
+            numbers = [int(event.text) for event in history.since(start) if isinstance(event, Line)]
+            found += len(numbers)
+            first = numbers[0] if numbers else 0  # more than the start where that is forgotten already
+            assert numbers == list(range(max(start, first), max(start, first) + len(numbers)))
     finally:
         stop.set()
         writer.join()
+    assert found

@@ -265,3 +265,5 @@ def test_the_machine_of_a_rank_is_known_until_it_starts_again() -> None:
     record.apply(Phase(rank=-1, time=2.0, name="restarting"))
     record.apply(Phase(rank=0, time=3.0, name="starting", node="gpu2"))
     assert record.nodes == {0: "gpu2"}
+    record.apply(Phase(rank=0, time=4.0, name="queued"))
+    assert not record.nodes, "it may come to another one"

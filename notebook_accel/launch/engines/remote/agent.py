@@ -311,6 +311,7 @@ class Agent:
             self._channel.send([event])
 
     def _obey(self, order: Event) -> None:
+        self._idle_since = time.monotonic()  # whoever asks is about to launch
         if isinstance(order, LocateOrder):
             self._send(locate(order.peers))
         elif isinstance(order, PrepareOrder):

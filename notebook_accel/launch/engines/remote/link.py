@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import subprocess
@@ -27,6 +28,7 @@ _LINES: Final = 60
 _READS: Final = 64  # in one look
 _CLOSE_SECONDS: Final = 2.0
 _STALE_SECONDS: Final = 20.0
+_PROVEN_SECONDS: Final = 1.0
 
 
 class LinkLostError(ConnectionError):
@@ -49,7 +51,7 @@ class Link:
         facts: what the host says of itself, empty before it does.
         is_ready: whether the agent is there.
         devices: what processes there compute on; None before it is known.
-        is_proven: whether the agent has answered to the last `ask`.
+        is_asked: whether the agent has not answered the last `ask` yet.
         lost: why the connection has ended, empty where it has not.
     """
 
@@ -60,7 +62,7 @@ class Link:
         self.facts: Mapping[str, Any] = {}
         self.is_ready = False
         self.devices: Devices | None = None
-        self.is_proven = True
+        self.is_asked = False
         self.lost = ""
         self._nonce = secrets.token_hex(8)
         self._noise = bytearray()
@@ -74,6 +76,7 @@ class Link:
         self._unfinished = b""
         self._quiet = packets.Quiet(time.monotonic())
         self._idle_since: float | None = None
+        self._heard = -math.inf  # when an answer came last, by the monotonic clock
         self._process = subprocess.Popen(
             client.make_command(host, python, self._nonce, wanted),
             env=client.make_environment(),
@@ -146,7 +149,9 @@ class Link:
         for event in events:
             if isinstance(event, Devices):
                 self.devices = event
-            self.is_proven |= isinstance(event, Cleared)
+            if isinstance(event, Cleared):
+                self.is_asked = False
+                self._heard = time.monotonic()
         return events
 
     def _take(self, data: bytes) -> list[Event]:
@@ -247,9 +252,14 @@ class Link:
         is_stale = passed > _STALE_SECONDS and beats * packets.BEAT_SECONDS < passed / 2
         return not self.lost and not is_stale and self.exitcode is None
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether the agent has answered just now that it is free."""
+        return not self.is_asked and time.monotonic() - self._heard < _PROVEN_SECONDS
+
     def ask(self) -> None:
-        """Ask the agent whether it still hears and has no run; `is_proven` says that it has answered."""
-        self.is_proven = False
+        """Let the agent end what is left of a run, and answer: it is there then, and free."""
+        self.is_asked = True
         self.send(ClearOrder(rank=-1, time=time.time()))
 
     def close(self) -> None:

@@ -128,12 +128,12 @@ class Pool:
 
         Args:
             link: the connection.
-            is_clean: whether the agent is free for another launch; else the connection is closed.
+            is_clean: whether the agent is free for another launch. If not, or if an answer is on its way, the
+                connection is closed.
         """
         with self._lock:
-            if (
-                is_clean and link.is_proven and not link.lost
-            ):  # an answer on its way would be the next launch's
+            # an answer that is on its way would come to the next launch
+            if is_clean and not link.is_asked and not link.lost:
                 link.rest()
                 self._resting.append(link)
                 return
@@ -208,12 +208,12 @@ class Pool:
 
     def _replace_dead(self, links: list[Link], wanted: Wanted, check: Callable[[], None]) -> None:
         """Connect anew to each host whose rested connection has no answer: it may have ended a moment ago."""
-        rested = [link for link in links if link.is_ready]
+        rested = [link for link in links if link.is_ready and not link.is_proven]
         for link in rested:
             link.ask()
-        self._wait(rested, lambda link: link.is_proven, check, _PROOF_SECONDS)
+        self._wait(rested, lambda link: not link.is_asked, check, _PROOF_SECONDS)
         for number, link in enumerate(links):
-            if link in rested and (link.lost or not link.is_proven):
+            if link in rested and (link.lost or link.is_asked):
                 links[number] = self._start(*link.key, wanted)
                 self.put(link, is_clean=False)
 
@@ -254,7 +254,7 @@ class Pool:
         with self._lock:
             if not self._all and self._heart is not None and self._beating is not None:
                 self._heart.close()
-                self._beating.kill()  # a fork may have the socket for a moment, which ends it
+                self._beating.kill()  # its socket ends it too, but not while a fork has that
                 self._beating.wait()
                 self._heart = self._beating = None
 

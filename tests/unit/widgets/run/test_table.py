@@ -53,6 +53,12 @@ def test_ranks_on_several_machines_are_grouped_by_them() -> None:
         ["16-19, 21-31", "gpu1", "● running", "100 to 102", ""],
     ]
     assert read_rows(table.render_table(make_picture(ranks[:2])))[1] == ["0", "gpu0", "● running", "100"]
+    many = [replace(state, node=f"gpu{state.rank}", usage=None) for state in make_ranks(64)]
+    many[20] = replace(many[20], status="failed", note="ValueError: no")
+    assert read_rows(table.render_table(make_picture(many)))[1:] == [
+        ["20", "gpu20", "✗ failed", "102", "ValueError: no"],
+        ["0-19, 21-63", "63 nodes", "● running", "100 to 102", ""],
+    ]
 
 
 def test_of_many_ranks_those_in_the_same_state_have_one_row_and_failures_come_first() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from notebook_accel.errors import LaunchError
+from notebook_accel.launch.engines.remote import link as links
 from notebook_accel.launch.engines.remote import pool as pools
 from notebook_accel.launch.engines.remote.client import Wanted
 from notebook_accel.launch.engines.remote.link import Link
@@ -99,24 +101,72 @@ def test_a_process_that_beats_is_replaced_where_it_was_killed(client: SshClient,
     assert heart.fileno() == -1
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
-def test_a_connection_that_has_ended_while_it_rested_is_replaced(
-    end: signal.Signals, tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def here(tmp_path: Path) -> SshClient:
+    """A client that starts agents on this machine."""
     here = tmp_path / "ssh"
     here.write_text('#!/bin/sh\nfor word; do :; done\nexec sh -c "$word"\n')
     here.chmod(0o755)
-    client, hosts, wanted = SshClient((str(here),)), {"one": None, "two": None}, Wanted.here()
-    with pool.borrow(client, hosts, wanted) as first:
+    return SshClient((str(here),))
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
+def test_a_connection_that_has_ended_while_it_rested_is_replaced(
+    end: signal.Signals, here: SshClient, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts, wanted = {"one": None, "two": None}, Wanted.here()
+    monkeypatch.setattr(pools, "_PROOF_SECONDS", 60.0)
+    with pool.borrow(here, hosts, wanted) as first:
         pass
-    with pool.borrow(client, hosts, wanted) as second:
+    with pool.borrow(here, hosts, wanted) as second:
         assert second == first
     monkeypatch.setattr(Link, "is_usable", lambda link: True)  # it ends just after somebody has looked
-    os.killpg(second[1]._process.pid, end)
-    with pool.borrow(client, hosts, wanted) as third:
-        assert third[0] is first[0] and third[1] is not first[1]
-        assert third[1].exitcode is None and not third[1].lost
-    assert second[1].exitcode is not None
+    monkeypatch.setattr(Link, "is_proven", False)
+    client = psutil.Process(second[1]._process.pid)
+    ended = [client, *client.children(recursive=True)]
+    try:
+        for process in ended:
+            process.send_signal(end)
+        if end == signal.SIGSTOP:
+            monkeypatch.setattr(pools, "_PROOF_SECONDS", 3.0)
+        with pool.borrow(here, hosts, wanted) as third:
+            assert third[1] is not first[1]
+            assert third[1].exitcode is None and not third[1].lost
+        assert second[1].exitcode is not None
+    finally:
+        for process in ended:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, LaunchError], ids=["an interrupt", "a stop"])
+def test_what_comes_while_an_answer_is_waited_for_leaves_no_connection(
+    error: type[BaseException], here: SshClient, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts, wanted = {"one": None}, Wanted.here()
+    with pool.borrow(here, hosts, wanted) as first:
+        pass
+    monkeypatch.setattr(Link, "is_proven", False)
+    monkeypatch.setattr(Link, "receive", lambda link: [])  # its answer is on its way
+
+    def come() -> None:
+        raise error
+
+    with pytest.raises(error):
+        pool.open(here, hosts, wanted, come)
+    assert not pool._resting and not pool._all and first[0].exitcode is not None
+
+
+def test_a_launch_asks_an_agent_once(here: SshClient, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It borrows the connections several times before it starts anything."""
+    asked: list[Link] = []
+    ask = Link.ask
+    monkeypatch.setattr(Link, "ask", lambda link: (asked.append(link), ask(link)))
+    monkeypatch.setattr(links, "_PROVEN_SECONDS", 60.0)
+    for _ in range(4):
+        with pool.borrow(here, {"one": None}, Wanted.here()):
+            pass
+    assert len(asked) == 1
 
 
 def test_an_ended_connection_to_a_host_that_nobody_uses_is_waited_for(client: SshClient, pool: Pool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,10 +45,11 @@ def test_a_job_that_runs_at_the_first_look_is_told_and_once(monkeypatch: pytest.
     monkeypatch.setattr(allocation.submission, "submit", lambda wish: ("3", ""))
     wish = Wish(num_nodes=2, ranks_per_node=1, options={}, python="", is_requeued=False, name="f")
     job = allocation.Allocation("", wish)
-    for _ in range(2):  # the second time for the next launch
+    for _ in range(2):  # the second time for the next launch, after another look
         assert job.wait(shown.append) == ["n1", "n2"]
+        job.look(lambda: None)
     (told,) = filter(None, shown)
-    assert told.startswith("Job 3: RUNNING on n1, n2, after 0 s")
+    assert re.match(r"Job 3: RUNNING on n1, n2, after \d+ s in the queue\.", told)
 
 
 def test_slurm_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
