@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.notebooks.conftest import IMPORTS
 from tests.notebooks.kernel import Kernel
 
 pytestmark = pytest.mark.notebook
@@ -17,6 +18,15 @@ pytestmark = pytest.mark.notebook
 def threaded_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """A kernel whose torch uses four OpenMP threads."""
     started = Kernel(tmp_path_factory.mktemp("kernel"), OMP_NUM_THREADS="4")
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def plain_kernel(tmp_path: Path) -> Iterator[Kernel]:
+    """A kernel that has not imported torch's compiler: no copy of a process that has."""
+    started = Kernel(tmp_path)
+    started.run(IMPORTS).ok()
     yield started
     started.close()
 
@@ -195,25 +205,25 @@ def optimize():
 
 
 @pytest.mark.once
-def test_the_compiler_is_imported_once_for_all_forks(fresh_kernel: Kernel) -> None:
+def test_the_compiler_is_imported_once_for_all_forks(plain_kernel: Kernel) -> None:
     run = "notebook_launcher({}, num_processes=2, returns='all'), has_compiler()"
-    fresh_kernel.run(OPTIMIZE).ok()
-    cell = fresh_kernel.run(run.format("has_compiler")).ok()
+    plain_kernel.run(OPTIMIZE).ok()
+    cell = plain_kernel.run(run.format("has_compiler")).ok()
     assert cell.value == "([False, False], False)", "a function without an optimizer waits for nothing"
-    environment = fresh_kernel.run("dict(os.environ)").value
+    environment = plain_kernel.run("dict(os.environ)").value
     for _ in range(2):
-        cell = fresh_kernel.run(run.format("optimize")).ok()
+        cell = plain_kernel.run(run.format("optimize")).ok()
         assert cell.value == "([True, True], True)"
         assert "(forked)" in cell.stdout
-    assert fresh_kernel.run("dict(os.environ)").value == environment
+    assert plain_kernel.run("dict(os.environ)").value == environment
     # nor does an optimizer in the kernel itself keep it from being forked
-    fresh_kernel.run("optimize()").ok()
-    assert "(forked)" in fresh_kernel.run("notebook_launcher(optimize, num_processes=2)").ok().stdout
+    plain_kernel.run("optimize()").ok()
+    assert "(forked)" in plain_kernel.run("notebook_launcher(optimize, num_processes=2)").ok().stdout
 
 
 @pytest.mark.once
-def test_the_fork_server_imports_the_compiler_for_a_function_that_trains(fresh_kernel: Kernel) -> None:
-    cell = fresh_kernel.run(
+def test_the_fork_server_imports_the_compiler_for_a_function_that_trains(plain_kernel: Kernel) -> None:
+    cell = plain_kernel.run(
         OPTIMIZE
         + "runs = [notebook_launcher(optimize, num_processes=2, start_method='forkserver') for _ in range(2)]\n"
         + "runs, has_compiler()"
@@ -222,8 +232,8 @@ def test_the_fork_server_imports_the_compiler_for_a_function_that_trains(fresh_k
 
 
 @pytest.mark.once
-def test_the_fork_server_of_other_functions_does_not_import_it(fresh_kernel: Kernel) -> None:
-    cell = fresh_kernel.run(
+def test_the_fork_server_of_other_functions_does_not_import_it(plain_kernel: Kernel) -> None:
+    cell = plain_kernel.run(
         OPTIMIZE + "notebook_launcher(has_compiler, num_processes=2, start_method='forkserver')"
     ).ok()
     assert cell.value == "False"
