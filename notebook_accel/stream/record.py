@@ -23,8 +23,7 @@ from ..events import (
     Stream,
     Unfinished,
 )
-from .bounded import Newest, NewestByKey, measure_lines
-from .history import History
+from .bounded import History, Newest, NewestByKey, measure_lines
 from .series import MAX_POINTS, Metrics, Point, Series
 
 MAX_BYTES: Final = 24_000_000

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notebook_accel.events import Event, Line, Notice, Stream
-from notebook_accel.stream.history import History
+from notebook_accel.stream.bounded import History
 from notebook_accel.stream.lines import make_lines
 from notebook_accel.stream.record import RunRecord
 
