@@ -8,8 +8,9 @@ import psutil
 
 from tests.notebooks.kernel import wait_until
 
-SETUP = """
+SETUP = '''
 import os, time
+import psutil
 import torch
 from pathlib import Path
 from notebook_accel import Accelerator, LaunchError, PartialState, attach, notebook_launcher, runs
@@ -36,7 +37,22 @@ def train(folder, steps):
         if accelerator.should_stop:
             return f"stopped at {step}"
     return gather(torch.tensor([rank + 1.5])).tolist()
-"""
+
+def talk(folder, *names):
+    """Wait for files, and tell of each; a file of the rank's own says that it has."""
+    rank, folder = PartialState().process_index, Path(folder)
+    (folder / f"began{rank}").touch()
+    for name in names:
+        while not (folder / name).exists():
+            time.sleep(0.05)
+        print("after", name, flush=True)
+        (folder / f"{name}{rank}").touch()
+    return rank
+
+def list_asking():
+    children = psutil.Process().children()
+    return {child.pid for child in children if child.is_running() and child.name() == "scontrol"}
+'''
 
 
 def wait_for_ranks(folder: Path) -> None:

@@ -162,27 +162,7 @@ def test_an_interrupt_leaves_the_run_and_stop_asks_it_to_save(
 def test_output_goes_on_while_slurm_does_not_answer(
     kernel: Kernel, idle: SlurmCluster, tmp_path: Path
 ) -> None:
-    kernel.run(
-        f"""
-        import psutil
-
-        def list_asking():
-            children = psutil.Process().children()
-            return {{child.pid for child in children if child.is_running() and child.name() == "scontrol"}}
-
-        def talk():
-            rank, folder = PartialState().process_index, Path({str(tmp_path)!r})
-            (folder / f"began{{rank}}").touch()
-            for name in ("go", "end"):
-                while not (folder / name).exists():
-                    time.sleep(0.05)
-                print("after", name, flush=True)
-            return rank
-
-        run = launch(talk, block=False)
-        """,
-        timeout=PATIENCE,
-    ).ok()
+    kernel.run(f"run = launch(talk, {str(tmp_path)!r}, 'go', 'end', block=False)", timeout=PATIENCE).ok()
     wait_for_ranks(tmp_path)
     with idle.frozen():
         kernel.run("known = list_asking()  # may have their answer already").ok()
@@ -263,28 +243,13 @@ def test_a_job_that_waits_runs_later_and_a_cancelled_one_is_told(
 def test_last_words_are_not_lost_when_slurm_ends_the_job(
     kernel: Kernel, idle: SlurmCluster, tmp_path: Path, jobs_folder: Path, is_requeued: bool
 ) -> None:
-    kernel.run(
-        f"""
-        def talk():
-            rank, folder = PartialState().process_index, Path({str(tmp_path)!r})
-            (folder / f"began{{rank}}").touch()
-            while not (folder / "speak").exists():
-                time.sleep(0.05)
-            print("last words", flush=True)
-            (folder / f"spoken{{rank}}").touch()
-            while not (folder / "go").exists():
-                time.sleep(0.05)
-            return rank
-
-        run = launch(talk, block=False, max_restarts={int(is_requeued)})
-        """,
-        timeout=PATIENCE,
-    ).ok()
+    code = f"launch(talk, {str(tmp_path)!r}, 'speak', 'go', block=False, max_restarts={int(is_requeued)})"
+    kernel.run(f"run = {code}", timeout=PATIENCE).ok()
     wait_for_ranks(tmp_path)
     (driver,) = list_drivers(jobs_folder)
     driver.suspend()  # until SLURM wakes it to end it
     (tmp_path / "speak").touch()
-    assert wait_until(lambda: all((tmp_path / f"spoken{rank}").exists() for rank in (0, 1)), 60)
+    assert wait_until(lambda: all((tmp_path / f"speak{rank}").exists() for rank in (0, 1)), 60)
     time.sleep(1)  # they are on their way
     if is_requeued:
         idle.run("scontrol", "requeue", *idle.jobs())
@@ -301,7 +266,7 @@ def test_last_words_are_not_lost_when_slurm_ends_the_job(
         idle.run("scancel", *idle.jobs())
         cell = kernel.run("run.result()", timeout=PATIENCE)
         assert cell.error is not None and "has ended: CANCELLED" in cell.error[1], cell.traceback
-    said = kernel.run("[run.lines(rank).count('last words') for rank in (0, 1)]").ok().value
+    said = kernel.run("[run.lines(rank).count('after speak') for rank in (0, 1)]").ok().value
     assert ast.literal_eval(said) == [1 + is_requeued] * 2
 
 

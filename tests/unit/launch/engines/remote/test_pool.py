@@ -23,13 +23,18 @@ from notebook_accel.launch.engines.ssh.command import SshClient
 WANTED = Wanted(python="3.11", torch="2.13.0", package="0.1", with_ipython=False, takes_over=False)
 
 
+def make_client(folder: Path, script: str) -> SshClient:
+    """Return a client whose program is a script of the shell."""
+    program = folder / "ssh"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return SshClient((str(program),))
+
+
 @pytest.fixture
 def client(tmp_path: Path) -> SshClient:
     """A client that reaches its host, which says nothing."""
-    client = tmp_path / "ssh"
-    client.write_text("#!/bin/sh\nexec sleep 1000\n")
-    client.chmod(0o755)
-    return SshClient((str(client),))
+    return make_client(tmp_path, "exec sleep 1000")
 
 
 @pytest.fixture
@@ -78,14 +83,12 @@ def test_an_interrupt_loses_no_client(
 
 
 def test_what_a_shell_says_in_place_of_a_python_is_told(tmp_path: Path, pool: Pool) -> None:
-    client = tmp_path / "ssh"
-    client.write_text("#!/bin/sh\necho This account is not available.\nexit 1\n")
-    client.chmod(0o755)
+    client = make_client(tmp_path, "echo This account is not available.\nexit 1")
     with (
         pytest.raises(
             LaunchError, match=r"code 1, and no Python .* there \(This account is not available\.\)"
         ),
-        pool.borrow(SshClient((str(client),)), {"one": None}, WANTED),
+        pool.borrow(client, {"one": None}, WANTED),
     ):
         raise AssertionError("no host is there")
 
@@ -104,10 +107,7 @@ def test_a_process_that_beats_is_replaced_where_it_was_killed(client: SshClient,
 @pytest.fixture
 def here(tmp_path: Path) -> SshClient:
     """A client that starts agents on this machine."""
-    here = tmp_path / "ssh"
-    here.write_text('#!/bin/sh\nfor word; do :; done\nexec sh -c "$word"\n')
-    here.chmod(0o755)
-    return SshClient((str(here),))
+    return make_client(tmp_path, 'for word; do :; done\nexec sh -c "$word"')
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
