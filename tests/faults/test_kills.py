@@ -216,3 +216,42 @@ def test_the_cause_while_the_kernel_stood_still(tmp_path: Path) -> None:
     os.kill(kernel.pid, signal.SIGCONT)
     output, _ = kernel.communicate(timeout=SECONDS)
     assert "raised WorkerKilledError rank 1 " in output, output
+
+
+def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
+    """The start of the ranks goes on with another one: a killed server still takes requests while it is taken down."""
+    out = run(
+        """
+        from multiprocessing import forkserver
+        from notebook_accel import runtime
+
+        def tell():
+            return int(os.environ["RANK"])
+
+        def kill_at(request, is_taken):
+            requests, own = [], forkserver.connect_to_new_process
+            def connect(fds):
+                requests.append(fds)
+                if len(requests) != request:
+                    return own(fds)
+                server = forkserver._forkserver._forkserver_pid
+                os.kill(server, signal.SIGKILL)
+                os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+                forkserver.connect_to_new_process = own
+                if is_taken:
+                    return os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY)
+                raise ConnectionResetError("its socket is just closed")
+            forkserver.connect_to_new_process = connect
+
+        session = Session(2, start_method="forkserver")
+        kill_at(2, False)
+        session.restart()
+        print(session.run(tell, returns="all"))
+        session.close()
+        runtime.set_fork_server(None)  # as after a launch that broke off: it is asked whether it answers
+        kill_at(1, True)
+        print(notebook_launcher(tell, num_processes=2, start_method="forkserver", returns="all", view="none"))
+        """,
+        tmp_path,
+    )
+    assert out.splitlines() == ["[0, 1]"] * 2, out

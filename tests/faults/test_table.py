@@ -62,6 +62,7 @@ TESTED: dict[str, tuple[str, ...]] = {
         "faults/test_kernel_state.py::test_sockets_of_killed_workers_are_removed",
         "faults/test_kernel_state.py::test_the_socket_of_a_killed_fork_server_is_removed",
         "faults/test_kernel_state.py::test_a_stopped_fork_server_is_told",
+        "faults/test_kills.py::test_a_fork_server_that_was_killed_is_replaced",
         "unit/launch/supervise/test_end_watch.py::test_a_process_runs_as_long_as_the_system_says_so",
         "unit/launch/supervise/test_local_group.py::test_a_fork_server_that_ended_says_why",
     ),

@@ -26,6 +26,7 @@ _LOOK_SECONDS: Final = 0.05
 _IMPORT_SECONDS: Final = 100.0
 _END_SECONDS: Final = 10.0
 _LAST_SECONDS: Final = 3.0
+_WORKER_ENDED: Final = "a worker ended before it began: something has killed it"
 
 
 def start(job: Job, check: Callable[[], None]) -> None:
@@ -41,25 +42,51 @@ def start(job: Job, check: Callable[[], None]) -> None:
 
     server: Any = forkserver._forkserver
     forkserver.set_forkserver_preload(_choose_modules(job, getattr(server, "_preload_modules", ())))
-    with explain_end(job, check), interrupts.block_interrupt_in_children():
-        with standby.serve_by(standby.find_usable(job.options)):
+    before = server._forkserver_pid
+    with explain_end(job, check):
+        with interrupts.block_interrupt_in_children(), standby.serve_by(standby.find_usable(job.options)):
             forkserver.ensure_running()
         if server._forkserver_pid == runtime.fork_server():
             _check_it_goes_on(server._forkserver_pid)
             return
         try:
-            reader, writer = forkserver.connect_to_new_process([])
-        except (ConnectionError, EOFError):  # an earlier request that was broken off is ending it just now
-            _replace(check)
-            reader, writer = forkserver.connect_to_new_process([])
-    try:
-        with explain_end(job, check):
-            os.write(writer, pickle.dumps({"sys_path": sys.path}) + pickle.dumps(Nothing()))
-            while not wait_readable(reader, _LOOK_SECONDS):
-                check()
-            if not os.read(reader, 1):
-                raise EOFError
+            _wait_for_answer(check)
+        except (ConnectionError, EOFError):
+            if server._forkserver_pid != before:
+                raise
+            _replace(check)  # it was killed, or an earlier request that was broken off is ending it just now
+            _wait_for_answer(check)
         runtime.set_fork_server(server._forkserver_pid)
+
+
+def start_again(job: Job, check: Callable[[], None]) -> None:
+    """Start another server in place of one that a request has found to be ending: it was killed since it answered.
+
+    Args:
+        job: what the workers run.
+        check: called several times a second; its exception ends the wait.
+
+    Raises:
+        LaunchError: the server goes on: what failed is the worker that was requested.
+    """
+    runtime.set_fork_server(None)
+    if not _has_ended(check):
+        raise LaunchError(_WORKER_ENDED)
+    start(job, check)
+
+
+def _wait_for_answer(check: Callable[[], None]) -> None:
+    """Request a process that does nothing, and wait until the server has forked it."""
+    from multiprocessing import forkserver
+
+    with interrupts.block_interrupt_in_children():  # one that has ended is started anew
+        reader, writer = forkserver.connect_to_new_process([])
+    try:
+        os.write(writer, pickle.dumps({"sys_path": sys.path}) + pickle.dumps(Nothing()))
+        while not wait_readable(reader, _LOOK_SECONDS):
+            check()
+        if not os.read(reader, 1):
+            raise EOFError
     finally:
         os.close(writer)
         os.close(reader)
@@ -100,7 +127,7 @@ def explain_end(job: Job, check: Callable[[], None]) -> Iterator[None]:
         if not isinstance(error, (EOFError, ConnectionError)):
             raise
         if not _has_ended(check):
-            raise LaunchError("a worker ended before it began: something has killed it") from error
+            raise LaunchError(_WORKER_ENDED) from error
         raise LaunchError(_explain_end(check)) from error
 
 
@@ -142,7 +169,8 @@ def _replace(check: Callable[[], None]) -> None:
     while server._forkserver_pid == pid and time.monotonic() < deadline:
         check()
         time.sleep(_LOOK_SECONDS)
-        forkserver.ensure_running()
+        with interrupts.block_interrupt_in_children():
+            forkserver.ensure_running()
 
 
 def _explain_end(check: Callable[[], None]) -> str:

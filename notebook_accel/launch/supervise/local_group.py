@@ -176,9 +176,13 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
                 stream.flush()  # type: ignore[union-attr]
         with self._explain_lack():
             self.start_helpers()
-            with interrupts.delay_interrupt(), interrupts.block_interrupt_in_children():
-                for rank in self._environments:
-                    self._start_one(rank)
+            with interrupts.delay_interrupt():
+                try:
+                    for rank in self._environments:
+                        self._start_one(rank)
+                except BaseException:
+                    self.stop(0.0)
+                    raise
         self._inbox.tell_all(GO)
 
     @contextlib.contextmanager
@@ -200,6 +204,18 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
             fork_server.start(self._job, self._control.check)
 
     def _start_one(self, rank: int) -> None:
+        """Start a worker; where its fork server was killed since it answered, by another one."""
+        check = self._control.check
+        with fork_server.explain_end(self._job, check):
+            try:
+                self._start_worker(rank)
+            except (EOFError, ConnectionError):
+                if self._job.start_method != "forkserver":
+                    raise
+                fork_server.start_again(self._job, check)
+                self._start_worker(rank)
+
+    def _start_worker(self, rank: int) -> None:
         starting = _Starting()
         ours: dict[Channel, End] = {}
         theirs: dict[Channel, PipeEnd] = {}
@@ -218,10 +234,10 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
                 stderr=theirs.get("stderr"),
                 lifeline=their_lifeline,
             )
-            process = self.start_process(rank, their_ends)
+            with interrupts.block_interrupt_in_children():
+                process = self.start_process(rank, their_ends)
         except BaseException:
             starting.close_ours()
-            self.stop(0.0)
             raise
         finally:
             starting.close_theirs()
@@ -275,7 +291,6 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
             contextlib.closing(sealed),
             _without_main_module(forked),
             _hear_errors(self._job.start_method, ends.stderr),
-            fork_server.explain_end(self._job, self._control.check),
         ):
             process.start()  # type: ignore[attr-defined]
         return process
