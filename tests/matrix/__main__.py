@@ -2,7 +2,8 @@
 
 Each environment is made on first use and kept. The output of pytest is in `build/matrix`. What a whole row came to is
 in `tests/matrix/results`, a file a row; `--table docs/tested.md` writes these into the table of that page.
-`--list-json` prints the rows for a program. All this needs the package `packaging` alone.
+`--make` makes environments only, `--list-json` prints the rows for a program. All this needs the package `packaging`
+alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from .environment import ROOT, Environment, NoInterpreterError
-from .rows import ROWS, Row
+from .rows import ROWS
 from .table import RESULTS, SHOWN, Result, count, make_table, put_table, save
 
 IMPORT_ALL: Final = ("-m", "tests.matrix.imports")
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--table", type=Path, metavar="PAGE", help="write the results into the table of a page, run none"
     )
+    parser.add_argument("--make", action="store_true", help="make the environments, run nothing in them")
     options = parser.parse_args(arguments)
     if options.list_json:
         print(list_json())
@@ -55,40 +57,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.table.write_text(put_table(text, make_table(ROWS)), encoding="utf-8")
         return 0
     LOGS.mkdir(parents=True, exist_ok=True)
-    outcomes = {}
+    outcomes = []
     for row in ROWS:
         if not options.only or row.name in options.only:
-            outcomes[row.name] = run(row, options.words)
-            print(f"== {row.name}: {outcomes[row.name]}", flush=True)
-    return int(any("failed" in outcome or "error" in outcome for outcome in outcomes.values()))
+            environment = Environment(row)
+            outcome = make(environment)
+            if not outcome:
+                outcome = "made" if options.make else run(environment, options.words)
+            print(f"== {row.name}: {outcome}", flush=True)
+            outcomes.append(outcome)
+    return int(any("failed" in outcome or "error" in outcome for outcome in outcomes))
 
 
-def run(row: Row, words: str | None, folder: Path = RESULTS) -> str:
-    """Make the environment of a row, and run its tests there.
+def make(environment: Environment) -> str:
+    """Make the environment of a row, and import all modules there; return why that cannot be, else nothing."""
+    row = environment.row
+    print(f"== {row.name}: Python {row.python}, torch {row.torch or 'of today'}", flush=True)
+    try:
+        environment.make()
+        subprocess.run([str(environment.python), *IMPORT_ALL], cwd=ROOT, check=True)
+    except NoInterpreterError as error:
+        return f"skipped: {error}"
+    except (subprocess.CalledProcessError, AssertionError) as error:
+        return f"error: {error}"
+    return ""
+
+
+def run(environment: Environment, words: str | None, folder: Path = RESULTS) -> str:
+    """Run the tests of a row.
 
     Args:
-        row: says which.
+        environment: of the row; it is made.
         words: for pytest's option `-k`; the result of such a part is not kept.
         folder: of all results.
 
     Returns:
         pytest's last line, or why there is none.
     """
-    environment = Environment(row)
-    print(f"== {row.name}: Python {row.python}, torch {row.torch or 'of today'}", flush=True)
-    python = str(environment.python)
-    try:
-        environment.make()
-        subprocess.run([python, *IMPORT_ALL], cwd=ROOT, check=True)
-    except NoInterpreterError as error:
-        return f"skipped: {error}"
-    except (subprocess.CalledProcessError, AssertionError) as error:
-        return f"error: {error}"
+    row = environment.row
     started = time.monotonic()
     apart = _APART if subprocess.run([*_APART, "true"], capture_output=True).returncode == 0 else ()
     command = [
         *apart,
-        python,
+        str(environment.python),
         "-m",
         "pytest",
         *row.tests,

@@ -69,6 +69,7 @@ class Environment:
         sources = (ROOT / "pyproject.toml", _STUBS)
         wanted = f"{self.row}{made_for}" + "".join(path.read_text(encoding="utf-8") for path in sources)
         if self._stamp.exists() and self._stamp.read_text(encoding="utf-8") == wanted:
+            self._stamp.touch()  # make compares times
             return
         interpreter = find_python(self.row.python)
         subprocess.run([interpreter, "-m", "venv", "--clear", str(self.folder)], check=True)

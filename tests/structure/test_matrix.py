@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.matrix import __main__ as matrix
+from tests.matrix.environment import NoInterpreterError
 from tests.matrix.rows import ROWS, Row
 from tests.matrix.table import BEGIN, END, RESULTS, Result, count, load, make_table, put_table, save
 from tests.structure.source import ROOT
@@ -81,10 +82,11 @@ class Here:
     python = sys.executable
 
     def __init__(self, row: Row) -> None:
-        pass
+        self.row = row
 
     def make(self) -> None:
-        pass
+        if self.row.python == UNTRIED.python:
+            raise NoInterpreterError(f"there is no Python {self.row.python}")
 
     def find_versions(self, names: Collection[str]) -> tuple[str, dict[str, str]]:
         return "3.12.4", {"torch": "2.10.0"}
@@ -95,10 +97,8 @@ def test_only_a_whole_run_is_kept(words: str | None, tmp_path: Path, monkeypatch
     tests = tmp_path / "test_two.py"
     tests.write_text("def test_passes(): pass\ndef test_fails(): assert 0\n", encoding="utf-8")
     row = dataclasses.replace(TRIED, tests=(str(tests),))
-    monkeypatch.setattr(matrix, "Environment", Here)
-    monkeypatch.setattr(matrix, "IMPORT_ALL", ("-c", ""))
     monkeypatch.setattr(matrix, "LOGS", tmp_path)
-    outcome = matrix.run(row, words, tmp_path)
+    outcome = matrix.run(Here(row), words, tmp_path)
     kept = load("tried", tmp_path)
     if words:
         assert outcome.startswith("1 passed, 1 deselected") and kept is None
@@ -106,6 +106,24 @@ def test_only_a_whole_run_is_kept(words: str | None, tmp_path: Path, monkeypatch
         assert outcome.startswith("1 failed, 1 passed") and kept
         assert (kept.passed, kept.failed, kept.skipped) == (1, 1, 0)
         assert (kept.python, kept.packages) == ("3.12.4", {"torch": "2.10.0"})
+
+
+def test_environments_are_made_where_their_python_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(matrix, "Environment", Here)
+    monkeypatch.setattr(matrix, "IMPORT_ALL", ("-c", ""))
+    monkeypatch.setattr(matrix, "ROWS", (TRIED, UNTRIED))
+    assert matrix.main(["--make"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "== tried: Python 3.12, torch 2.10.0",
+        "== tried: made",
+        "== untried: Python 3.14, torch of today",
+        "== untried: skipped: there is no Python 3.14",
+    ]
+    monkeypatch.setattr(matrix, "IMPORT_ALL", ("-c", "raise SystemExit(1)"))
+    assert matrix.main(["--make"]) == 1
+    assert "== tried: error: Command" in capsys.readouterr().out
 
 
 def test_the_table_has_a_line_for_each_row(tmp_path: Path) -> None:
