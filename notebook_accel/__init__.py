@@ -215,6 +215,7 @@ if "torch" in sys.modules:
 
 if "IPython" in sys.modules:
     importlib.import_module(".launch.supervise.standby", __name__).watch_cells()
+    importlib.import_module(".idle", __name__).watch_cells()
 
 if environ.flag("NOTEBOOK_ACCEL_AS_ACCELERATE"):
     importlib.import_module(".takeover.finder", __name__).install()

@@ -17,6 +17,7 @@ from ..errors import SessionError
 from ..events import CallEnd, CallOrder, Event, Failure, Held, LeaveOrder, Line, Order, Phase, StackReport
 from ..launch import signals
 from ..launch.engines.base import Engine
+from ..launch.engines.local import make_environments
 from ..launch.engines.nodes import stores
 from ..launch.job import Job
 from ..launch.supervise import hang_report
@@ -27,10 +28,8 @@ from ..launch.transfer import cell_sources, failures
 from ..launch.transfer.parent_state import ParentState
 from ..launch.transfer.pickled import Pickled
 from ..launch.transfer.unpicklable import pack_call, unpack_value
-from ..launch.worker import environment
 from ..stream.record import RunRecord
 from ..stream.sinks import Sink
-from ..topology import Topology
 from . import service
 from .call import Call
 
@@ -123,16 +122,8 @@ class Workers:
 
     def _make_local_group(self, attempt: Attempt, port: int) -> LocalWorkerGroup:
         """Make processes of this machine; the store of their process group is at `port`."""
-        job, parent_state = self.job, ParentState.capture(self.job)
-        count, environments = job.local_world_size, {}
-        for rank in range(count):
-            place = Topology(rank=rank, local_rank=rank, world_size=count, local_world_size=count)
-            variables = environment.list_rank_variables(
-                place, job, address=job.rendezvous.address, port=port, attempt=0
-            )
-            environments[rank] = environment.make_environment(
-                job, parent_state.variables, variables, is_alone=True
-            )
+        parent_state = ParentState.capture(self.job)
+        environments = make_environments(self.job, parent_state, port)
         return LocalWorkerGroup(attempt, payload=None, environments=environments, parent_state=parent_state)
 
     @property

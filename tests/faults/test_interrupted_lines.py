@@ -113,7 +113,7 @@ def test_a_run_that_is_interrupted_is_over(tmp_path: Path) -> None:
         + """
 import psutil
 from notebook_accel.launch import registry, run
-from notebook_accel.launch.engines.torch_elastic import _Agent
+from notebook_accel.launch.engines import attempts
 from notebook_accel.launch.supervise.local_group import LocalWorkerGroup
 def check(where):
     assert all(run.is_over for run in na.runs()), (where, na.runs())
@@ -123,7 +123,7 @@ def launch():
 def call():
     notebook_launcher(int, num_processes=1, view="none")
 both = [registry.open_run, registry._add, run.Run.call, run.Run.execute, run.Run._close]
-print(try_each_line([*both, _Agent.close, LocalWorkerGroup.close], launch, check) > 20)
+print(try_each_line([*both, attempts.run_attempt, LocalWorkerGroup.close], launch, check) > 20)
 print(try_each_line(both, call, check) > 10)
 """,
         tmp_path,

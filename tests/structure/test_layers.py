@@ -56,7 +56,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("widgets.run",),
     ("launchers", "session"),
     ("widgets",),
-    ("utils",),
+    ("utils", "idle"),
     ("cli",),
     ("", "__main__"),
 )
@@ -141,6 +141,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("messages",),
         ("*",),
         ("elastic", "fixed"),
+        ("agent",),
     ),
     "launch.engines.ray": (("cluster",), ("*",), ("engine",)),
     "launch.engines.remote": (

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_accel import Accelerator, LaunchConfig, notebook_launcher, runtime
 from notebook_accel.launch import preflight
-from notebook_accel.launch.engines.torch_elastic import ElasticEngine
+from notebook_accel.launch.engines.local import LocalEngine
 from notebook_accel.widgets import ConfigForm
 from tests.structure import paths
 from tests.structure.paths import trace
@@ -92,7 +92,7 @@ def launch_from_form(folder: Path) -> Callable[[], Any]:
 
 
 ROWS = (
-    Row(name="notebook_launcher to its engine", make=launch, until=ElasticEngine.run, files=16, switches=40),
+    Row(name="notebook_launcher to its engine", make=launch, until=LocalEngine.run, files=16, switches=40),
     Row(
         name="form.launch to preflight",
         make=launch_from_form,

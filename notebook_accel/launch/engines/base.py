@@ -29,7 +29,7 @@ AUTO: Final = "auto"
 """In place of an engine's name: preflight chooses the engine."""
 BUILT_IN: Final[Mapping[str, str]] = {
     "inprocess": "inprocess:InProcessEngine",
-    "elastic": "torch_elastic:ElasticEngine",
+    "elastic": "local:LocalEngine",
     "ray": "ray.engine:RayEngine",
     "slurm": "slurm.engine:SlurmEngine",
     "ssh": "ssh.engine:SshEngine",

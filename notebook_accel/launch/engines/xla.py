@@ -1,6 +1,6 @@
 """Processes on XLA devices, mostly TPU chips: one process for each chip, or one process that uses all chips.
 
-They start as the workers of `torch_elastic` do, so output, errors, values, interrupts and restarts work in the same
+They start as the workers of `local` do, so output, errors, values, interrupts and restarts work in the same
 way. Each worker prepares its chip before it calls the function; see `checks.xla_runtime`. `torch_xla.launch` is not
 used: it drops the return value of the function, and it has no way to stop its processes or to show their output by
 rank.
@@ -22,12 +22,12 @@ from ..job import Job
 from ..supervise.control import Control
 from ..supervise.delivery import Deliver
 from .base import Outcome
-from .torch_elastic import ElasticEngine
+from .local import LocalEngine
 
 _OPEN_FILES: Final = "/proc/self/fd"
 
 
-class XlaEngine(ElasticEngine):
+class XlaEngine(LocalEngine):
     """Starts one process for each TPU chip of this machine, or one for all chips, as `tpu_mode` says."""
 
     name = "xla"

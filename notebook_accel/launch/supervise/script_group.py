@@ -25,17 +25,6 @@ _WORKER: Final = os.path.abspath(worker.__file__)
 _NOTHING: Final = pickle.dumps(None)
 
 
-def is_for(job: Job, setup: Callable[[], None] | None) -> bool:
-    """Return whether a job's workers are interpreters that run its script and nothing else.
-
-    Args:
-        job: after preflight.
-        setup: what has to be called in each worker first.
-    """
-    is_plain = setup is None and isinstance(job.function, Script)
-    return is_plain and job.start_method == "spawn" and sys.platform != "win32"
-
-
 class ScriptProcess:
     """The process of a rank.
 
@@ -122,7 +111,7 @@ class ScriptWorkerGroup(LocalWorkerGroup):
 
     def start_process(self, rank: int, ends: WorkerEnds) -> ScriptProcess:
         """Start the interpreter of a rank."""
-        assert isinstance(self._job.function, Script), "is_for says so"
+        assert isinstance(self._job.function, Script), "choose says so"
         assert ends.stdout is not None and ends.stderr is not None, "Windows runs scripts in other workers"
         return ScriptProcess(
             self._job.function,
@@ -148,3 +137,15 @@ class ScriptWorkerGroup(LocalWorkerGroup):
             signum: not used.
         """
         super().stop(GRACE_SECONDS if grace > 0 else 0.0, self._control.signum or signal.SIGTERM)
+
+
+def choose(job: Job, setup: Callable[[], None] | None) -> type[LocalWorkerGroup]:
+    """Return the kind of group that a job needs: interpreters where they run a script and nothing else.
+
+    Args:
+        job: after preflight.
+        setup: what has to be called in each worker first; None for nothing.
+    """
+    is_plain = setup is None and isinstance(job.function, Script)
+    runs_script = is_plain and job.start_method == "spawn" and sys.platform != "win32"
+    return ScriptWorkerGroup if runs_script else LocalWorkerGroup

@@ -6,17 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousStoreInfo,
-)
+from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from ....errors import LaunchError
 from ....stream.record import RunRecord
 from ...job import Rendezvous
 from ..base import Outcome
-from . import stores
 
 OTHERS_START_AGAIN = "another node starts its workers again"
 _NOTICE_SECONDS = (3.0, 10.0, 30.0)
@@ -174,22 +169,6 @@ class NodeRendezvous(RendezvousHandler):
     def describe_shortage(self) -> str:
         """Return that too few nodes are left, empty where there are enough."""
         return ""
-
-
-class SingleNode(NodeRendezvous):
-    """The rendezvous of a run on one node: a store on a free port.
-
-    Torch's own backends would take a tenth of a second, to find that nobody else is there.
-    """
-
-    def get_backend(self) -> str:
-        return "single-node"
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        self.attempt += 1
-        store = stores.open_store(self._place)  # a new one for each attempt: the last one's has old addresses
-        where = RendezvousStoreInfo(master_addr=self._place.address, master_port=store.port)
-        return RendezvousInfo(store, 0, 1, where)
 
 
 def read_join_seconds(settings: Mapping[str, Any]) -> float:

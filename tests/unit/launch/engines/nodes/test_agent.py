@@ -9,6 +9,7 @@ import pytest
 from torch.distributed.elastic import events
 
 from notebook_accel import notebook_launcher
+from tests.unit.multiprocess import free_port
 
 
 def _own_rank() -> str | None:
@@ -27,7 +28,16 @@ def test_no_event_is_written_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) 
     logger = events._get_or_create_logger("null")
     logger.addHandler(handler)
     try:
-        assert notebook_launcher(_own_rank, num_processes=2, view="none", returns="all") == ["0", "1"]
+        found = notebook_launcher(
+            _own_rank,
+            num_processes=2,
+            num_nodes="1:2",
+            rdzv_backend="c10d",
+            rdzv_endpoint=f"127.0.0.1:{free_port()}",
+            view="none",
+            returns="all",
+        )
+        assert found == ["0", "1"]
     finally:
         logger.removeHandler(handler)
     assert not asked and not "".join(written)

@@ -1,7 +1,7 @@
-"""Several processes on this node, under an agent of torch elastic.
+"""The processes of this node, one of several, under an agent of torch elastic.
 
-Torch elastic does the rendezvous, the ranks and the restarts. This module starts and watches the processes itself. It
-waits for their events instead of polling, and unlike torch's own agent it needs no signal handlers and no files.
+Torch elastic does the rendezvous, the ranks and the restarts. The processes are started and watched here: their events
+are waited for instead of polled, and unlike torch's own agent this needs no signal handlers and no files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
@@ -21,27 +22,21 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.events import Event, EventSource
 
-from ... import interrupts
-from ...events import Notice, Phase
-from ...stream.record import RunRecord
-from ...topology import Topology
-from .. import signals
-from ..checks import compiler_preload
-from ..job import Job
-from ..supervise import script_group
-from ..supervise.control import Control, StopAsked
-from ..supervise.delivery import Deliver
-from ..supervise.local_group import LocalWorkerGroup
-from ..supervise.script_group import ScriptWorkerGroup
-from ..supervise.worker_group import Attempt
-from ..transfer import failures
-from ..transfer.parent_state import ParentState
-from ..transfer.shared_memory import SharedPickle
-from ..transfer.unpicklable import pack_job
-from ..worker import environment
-from .attempts import INTERRUPT_GRACE, STOP_GRACE, describe_cause, make_outcome
-from .base import Engine, Outcome
-from .nodes.rendezvous import NodeRendezvous, SingleNode
+from .... import interrupts
+from ....events import Notice, Phase
+from ....topology import Topology
+from ...job import Job
+from ...supervise import script_group
+from ...supervise.control import StopAsked
+from ...supervise.local_group import LocalWorkerGroup
+from ...supervise.worker_group import Attempt
+from ...transfer import failures
+from ...transfer.parent_state import ParentState
+from ...worker import environment
+from ..attempts import INTERRUPT_GRACE, STOP_GRACE, describe_cause, make_outcome
+from ..base import Outcome
+from .fixed import FixedNodes
+from .rendezvous import NodeRendezvous
 
 _LOOK_SECONDS = 0.05
 _NEWS_SHARE = 0.25  # of hang_timeout, after which the nodes exchange when they heard of a rank last
@@ -50,47 +45,45 @@ _AGENT_SLEEP = (
 )
 
 
-class ElasticEngine(Engine):
-    """Starts one process for each rank on this node. A torch elastic agent in this process manages them."""
+def run_node(
+    attempt: Attempt,
+    payload: Any,
+    parent_state: ParentState,
+    setup: Callable[[], None] | None,
+    *,
+    announcement: Phase,
+) -> Outcome:
+    """Run this node's part of a job, in as many attempts as the nodes agree on.
 
-    name = "elastic"
-    refuses: ClassVar[Mapping[str, str]] = {
-        "address": "it starts processes on this machine, by itself",
-        "tpu_mode": "each of its processes has one device; engine 'auto' or 'xla' is needed",
-    }
+    Args:
+        attempt: the first one.
+        payload: the function and its arguments; a `SharedPickle` of them if the workers are fresh processes.
+        parent_state: what the workers find of this process.
+        setup: each worker calls it before the function; None for nothing.
+        announcement: says that the run begins.
 
-    def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
-        """Run the job to its end; see `Engine.run`."""
-        if job.start_method == "fork":
-            compiler_preload.load_for(job.function)
-        with contextlib.ExitStack() as stack:
-            payload: Any = (job.function, job.args)
-            if job.start_method != "fork":
-                pickled = pack_job(job.function, job.args, job.name)
-                with interrupts.delay_interrupt():
-                    payload = stack.enter_context(contextlib.closing(SharedPickle(pickled)))
-            stack.enter_context(signals.keep_exit_codes())
-            handler = _make_handler(job)
-            stack.callback(handler.shutdown)
-            handler.check = control.check
-            handler.tell = lambda text: deliver([Notice(rank=-1, time=time.time(), text=text)])
-            agent = _Agent(job, payload, handler, record, deliver, control, self.worker_setup(job))
-            stack.callback(agent.close)
-            deliver([self.announce(job)])
-            return handler.conclude(agent.run_attempts, record)
+    Raises:
+        LaunchError: the nodes do not meet, or the workers cannot start.
+        KeyboardInterrupt: the cell was interrupted; all workers have ended.
+    """
+    with contextlib.ExitStack() as stack:
+        handler = _make_handler(attempt.job)
+        stack.callback(handler.shutdown)
+        handler.check = attempt.control.check
+        handler.tell = lambda text: attempt.deliver([Notice(rank=-1, time=time.time(), text=text)])
+        agent = _Agent(attempt, handler, payload, parent_state, setup)
+        stack.callback(agent.close)
+        attempt.deliver([announcement])
+        return handler.conclude(agent.run_attempts, attempt.record)
 
 
 def _make_handler(job: Job) -> NodeRendezvous:
     """Return the rendezvous handler of this node."""
     place = job.rendezvous
     if place.is_elastic:
-        from .nodes.elastic import ElasticNodes  # only now: it imports much of torch
+        from .elastic import ElasticNodes  # only now: it imports much of torch
 
         return ElasticNodes(job)
-    if place.num_nodes == 1 and not place.endpoint:
-        return SingleNode(place)
-    from .nodes.fixed import FixedNodes  # a run on one node needs none of it
-
     return FixedNodes(job)
 
 
@@ -109,25 +102,22 @@ class _Agent(SimpleElasticAgent):
     """An agent of torch elastic whose workers are a `LocalWorkerGroup`.
 
     Args:
-        job: what to run.
-        payload: the function and its arguments; a `SharedPickle` of them if the workers are fresh processes.
+        attempt: the first one.
         handler: the rendezvous of the nodes.
-        record: holds all events that were delivered so far.
-        deliver: takes events.
-        control: says whether somebody asked the run to stop.
-        setup: each worker calls it before the function; None for nothing.
+        payload: see `run_node`.
+        parent_state: likewise.
+        setup: likewise.
     """
 
     def __init__(
         self,
-        job: Job,
-        payload: Any,
+        attempt: Attempt,
         handler: NodeRendezvous,
-        record: RunRecord,
-        deliver: Deliver,
-        control: Control,
+        payload: Any,
+        parent_state: ParentState,
         setup: Callable[[], None] | None,
     ) -> None:
+        job = attempt.job
         spec = WorkerSpec(
             role="worker",
             local_world_size=job.local_world_size,
@@ -140,13 +130,12 @@ class _Agent(SimpleElasticAgent):
         )
         super().__init__(spec)
         self._handler = handler
+        self._attempt = attempt
         self._job = job
+        self._record = attempt.record
         self._payload = payload
-        self._record = record
-        self._deliver = deliver
-        self._control = control
         self._setup = setup
-        self._parent_state = ParentState.capture(job)
+        self._parent_state = parent_state
         self._group: LocalWorkerGroup | None = None
         self._num_groups = 0
         self._restarts_left = job.max_restarts
@@ -165,16 +154,8 @@ class _Agent(SimpleElasticAgent):
             worker.global_rank: self._make_environment(worker, worker_group)
             for worker in worker_group.workers
         }
-        runs_script = script_group.is_for(self._job, self._setup)
-        kind = ScriptWorkerGroup if runs_script else LocalWorkerGroup
-        self._group = kind(
-            Attempt(
-                job=self._job,
-                record=self._record,
-                deliver=self._deliver,
-                control=self._control,
-                number=self._handler.attempt,
-            ),
+        self._group = script_group.choose(self._job, self._setup)(
+            replace(self._attempt, number=self._handler.attempt),
             payload=self._payload,
             environments=environments,
             parent_state=self._parent_state,
@@ -221,7 +202,7 @@ class _Agent(SimpleElasticAgent):
             detail = f"{cause}; restart {restart} of {self._job.max_restarts}"
         else:
             detail = self._handler.explain_restart(group.workers[0].world_size)
-        self._deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=detail)])
+        self._attempt.deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=detail)])
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         assert self._group is not None
@@ -246,7 +227,7 @@ class _Agent(SimpleElasticAgent):
             self._stopped = frozenset(self._group.stopped_ranks)
             return RunResult(state=WorkerState.FAILED)
         if not self._handler.finish_attempt():
-            self._control.check()
+            self._attempt.control.check()
             time.sleep(self._job.monitor_interval)
             return RunResult(state=WorkerState.HEALTHY)
         values = dict.fromkeys((worker.global_rank for worker in worker_group.workers), None)

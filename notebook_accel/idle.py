@@ -1,0 +1,63 @@
+"""Imports what the first launch needs while a Jupyter kernel has nothing to do, so that no cell waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import sys
+from typing import Any, Final
+
+from . import interrupts
+
+_IDLE_SECONDS: Final = 0.2
+"""How long no cell has run by then: the cells of "run all" follow each other at once."""
+
+_NEEDED: Final = (
+    ".launchers",
+    ".launch.dry_run",
+    ".launch.engines.local",
+    ".stream.logs",
+    ".widgets.run.text",
+    "multiprocessing.popen_fork",
+)
+
+
+def watch_cells() -> None:
+    """Import it some time after the end of a cell, once torch is imported, where this process is a Jupyter kernel."""
+    ipython = sys.modules.get("IPython")
+    shell: Any = ipython.get_ipython() if ipython is not None else None
+    if hasattr(shell, "kernel"):
+        shell.events.register("post_run_cell", _ImportAhead(shell))
+
+
+class _ImportAhead:
+    """What IPython calls at the end of each cell, until all is imported."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._owner = os.getpid()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __call__(self, result: object = None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if "torch" in sys.modules and os.getpid() == self._owner:
+            with contextlib.suppress(RuntimeError):  # no loop runs in this thread
+                self._timer = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._import)
+
+    def _import(self) -> None:
+        with contextlib.suppress(ValueError):  # it is unregistered
+            self._shell.events.unregister("post_run_cell", self)
+        # what cannot be imported is told by the launch; an interrupt has nothing to interrupt now
+        with contextlib.suppress(Exception, KeyboardInterrupt), interrupts.delay_interrupt():
+            import_for_launch()
+
+
+def import_for_launch() -> None:
+    """Import what a launch on this machine needs, and the view that shows runs here."""
+    for name in _NEEDED:
+        importlib.import_module(name, __package__)
+    if importlib.import_module(".widgets.run", __package__).resolve_view("auto") == "widget":
+        importlib.import_module(".widgets.run.view", __package__)

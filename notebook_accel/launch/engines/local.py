@@ -1,0 +1,130 @@
+"""Several processes on this machine: forked, from a fork server, or spawned.
+
+Where this machine is one node of several, an agent of torch elastic leads its processes; see `nodes.agent`. One machine
+alone needs no agent, whose import takes as long as the start of its processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch.distributed import TCPStore
+
+from ... import interrupts
+from ...stream.record import RunRecord
+from ...topology import Topology
+from .. import signals
+from ..checks import compiler_preload
+from ..job import Job
+from ..supervise import script_group
+from ..supervise.control import Control
+from ..supervise.delivery import Deliver
+from ..supervise.local_group import LocalWorkerGroup
+from ..supervise.worker_group import Attempt
+from ..transfer.parent_state import ParentState
+from ..transfer.shared_memory import SharedPickle
+from ..transfer.unpicklable import pack_job
+from ..worker import environment
+from .attempts import GroupEngine
+from .base import Outcome
+from .nodes import stores
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """What the processes need of this one.
+
+    Attributes:
+        payload: the function and its arguments; a `SharedPickle` of them if the workers are fresh processes.
+        parent_state: what the workers find of this process.
+        setup: what each worker calls before the function; None for nothing.
+        store: where the ranks of the current attempt meet.
+    """
+
+    payload: Any
+    parent_state: ParentState
+    setup: Callable[[], None] | None
+    store: TCPStore | None = None
+
+
+class LocalEngine(GroupEngine[Plan]):
+    """Starts one process for each rank on this machine."""
+
+    name = "elastic"
+    refuses: ClassVar[Mapping[str, str]] = {
+        "address": "it starts processes on this machine, by itself",
+        "tpu_mode": "each of its processes has one device; engine 'auto' or 'xla' is needed",
+    }
+
+    def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
+        """Run the job to its end; see `Engine.run`."""
+        place = job.rendezvous
+        if place.num_nodes == 1 and not place.is_elastic and not place.endpoint:
+            return super().run(job, record, deliver, control)
+        from .nodes import agent  # only now: it imports much of torch
+
+        attempt = Attempt(job=job, record=record, deliver=deliver, control=control)
+        with self.plan(job) as plan:
+            return agent.run_node(
+                attempt, plan.payload, plan.parent_state, plan.setup, announcement=self.announce(job)
+            )
+
+    @contextlib.contextmanager
+    def plan(self, job: Job) -> Iterator[Plan]:
+        """Copy the function and this process's state, for workers that are no forks; ShipError where it cannot be."""
+        if job.start_method == "fork":
+            compiler_preload.load_for(job.function)
+        with contextlib.ExitStack() as stack:
+            payload: Any = (job.function, job.args)
+            if job.start_method != "fork":
+                pickled = pack_job(job.function, job.args, job.name)
+                with interrupts.delay_interrupt():
+                    payload = stack.enter_context(contextlib.closing(SharedPickle(pickled)))
+            stack.enter_context(signals.keep_exit_codes())
+            yield Plan(payload=payload, parent_state=ParentState.capture(job), setup=self.worker_setup(job))
+
+    def describe_launch(self, job: Job, plan: Plan) -> str:
+        """Return how many processes start, on which devices, and how."""
+        return self.announce(job).detail
+
+    def make_group(self, plan: Plan, attempt: Attempt) -> LocalWorkerGroup:
+        """Return the processes of an attempt, which meet at a new store: the last one's has old addresses."""
+        job = attempt.job
+        plan.store = None  # this closes it: the next one may need its port
+        plan.store = stores.open_store(job.rendezvous)
+        environments = make_environments(job, plan.parent_state, plan.store.port, attempt.number)
+        kind = script_group.choose(job, plan.setup)
+        return kind(
+            attempt,
+            payload=plan.payload,
+            environments=environments,
+            parent_state=plan.parent_state,
+            setup=plan.setup,
+        )
+
+
+def make_environments(
+    job: Job, parent_state: ParentState, port: int, attempt: int = 0
+) -> dict[int, Mapping[str, str]]:
+    """Return all variables of each worker, by rank, where this machine is alone.
+
+    Args:
+        job: what runs.
+        parent_state: has the variables of this process.
+        port: of the store at which the ranks meet.
+        attempt: how often the workers were started before.
+    """
+    count = job.local_world_size
+    environments: dict[int, Mapping[str, str]] = {}
+    for rank in range(count):
+        place = Topology(rank=rank, local_rank=rank, world_size=count, local_world_size=count)
+        variables = environment.list_rank_variables(
+            place, job, address=job.rendezvous.address, port=port, attempt=attempt
+        )
+        environments[rank] = environment.make_environment(
+            job, parent_state.variables, variables, is_alone=True
+        )
+    return environments
