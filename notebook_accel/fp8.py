@@ -146,6 +146,26 @@ def convert(model: torch.nn.Module, recipe: AORecipeKwargs, *, will_be_sharded: 
     convert_to_float8_training(model, module_filter_fn=is_chosen, config=config)
 
 
+def allow_weights(error: str) -> bool:
+    """Let `torch.load` read weights that FSDP sends in float8, of which sharded checkpoints are made.
+
+    torchao allows that itself when it is imported, its newest versions alone.
+
+    Args:
+        error: what reading said.
+
+    Returns:
+        Whether reading may be tried again: such weights were refused, and torchao is there.
+    """
+    if "torchao.float8.fsdp_utils" not in error or not probes.is_available("torchao"):
+        return False
+    require_torchao()
+    from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
+
+    torch.serialization.add_safe_globals([WeightWithDynamicFloat8CastTensor])
+    return True
+
+
 def precompute_scales(model: torch.nn.Module) -> None:
     """Compute the scales with which FSDP sends weights in float8, for all layers with one collective.
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from .. import fp8
 from ..dtensors import from_local, is_sharded, to_local
 from ..errors import CheckpointError
 from . import names, optimizers
@@ -369,13 +370,16 @@ def _read(folder: Path, target: dict[str, Any], reader: Any = None) -> None:
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
     reader = reader or dcp.FileSystemReader(folder)
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns that it loads in one process, which is intended
-            dcp.load(target, storage_reader=reader, planner=planner, no_dist=True)
-    except dcp.CheckpointException as error:
-        raise CheckpointError(f"{folder} cannot be read: {_failures(error)}") from error
+    for is_last in (False, True):
+        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch warns that it loads in one process, which is intended
+                dcp.load(target, storage_reader=reader, planner=planner, no_dist=True)
+            return
+        except dcp.CheckpointException as error:
+            if is_last or not fp8.allow_weights(_failures(error)):
+                raise CheckpointError(f"{folder} cannot be read: {_failures(error)}") from error
 
 
 def _failures(error: Any) -> str:

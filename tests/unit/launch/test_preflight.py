@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from notebook_accel import devices, environ, notebook_launcher
+from notebook_accel import devices, environ, notebook_launcher, probes
 from notebook_accel.diagnosis.environment import select_relevant
 from notebook_accel.launch import preflight
 from notebook_accel.launch.checks.addresses import find_listen_problem, listen
@@ -25,6 +25,7 @@ def _function(a: int = 0) -> int:
     return a
 
 
+NEEDS_RAY = pytest.mark.skipif(not probes.is_available("ray"), reason="needs Ray")
 GOOD = {"num_processes": 2, "start_method": "spawn"}
 
 
@@ -70,15 +71,17 @@ def _error(**changes: Any) -> Exception:
             ValueError,
             "node_rank=1 with engine='ssh': hosts= says which",
         ),
-        (
+        pytest.param(
             {"engine": "ray", "num_nodes": 2},
             ValueError,
             "num_nodes=2 with engine='ray': Ray chooses the nodes",
+            marks=NEEDS_RAY,
         ),
-        (
+        pytest.param(
             {"engine": "ray", "rdzv_conf": {"join_timeout": 3}},
             ValueError,
             "with engine='ray': Ray knows when its nodes are there",
+            marks=NEEDS_RAY,
         ),
         (
             {"num_nodes": "4:1", "rdzv_backend": "c10d"},
@@ -167,6 +170,7 @@ def test_a_wrong_environment_does_not_reach_an_engine(number: int | None) -> Non
     assert "environment=3: a dict is needed" in str(_error(engine="xla", num_processes=number, environment=3))
 
 
+@NEEDS_RAY
 def test_hosts_are_waited_for_as_long_as_is_said() -> None:
     text = str(_error(hosts=["a"], rdzv_conf={"join_timeout": 3}, num_processes="x"))
     assert "num_processes='x'" in text and "rdzv_conf" not in text

@@ -84,8 +84,10 @@ def case_inputs_are_kept_in_pinned_memory(folder: Path) -> None:
     del copies[:]
     _, losses = train(accelerator)
     assert losses == pytest.approx(expected(), rel=1e-4)
-    kept = [copy for copy in copies if copy[:2] == ("fake:0", "cpu") and copy[2]]
-    assert kept and all(was_pinned for *_, was_pinned in kept)
+    kept = [copy for copy in copies if copy[:2] == ("fake:0", "cpu") and copy[3]]
+    assert kept
+    if torch.__version__ >= "2.13":  # earlier ones wait for the end of each copy
+        assert all(is_left_to_run for _, _, is_left_to_run, _ in kept)
 
 
 ALONE = fake_cases.cases_of(globals())
