@@ -10,6 +10,7 @@ import functools
 import io
 import pickle
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,10 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
             return _make_cached, (obj.__wrapped__, obj.cache_parameters())
         if _is_shell(obj):
             return _get_shell, ()
+        if (
+            type(obj) is types.CodeType
+        ):  # since 3.1.3 cloudpickle drops the file, and with it the lines of cells
+            return _make_code, (*self.dispatch_table[types.CodeType](obj), obj.co_filename)
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and obj.__module__ == "__main__" and isinstance(reduced, tuple):
             return _prefer_own(obj, reduced)
@@ -89,6 +94,11 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
         layout = (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
         flags = (requires_grad, tensor.is_conj(), tensor.is_neg())
         return _make_tensor, (self._storages[key], *layout, *flags, device)
+
+
+def _make_code(make: Callable[..., types.CodeType], args: tuple[Any, ...], filename: str) -> types.CodeType:
+    code = make(*args)
+    return code if code.co_filename == filename else code.replace(co_filename=filename)
 
 
 def _make_cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:

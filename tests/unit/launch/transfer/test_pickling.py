@@ -163,6 +163,18 @@ def test_a_cycle_ends_the_search() -> None:
         pack_value(loop)
 
 
+def test_code_keeps_the_name_of_its_cell() -> None:
+    """By it a traceback finds the lines, and so does what compiles functions of their source."""
+    cell: dict[str, Any] = {"__name__": "__main__"}
+    source = "def outer():\n    def inner():\n        return 1\n    return inner, lambda: 2"
+    exec(compile(source, "/tmp/ipykernel_1/cell.py", "exec"), cell)
+    pickled = pack(cell["outer"], in_band=True)
+    arrived = unpack(pickled.data, [])
+    codes = [arrived.__code__, *(function.__code__ for function in arrived())]
+    assert [code.co_filename for code in codes] == ["/tmp/ipykernel_1/cell.py"] * 3
+    assert [code.co_firstlineno for code in codes] == [1, 2, 4]
+
+
 def test_a_class_of_main_is_the_receivers_own(monkeypatch: pytest.MonkeyPatch) -> None:
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
