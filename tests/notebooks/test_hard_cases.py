@@ -197,7 +197,7 @@ def test_what_cells_do_without_imports_works_in_fresh_workers(kernel: Kernel) ->
             return "here is its source"
         def work():
             display("shown")
-            lines = !echo from a shell
+            lines = get_ipython().getoutput("echo from a shell")  # what = ! becomes; IPython 7 cannot on Python 3.12
             return fib(30), inspect.getsource(cell_function).splitlines()[1].strip(), list(lines)
         notebook_launcher(work, num_processes=2, start_method="forkserver", output="first")
         """
