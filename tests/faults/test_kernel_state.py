@@ -467,7 +467,7 @@ starts = [
     lambda: notebook_launcher(os.getpid, num_processes=2, start_method="forkserver", view="none", block=False).result(),
     lambda: Session(2, start_method="forkserver"),
 ]
-for number, start in enumerate([*starts, *starts]):
+for start in starts:
     try:
         start()
     except na.LaunchError as error:
@@ -479,4 +479,4 @@ print("the same" if before[0] - after[0] in (0, 1, 2) else (before, after))  # a
 """,
         tmp_path,
     )
-    assert [f"kept {number} 0" in out for number in range(1, 7)] == [True] * 6 and "the same" in out, out
+    assert [f"kept {number} 0" in out for number in range(1, 4)] == [True] * 3 and "the same" in out, out

@@ -84,7 +84,11 @@ class LocalEngine(GroupEngine[Plan]):
                 with interrupts.delay_interrupt():
                     payload = stack.enter_context(contextlib.closing(SharedPickle(pickled)))
             stack.enter_context(signals.keep_exit_codes())
-            yield Plan(payload=payload, parent_state=ParentState.capture(job), setup=self.worker_setup(job))
+            plan = Plan(payload=payload, parent_state=ParentState.capture(job), setup=self.worker_setup(job))
+            try:
+                yield plan
+            finally:
+                plan.store = None  # this closes it, also where a kept error keeps the plan
 
     def describe_launch(self, job: Job, plan: Plan) -> str:
         """Return how many processes start, on which devices, and how."""
@@ -93,7 +97,7 @@ class LocalEngine(GroupEngine[Plan]):
     def make_group(self, plan: Plan, attempt: Attempt) -> LocalWorkerGroup:
         """Return the processes of an attempt, which meet at a new store: the last one's has old addresses."""
         job = attempt.job
-        plan.store = None  # this closes it: the next one may need its port
+        plan.store = None  # the next one may need its port
         plan.store = stores.open_store(job.rendezvous)
         environments = make_environments(job, plan.parent_state, plan.store.port, attempt.number)
         kind = script_group.choose(job, plan.setup)
