@@ -143,11 +143,11 @@ def notebook_launcher(
             reports.
         on_hang: `tell` reports a hang and goes on waiting. `raise` ends the run, or restarts its workers if
             `max_restarts` allows it.
-        engine: what starts the processes. `inprocess` runs a single one in this process, `elastic` starts workers here
-            under torch elastic, `xla` starts one for each TPU chip, `ray` starts them on a Ray cluster, `ssh` on
-            `hosts`, `slurm` on the nodes of a SLURM cluster. Other packages add engines by the entry points
-            `notebook_accel.engines`. An `Engine` object is possible too. `auto` chooses by the machine and the other
-            arguments.
+        engine: what starts the processes. `inprocess` runs a single one in this process, `elastic` starts workers here,
+            under torch elastic where this is one node of several, `xla` starts one for each TPU chip, `ray` starts them
+            on a Ray cluster, `ssh` on `hosts`, `slurm` on the nodes of a SLURM cluster. Other packages add engines by
+            the entry points `notebook_accel.engines`. An `Engine` object is possible too. `auto` chooses by the machine
+            and the other arguments.
         address: address of the engine's cluster; under Ray `auto`, `host:port` or `ray://host:port`. None is the
             cluster that this process is connected to; without one, Ray starts on this machine.
         hosts: where ranks run, reached by your own ssh client: `["gpu1", "gpu2:4", "me@10.0.0.7"]`. `gpu2:4` has four

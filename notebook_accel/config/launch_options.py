@@ -232,9 +232,10 @@ class LaunchOptions(Rows):
     )
     engine: str = option(
         "auto",
-        "What starts the processes: `inprocess` none, `elastic` torch elastic on this machine, `xla` one for each TPU "
-        "chip, `ray` Ray on a cluster, `ssh` your ssh client on `hosts`, `slurm` a SLURM cluster, or what another "
-        "package adds; `auto` is what the machine and the other options need.",
+        "What starts the processes: `inprocess` none, `elastic` processes of this machine, and torch elastic where it "
+        "is one node of several, `xla` one for each TPU chip, `ray` Ray on a cluster, `ssh` your ssh client on "
+        "`hosts`, `slurm` a SLURM cluster, or what another package adds; `auto` is what the machine and the other "
+        "options need.",
         file=False,
         expert=True,
         argument=Argument(check=checks.check_nothing),  # the table of engines checks it

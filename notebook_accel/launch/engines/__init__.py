@@ -1,1 +1,1 @@
-"""Ways to run a job: in this process, or in processes that torch elastic manages."""
+"""Ways to run a job: in this process, or in processes on this machine, other hosts or a cluster."""
