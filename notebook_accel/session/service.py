@@ -45,6 +45,25 @@ from . import cells, connections
 MAIN: Final = "__main__"
 
 
+class _MainModule(types.ModuleType):
+    """`__main__` of a worker. Its variables are those of cells that ran here.
+
+    Attributes:
+        arrived: what came from the notebook by its name: pickles look for it here.
+    """
+
+    __slots__ = ("arrived",)
+
+    def __init__(self) -> None:
+        super().__init__(MAIN)
+        self.arrived: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "arrived" and name in self.arrived:
+            return self.arrived[name]
+        raise AttributeError(f"module {MAIN!r} has no attribute {name!r}")
+
+
 class Service:
     """Makes calls in the thread that creates it; another thread receives the orders.
 
@@ -66,7 +85,7 @@ class Service:
         self._current: int | None = None
         self._began_ns = 0
         self._interrupted = 0
-        self._module = types.ModuleType(MAIN)
+        self._module = _MainModule()
         self._module.__dict__["__builtins__"] = builtins
 
     def obey(self, order: Order) -> None:
@@ -146,9 +165,10 @@ class Service:
             MAIN
         )  # classes of the notebook are not to be taken for the worker's
         try:
-            function, args, kwargs = unpack(order.work, list(order.buffers))
+            function, args, kwargs, names = unpack(order.work, list(order.buffers))
         finally:
             sys.modules[MAIN] = self._module
+        self._module.arrived.update(names)
         with _share_globals(function, self._module.__dict__):
             value = function(*args, **kwargs)
         displays.flush_figures()

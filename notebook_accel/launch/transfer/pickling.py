@@ -54,6 +54,13 @@ def unpack(data: Buffer, buffers: list[Buffer]) -> Any:
     return pickle.loads(data, buffers=buffers)
 
 
+class Names:
+    """In a pickle this becomes a dict of the classes and functions of `__main__` that came before it, by their names.
+
+    Where it is opened, these have another module than the one by which plain pickles look for them.
+    """
+
+
 _MAIN_NAME = "__notebook_accel_main_name__"  # on a worker's copy of a class: its name in the notebook
 
 
@@ -62,6 +69,7 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file, protocol=5, buffer_callback=None if buffers is None else buffers.append)
         self._to_cpu = to_cpu
         self._storages: dict[int, torch.UntypedStorage] = {}
+        self._names: dict[str, Any] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor and _is_plain(obj):
@@ -73,6 +81,10 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
             return _make_storage, (pickle.PickleBuffer(data),)
         if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
             return _make_cached, (obj.__wrapped__, obj.cache_parameters())
+        if type(obj) is functools.cached_property:  # before Python 3.12 it has a lock
+            return _make_cached_property, (obj.func, obj.attrname)
+        if type(obj) is Names:
+            return dict, (), None, None, iter(list(self._names.items()))
         if _is_shell(obj):
             return _get_shell, ()
         if (
@@ -80,8 +92,11 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
         ):  # since 3.1.3 cloudpickle drops the file, and with it the lines of cells
             return _make_code, (*self.dispatch_table[types.CodeType](obj), obj.co_filename)
         reduced = super().reducer_override(obj)
-        if isinstance(obj, type) and obj.__module__ == "__main__" and isinstance(reduced, tuple):
-            return _prefer_own(obj, reduced)
+        if isinstance(obj, (type, types.FunctionType)) and obj.__module__ == "__main__":
+            if _find_in_main(obj.__qualname__) is obj and "." not in obj.__qualname__:
+                self._names[obj.__qualname__] = obj
+            if isinstance(obj, type) and isinstance(reduced, tuple):
+                return _prefer_own(obj, reduced)
         return reduced
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
@@ -105,6 +120,13 @@ def _make_cached(function: Callable[..., Any], parameters: dict[str, Any]) -> An
     return functools.lru_cache(**parameters)(function)
 
 
+def _make_cached_property(function: Callable[[Any], Any], name: str | None) -> Any:
+    made: Any = functools.cached_property(function)
+    if name is not None:
+        made.__set_name__(None, name)
+    return made
+
+
 def _is_shell(obj: Any) -> bool:
     module = sys.modules.get("IPython.core.interactiveshell")
     return module is not None and isinstance(obj, module.InteractiveShell)
@@ -120,9 +142,21 @@ def _get_shell() -> Any:
 def _prefer_own(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     """Change how cloudpickle makes a class: the receiver's class of that name in `__main__` comes first."""
     make, args, state, items, pairs, set_state = reduced + (None,) * (6 - len(reduced))
+    if make.__name__ == "_make_skeleton_class":
+        args, state = _keep_slots(args, state)
     name = cls.__qualname__ if _find_own_class(cls.__qualname__) is cls else vars(cls).get(_MAIN_NAME)
     setter = functools.partial(_set_class_state, set_state, name)
     return _make_class, (name, make, args), state, items, pairs, setter
+
+
+def _keep_slots(args: tuple[Any, ...], state: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Let a class be made with slots: cloudpickle makes it without, and its instances do not fit the notebook's."""
+    slots = state[0].get("__slots__")
+    if not isinstance(slots, (str, list, tuple, dict)):
+        return args, state
+    kind, name, bases, options, *rest = args
+    others = {key: value for key, value in state[0].items() if key != "__slots__"}
+    return (kind, name, bases, {**options, "__slots__": slots}, *rest), (others, *state[1:])
 
 
 def _make_class(name: str | None, make: Callable[..., type], args: tuple[Any, ...]) -> type:
@@ -139,10 +173,15 @@ def _set_class_state(set_state: Callable[[type, Any], None], name: str | None, c
 
 def _find_own_class(name: str | None) -> type | None:
     """Return this process's class of that name in `__main__`."""
+    found = _find_in_main(name)
+    return found if isinstance(found, type) else None
+
+
+def _find_in_main(name: str | None) -> Any:
     found: Any = sys.modules.get("__main__") if name else None
     for part in (name or "").split("."):
         found = getattr(found, part, None)
-    return found if isinstance(found, type) else None
+    return found
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ from ... import interrupts
 from ...errors import ShipError
 from ...events import Result
 from .pickled import Pickled
-from .pickling import pack, unpack
+from .pickling import Names, pack, unpack
 
 _MAX_DEPTH = 12
 
@@ -29,13 +29,13 @@ def pack_call(
         name: the function's, for the message.
 
     Returns:
-        The pickled tuple of function, args and kwargs.
+        The pickled tuple of function, args, kwargs and what `Names` becomes.
 
     Raises:
         ShipError: as `pack_job`.
     """
     try:
-        return pack((function, args, kwargs))
+        return pack((function, args, kwargs, Names()))
     except Exception:
         pack_job(functools.partial(function, **kwargs) if kwargs else function, args, name)
         raise
@@ -50,14 +50,14 @@ def pack_job(function: Any, args: tuple[Any, ...], name: str) -> Pickled:
         name: the function's, for the message.
 
     Returns:
-        The pickled tuple of function and args.
+        The pickled tuple of function, args and what `Names` becomes.
 
     Raises:
         ShipError: the message names the object that cannot be pickled and the path that leads to it.
     """
     try:
         with interrupts.allow_interrupt():  # it may take long, and nothing has started
-            return pack((function, args))
+            return pack((function, args, Names()))
     except Exception as error:
         path, part, reason = _find_part(name, function, error, 0, set())
         if part is function:

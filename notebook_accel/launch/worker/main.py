@@ -159,7 +159,7 @@ def _work(spec: WorkerSpec, emitter: Emitter, output: capture.Capture) -> int:
         )
         if spec.setup is not None:
             spec.setup()
-        function, args = spec.payload.open() if isinstance(spec.payload, SharedPickle) else spec.payload
+        function, args = _open(spec.payload)
         emitter.emit(Phase(rank=spec.rank, time=emitter.now(), name="running", pid=os.getpid()))
         try:
             value = function(*args)
@@ -174,6 +174,16 @@ def _work(spec: WorkerSpec, emitter: Emitter, output: capture.Capture) -> int:
     if spec.leaves_last and code == 0:
         others_left.wait()
     return code
+
+
+def _open(payload: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return function and arguments; a fresh process finds what came with them in `__main__` by their names."""
+    if not isinstance(payload, SharedPickle):
+        function, args = payload
+        return function, args
+    function, args, names = payload.open()
+    vars(sys.modules["__main__"]).update(names)
+    return function, args
 
 
 def _note_leave(others_left: threading.Event, order: Order) -> None:

@@ -1,0 +1,96 @@
+"""Classes and functions of cells in workers of every kind: pickles by name find them, their instances come back."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.notebooks.kernel import Kernel
+
+pytestmark = pytest.mark.notebook
+
+DEFINE = """
+import functools, multiprocessing, pickle
+from dataclasses import dataclass
+import torch
+from notebook_accel import Accelerator, PartialState, Session, notebook_launcher
+from notebook_accel.utils import gather_object
+
+@dataclass
+class Result:
+    rank: int
+
+@dataclass(slots=True)
+class Slotted:
+    loss: float
+    step: int = 3
+
+class Both(Slotted):
+    __slots__ = ("extra", "__dict__")
+
+class Cached:
+    count = 3
+    @functools.cached_property
+    def total(self):
+        return self.count * 2
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+class State:
+    def __init__(self): self.result = Result(1)
+    def state_dict(self): return {"result": self.result}
+    def load_state_dict(self, state): self.result = state["result"]
+
+def double(number):
+    return 2 * number
+
+def use(folder):
+    ranks = [result.rank for result in gather_object([Result(PartialState().process_index)])]
+    accelerator = Accelerator(project_dir=folder)
+    accelerator.save(Net(), f"{folder}/net{accelerator.process_index}.pt")
+    accelerator.register_for_checkpointing(State())
+    accelerator.save_state(f"{folder}/state")
+    accelerator.load_state(f"{folder}/state")
+    again = pickle.loads(pickle.dumps([Result, Slotted(0.5), double]))
+    assert again == [Result, Slotted(0.5), double]
+    with multiprocessing.Pool(1) as pool:
+        doubled = pool.map(double, [1, 2])
+    both = Both(0.25)
+    both.extra, both.other = 1, 2
+    return ranks, doubled, Slotted(0.5), both, Cached(), Cached().total, Net().layer.in_features
+
+def check(value):
+    ranks, doubled, slotted, both, cached, total, features = value
+    assert (ranks, doubled, total, features) == ([0, 1], [2, 4], 6, 1), value
+    assert type(slotted) is Slotted and slotted == Slotted(0.5) and not hasattr(slotted, "__dict__")
+    assert type(both) is Both and (both.loss, both.step, both.extra, vars(both)) == (0.25, 3, 1, {"other": 2})
+    assert type(cached) is Cached and cached.total == 6
+    return "as in the notebook"
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_in_a_launch(kernel: Kernel, tmp_path: object, method: str) -> None:
+    kernel.run(DEFINE).ok()
+    launch = f"notebook_launcher(use, args=({str(tmp_path)!r},), num_processes=2, start_method={method!r})"
+    assert kernel.run(f"check({launch})").ok().value == "'as in the notebook'"
+
+
+def test_in_a_session(kernel: Kernel, tmp_path: object) -> None:
+    kernel.run(DEFINE).ok()
+    cell = kernel.run(
+        f"""
+        with Session(2) as session:
+            found = [check(session.run(use, {str(tmp_path)!r}))]
+            class Result(Result):
+                more = 1
+            def look():
+                return pickle.loads(pickle.dumps(Result(5))).more
+            found.append(session.run(look))
+            found.append("Result" in session.run(lambda: dir(__import__("__main__"))))
+        found
+        """
+    ).ok()
+    assert cell.value == "['as in the notebook', 1, False]", "variables of the workers are their own"
