@@ -111,7 +111,7 @@ def run(
         found = resolve(values, config_file)
     except ConfigError as error:
         wrong += error.problems
-    wrong += _find_missing(script)
+    wrong += _find_missing(script, several=found is not None and found[0].is_distributed)
     if found is None or wrong:
         raise ConfigError(list(dict.fromkeys(wrong)))
     plan, remarks = found
@@ -131,8 +131,8 @@ def run(
     return notebook.run(options, plan.environment)
 
 
-def _find_missing(script: Script) -> list[Problem]:
-    """Return why there is nothing to run."""
+def _find_missing(script: Script, several: bool) -> list[Problem]:
+    """Return why there is nothing to run, for several processes or a single one."""
     name, text = script.words[0], ""
     path = Path(name)
     if script.kind == "module":
@@ -144,7 +144,9 @@ def _find_missing(script: Script) -> list[Problem]:
         text = "" if shutil.which(name) else f"there is no program {name} that can be run"
     elif path.is_dir():
         text = f"{name} is a folder: name the script in it"
-    elif not path.is_file():
+    elif path.exists() and not path.is_file():
+        text = f"{name} is no file: a single process can read it, not several" if several else ""
+    elif not path.exists():
         near = difflib.get_close_matches(path.name, _list_names(path.parent), n=1)
         hint = f", did you mean {path.parent / near[0]}?" if near else f" in {Path.cwd()}"
         text = f"{name} does not exist{hint}"

@@ -74,8 +74,9 @@ def describe_command(script: Script) -> list[str]:
 
 def _run_single(command: Sequence[str], environment: Mapping[str, str], in_place: bool) -> int:
     texts = finder.complete_variables({**environ.snapshot(), **environment})
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # it was closed before this began
+            stream.flush()
     if in_place and sys.platform != "win32":
         _become(command, texts)
     return subprocess.run(command, env=texts, check=False).returncode

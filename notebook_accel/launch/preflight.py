@@ -361,7 +361,10 @@ def _check_function(
         hint = ": pass the function itself, without calling it" if function is None else ""
         problems.append(TypeError(f"function={function!r} is not callable{hint}"))
     elif _is_async(function):
-        text = f"function={_get_name(function)} is async: wrap it with asyncio.run in a plain function"
+        text = (
+            f"function={_get_name(function)} is async: wrap it with asyncio.run in a plain function, and for a single "
+            "process add engine='elastic': a notebook's own process has a running loop"
+        )
         problems.append(TypeError(text))
     elif isinstance(args, (tuple, list)):
         _check_signature(problems, function, tuple(args), kwargs or {})

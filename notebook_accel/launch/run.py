@@ -266,7 +266,7 @@ class Run:
 
     @property
     def metrics(self) -> Any:
-        """The metrics that were logged so far, one row for each call.
+        """The metrics that were logged so far, one row for each call: `step`, `time` and the values.
 
         A pandas DataFrame if pandas is installed, else a list of dicts.
         """

@@ -274,10 +274,12 @@ class RunRecord:
         """Return the metrics as rows, oldest first: `step`, `time` and the values that came together.
 
         Of a long run they are an even choice (see `Series`). A row that is there for the smallest, largest or last
-        value of one metric may lack the others.
+        value of one metric may lack the others. Metrics that are called `step` or `time` are `metric_step` and
+        `metric_time` here.
         """
         rows: dict[tuple[float, int | None], dict[str, Any]] = {}
         for name, points in list(self.metrics.items()):
+            name = f"metric_{name}" if name in ("step", "time") else name
             for point in list(points):
                 key = (point.time, point.step)
                 rows.setdefault(key, {"step": point.step, "time": point.time})[name] = point.value

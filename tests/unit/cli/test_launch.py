@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 import sys
 from pathlib import Path
@@ -215,6 +216,13 @@ def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> No
 def test_what_cannot_run(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     (text,) = refused(capsys, *words, "train.py")
     assert sentence in text
+
+
+def test_a_pipe_is_for_a_single_process(capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo("pipe")
+    (text,) = refused(capsys, "--cpu", "--num_processes=2", "pipe")
+    assert text == "pipe is no file: a single process can read it, not several"
+    assert "does not exist" not in dry("--cpu", "--num_processes=1", "pipe").output
 
 
 @pytest.mark.parametrize(

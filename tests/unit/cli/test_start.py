@@ -55,6 +55,15 @@ def test_scripts_of_accelerate_and_ours_run(package: str) -> None:
     assert json.loads(drop_gloo(done.stdout)) == [2, 2.0, "bf16", 4, "cpu", 1]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="its shell cannot close them")
+def test_a_single_process_runs_with_closed_output() -> None:
+    """As daemons and jobs of cron are started."""
+    Path("s.py").write_text("open('ran', 'w').write('yes')\nraise SystemExit(3)")
+    command = f"exec {sys.executable} -m notebook_accel launch --cpu --num_processes 1 s.py >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], timeout=240, check=False).returncode == 3
+    assert Path("ran").read_text() == "yes"
+
+
 def _without_waits(errors: str) -> str:
     """Return the errors of a node without what it says of a wait for others, which a busy machine makes long."""
     return re.sub(r"notebook-accel: (.* waits for .*|all \d nodes are there.*)\n", "", errors)

@@ -191,6 +191,9 @@ def test_an_async_function_is_refused() -> None:
 
     for function in (coroutine, functools.partial(coroutine, 1), Callable()):
         assert "is async" in str(_error(function=function))
+        assert "engine='elastic'" in str(_error(function=function, num_processes=1)), (
+            "as it works in a notebook"
+        )
 
 
 def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

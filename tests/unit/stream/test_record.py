@@ -75,6 +75,12 @@ def test_metrics_as_rows() -> None:
     ]
 
 
+def test_a_metric_does_not_take_the_place_of_the_rows_own_step_and_time() -> None:
+    record = RunRecord()
+    record.apply(Metric(rank=0, time=1.0, values={"loss": 2.0, "step": 7.0, "time": 100.0}, step=10))
+    assert record.rows() == [{"step": 10, "time": 1.0, "loss": 2.0, "metric_step": 7.0, "metric_time": 100.0}]
+
+
 def test_rows_of_a_long_run_keep_values_that_came_together() -> None:
     record = RunRecord(max_points=100)
     for step in range(10_001):
