@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 
+import IPython
 import pytest
 
 from tests.notebooks.kernel import Kernel
 
 pytestmark = pytest.mark.notebook
+
+CAN_ASSIGN = IPython.version_info >= (8,) or sys.version_info < (3, 12)
+"""Whether IPython knows `x = !command` and `x = %magic`: its version 7 lost that with Python 3.12."""
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +128,12 @@ def test_syntax_of_a_notebook_works(magics: Kernel) -> None:
         "[0] Out: 'slept'"
     ]
     assert magics.run("%%rank 1\n!echo from $rank").ok().lines == ["[1] from 1"]
-    assert magics.run("%%rank 1\nlines = !echo one; echo two\nlines").ok().lines == [
-        "[1] Out: ['one', 'two']"
-    ]
+    if CAN_ASSIGN:
+        cell = magics.run("%%rank 1\nlines = !echo one; echo two\nlines").ok()
+        assert cell.lines == ["[1] Out: ['one', 'two']"]
+        assert magics.run("%%rank 0\ny = 3\nz = %time y + 1\nz").ok().lines[-1] == "[0] Out: 4"
     lines = magics.run("%%rank 0\n%time y = 3").ok().lines
     assert len(lines) == 1 and "wall time" in lines[0]
-    assert magics.run("%%rank 0\nz = %time y + 1\nz").ok().lines[-1] == "[0] Out: 4"
     assert "a loop" in magics.run("%%rank 0\n%timeit y + 1").ok().stdout
     assert "wall time" in magics.run("%%distributed\n%%time\ny = 1").ok().stdout
     assert "----> 4 1 / 0" in magics.run("%%distributed\n%%time\ny = 1\n1 / 0").traceback
