@@ -183,7 +183,17 @@ def publish(data: Any, metadata: Any = None, transient: Any = None, *, update: b
         return
     from IPython.display import publish_display_data
 
-    publish_display_data(dict(data), dict(metadata or {}), transient=dict(transient or {}), update=update)
+    shown = {kind: escape_surrogates(part) if isinstance(part, str) else part for kind, part in data.items()}
+    publish_display_data(shown, dict(metadata or {}), transient=dict(transient or {}), update=update)
+
+
+def escape_surrogates(text: str) -> str:
+    """Return a text that can be sent: names of metrics and files may have halves of characters, which UTF-8 has not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="backslashreplace").decode()
+    return text
 
 
 class LiveRows(ABC):

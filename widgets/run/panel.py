@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import ipywidgets
 
+from notebook_accel.stream.sinks import escape_surrogates
+
 from . import lines, page, table
 from .figures import Figures, close_whole
 from .picture import Output, Picture
@@ -109,7 +111,7 @@ class Panel:
             html: the static page.
         """
         parts = [*self.box.children, *self._upper.children, *self._parts.values(), *self._lines.values()]
-        self.box.children = (ipywidgets.HTML(html),)
+        self.box.children = (ipywidgets.HTML(escape_surrogates(html)),)
         if self._figures is not None:
             self._figures.close()
         for part in dict.fromkeys(parts):
@@ -142,7 +144,7 @@ class Panel:
 
     def _show_text(self, name: str, value: str) -> None:
         if value and name not in self._parts:
-            self._parts[name] = self._make_text(value)
+            self._parts[name] = self._make_text()
         if name in self._parts:
             _set(self._parts[name], "value", value)
 
@@ -216,6 +218,8 @@ class Panel:
 
 def _set(widget: Any, name: str, value: Any) -> None:
     """Change a trait only if its value differs, because the browser redraws it after every change."""
+    if isinstance(value, str):
+        value = escape_surrogates(value)
     if getattr(widget, name) != value:
         setattr(widget, name, value)
 

@@ -72,3 +72,11 @@ def test_a_choice_holds_from_the_next_picture_on(open_comms: set[str]) -> None:
     panel.show(make_picture(bars=bars, slowest=0))
     texts = [part.value for part in panel.box.children if hasattr(part, "value") and part is not choice]
     assert any("bar 1" in text for text in texts)
+
+
+def test_halves_of_characters_are_escaped(open_comms: set[str]) -> None:
+    """Else none of the view could be sent."""
+    panel = Panel(lambda: None)
+    panel.show(make_picture(notice="a name with \ud800"))
+    texts = [part.value for part in panel.box.children if hasattr(part, "value")]
+    assert any("\\ud800" in text for text in texts) and "".join(texts).encode()
