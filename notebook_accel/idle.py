@@ -21,6 +21,7 @@ _NEEDED: Final = (
     ".stream.logs",
     ".widgets.run.text",
     "multiprocessing.popen_fork",
+    "numpy.random",  # torch imports NumPy without it, and workers get its state
 )
 
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import types
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -49,18 +50,19 @@ class _MainModule(types.ModuleType):
     """`__main__` of a worker. Its variables are those of cells that ran here.
 
     Attributes:
-        arrived: what came from the notebook by its name: pickles look for it here.
+        arrived: what came from the notebook by its name, as long as anything uses it: pickles look for it here.
     """
 
     __slots__ = ("arrived",)
 
     def __init__(self) -> None:
         super().__init__(MAIN)
-        self.arrived: dict[str, Any] = {}
+        self.arrived: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     def __getattr__(self, name: str) -> Any:
-        if name != "arrived" and name in self.arrived:
-            return self.arrived[name]
+        found = self.arrived.get(name) if name != "arrived" else None
+        if found is not None:
+            return found
         raise AttributeError(f"module {MAIN!r} has no attribute {name!r}")
 
 

@@ -90,7 +90,9 @@ def test_in_a_session(kernel: Kernel, tmp_path: object) -> None:
                 return pickle.loads(pickle.dumps(Result(5))).more
             found.append(session.run(look))
             found.append("Result" in session.run(lambda: dir(__import__("__main__"))))
+            session.push(held=Result(7))
+            found.append(session.run(lambda: pickle.loads(pickle.dumps(held)).rank))
         found
         """
     ).ok()
-    assert cell.value == "['as in the notebook', 1, False]", "variables of the workers are their own"
+    assert cell.value == "['as in the notebook', 1, False, 7]", "variables of the workers are their own"

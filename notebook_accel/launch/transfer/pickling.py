@@ -87,9 +87,8 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
             return dict, (), None, None, iter(list(self._names.items()))
         if _is_shell(obj):
             return _get_shell, ()
-        if (
-            type(obj) is types.CodeType
-        ):  # since 3.1.3 cloudpickle drops the file, and with it the lines of cells
+        if type(obj) is types.CodeType:
+            # since 3.1.3 cloudpickle drops the name of the file, by which tracebacks find the lines of cells
             return _make_code, (*self.dispatch_table[types.CodeType](obj), obj.co_filename)
         reduced = super().reducer_override(obj)
         if isinstance(obj, (type, types.FunctionType)) and obj.__module__ == "__main__":

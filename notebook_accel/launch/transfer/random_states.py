@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class RandomStates:
-    """States of Python's, torch's and, where they are imported, NumPy's generators; the seed of torch's devices."""
+    """States of Python's, NumPy's (where it is imported) and torch's CPU generators; the seed of its devices."""
 
     python: Any
     numpy: Any
@@ -26,12 +26,10 @@ class RandomStates:
     @classmethod
     def capture(cls) -> RandomStates:
         """Read this process's states."""
-        random_of_numpy = sys.modules.get(
-            "numpy.random"
-        )  # until then NumPy has no generator, and import is slow
+        numpy = sys.modules.get("numpy")
         return cls(
             python=random.getstate(),
-            numpy=random_of_numpy.get_state() if random_of_numpy is not None else None,
+            numpy=numpy.random.get_state() if numpy is not None else None,
             torch=torch.get_rng_state().numpy().tobytes(),
             seed=torch.initial_seed(),
         )
