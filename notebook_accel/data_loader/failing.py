@@ -107,6 +107,9 @@ def _end(iterator: Any) -> None:
     for queue in getattr(iterator, "_index_queues", ()):
         queue.cancel_join_thread()
         queue.close()
+        if queue._thread is not None and queue._thread.is_alive():
+            # torch's signal handler raises anywhere: where the thread has just started, `close` does not know it yet
+            queue._finalize_close(queue._buffer, queue._notempty)
 
 
 def _forget_variables(frames: list[Any]) -> None:

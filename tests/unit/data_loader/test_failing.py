@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.queues
 import os
 import signal
 import threading
@@ -146,6 +147,25 @@ def test_a_loader_process_that_is_killed_as_it_hands_over_a_batch_is_named(
 
 @LINUX
 @SIGNALS
+@LINUX
+@SIGNALS
+def test_a_process_that_is_killed_as_the_thread_of_its_queue_starts_leaves_no_thread(
+    loader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch raises in its signal handler, so between any two lines of multiprocessing."""
+    before = set(threading.enumerate())
+
+    def raise_after_start(message: str, *args: Any) -> None:
+        if message.startswith("... done self._thread.start"):
+            raise RuntimeError("a loader process is killed by signal: Killed.")
+
+    monkeypatch.setattr(multiprocessing.queues, "debug", raise_after_start)
+    with pytest.raises(RuntimeError, match="is killed by signal") as caught:
+        list(loader)
+    wait_until(lambda: set(threading.enumerate()) <= before)
+    assert caught.value.__traceback__ is not None, "somebody keeps the error"
+
+
 def test_an_error_of_the_data_set_stays_what_it_is() -> None:
     def fail(samples: list[int]) -> None:
         Path("no-such-file").read_text()
