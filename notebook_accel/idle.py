@@ -30,7 +30,9 @@ def watch_cells() -> None:
     ipython = sys.modules.get("IPython")
     shell: Any = ipython.get_ipython() if ipython is not None else None
     if hasattr(shell, "kernel"):
-        shell.events.register("post_run_cell", _ImportAhead(shell))
+        ahead = _ImportAhead(shell)
+        shell.events.register("pre_run_cell", ahead.wait)
+        shell.events.register("post_run_cell", ahead)
 
 
 class _ImportAhead:
@@ -41,16 +43,21 @@ class _ImportAhead:
         self._owner = os.getpid()
         self._timer: asyncio.TimerHandle | None = None
 
-    def __call__(self, result: object = None) -> None:
+    def wait(self, info: object = None) -> None:
+        """Do nothing while a cell runs: one that awaits lets the loop go on."""
         if self._timer is not None:
             self._timer.cancel()
+
+    def __call__(self, result: object = None) -> None:
+        self.wait()
         if "torch" in sys.modules and os.getpid() == self._owner:
             with contextlib.suppress(RuntimeError):  # no loop runs in this thread
                 self._timer = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._import)
 
     def _import(self) -> None:
-        with contextlib.suppress(ValueError):  # it is unregistered
+        with contextlib.suppress(ValueError):  # they are unregistered
             self._shell.events.unregister("post_run_cell", self)
+            self._shell.events.unregister("pre_run_cell", self.wait)
         # what cannot be imported is told by the launch; an interrupt has nothing to interrupt now
         with contextlib.suppress(Exception, KeyboardInterrupt), interrupts.delay_interrupt():
             import_for_launch()

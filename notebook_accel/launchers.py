@@ -118,7 +118,8 @@ def notebook_launcher(
         rdzv_id: name of the run, the same on all nodes.
         max_restarts: how many times all workers start again after one of them has failed. Restarts because nodes join
             or leave do not count.
-        monitor_interval: seconds between two looks at the workers. The end of a worker is noticed at once.
+        monitor_interval: seconds between two looks at the other nodes, where there are several. The end of a worker is
+            noticed at once.
         log_line_prefix_template: `string.Template` of the text before each line of output, if several ranks are shown.
             It may contain `${rank}`, `${local_rank}` and `${role_name}`.
         start_method: `fork` copies this process, `forkserver` and `spawn` start fresh ones. `auto` forks if that is

@@ -355,13 +355,13 @@ class LaunchOptions(Rows):
     )
     monitor_interval: float = option(
         0.1,
-        "Seconds between two looks at the processes.",
+        "Seconds between two looks at the other nodes.",
         gt=0,
         le=86_400,
         file=False,
         expert=True,
         argument=Argument(
-            help="Seconds between two looks at the workers; their end is noticed at once.",
+            help="Seconds between two looks at the other nodes; the end of a worker is noticed at once.",
             check=checks.check_seconds,
         ),
     )

@@ -66,7 +66,7 @@ class Job:
         output: ranks whose output is shown: `all`, `first`, `none` or a collection of ranks.
         rendezvous: where the nodes meet.
         max_restarts: how many times all workers start again after one of them has failed.
-        monitor_interval: seconds between two looks at the workers.
+        monitor_interval: seconds between two looks at the other nodes.
         prefix: `string.Template` of the text before each line of output; None is the default.
         view: how the run is shown: `auto`, `widget`, `text` or `none`.
         environment: variables that the workers get besides those of this process.

@@ -44,23 +44,24 @@ from ..stream.emit import Emitter
 from . import cells, connections
 
 MAIN: Final = "__main__"
+_ARRIVED: Final = "_notebook_accel_arrived"  # no variable of a user has this name
 
 
 class _MainModule(types.ModuleType):
     """`__main__` of a worker. Its variables are those of cells that ran here.
 
     Attributes:
-        arrived: what came from the notebook by its name, as long as anything uses it: pickles look for it here.
+        _notebook_accel_arrived: what came from the notebook, by its name and while it is used: for pickles.
     """
 
-    __slots__ = ("arrived",)
+    __slots__ = (_ARRIVED,)
 
     def __init__(self) -> None:
         super().__init__(MAIN)
-        self.arrived: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+        self._notebook_accel_arrived: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     def __getattr__(self, name: str) -> Any:
-        found = self.arrived.get(name) if name != "arrived" else None
+        found = self._notebook_accel_arrived.get(name) if name != _ARRIVED else None
         if found is not None:
             return found
         raise AttributeError(f"module {MAIN!r} has no attribute {name!r}")
@@ -170,7 +171,7 @@ class Service:
             function, args, kwargs, names = unpack(order.work, list(order.buffers))
         finally:
             sys.modules[MAIN] = self._module
-        self._module.arrived.update(names)
+        self._module._notebook_accel_arrived.update(names)
         with _share_globals(function, self._module.__dict__):
             value = function(*args, **kwargs)
         displays.flush_figures()

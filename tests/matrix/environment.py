@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from packaging.utils import canonicalize_name
 
-from .rows import Row, read_image
+from .rows import IMAGES, Row, read_image
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / ".venv-matrix"
@@ -66,7 +66,9 @@ class Environment:
             AssertionError: installing this package would replace a part of the image.
         """
         made_for = datetime.date.today() if self.row.torch is None else ""  # the newest of that day
-        sources = (ROOT / "pyproject.toml", _STUBS)
+        lists = [IMAGES / f"{self.row.image}.txt"] if self.row.image else []
+        lists += [ROOT / self.row.constraints] if self.row.constraints else []
+        sources = (ROOT / "pyproject.toml", _STUBS, *lists)
         wanted = f"{self.row}{made_for}" + "".join(path.read_text(encoding="utf-8") for path in sources)
         if self._stamp.exists() and self._stamp.read_text(encoding="utf-8") == wanted:
             self._stamp.touch()  # make compares times

@@ -10,6 +10,7 @@ pytestmark = pytest.mark.notebook
 
 DEFINE = """
 import functools, multiprocessing, pickle
+from typing import NamedTuple
 from dataclasses import dataclass
 import torch
 from notebook_accel import Accelerator, PartialState, Session, notebook_launcher
@@ -23,6 +24,10 @@ class Result:
 class Slotted:
     loss: float
     step: int = 3
+
+class Pair(NamedTuple):
+    first: int
+    second: int = 2
 
 class Both(Slotted):
     __slots__ = ("extra", "__dict__")
@@ -46,7 +51,12 @@ class State:
 def double(number):
     return 2 * number
 
-def use(folder):
+@functools.lru_cache(maxsize=None)
+def cached_double(number):
+    return 2 * number
+
+def use(folder, pair):
+    assert pickle.loads(pickle.dumps(pair)) == Pair(1) and pickle.loads(pickle.dumps(cached_double)) is cached_double
     ranks = [result.rank for result in gather_object([Result(PartialState().process_index)])]
     accelerator = Accelerator(project_dir=folder)
     accelerator.save(Net(), f"{folder}/net{accelerator.process_index}.pt")
@@ -59,11 +69,12 @@ def use(folder):
         doubled = pool.map(double, [1, 2])
     both = Both(0.25)
     both.extra, both.other = 1, 2
-    return ranks, doubled, Slotted(0.5), both, Cached(), Cached().total, Net().layer.in_features
+    return ranks, doubled, Slotted(0.5), both, Cached(), Cached().total, pair
 
 def check(value):
-    ranks, doubled, slotted, both, cached, total, features = value
-    assert (ranks, doubled, total, features) == ([0, 1], [2, 4], 6, 1), value
+    ranks, doubled, slotted, both, cached, total, pair = value
+    assert (ranks, doubled, total) == ([0, 1], [2, 4], 6), value
+    assert type(pair) is Pair and pair == (1, 2)
     assert type(slotted) is Slotted and slotted == Slotted(0.5) and not hasattr(slotted, "__dict__")
     assert type(both) is Both and (both.loss, both.step, both.extra, vars(both)) == (0.25, 3, 1, {"other": 2})
     assert type(cached) is Cached and cached.total == 6
@@ -74,7 +85,9 @@ def check(value):
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_in_a_launch(kernel: Kernel, tmp_path: object, method: str) -> None:
     kernel.run(DEFINE).ok()
-    launch = f"notebook_launcher(use, args=({str(tmp_path)!r},), num_processes=2, start_method={method!r})"
+    launch = (
+        f"notebook_launcher(use, args=({str(tmp_path)!r}, Pair(1)), num_processes=2, start_method={method!r})"
+    )
     assert kernel.run(f"check({launch})").ok().value == "'as in the notebook'"
 
 
@@ -83,13 +96,14 @@ def test_in_a_session(kernel: Kernel, tmp_path: object) -> None:
     cell = kernel.run(
         f"""
         with Session(2) as session:
-            found = [check(session.run(use, {str(tmp_path)!r}))]
+            found = [check(session.run(use, {str(tmp_path)!r}, Pair(1)))]
             class Result(Result):
                 more = 1
             def look():
                 return pickle.loads(pickle.dumps(Result(5))).more
             found.append(session.run(look))
             found.append("Result" in session.run(lambda: dir(__import__("__main__"))))
+            session.run(lambda: setattr(__import__("__main__"), "arrived", 5))
             session.push(held=Result(7))
             found.append(session.run(lambda: pickle.loads(pickle.dumps(held)).rank))
         found

@@ -32,11 +32,15 @@ def test_a_cell_begins_the_wait_anew(monkeypatch: pytest.MonkeyPatch) -> None:
         ahead = idle._ImportAhead(shell)
         ahead()
         first = ahead._timer
-        ahead()  # the next cell has begun at once
-        assert first is not None and first.cancelled() and not imported
+        ahead.wait()  # a cell that awaits has begun
+        assert first is not None and first.cancelled()
+        ahead()
+        second = ahead._timer
+        ahead()  # another cell has run meanwhile
+        assert second is not None and second.cancelled() and not imported
         while not imported:
             await asyncio.sleep(0)
-        assert shell.left == [ahead]
+        assert shell.left == [ahead, ahead.wait]
 
     asyncio.run(asyncio.wait_for(run_cells(), 60))
     assert imported == ["all"]

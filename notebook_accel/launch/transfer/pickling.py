@@ -80,6 +80,7 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
             data: Any = torch.empty(0, dtype=torch.uint8, device="cpu").set_(obj).numpy()
             return _make_storage, (pickle.PickleBuffer(data),)
         if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
+            self._note_name(obj)
             return _make_cached, (obj.__wrapped__, obj.cache_parameters())
         if type(obj) is functools.cached_property:  # before Python 3.12 it has a lock
             return _make_cached_property, (obj.func, obj.attrname)
@@ -92,11 +93,14 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
             return _make_code, (*self.dispatch_table[types.CodeType](obj), obj.co_filename)
         reduced = super().reducer_override(obj)
         if isinstance(obj, (type, types.FunctionType)) and obj.__module__ == "__main__":
-            if _find_in_main(obj.__qualname__) is obj and "." not in obj.__qualname__:
-                self._names[obj.__qualname__] = obj
+            self._note_name(obj)
             if isinstance(obj, type) and isinstance(reduced, tuple):
                 return _prefer_own(obj, reduced)
         return reduced
+
+    def _note_name(self, obj: Any) -> None:
+        if "." not in obj.__qualname__ and _find_in_main(obj.__qualname__) is obj:
+            self._names[obj.__qualname__] = obj
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
         device = None if self._to_cpu or tensor.device.type == "cpu" else str(tensor.device)
@@ -151,7 +155,7 @@ def _prefer_own(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
 def _keep_slots(args: tuple[Any, ...], state: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Let a class be made with slots: cloudpickle makes it without, and its instances do not fit the notebook's."""
     slots = state[0].get("__slots__")
-    if not isinstance(slots, (str, list, tuple, dict)):
+    if not slots or not isinstance(slots, (str, list, tuple, dict)):  # those of a NamedTuple are empty
         return args, state
     kind, name, bases, options, *rest = args
     others = {key: value for key, value in state[0].items() if key != "__slots__"}
