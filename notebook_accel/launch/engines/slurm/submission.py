@@ -24,7 +24,7 @@ GRACE_SECONDS: Final = 8.0
 _SUBMIT_SECONDS: Final = 300.0  # a busy controller takes its time
 _HOLDER: Final = Path(__file__).with_name("holder.py")
 _NO_NODES: Final = "Requested node configuration is not available"
-_RESTING: Final = "down,drain,fail,maint,reserved"
+_RESTING: Final = "down,drain,fail,maint,reserved,no_respond,unknown"
 _SILENCE: Final = ("Socket timed out", "Unable to contact slurm controller", "does not answer within")
 _DRIVER: Final = "notebook_accel.launch.engines.slurm.driver"
 _NOWHERE: Final = "/dev/null"
@@ -91,7 +91,7 @@ def check(wish: Wish) -> list[str]:
 
 
 def _has_resting_nodes(wish: Wish) -> bool:
-    """Return whether nodes of the partition serve no jobs now, and may later."""
+    """Return whether nodes of the partition serve no jobs now, or do not answer, and may later."""
     partition = wish.options.get("partition")
     words = ["sinfo", "--noheader", f"--states={_RESTING}", "--format=%n"]
     try:
