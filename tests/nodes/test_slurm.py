@@ -67,8 +67,9 @@ def kernel(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def idle(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
-    """A cluster without any job."""
+    """A cluster without any job, whose nodes answer: on a busy machine they are late now and then."""
     cluster.end_jobs()
+    assert wait_until(lambda: set(cluster.run("sinfo", "-N", "-h", "-o", "%T").split()) == {"idle"}, 60)
     yield cluster
     cluster.end_jobs()
 
