@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any, Final
 
-from . import interrupts
+from . import interrupts, probes
 
 _IDLE_SECONDS: Final = 0.2
 """How long no cell has run by then: the cells of "run all" follow each other at once."""
@@ -27,9 +27,8 @@ _NEEDED: Final = (
 
 def watch_cells() -> None:
     """Import it some time after the end of a cell, once torch is imported, where this process is a Jupyter kernel."""
-    ipython = sys.modules.get("IPython")
-    shell: Any = ipython.get_ipython() if ipython is not None else None
-    if hasattr(shell, "kernel"):
+    shell = probes.find_kernel_shell()
+    if shell is not None:
         ahead = _ImportAhead(shell)
         shell.events.register("pre_run_cell", ahead.wait)
         shell.events.register("post_run_cell", ahead)
@@ -55,9 +54,9 @@ class _ImportAhead:
                 self._timer = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._import)
 
     def _import(self) -> None:
-        with contextlib.suppress(ValueError):  # they are unregistered
-            self._shell.events.unregister("post_run_cell", self)
-            self._shell.events.unregister("pre_run_cell", self.wait)
+        for event, callback in (("post_run_cell", self), ("pre_run_cell", self.wait)):
+            with contextlib.suppress(ValueError):  # it is unregistered
+                self._shell.events.unregister(event, callback)
         # what cannot be imported is told by the launch; an interrupt has nothing to interrupt now
         with contextlib.suppress(Exception, KeyboardInterrupt), interrupts.delay_interrupt():
             import_for_launch()

@@ -1,10 +1,12 @@
-"""Finds out which libraries are installed, without importing them and without initialising a device."""
+"""Finds out which libraries are installed and whether IPython runs, importing nothing and initialising no device."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import sys
 from functools import cache
+from typing import Any
 
 _DISTRIBUTIONS = {"yaml": "pyyaml", "sklearn": "scikit-learn", "PIL": "pillow"}
 
@@ -83,3 +85,15 @@ def at_least(name: str, minimum: str) -> bool:
 def is_rich_available() -> bool:
     """Return True if rich is installed."""
     return is_available("rich")
+
+
+def find_shell() -> Any:
+    """Return the shell of IPython that runs this process's code, or None."""
+    module = sys.modules.get("IPython")
+    return module.get_ipython() if module is not None else None
+
+
+def find_kernel_shell() -> Any:
+    """Return the shell of the running IPython kernel, or None: IPython in a terminal cannot update displays."""
+    shell = find_shell()
+    return shell if shell is not None and hasattr(shell, "kernel") else None

@@ -5,13 +5,12 @@ from __future__ import annotations
 import atexit
 import os
 import signal
-import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from .. import devices, environ, interrupts, runtime, tpu
+from .. import devices, environ, interrupts, probes, runtime, tpu
 from ..errors import LaunchError
 from .durations import Start
 from .engines.base import Engine
@@ -185,8 +184,7 @@ def _close_sessions() -> None:
 
 def _handle_idle_interrupts() -> None:
     """Let an interrupt stop background runs while no cell runs. ipykernel alone would ignore it."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    kernel: Any = getattr(shell, "kernel", None)
+    kernel: Any = getattr(probes.find_shell(), "kernel", None)
     if getattr(kernel, "saved_sigint_handler", None) == signal.SIG_IGN:
         kernel.saved_sigint_handler = _on_interrupt
 

@@ -17,6 +17,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from .. import probes
 from ..environ import put, snapshot
 
 _UNABLE: Final = (
@@ -96,7 +97,7 @@ def show(value: Any) -> None:
     Args:
         value: of the last expression.
     """
-    shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    shell = probes.find_shell()
     formatter = getattr(shell, "display_formatter", None)
     if formatter is None:
         _print_out(repr(value))

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
+from .. import probes
 from ..events import ClearOutput, Display, Event, Line, Notice, Phase, Progress, Unfinished
 
 Output = Literal["all", "first", "none"] | Collection[int]
@@ -81,7 +82,7 @@ class TextSink(Sink):
         self._prefix = prefix
         self._ranks: set[int] = set()
         self._prefixes: dict[int, str] = {}
-        self._live: LiveRows = CellRows() if kernel_shell() is not None else TerminalRows()
+        self._live: LiveRows = CellRows() if probes.find_kernel_shell() is not None else TerminalRows()
 
     def _start(self, rank: int) -> None:
         """Add a rank of this node; choose again which ranks are shown, and their prefixes."""
@@ -162,7 +163,7 @@ class TextSink(Sink):
             self._live.show_bar(event)
         elif isinstance(event, Display):
             publish(event.data, event.metadata, event.transient, update=event.update)
-        elif isinstance(event, ClearOutput) and kernel_shell() is not None:
+        elif isinstance(event, ClearOutput) and probes.find_kernel_shell() is not None:
             from IPython.display import clear_output
 
             clear_output(wait=event.wait)
@@ -177,7 +178,7 @@ def publish(data: Any, metadata: Any = None, transient: Any = None, *, update: b
         transient: may have a `display_id`.
         update: change the display of that id.
     """
-    if kernel_shell() is None:
+    if probes.find_kernel_shell() is None:
         if not update:
             print(data.get("text/plain", ""))
         return
@@ -384,15 +385,5 @@ def write_lines(stream: str, lines: Sequence[str]) -> None:
     except UnicodeEncodeError:
         encoding = target.encoding or "ascii"
         target.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    if kernel_shell() is None:
+    if probes.find_kernel_shell() is None:
         target.flush()
-
-
-def kernel_shell() -> Any:
-    """Return the shell of the running IPython kernel, or None.
-
-    IPython in a terminal does not count: it cannot update displays.
-    """
-    module = sys.modules.get("IPython")
-    shell = module.get_ipython() if module is not None else None
-    return shell if shell is not None and hasattr(shell, "kernel") else None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from notebook_accel import environ, probes
 from notebook_accel.launch.run import Run
-from notebook_accel.stream.sinks import Sink, kernel_shell
+from notebook_accel.stream.sinks import Sink
 
 if TYPE_CHECKING:
     from notebook_accel.config.launch_options import View
@@ -23,7 +23,7 @@ def make_sink(run: Run) -> Sink:
     view = resolve_view(run.job.view)
     if view == "none":
         return ErrorsOnly(run)
-    if kernel_shell() is None:
+    if probes.find_kernel_shell() is None:
         return PrintedRun(run)
     if view == "widget":
         from .view import RunView

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from notebook_accel import probes
 from notebook_accel.errors import RunStoppedError
 from notebook_accel.events import Display, Failure, Line, Progress, Pulse, Unfinished
 from notebook_accel.launch.run import Run
@@ -381,8 +381,7 @@ def format_traceback(error: BaseException) -> str:
     Args:
         error: the exception.
     """
-    module = sys.modules.get("IPython")
-    shell = module.get_ipython() if module is not None else None
+    shell = probes.find_shell()
     if shell is None:
         import traceback
 

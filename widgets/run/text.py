@@ -8,10 +8,11 @@ import uuid
 from collections.abc import Sequence
 from typing import Final
 
+from notebook_accel import probes
 from notebook_accel.events import Event, Notice
 from notebook_accel.launch.run import Run
 from notebook_accel.stream.record import MAX_TAIL
-from notebook_accel.stream.sinks import Sink, TextSink, kernel_shell, publish
+from notebook_accel.stream.sinks import Sink, TextSink, publish
 
 from . import ansi, page
 from .picture import Picture, make_picture
@@ -114,7 +115,7 @@ class PrintedRun(TextSink):
         Returns:
             Whether it was shown; False in a terminal.
         """
-        if kernel_shell() is None:
+        if probes.find_kernel_shell() is None:
             return False
         TextDisplay(self._run)
         return True
@@ -167,7 +168,7 @@ class ErrorsOnly(Sink):
         Returns:
             Whether it was shown; False in a terminal.
         """
-        if kernel_shell() is None:
+        if probes.find_kernel_shell() is None:
             return False
         from .view import RunView
 

@@ -21,7 +21,7 @@ from typing import Final
 
 import torch
 
-from ... import devices, runtime
+from ... import devices, probes, runtime
 from . import cuda_use
 
 _CELL: Final = re.compile(r"ipykernel_\d+|<ipython-input-|<string>")
@@ -210,9 +210,7 @@ def describe_file(filename: str) -> str:
     """
     if not _CELL.search(filename):
         return filename
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    numbers = getattr(getattr(probes.find_shell(), "compile", None), "_filename_map", {})
     return f"cell In[{numbers[filename]}]" if filename in numbers else "a cell"
 
 

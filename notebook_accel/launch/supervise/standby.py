@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, Final
 
-from ... import environ, interrupts, runtime
+from ... import environ, interrupts, probes, runtime
 from .. import descriptors
 from ..worker.standby import LOAD, MAIN, NAME, SERVE, become_copy, change_name
 from . import end_watch
@@ -138,9 +138,8 @@ def find() -> Standby | None:
 
 def watch_cells() -> None:
     """Have a process standing by from the end of a cell on, where this process is a Jupyter kernel."""
-    ipython = sys.modules.get("IPython")
-    shell: Any = ipython.get_ipython() if ipython is not None else None
-    if hasattr(shell, "kernel") and sys.platform != "win32" and environ.flag(VARIABLE, default=True):
+    shell = probes.find_kernel_shell()
+    if shell is not None and sys.platform != "win32" and environ.flag(VARIABLE, default=True):
         shell.events.register("post_run_cell", _CellWatcher(shell))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -72,7 +73,7 @@ class PeerWait:
 
 
 class NodeRendezvous(RendezvousHandler):
-    """What the ways to meet have in common; each method does nothing unless a subclass needs it.
+    """What the ways to meet have in common; most methods do nothing unless a subclass needs them.
 
     Attributes:
         attempt: which start of the workers this is, counted from 0, alike on all nodes.
@@ -102,14 +103,8 @@ class NodeRendezvous(RendezvousHandler):
     def set_closed(self) -> None:
         pass
 
-    def num_nodes_waiting(self) -> int:
-        return 0
-
     def get_run_id(self) -> str:
         return self._place.run_id
-
-    def shutdown(self) -> bool:
-        return True
 
     def wait_for_others(self) -> None:
         """Wait as long as other nodes need this one, after its workers have ended well."""
@@ -154,6 +149,7 @@ class NodeRendezvous(RendezvousHandler):
         """
         return 0.0, False
 
+    @abstractmethod
     def conclude(self, run_workers: Callable[[], Outcome], record: RunRecord) -> Outcome:
         """Run this node's part, and agree with the other nodes on how the run ended.
 
@@ -164,7 +160,6 @@ class NodeRendezvous(RendezvousHandler):
         Returns:
             How the run ended, alike on all nodes.
         """
-        return run_workers()
 
     def describe_shortage(self) -> str:
         """Return that too few nodes are left, empty where there are enough."""
