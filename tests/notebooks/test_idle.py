@@ -25,15 +25,31 @@ def kernel(tmp_path: Path) -> Kernel:
     return Kernel(tmp_path, NOTEBOOK_ACCEL_VIEW="widget", NOTEBOOK_ACCEL_STANDBY="false")
 
 
-def test_a_launch_imports_nothing(kernel: Kernel) -> None:
-    kernel.run("import sys, torch\nfrom notebook_accel import notebook_launcher").ok()
+def wait_for(kernel: Kernel, value: str) -> None:
+    """Ask a kernel until a value is True; each question begins the wait of the kernel anew."""
     deadline = time.monotonic() + PATIENCE
     seconds = 0.5
-    while kernel.run(IS_THERE).ok().value != "True":
+    while kernel.run(value).ok().value != "True":
         assert time.monotonic() < deadline
-        time.sleep(seconds)  # a cell begins the wait anew
+        time.sleep(seconds)
         seconds *= 1.5
+
+
+def test_a_launch_imports_nothing(kernel: Kernel) -> None:
+    kernel.run("import sys, torch\nfrom notebook_accel import notebook_launcher").ok()
+    wait_for(kernel, IS_THERE)
     assert kernel.run(LAUNCH).ok().value == "[]"
     elastic = "[name for name in sys.modules if name.startswith('torch.distributed.elastic')]"
     assert kernel.run(elastic).ok().value == "[]", "one machine alone needs no agent"
+    kernel.close()
+
+
+def test_nor_does_one_that_trains(kernel: Kernel) -> None:
+    kernel.run("import sys, torch\nfrom notebook_accel import notebook_launcher").ok()
+    wait_for(kernel, IS_THERE)
+    time.sleep(1.5)  # more than it waits until it looks
+    assert kernel.run("'torch._dynamo' in sys.modules").ok().value == "False", "nothing trains"
+    kernel.run("def train():\n    torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)").ok()
+    wait_for(kernel, "'torch._dynamo' in sys.modules")
+    assert kernel.run(LAUNCH.replace("lambda: None", "train")).ok().value == "[]"
     kernel.close()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine
+from types import FunctionType
 from typing import Any
 
 import pytest
 
 from notebook_accel import idle
+from notebook_accel.launch.checks import compiler_preload, fork_obstacles
 
 
 class Shell:
@@ -17,16 +20,43 @@ class Shell:
     def __init__(self) -> None:
         self.events = self
         self.left: list[Any] = []
+        self.user_ns: dict[str, Any] = {}
 
     def unregister(self, name: str, callback: Callable[..., object]) -> None:
         self.left.append(callback)
 
 
-def test_a_cell_begins_the_wait_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    imported: list[str] = []
-    monkeypatch.setattr(idle, "_IDLE_SECONDS", 0.0)
-    monkeypatch.setattr(idle, "import_for_launch", lambda: imported.append("all"))
+@pytest.fixture
+def imported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is imported ahead: by name, nothing in fact."""
+    done: list[str] = []
+    for name in ("_IDLE_SECONDS", "_LONG_IDLE_SECONDS", "_PAUSE_SECONDS"):
+        monkeypatch.setattr(idle, name, 0.0)
+    monkeypatch.setattr(idle, "import_for_launch", lambda: done.append("launch"))
+    monkeypatch.setattr(compiler_preload, "load", done.append)
+    monkeypatch.setattr(compiler_preload, "list_missing_parts", lambda: ["one", "two"])
+    monkeypatch.setattr(fork_obstacles, "reasons", list)
+    return done
 
+
+async def wait_for(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+def run(cells: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(cells, 60))
+
+
+def make_training() -> FunctionType:
+    def train(loss: Any) -> None:
+        loss.backward()
+
+    train.__module__ = "cells"
+    return train
+
+
+def test_a_cell_begins_the_wait_anew(imported: list[str]) -> None:
     async def run_cells() -> None:
         shell = Shell()
         ahead = idle._ImportAhead(shell)
@@ -38,20 +68,68 @@ def test_a_cell_begins_the_wait_anew(monkeypatch: pytest.MonkeyPatch) -> None:
         second = ahead._timer
         ahead()  # another cell has run meanwhile
         assert second is not None and second.cancelled() and not imported
-        while not imported:
+        await wait_for(lambda: imported)
+
+    run(run_cells())
+    assert imported == ["launch"]
+
+
+def test_the_compiler_is_for_who_trains(imported: list[str]) -> None:
+    async def run_cells() -> None:
+        shell = Shell()
+        ahead = idle._ImportAhead(shell)
+        ahead()
+        await wait_for(lambda: imported and ahead._timer is not None and ahead._timer.when() < now())
+        assert imported == ["launch"] and not shell.left
+        shell.user_ns["train"] = make_training()
+        ahead()
+        await wait_for(lambda: "one" in imported)
+        ahead.wait()  # a cell comes between the parts
+        for _ in range(100):
             await asyncio.sleep(0)
+        assert imported == ["launch", "one"]
+        ahead()
+        await wait_for(lambda: shell.left)
         assert shell.left == [ahead, ahead.wait]
 
-    asyncio.run(asyncio.wait_for(run_cells(), 60))
-    assert imported == ["all"]
+    now = time.monotonic
+    run(run_cells())
+    assert imported == ["launch", "one", "two"]
 
 
-def test_nothing_is_told_that_the_launch_will_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise ImportError("ipywidgets is broken")
+def test_workers_that_are_no_forks_have_it_from_elsewhere(
+    imported: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_obstacles, "reasons", lambda: ["CUDA was used"])
+
+    async def run_cells() -> None:
+        shell = Shell()
+        shell.user_ns["train"] = make_training()
+        idle._ImportAhead(shell)()
+        await wait_for(lambda: shell.left)
+
+    run(run_cells())
+    assert imported == ["launch"]
+
+
+def test_nothing_is_told_that_the_launch_will_tell(
+    imported: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str = "") -> None:
+        imported.append("tried")
+        raise ImportError("it is broken")
 
     monkeypatch.setattr(idle, "import_for_launch", fail)
-    idle._ImportAhead(Shell())._import()
+    monkeypatch.setattr(compiler_preload, "load", fail)
+
+    async def run_cells() -> None:
+        shell = Shell()
+        shell.user_ns["train"] = make_training()
+        idle._ImportAhead(shell)()
+        await wait_for(lambda: shell.left)
+
+    run(run_cells())
+    assert imported == ["tried", "tried"]
 
 
 def test_without_a_loop_nothing_happens() -> None:

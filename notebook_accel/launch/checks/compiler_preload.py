@@ -4,9 +4,9 @@ The first optimizer or DistributedDataParallel of a process imports `torch._dyna
 core, and every launch has new workers. A worker that is forked from a process with `torch._dynamo` already has it. The
 import starts no thread, touches no device and changes no signal handler, so this process can be forked after it.
 
-The import happens right before the workers start, and only for a function that trains. Without it each worker would
-spend the same time, so the first launch is not slower, and it is faster if workers share cores. The code of the
-function says whether it trains. Other ways are worse:
+The import happens right before the workers start, unless a kernel had time for it before (`idle`), and only for a
+function that trains. Without it each worker would spend the same time, so the first launch is not slower, and it is
+faster if workers share cores. The code of the function says whether it trains. Other ways are worse:
 
 - If a worker reported that it needs the compiler, the second launch would still pay for the import.
 - If a thread did the import, it might hold a lock during a fork.
@@ -23,16 +23,19 @@ import functools
 import importlib
 import sys
 import sysconfig
-from collections.abc import Collection, Iterator, Mapping
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 import torch
 
-from ... import environ, interrupts
+from ... import collector, environ, interrupts
 
 MODULE: Final = "torch._dynamo"
+_PARTS: Final = ("sympy", "torch.distributed.fsdp", MODULE)
+"""What the import of the compiler consists of; each takes some tenths of a second."""
 _TRAINING_NAMES: Final = {"optim", "torch.optim", "backward"}
 _PACKAGE_FOLDERS: Final = {"site-packages", "dist-packages"}
 _OTHER_FOLDERS: Final = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[2]))
@@ -44,10 +47,7 @@ def is_loaded() -> bool:
 
 
 def load_for(function: Any) -> bool:
-    """Import torch's compiler, if a function needs it and this process does not have it yet.
-
-    The environment variables do not change. An interrupt is delayed to the end of the import, because Python could not
-    repeat half an import. If the import fails, nothing is raised here: the worker that needs the compiler will fail.
+    """Import torch's compiler, if a function needs it and this process does not have it yet; see `load`.
 
     Args:
         function: what the workers will run.
@@ -57,12 +57,48 @@ def load_for(function: Any) -> bool:
     """
     if is_loaded() or not is_needed_by(function):
         return False
+    load()
+    return True
+
+
+def list_missing_parts() -> list[str]:
+    """Return what `load` has to import, one after the other, until this process has torch's compiler."""
+    return [] if is_loaded() else [name for name in _PARTS if name not in sys.modules]
+
+
+def load(name: str = MODULE) -> None:
+    """Import torch's compiler, or a part of it.
+
+    The environment variables do not change. An interrupt is delayed to the end of the import, because Python could not
+    repeat half an import. If the import fails, nothing is raised here: the worker that needs the compiler will fail.
+
+    Args:
+        name: the compiler, or one of `list_missing_parts`.
+    """
     with interrupts.delay_interrupt():
         saved = environ.snapshot()
-        with contextlib.suppress(Exception):
-            importlib.import_module(MODULE)
+        with contextlib.suppress(Exception), collector.pause():
+            importlib.import_module(name)
         environ.restore(saved)  # the import sets a cache folder; a compilation sets it again
-    return True
+
+
+class TrainingWatch:
+    """Looks whether the functions of a notebook train, at each of them once."""
+
+    def __init__(self) -> None:
+        self._seen: weakref.WeakSet[FunctionType] = weakref.WeakSet()
+
+    def look(self, values: Iterable[Any]) -> bool:
+        """Return whether there is a function among the values that trains and was not there before.
+
+        Args:
+            values: of the notebook's variables.
+        """
+        functions = [value for value in values if isinstance(value, FunctionType)]
+        own = [function for function in functions if not is_installed(function.__module__)]
+        new = [function for function in own if function not in self._seen]
+        self._seen.update(new)
+        return any(map(is_needed_by, new))
 
 
 def is_needed_by(function: Any) -> bool:

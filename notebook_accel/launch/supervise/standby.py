@@ -16,16 +16,18 @@ import sys
 import sysconfig
 import threading
 import warnings
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import Any, Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
 
 from ... import environ, interrupts, probes, runtime
 from .. import descriptors
 from ..worker.standby import LOAD, MAIN, NAME, SERVE, become_copy, change_name
 from . import end_watch
+
+if TYPE_CHECKING:
+    from ..checks import compiler_preload
 
 VARIABLE: Final = "NOTEBOOK_ACCEL_STANDBY"
 _MANY_MODULES: Final = 50  # that a newer copy has to have besides
@@ -151,7 +153,7 @@ class _CellWatcher:
         self._owner = os.getpid()
         self._num_lost = 0  # of those that ended before a launch took them
         self._looked = 0  # how many modules there were when a copy was thought of last
-        self._seen: weakref.WeakSet[FunctionType] = weakref.WeakSet()
+        self._training: compiler_preload.TrainingWatch | None = None
 
     def __call__(self, result: object = None) -> None:
         # the cell is over: an interrupt that comes now has nothing to interrupt
@@ -172,7 +174,7 @@ class _CellWatcher:
             _drop(before)
             before = None
             self._num_lost += 1
-            self._seen.clear()  # the next one has not heard of functions that train
+            self._training = None  # the next one has not heard of functions that train
         with contextlib.suppress(OSError):  # the system has no process or descriptor left: launches say so
             has_grown = len(sys.modules) >= self._looked + _MANY_MODULES
             if before is None or (before.is_copy and has_grown):
@@ -184,12 +186,11 @@ class _CellWatcher:
         """Let the process import torch's compiler where the notebook has a function that trains."""
         from ..checks import compiler_preload  # here: it needs torch
 
-        functions = [value for value in list(self._shell.user_ns.values()) if isinstance(value, FunctionType)]
-        own = [function for function in functions if not compiler_preload.is_installed(function.__module__)]
-        new = [function for function in own if function not in self._seen]
-        self._seen.update(new)
+        if self._training is None:
+            self._training = compiler_preload.TrainingWatch()
+        trains = self._training.look(list(self._shell.user_ns.values()))
         standby = find()
-        if standby is not None and not standby.has_compiler and any(map(compiler_preload.is_needed_by, new)):
+        if standby is not None and not standby.has_compiler and trains:
             standby.load_compiler()
 
 

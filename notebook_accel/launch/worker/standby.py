@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from ... import runtime
+from ... import collector, runtime
 
 _WARM: Final = "notebook_accel.launch.worker.warm"
 _SHELL: Final = "IPython.core.interactiveshell"
@@ -149,7 +149,7 @@ def change_name(name: str) -> str:
 
 def _import(name: str) -> None:
     """Import a module; where that fails, the worker that needs it tells why."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception), collector.pause():
         importlib.import_module(name)
     gc.freeze()  # else each fork would copy pages that it only counts references in
 
