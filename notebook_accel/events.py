@@ -27,8 +27,21 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Lines(Event):
+    """Lines of output that came together, at least one: they travel so, and are kept so.
+
+    Attributes:
+        stream: where they were written.
+        texts: the lines without their newlines.
+    """
+
+    stream: Stream
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Line(Event):
-    """One line of output.
+    """One line of output, as records return it.
 
     Attributes:
         stream: where it was written.
@@ -41,7 +54,7 @@ class Line(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unfinished(Event):
-    """What was written since the last line, such as a bar or a question; the next `Line` of the stream replaces it.
+    """What was written since the last line, such as a bar or a question; the next `Lines` of the stream replace it.
 
     Attributes:
         stream: where it was written.

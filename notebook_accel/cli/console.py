@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ..events import Display, Event, Failure, Line, Notice, Phase, Progress, Stream, Traceback, Unfinished
-from ..stream.sinks import Output, Sink, TerminalRows, write_lines
+from ..events import Display, Event, Failure, Lines, Notice, Phase, Progress, Stream, Traceback, Unfinished
+from ..stream.sinks import Output, Sink, TerminalRows, join_lines, write_lines
 
 _HOLD_SECONDS: Final = 0.3  # in which the traceback of a rank that failed earlier may come
 _STREAMS: Final[Mapping[str, tuple[Stream, ...]]] = {
@@ -79,7 +79,7 @@ class Console(Sink):
         pending: list[str] = []
         stream: Stream = "stdout"
         for event in events:
-            if isinstance(event, Line):
+            if isinstance(event, Lines):
                 if self._rows.has_rows:
                     self._rows.finish(event)
                 prefix = self._prefix(event.rank, event.stream)
@@ -88,7 +88,7 @@ class Console(Sink):
                 if event.stream != stream:
                     self._write(stream, pending)
                     stream, pending = event.stream, []
-                pending.append(f"{prefix}{event.text}\n")
+                pending.append(join_lines(event.texts, prefix))
                 continue
             self._write(stream, pending)
             pending = []

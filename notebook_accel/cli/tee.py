@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..events import Event, Line, Phase, Stream
+from ..events import Event, Lines, Phase, Stream
 from ..stream.logs import make_folder
-from ..stream.sinks import Sink
+from ..stream.sinks import Sink, join_lines
 from .console import Tee
 
 
@@ -38,7 +38,7 @@ class TeeFiles(Sink):
         """Write the lines among the events."""
         try:
             for event in events:
-                if isinstance(event, Line) and not self._is_broken:
+                if isinstance(event, Lines) and not self._is_broken:
                     self._write(event)
                 elif isinstance(event, Phase) and event.name == "starting" and event.rank >= 0:
                     self._ranks.add(event.rank)
@@ -61,16 +61,16 @@ class TeeFiles(Sink):
         except OSError as error:
             self._give_up(error)
 
-    def _write(self, line: Line) -> None:
-        local_rank = line.rank - min(self._ranks, default=0)
-        if not self._tee.has(local_rank, line.stream):
+    def _write(self, lines: Lines) -> None:
+        local_rank = lines.rank - min(self._ranks, default=0)
+        if not self._tee.has(local_rank, lines.stream):
             return
-        key = (local_rank, line.stream)
+        key = (local_rank, lines.stream)
         if key not in self._files:
-            path = self._folder / f"attempt_{self._attempt}" / str(local_rank) / f"{line.stream}.log"
+            path = self._folder / f"attempt_{self._attempt}" / str(local_rank) / f"{lines.stream}.log"
             path.parent.mkdir(parents=True, exist_ok=True)
             self._files[key] = open(path, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed by close
-        self._files[key].write(f"{line.text}\n")
+        self._files[key].write(join_lines(lines.texts))
 
     def _close_files(self) -> None:
         while self._files:

@@ -6,14 +6,15 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Collection, Iterator
-from multiprocessing import connection
 from types import TracebackType
 from typing import Any, Final
 
 from ..interrupts import PATIENCE, delay_interrupt
 
 _PATIENCE_SECONDS: Final = 1.0  # from the end of a process's connections to its own end
+_LOOK_SECONDS: Final = 0.01
 _PIPES: Final = os.path.dirname(multiprocessing.__file__) + os.sep
 
 
@@ -84,12 +85,17 @@ def _describe_killed(error: BaseException, iterators: Collection[Any]) -> str:
     if not is_broken or not trace.tb_frame.f_code.co_filename.startswith(_PIPES):  # type: ignore[union-attr]
         return ""
     workers = [worker for each in iterators for worker in getattr(each, "_workers", ())]
-    connection.wait([worker.sentinel for worker in workers], _PATIENCE_SECONDS)
-    for worker in workers:
-        if worker.exitcode:
-            how = f"exit code {worker.exitcode}" if worker.exitcode > 0 else _name_signal(-worker.exitcode)
-            return f"DataLoader worker (pid {worker.pid}) was ended by {how}, while it handed over a batch"
-    return ""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:  # its sentinel is one of the connections: it says no more
+        for worker in workers:
+            if code := worker.exitcode:
+                how = f"exit code {code}" if code > 0 else _name_signal(-code)
+                return (
+                    f"DataLoader worker (pid {worker.pid}) was ended by {how}, while it handed over a batch"
+                )
+        if time.monotonic() > deadline:
+            return ""
+        time.sleep(_LOOK_SECONDS)
 
 
 def _name_signal(signum: int) -> str:

@@ -16,6 +16,7 @@ from ..events import (
     Held,
     HoldOrder,
     InterruptOrder,
+    Lines,
     Order,
     ReleaseOrder,
     Result,
@@ -54,6 +55,7 @@ class Call:
         positions: the number of collectives in each process group at a rank's end; None for a rank that died
             or has left its group.
         waiting: events to be shown.
+        num_waiting: how many they are, of lines each.
         interrupted: ranks that had to be interrupted.
         was_interrupted: True if somebody asked for the end and ranks had to be interrupted for it.
         was_released: True if connections between ranks had to be closed.
@@ -74,6 +76,7 @@ class Call:
     failures: dict[int, Failure] = field(default_factory=dict)
     positions: dict[int, Mapping[str, int] | None] = field(default_factory=dict)
     waiting: deque[Event] = field(default_factory=deque)
+    num_waiting: int = 0
     interrupted: set[int] = field(default_factory=set)
     was_interrupted: bool = False
     was_released: bool = False
@@ -127,6 +130,7 @@ class Call:
                 self._stacks[event.rank] = event
         else:
             self.waiting.append(event)
+            self.num_waiting += len(event.texts) if isinstance(event, Lines) else 1
 
     def advance(self, sink: Sink) -> None:
         """Do what is due now. The caller's thread calls this several times a second.

@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 
 from .. import interrupts
 from ..errors import SessionError
-from ..events import CallEnd, CallOrder, Event, Failure, Held, LeaveOrder, Line, Order, Phase, StackReport
+from ..events import CallEnd, CallOrder, Event, Failure, Held, LeaveOrder, Lines, Order, Phase, StackReport
 from ..launch import signals
 from ..launch.engines.base import Engine
 from ..launch.engines.local import make_environments
@@ -35,7 +35,9 @@ from .call import Call
 
 _POLL_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 0.05
-_MAX_WAITING: Final = 20_000  # events that are not shown yet; with more of them the workers have to wait
+_MAX_WAITING: Final = (
+    20_000  # events and lines that are not shown yet; with more of them the workers have to wait
+)
 _LEAVE_SECONDS: Final = 1.0
 _RENEW_SECONDS: Final = 30.0
 
@@ -185,7 +187,7 @@ class Workers:
                         self._take(earlier)
                 self._take(event)
             self._changed.notify_all()
-            while (call := self._call) is not None and len(call.waiting) > _MAX_WAITING:
+            while (call := self._call) is not None and call.num_waiting > _MAX_WAITING:
                 if self._leaving.is_set():
                     break
                 self._changed.wait(_POLL_SECONDS)
@@ -197,8 +199,8 @@ class Workers:
             self.record.apply(event)
         if self._call is not None:
             self._call.take(event)
-        elif isinstance(event, Line):
-            self.late_lines += 1
+        elif isinstance(event, Lines):
+            self.late_lines += len(event.texts)
 
     def lines(self, rank: int | None = None) -> list[str]:
         """Return the last lines of output.
@@ -316,8 +318,9 @@ class Workers:
                 self._changed.wait(_LOOK_SECONDS)
             events = list(call.waiting)
             call.waiting.clear()
-            if len(events) > _MAX_WAITING:
+            if call.num_waiting > _MAX_WAITING:
                 self._changed.notify_all()
+            call.num_waiting = 0
         if events:
             sink.show(events)
         if self._leaving.is_set() and call.unfinished:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
-from ..events import Event, Line, Progress, Stream
-from .lines import make_lines
+from ..events import Event, Line, Lines, Progress
+from .lines import split_lines
 
 _LINE_BYTES: Final = 128  # of a line's objects without its text, and of its place
 _BAR_BYTES: Final = 288  # likewise
 _MAX_PACK: Final = 256  # lines: so many may be forgotten at once
-_PACK_BYTES: Final = 224  # of a pack of lines without their texts, and of its place
+_LINES_BYTES: Final = 224  # likewise of lines that are kept together
 _TEXT_BYTES: Final = 8  # of a text's place
 _MAX_TRIES: Final = 100  # to read between two steps of who writes, which a fork may have ended for good
 _PLACE_BYTES: Final = 16  # of an object in a container, and what the allocator adds to it
@@ -32,20 +31,13 @@ def measure(event: Event) -> int:
     Args:
         event: of any kind.
     """
-    if isinstance(event, Line):  # by far the most frequent one
+    if isinstance(event, Line):
         return _LINE_BYTES + sys.getsizeof(event.text)
+    if isinstance(event, Lines):
+        return _LINES_BYTES + _TEXT_BYTES * len(event.texts) + sum(map(sys.getsizeof, event.texts))
     if isinstance(event, Progress):
         return _BAR_BYTES + sys.getsizeof(event.text) + sys.getsizeof(event.description)
     return _measure_all(event)
-
-
-def measure_lines(lines: Sequence[Line]) -> int:
-    """Return how much memory lines take.
-
-    Args:
-        lines: any number.
-    """
-    return _LINE_BYTES * len(lines) + sum(map(sys.getsizeof, [line.text for line in lines]))
 
 
 def _measure_all(value: object) -> int:
@@ -65,44 +57,6 @@ def _measure_all(value: object) -> int:
         elif isinstance(item, (list, tuple, set, frozenset, deque)):
             open_values += item
     return size
-
-
-class Newest(Generic[E]):
-    """The newest events of a sequence. One thread adds events; others may iterate.
-
-    Args:
-        max_bytes: memory for them. The newest event is kept, whatever its size.
-        max_count: how many are kept.
-
-    Attributes:
-        max_bytes: may change; the next event that is added brings it about.
-    """
-
-    def __init__(self, max_bytes: int, max_count: float = math.inf) -> None:
-        self.max_bytes = max_bytes
-        self._max_count = max_count
-        self._events: deque[E] = deque()
-        self._bytes = 0
-
-    def extend(self, new: Sequence[E], size: int) -> None:
-        """Add events.
-
-        Args:
-            new: the next ones.
-            size: the sum of what `measure` says of them.
-        """
-        events, count = self._events, self._max_count
-        events.extend(new)
-        held = self._bytes + size
-        while (held > self.max_bytes or len(events) > count) and len(events) > 1:
-            held -= measure(events.popleft())
-        self._bytes = held
-
-    def __iter__(self) -> Iterator[E]:
-        return iter(list(self._events))  # in one step: it runs no Python code
-
-    def __len__(self) -> int:
-        return len(self._events)
 
 
 class NewestByKey(dict[K, E]):
@@ -145,76 +99,55 @@ class NewestByKey(dict[K, E]):
         self.num_bytes = 0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Pack:
-    """Lines of one rank that came together: one object, where the collector would look at each line again and again."""
-
-    rank: int
-    time: float
-    stream: Stream
-    texts: tuple[str, ...]
-
-    def unpack(self) -> list[Line]:
-        return make_lines(self.rank, self.time, self.stream, self.texts)
-
-    def count_bytes(self) -> int:
-        return _PACK_BYTES + _TEXT_BYTES * len(self.texts) + sum(map(sys.getsizeof, self.texts))
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-
 class History:
     """The newest events of a sequence, within a bound of memory. One thread adds events; others may read.
 
     Args:
         max_bytes: memory for them. The newest event is kept, whatever its size.
+        max_count: how many of them are read; not many more are kept.
 
     Attributes:
         max_bytes: may change; the next event that is added brings it about.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, max_count: int = sys.maxsize) -> None:
         self.max_bytes = max_bytes
-        self._kept: deque[Event | _Pack] = deque()
-        self._bytes = 0
+        self._max_count = max_count
+        self._kept: deque[Event] = deque()
+        self._bytes = self._count = 0  # of what is kept
         self._end = self._num_added = 0  # they differ while events are being added
 
     @property
     def end(self) -> int:
-        """How many events were added so far; those that are being added come after it."""
+        """How many events were added so far, of lines each; those that are being added come after it."""
         return self._num_added
 
     def add(self, event: Event) -> None:
-        """Add an event.
+        """Add an event, or lines.
 
         Args:
             event: the next one.
         """
-        self._keep([event], measure(event), 1)
-
-    def add_lines(self, lines: Sequence[Line]) -> None:
-        """Add lines that are alike but for their texts.
-
-        Args:
-            lines: the next ones, at least one.
-        """
-        if len(lines) == 1:
-            self.add(lines[0])
-            return
-        first, packs = lines[0], list[_Pack]()
-        for start in range(0, len(lines), _MAX_PACK):
-            texts = tuple([line.text for line in lines[start : start + _MAX_PACK]])
-            packs.append(_Pack(rank=first.rank, time=first.time, stream=first.stream, texts=texts))
-        self._keep(packs, sum(pack.count_bytes() for pack in packs), len(lines))
+        count = _count(event)
+        kept = _pack(event) if isinstance(event, Lines) else [event]
+        size = sum(map(measure, kept))
+        self._end += count
+        try:
+            self._kept.extend(kept)
+            self._bytes += size
+            self._count += count
+            self._forget()
+        finally:  # also where an interrupt comes: readers wait for it
+            self._num_added = self._end
 
     def since(self, position: int) -> Iterator[Event]:
-        """Return the events from a position on that are still kept.
+        """Return the events from a position on that are still kept, lines one by one.
 
         Args:
             position: an earlier value of `end`, or 0.
         """
         kept, end = self._snapshot()
+        position = max(position, end - self._max_count)
         start, first = len(kept), end
         while start and first > position:
             start -= 1
@@ -228,19 +161,10 @@ class History:
             rank: of this rank only; None for all.
         """
         for each in self._snapshot()[0]:
-            if isinstance(each, (Line, _Pack)) and (rank is None or each.rank == rank):
-                yield from each.texts if isinstance(each, _Pack) else (each.text,)
+            if isinstance(each, (Line, Lines)) and (rank is None or each.rank == rank):
+                yield from each.texts if isinstance(each, Lines) else (each.text,)
 
-    def _keep(self, new: Sequence[Event | _Pack], size: int, count: int) -> None:
-        self._end += count
-        try:
-            self._kept.extend(new)
-            self._bytes += size
-            self._forget()
-        finally:  # also where an interrupt comes: readers wait for it
-            self._num_added = self._end
-
-    def _snapshot(self) -> tuple[list[Event | _Pack], int]:
+    def _snapshot(self) -> tuple[list[Event], int]:
         """Return what is kept and the position after it, even if another thread adds events meanwhile."""
         for _ in range(_MAX_TRIES):
             before = self._num_added
@@ -252,21 +176,35 @@ class History:
 
     def _forget(self) -> None:
         """Forget the oldest events until the others have room."""
-        while self._bytes > self.max_bytes and len(self._kept) > 1:
-            oldest = self._kept.popleft()
-            self._bytes -= oldest.count_bytes() if isinstance(oldest, _Pack) else measure(oldest)
-        while self._bytes > self.max_bytes and isinstance(only := self._kept[0], _Pack) and len(only) > 1:
-            self._kept[0] = rest = dataclasses.replace(only, texts=only.texts[-(len(only) // 2) :])
-            self._bytes = rest.count_bytes()
+        kept = self._kept
+        while len(kept) > 1 and (
+            self._bytes > self.max_bytes or self._count - _count(kept[0]) >= self._max_count
+        ):
+            oldest = kept.popleft()
+            self._bytes -= measure(oldest)
+            self._count -= _count(oldest)
+        while self._bytes > self.max_bytes and isinstance(only := kept[0], Lines) and len(only.texts) > 1:
+            kept[0] = rest = dataclasses.replace(only, texts=only.texts[-(len(only.texts) // 2) :])
+            self._bytes, self._count = measure(rest), len(rest.texts)
 
 
-def _count(each: Event | _Pack) -> int:
-    return len(each) if isinstance(each, _Pack) else 1
+def _pack(lines: Lines) -> list[Event]:
+    """Return lines as they are kept: many in one object, where the collector would look at each again and again."""
+    if len(lines.texts) == 1:
+        return [*split_lines(lines)]  # it is smaller
+    if len(lines.texts) <= _MAX_PACK:
+        return [lines]
+    texts = [lines.texts[start : start + _MAX_PACK] for start in range(0, len(lines.texts), _MAX_PACK)]
+    return [dataclasses.replace(lines, texts=each) for each in texts]
 
 
-def _expand(kept: Sequence[Event | _Pack], skipped: int) -> Iterator[Event]:
+def _count(each: Event) -> int:
+    return len(each.texts) if isinstance(each, Lines) else 1
+
+
+def _expand(kept: Sequence[Event], skipped: int) -> Iterator[Event]:
     """Yield events one by one, but for the first ones."""
     for each in kept:
-        events = each.unpack() if isinstance(each, _Pack) else [each]
+        events = split_lines(each) if isinstance(each, Lines) else [each]
         yield from events[skipped:] if skipped else events
         skipped = max(0, skipped - len(events))

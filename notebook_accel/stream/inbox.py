@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..events import Chunk, Event, Order, Stream, Unfinished
-from .lines import LineReader, make_lines
+from ..events import Chunk, Event, Lines, Order, Stream, Unfinished
+from .lines import LineReader
 from .readable import count_unread_bytes
 from .wire import FrameError, FrameReader, PipeEnd, describe_loss, frame
 
@@ -123,7 +123,7 @@ class _Source:
         return self._events(stream, texts)
 
     def _events(self, stream: Stream, texts: list[str]) -> list[Event]:
-        return [*make_lines(self.rank, time.time(), stream, texts)] if texts else []
+        return [Lines(rank=self.rank, time=time.time(), stream=stream, texts=tuple(texts))] if texts else []
 
 
 class Inbox:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from ..events import Event, Line, Stream
+from ..events import Event, Line, Lines
 
 _MAX_LINE: Final = 1 << 20
 _MAX_ROWS: Final = 32  # of bars below each other
@@ -153,23 +152,20 @@ def _text(line: bytes) -> str:
     return line.rstrip(b"\r").decode("utf-8", "backslashreplace")
 
 
-def make_lines(rank: int, time: float, stream: Stream, texts: Iterable[str]) -> list[Line]:
-    """Return lines that were written one after the other, in a third of the time that the class takes for each.
+def split_lines(lines: Lines) -> list[Line]:
+    """Return lines one by one, in a third of the time that their class takes for each.
 
     Args:
-        rank: as of `Line`, and so are the others.
-        time: when.
-        stream: where.
-        texts: of the lines.
+        lines: that came together.
     """
     set_rank, set_time, set_stream, set_text = _LINE_SLOTS
     new = object.__new__
-    lines = []
-    for text in texts:
+    found = []
+    for text in lines.texts:
         line = new(Line)
-        set_rank(line, rank)
-        set_time(line, time)
-        set_stream(line, stream)
+        set_rank(line, lines.rank)
+        set_time(line, lines.time)
+        set_stream(line, lines.stream)
         set_text(line, text)
-        lines.append(line)
-    return lines
+        found.append(line)
+    return found

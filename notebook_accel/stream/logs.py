@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import LaunchError
-from ..events import Event, Line, Phase
-from .sinks import Sink
+from ..events import Event, Lines, Phase
+from .sinks import Sink, join_lines
 
 
 def make_folder(folder: str | os.PathLike[str]) -> Path:
@@ -83,9 +83,9 @@ class LogFiles(Sink):
     def _write(self, events: Sequence[Event]) -> None:
         written = set()
         for event in events:
-            if isinstance(event, Line):
+            if isinstance(event, Lines):
                 file = self._file(event.rank)
-                file.write(f"{event.text}\n")
+                file.write(join_lines(event.texts))
                 written.add(event.rank)
             elif isinstance(event, Phase) and event.name == "restarting":
                 self.note(event.detail)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from ..events import (
     ClearOutput,
@@ -14,6 +14,7 @@ from ..events import (
     Failure,
     Held,
     Line,
+    Lines,
     Metric,
     Notice,
     Phase,
@@ -23,7 +24,7 @@ from ..events import (
     Stream,
     Unfinished,
 )
-from .bounded import History, Newest, NewestByKey, measure_lines
+from .bounded import History, NewestByKey
 from .series import MAX_POINTS, Metrics, Point, Series
 
 MAX_BYTES: Final = 24_000_000
@@ -36,8 +37,6 @@ _PACE_PULSES: Final = 20
 _RANK_BYTES: Final = 6_000  # of a rank's phase, pulses and empty tail
 # Shares of the memory. What metrics, displays, bars and ranks do not use is for lines, at least the last share.
 _METRICS, _DISPLAYS, _BARS, _TAILS, _LEAST = 1 / 3, 1 / 4, 1 / 12, 1 / 8, 1 / 8
-
-LineOrBar = TypeVar("LineOrBar", Line, Progress)
 
 
 @dataclass(eq=False, repr=False)  # its fields would fill the cell with megabytes
@@ -57,7 +56,6 @@ class RunRecord:
         pulses: how far each rank has come.
         held: for each rank that is to stop, how often it had asked whether to.
         notice: the last message of the launcher itself, empty if there was none.
-        tails: the newest lines of each rank: `MAX_TAIL`, or fewer where long lines or many ranks take much memory.
         unfinished: what each rank has written since its last line, by (rank, stream).
         line_counts: how many lines each rank has written.
         nodes: the host or node of each rank that was launched on hosts or a cluster.
@@ -75,7 +73,6 @@ class RunRecord:
     pulses: dict[int, Pulse] = field(default_factory=dict, init=False)
     held: dict[int, int] = field(default_factory=dict, init=False)
     notice: str = field(default="", init=False)
-    tails: dict[int, Newest[Line]] = field(default_factory=dict, init=False)
     line_counts: dict[int, int] = field(default_factory=dict, init=False)
     displays: NewestByKey[tuple[int, str], Display] = field(init=False)
     restarts: int = field(default=0, init=False)
@@ -86,6 +83,7 @@ class RunRecord:
     _paces: dict[int, deque[tuple[int, float]]] = field(default_factory=dict, init=False)
     _lines_before: dict[int, int] = field(default_factory=dict, init=False)  # this start of each rank
     _shown: History = field(init=False)
+    _tails: dict[int, History] = field(default_factory=dict, init=False)  # the newest lines of each rank
     _num_displays: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -108,22 +106,13 @@ class RunRecord:
         return self._metrics.series
 
     def apply_all(self, events: Sequence[Event]) -> None:
-        """Change the record by the next events: lines, of which there are most, many at once.
+        """Change the record by the next events.
 
         Args:
             events: of any kind.
         """
-        lines: list[Line] = []
         for event in events:
-            if lines and not _is_alike(lines[0], event):
-                self._lines(lines)
-                lines = []
-            if isinstance(event, Line):
-                lines.append(event)
-            else:
-                self.apply(event)
-        if lines:
-            self._lines(lines)
+            self.apply(event)
 
     def apply(self, event: Event) -> None:
         """Change the record by the next event.
@@ -131,8 +120,8 @@ class RunRecord:
         Args:
             event: of any kind.
         """
-        if isinstance(event, Line):
-            self._lines([event])
+        if isinstance(event, Lines):
+            self._lines(event)
             return
         if isinstance(event, Result):
             self.results[event.rank] = event
@@ -165,29 +154,29 @@ class RunRecord:
     def _leave_room(self) -> None:
         """Leave to lines the memory that the others do not use."""
         bars = self._bars.num_bytes + self._finished_bars.num_bytes + self.unfinished.num_bytes
-        ranks = _RANK_BYTES * max(len(self.phases), len(self.tails), len(self.pulses))
+        ranks = _RANK_BYTES * max(len(self.phases), len(self._tails), len(self.pulses))
         used = self._metrics.num_bytes + self.displays.num_bytes + bars + ranks
         left = self.max_bytes * (1 - _TAILS) - used
         self._shown.max_bytes = int(max(left, self.max_bytes * _LEAST))  # the newest display may be huge
 
-    def _lines(self, lines: Sequence[Line]) -> None:
-        """Add lines that are alike but for their texts."""
-        rank = lines[0].rank
-        self._shown.add_lines(lines)
-        tail = self.tails.get(rank)
+    def _lines(self, lines: Lines) -> None:
+        rank, texts = lines.rank, lines.texts
+        self._shown.add(lines)
+        tail = self._tails.get(rank)
         if tail is None:
             tail = self._begin_tail(rank)
-        newest = [cut(line) if len(line.text) > _MAX_SHOWN else line for line in lines[-MAX_TAIL:]]
-        tail.extend(newest, measure_lines(newest))
+        if len(texts) > MAX_TAIL or max(map(len, texts)) > _MAX_SHOWN:
+            lines = replace(lines, texts=tuple(map(_cut_text, texts[-MAX_TAIL:])))
+        tail.add(lines)
         if self.unfinished:
-            self.unfinished.remove((rank, lines[0].stream))
-        self.line_counts[rank] += len(lines)
+            self.unfinished.remove((rank, lines.stream))
+        self.line_counts[rank] += len(texts)
 
-    def _begin_tail(self, rank: int) -> Newest[Line]:
-        tail = self.tails[rank] = Newest(0, MAX_TAIL)
+    def _begin_tail(self, rank: int) -> History:
+        tail = self._tails[rank] = History(0, MAX_TAIL)
         self.line_counts[rank] = 0
-        for each in self.tails.values():
-            each.max_bytes = int(self.max_bytes * _TAILS) // len(self.tails)
+        for each in self._tails.values():
+            each.max_bytes = int(self.max_bytes * _TAILS) // len(self._tails)
         self._leave_room()
         return tail
 
@@ -199,7 +188,7 @@ class RunRecord:
     def _progress(self, bar: Progress) -> None:
         key = (bar.rank, bar.bar)
         if len(bar.text) > _MAX_SHOWN:
-            bar = cut(bar)
+            bar = replace(bar, text=_cut_text(bar.text))
         if not bar.finished:
             self._finished_bars.remove(key)
             self._bars.put(key, bar)
@@ -306,6 +295,15 @@ class RunRecord:
         """
         return [*self._shown.texts(rank)]
 
+    def find_tail(self, rank: int) -> list[Line]:
+        """Return the newest lines of a rank: `MAX_TAIL`, or fewer where long lines or many ranks take much memory.
+
+        Args:
+            rank: whose lines.
+        """
+        tail = self._tails.get(rank)
+        return [] if tail is None else [line for line in tail.since(0) if isinstance(line, Line)]
+
     def find_lines(self) -> dict[int, list[Line]]:
         """Return the lines that are still kept, by rank."""
         found: dict[int, list[Line]] = {}
@@ -323,22 +321,12 @@ class RunRecord:
         phase = self.phases.get(rank)
         if phase is None or phase.name != "starting":
             return None
-        tail = self.tails.get(rank, ())
+        tail = self.find_tail(rank)
         count = self.line_counts.get(rank, 0) - self._lines_before.get(rank, 0)
-        errors = [line.text for line in list(tail)[max(0, len(tail) - count) :] if line.stream == "stderr"]
+        errors = [line.text for line in tail[max(0, len(tail) - count) :] if line.stream == "stderr"]
         return errors[-_LAST_WORDS:]
 
 
-def _is_alike(line: Line, event: Event) -> bool:
-    """Return whether an event is a line that was written where another was, and came with it."""
-    return (
-        isinstance(event, Line)
-        and event.rank == line.rank
-        and event.time == line.time
-        and event.stream == line.stream
-    )
-
-
-def cut(event: LineOrBar) -> LineOrBar:
-    """Return a line or a bar with the beginning of its text."""
-    return replace(event, text=f"{event.text[:_MAX_SHOWN]} ...")
+def _cut_text(text: str) -> str:
+    """Return a text, or the beginning of one that is long."""
+    return f"{text[:_MAX_SHOWN]} ..." if len(text) > _MAX_SHOWN else text

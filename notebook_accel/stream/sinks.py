@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 from .. import probes
-from ..events import ClearOutput, Display, Event, Line, Notice, Phase, Progress, Unfinished
+from ..events import ClearOutput, Display, Event, Lines, Notice, Phase, Progress, Stream, Unfinished
 
 Output = Literal["all", "first", "none"] | Collection[int]
 
@@ -107,20 +107,20 @@ class TextSink(Sink):
             events: in order.
         """
         pending: list[str] = []
-        stream = "stdout"
+        stream: Stream = "stdout"
         for event in events:
-            if isinstance(event, Line) and self._live.has_rows:
-                self._live.finish(event)
-            if isinstance(event, Line) and event.stream == stream and event.rank in self._prefixes:
-                pending.append(f"{self._prefixes[event.rank]}{event.text}\n")
+            if isinstance(event, Lines):
+                if self._live.has_rows:
+                    self._live.finish(event)
+                if event.rank in self._prefixes:
+                    if event.stream != stream:
+                        self._write(stream, pending)
+                        stream, pending = event.stream, []
+                    pending.append(join_lines(event.texts, self._prefixes[event.rank]))
                 continue
             self._write(stream, pending)
             pending = []
-            if isinstance(event, Line):
-                if event.rank in self._prefixes:
-                    stream = event.stream
-                    pending.append(f"{self._prefixes[event.rank]}{event.text}\n")
-            elif isinstance(event, Notice):
+            if isinstance(event, Notice):
                 self.note(event.text)
             elif isinstance(event, Phase):
                 if event.name == "starting" and event.rank >= 0:
@@ -230,9 +230,9 @@ class LiveRows(ABC):
         self._unfinished.add(key)
         self._show(key, prefix + event.text if event.text.strip() else "")
 
-    def finish(self, line: Line) -> None:
-        """Remove the unfinished line that a line has replaced."""
-        if (key := (line.rank, line.stream)) in self._unfinished:
+    def finish(self, lines: Lines) -> None:
+        """Remove the unfinished line that lines have replaced."""
+        if (key := (lines.rank, lines.stream)) in self._unfinished:
             self._unfinished.discard(key)
             self._end(key, "")
 
@@ -365,6 +365,17 @@ class TerminalRows(LiveRows):
         if text:
             self.clear()
             write_lines("stderr", [f"{text}\n"])
+
+
+def join_lines(texts: Sequence[str], prefix: str = "") -> str:
+    """Return lines as one text, each with its newline.
+
+    Args:
+        texts: at least one.
+        prefix: put before each.
+    """
+    between = f"\n{prefix}"
+    return f"{prefix}{between.join(texts)}\n"
 
 
 def write_lines(stream: str, lines: Sequence[str]) -> None:

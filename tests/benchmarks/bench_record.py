@@ -55,11 +55,16 @@ def memory() -> Callable[[], float]:
 
 def feed(take: Callable[..., object]) -> float:
     """Give eight ranks' lines of a hundred characters; return the seconds."""
-    from notebook_accel.events import Line
+    from notebook_accel.events import Lines
 
     started = time.perf_counter()
     for number in range(LINES):
         take(
-            Line(rank=number % 8, time=0.0, stream="stdout", text=f"step {number:>10}: loss 0.25 " + "." * 72)
+            Lines(
+                rank=number % 8,
+                time=0.0,
+                stream="stdout",
+                texts=(f"step {number:>10}: loss 0.25 " + "." * 72,),
+            )
         )
     return time.perf_counter() - started

@@ -106,7 +106,7 @@ def made() -> tuple[Callable[[], float], Callable[[], float]]:
 
 
 def _news(step: int) -> list[Any]:
-    from notebook_accel.events import Line, Metric, Phase, Pulse
+    from notebook_accel.events import Lines, Metric, Phase, Pulse
 
     now = time.time()
     found: list[Any] = [
@@ -117,7 +117,7 @@ def _news(step: int) -> list[Any]:
         found.append(Pulse(rank=rank, time=now, steps=step, epoch=1, batch=step % 100, batches=100))
         for stream in ("stdout", "stderr"):
             text = f"step {step}: loss 0.1234 of rank {rank}, and some more words"
-            found.append(Line(rank=rank, time=now, stream=stream, text=text))
+            found.append(Lines(rank=rank, time=now, stream=stream, texts=(text,)))
     return found
 
 

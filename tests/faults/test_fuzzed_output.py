@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from notebook_accel.events import Display, Failure, Line, Metric, Phase, Progress, Pulse, Unfinished
-from notebook_accel.stream.lines import LineReader
+from notebook_accel.events import Display, Failure, Lines, Metric, Phase, Progress, Pulse, Unfinished
+from notebook_accel.stream.lines import LineReader, split_lines
 from notebook_accel.stream.record import RunRecord
 from notebook_accel.stream.series import Point
 from notebook_accel.widgets.run import ansi, chart, lines, page, picture
@@ -89,7 +89,7 @@ def records(draw: st.DrawFn) -> RunRecord:
         record.apply(Phase(rank=rank, time=now, name="running"))
         for text in draw(st.lists(TEXTS, max_size=3)):
             record.apply(
-                Line(rank=rank, time=now, stream=draw(st.sampled_from(["stdout", "stderr"])), text=text)
+                Lines(rank=rank, time=now, stream=draw(st.sampled_from(["stdout", "stderr"])), texts=(text,))
             )
         record.apply(Unfinished(rank=rank, time=now, stream="stdout", text=draw(TEXTS)))
         for number in range(draw(st.integers(0, 2))):
@@ -211,8 +211,8 @@ def test_any_numbers_make_a_chart(values: dict[str, list[tuple[int | None, float
 
 @pytest.mark.parametrize("text", ODD_TEXTS)
 def test_odd_texts_are_lines_of_a_rank(text: str) -> None:
-    line = Line(rank=0, time=0.0, stream="stdout", text=text)
-    output = Output(total=1, lines=(line,))
+    line = Lines(rank=0, time=0.0, stream="stdout", texts=(text,))
+    output = Output(total=1, lines=(*split_lines(line),))
     assert list_elements(lines.render_lines(0, output)) <= {
         ("pre", ""),
         ("pre", "role"),

@@ -229,7 +229,7 @@ def make_picture(
 def _make_output(record: RunRecord, rank: int) -> Output:
     return Output(
         total=record.line_counts.get(rank, 0),
-        lines=tuple(record.tails.get(rank, ())),
+        lines=tuple(record.find_tail(rank)),
         unfinished=tuple(
             event for event in list(record.unfinished.values()) if event.rank == rank and event.text.strip()
         ),

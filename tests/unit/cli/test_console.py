@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from notebook_accel.cli.console import Console, Tee
-from notebook_accel.events import Event, Line, Notice, Phase, Stream, Traceback, Unfinished
+from notebook_accel.events import Event, Lines, Notice, Phase, Stream, Traceback, Unfinished
 
 
-def line(rank: int, text: str, stream: Stream = "stdout") -> Line:
-    return Line(rank=rank, time=0.0, stream=stream, text=text)
+def line(rank: int, text: str, stream: Stream = "stdout") -> Lines:
+    return Lines(rank=rank, time=0.0, stream=stream, texts=(text,))
 
 
 def started(*ranks: int) -> list[Event]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.popen_fork
 import multiprocessing.queues
 import os
 import signal
@@ -121,15 +122,22 @@ def interrupt_the_end(patch: pytest.MonkeyPatch) -> None:
 
 @LINUX
 @SIGNALS
+@pytest.mark.parametrize("is_slow", [False, True], ids=["at once", "after its connections"])
 def test_a_loader_process_that_is_killed_as_it_hands_over_a_batch_is_named(
-    loader: Any, monkeypatch: pytest.MonkeyPatch
+    loader: Any, monkeypatch: pytest.MonkeyPatch, is_slow: bool
 ) -> None:
     answer = multiprocessing.connection.answer_challenge
+    poll, asked = multiprocessing.popen_fork.Popen.poll, list[int]()
+
+    def poll_before_it_ended(self: Any, *flags: int) -> int | None:
+        """Say that a process runs: the system closes its connections, its sentinel too, before it has ended."""
+        asked.append(self.pid)
+        return None if asked.count(self.pid) <= 3 else poll(self, *flags)
 
     def kill_and_answer(*words: Any) -> None:
         for child in multiprocessing.active_children():
             os.kill(child.pid or 0, signal.SIGKILL)
-            child.join()
+            os.waitid(os.P_PID, child.pid or 0, os.WEXITED | os.WNOWAIT)
         answer(*words)
 
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would be the first to tell
@@ -138,6 +146,8 @@ def test_a_loader_process_that_is_killed_as_it_hands_over_a_batch_is_named(
             patch.setattr(multiprocessing.connection, "answer_challenge", kill_and_answer)
             # as between the end of its connections and its own
             patch.setattr(multiprocessing.process.BaseProcess, "is_alive", lambda self: True)
+            if is_slow:
+                patch.setattr(multiprocessing.popen_fork.Popen, "poll", poll_before_it_ended)
             with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) was ended by SIGKILL"):
                 for _ in loader:
                     pass

@@ -12,7 +12,7 @@ import pytest
 
 from notebook_accel import LaunchError
 from notebook_accel.errors import RunLeftError
-from notebook_accel.events import Line
+from notebook_accel.events import Lines
 from notebook_accel.launch.engines.base import Engine, Outcome
 from notebook_accel.launch.job import Job
 from notebook_accel.launch.run import Run
@@ -34,7 +34,7 @@ class Elsewhere(Engine):
 
     def run(self, job: Job, record: RunRecord, deliver: Any, control: Control) -> Outcome:
         self.watchers += 1
-        deliver([Line(rank=0, time=time.time(), stream="stdout", text="said")])
+        deliver([Lines(rank=0, time=time.time(), stream="stdout", texts=("said",))])
         while not self.has_ended.is_set():
             if control.is_left:
                 return Outcome(error=RunLeftError("it goes on"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import threading
 import tracemalloc
 from collections import deque
@@ -15,20 +14,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notebook_accel.events import Event, Line, Notice, Stream
+from notebook_accel.events import Event, Line, Lines, Notice, Stream
 from notebook_accel.stream.bounded import History
-from notebook_accel.stream.lines import make_lines
+from notebook_accel.stream.lines import split_lines
 from notebook_accel.stream.record import RunRecord
 
 
-def write(texts: list[str], rank: int = 0, time: float = 0.0, stream: Stream = "stdout") -> list[Line]:
+def write(texts: list[str], rank: int = 0, time: float = 0.0, stream: Stream = "stdout") -> Lines:
+    return Lines(rank=rank, time=time, stream=stream, texts=tuple(texts))
+
+
+def make(texts: Iterable[str], rank: int = 0, time: float = 0.0, stream: Stream = "stdout") -> list[Line]:
     return [Line(rank=rank, time=time, stream=stream, text=text) for text in texts]
 
 
 def test_lines_that_are_made_together_are_those_of_the_class() -> None:
-    made = make_lines(3, 1.5, "stderr", ["a", "", "é"])
-    assert made == write(["a", "", "é"], 3, 1.5, "stderr")
-    assert [hash(line) for line in made] == [hash(line) for line in write(["a", "", "é"], 3, 1.5, "stderr")]
+    made = split_lines(write(["a", "", "é"], 3, 1.5, "stderr"))
+    assert made == make(["a", "", "é"], 3, 1.5, "stderr")
+    assert [hash(line) for line in made] == [hash(line) for line in make(["a", "", "é"], 3, 1.5, "stderr")]
     with pytest.raises(AttributeError):
         made[0].text = "b"  # type: ignore[misc]
 
@@ -36,11 +39,11 @@ def test_lines_that_are_made_together_are_those_of_the_class() -> None:
 EVENTS = st.lists(
     st.one_of(
         st.builds(
-            Line,
+            Lines,
             rank=st.integers(0, 1),
             time=st.sampled_from([0.0, 1.0]),
             stream=st.sampled_from(["stdout", "stderr"]),
-            text=st.text(max_size=3),
+            texts=st.lists(st.text(max_size=3), min_size=1, max_size=5).map(tuple),
         ),
         st.builds(Notice, rank=st.just(-1), time=st.just(0.0), text=st.text(max_size=3)),
     ),
@@ -48,30 +51,45 @@ EVENTS = st.lists(
 )
 
 
-@given(events=EVENTS, cuts=st.lists(st.integers(0, 30), max_size=4), position=st.integers(0, 31))
-def test_events_that_come_together_are_read_as_if_each_had_come_alone(
-    events: list[Event], cuts: list[int], position: int
+@given(events=EVENTS, position=st.integers(0, 60))
+def test_lines_that_come_together_are_read_as_if_each_had_come_alone(
+    events: list[Event], position: int
 ) -> None:
-    alone, together = RunRecord(), RunRecord()
+    single: list[Event] = []
     for event in events:
+        single += split_lines(event) if isinstance(event, Lines) else [event]
+    alone, together = RunRecord(), RunRecord()
+    for event in single:
+        if isinstance(event, Line):
+            event = write([event.text], event.rank, event.time, event.stream)
         alone.apply(event)
-    edges = [0, *sorted(cuts), len(events)]
-    for first, last in itertools.pairwise(edges):
-        together.apply_all(events[first:last])
-    assert list(together.since(position)) == list(alone.since(position)) == events[position:]
-    assert together.end == len(events)
+    together.apply_all(events)
+    assert list(together.since(position)) == list(alone.since(position)) == single[position:]
+    assert together.end == len(single)
     for rank in (None, 0, 1):
         assert together.lines(rank) == alone.lines(rank)
     assert together.line_counts == alone.line_counts
-    assert {rank: list(tail) for rank, tail in together.tails.items()} == {
-        rank: list(tail) for rank, tail in alone.tails.items()
-    }
+    for rank in (0, 1):
+        assert together.find_tail(rank) == alone.find_tail(rank)
+
+
+@given(sizes=st.lists(st.integers(1, 700), max_size=8))
+def test_no_more_are_read_than_the_newest_ones(sizes: list[int]) -> None:
+    """Nor are many more kept."""
+    history, texts = History(1 << 30, 200), list[str]()
+    for size in sizes:
+        new = [str(len(texts) + number) for number in range(size)]
+        texts += new
+        history.add(write(new))
+        assert [event.text for event in history.since(0) if isinstance(event, Line)] == texts[-200:]
+        assert len(list(history.texts(None))) < 200 + 256
+        assert history.end == len(texts)
 
 
 def test_the_oldest_are_forgotten_and_the_newest_line_never() -> None:
     history = History(20_000)
     for number in range(20):
-        history.add_lines(write([f"{number}.{line}" for line in range(100)], time=float(number)))
+        history.add(write([f"{number}.{line}" for line in range(100)], time=float(number)))
     kept = list(history.since(0))
     assert 0 < len(kept) < 2_000 and history.end == 2_000
     assert (
@@ -79,11 +97,11 @@ def test_the_oldest_are_forgotten_and_the_newest_line_never() -> None:
         == [
             line
             for number in range(20)
-            for line in write([f"{number}.{line}" for line in range(100)], time=float(number))
+            for line in make([f"{number}.{line}" for line in range(100)], time=float(number))
         ][-len(kept) :]
     )
     assert [event.text for event in history.since(1_998) if isinstance(event, Line)] == ["19.98", "19.99"]
-    history.add_lines(write(["x" * 30_000, "y" * 30_000]))
+    history.add(write(["x" * 30_000, "y" * 30_000]))
     assert list(history.texts(None)) == ["y" * 30_000]
     assert list(history.since(0)) == list(history.since(history.end - 1)) and not list(
         history.since(history.end)
@@ -98,7 +116,7 @@ def test_what_many_lines_take() -> None:
     tracemalloc.start()
     try:
         for number in range(100):
-            history.add_lines(write([f"{number} {line:090}" for line in range(1_000)], time=float(number)))
+            history.add(write([f"{number} {line:090}" for line in range(1_000)], time=float(number)))
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -113,8 +131,8 @@ def test_the_end_is_not_behind_events_that_are_still_being_added(monkeypatch: py
     seen: list[int] = []
     monkeypatch.setattr(History, "_forget", lambda history: seen.append(history.end))
     history = History(1_000)
-    history.add_lines(write(["a", "b"]))
-    history.add(write(["c"])[0])
+    history.add(write(["a", "b"]))
+    history.add(make(["c"])[0])
     assert seen == [0, 2] and history.end == 3
 
 
@@ -140,11 +158,11 @@ class Kept(deque[Any]):
 
 def test_who_reads_while_another_thread_adds_sees_none_of_it_or_all() -> None:
     history = History(10_000)
-    history.add_lines(write(["old 0", "old 1"]))
+    history.add(write(["old 0", "old 1"]))
     history._kept = kept = Kept(history._kept)
 
     def add() -> None:
-        history.add_lines(write(["new 0", "new 1"], time=1.0))
+        history.add(write(["new 0", "new 1"], time=1.0))
         kept.is_over.set()
 
     writer = threading.Thread(target=add)
@@ -157,11 +175,11 @@ def test_who_reads_while_another_thread_adds_sees_none_of_it_or_all() -> None:
 
 def test_an_interrupt_while_events_are_added_lets_others_read(monkeypatch: pytest.MonkeyPatch) -> None:
     history = History(10_000)
-    history.add_lines(write(["a", "b"]))
+    history.add(write(["a", "b"]))
     with monkeypatch.context() as patch:
         patch.setattr(History, "_forget", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            history.add_lines(write(["c", "d"]))
+            history.add(write(["c", "d"]))
     history._end += 1  # as where a fork has ended the thread that was adding
     assert list(history.texts(None)) == ["a", "b", "c", "d"]
     assert [event.text for event in history.since(2) if isinstance(event, Line)] == ["c", "d"]
@@ -174,7 +192,7 @@ def test_readers_keep_up_with_a_thread_that_writes_and_forgets() -> None:
     def add() -> None:
         number = 0
         while not stop.is_set():
-            history.add_lines(write([str(number + line) for line in range(100)], time=float(number)))
+            history.add(write([str(number + line) for line in range(100)], time=float(number)))
             number += 100
 
     writer = threading.Thread(target=add)

@@ -13,7 +13,7 @@ from multiprocessing import Pipe
 import pytest
 
 from notebook_accel import events
-from notebook_accel.events import Event, Line, Pulse, Unfinished
+from notebook_accel.events import Event, Lines, Pulse, Unfinished
 from notebook_accel.launch.transfer import failures
 from notebook_accel.stream.emit import Emitter
 from notebook_accel.stream.inbox import Inbox
@@ -54,7 +54,7 @@ def rank() -> Iterator[Rank]:
 
 
 def texts(events: list[Event]) -> list[str]:
-    return [event.text if isinstance(event, Line) else type(event).__name__ for event in events]
+    return [name for event in events for name in getattr(event, "texts", [type(event).__name__])]
 
 
 def test_lines_that_follow_closely_come_together(rank: Rank) -> None:
@@ -139,7 +139,7 @@ def test_a_rank_that_sends_no_frames_is_lost(more: bytes, why: str) -> None:
     there.sendall(b"".join([*frame(said), *frame(chunk), more]))
     held, *lines, failure = inbox.poll(5)
     assert held == said, "what came before it counts"
-    assert [line.text for line in lines if isinstance(line, Line)] == ["a line", "more"]
+    assert [text for event in lines if isinstance(event, Lines) for text in event.texts] == ["a line", "more"]
     assert isinstance(failure, events.Failure) and why in failure.lost
     assert "rank 0 is lost: what it sends cannot be read" in str(failures.make_exit_error(failure))
     assert not inbox.is_open(0)
@@ -160,7 +160,11 @@ def test_unfinished_lines_are_drained() -> None:
         lines = inbox.drain(0)
         os.write(write_end, b"next\n")
         lines += inbox.drain(0)
-        assert [event.text for event in lines if isinstance(event, Line)] == ["whole", "part", "next"]
+        assert [text for event in lines if isinstance(event, Lines) for text in event.texts] == [
+            "whole",
+            "part",
+            "next",
+        ]
         os.close(write_end)
         there.close()
         inbox.close()
@@ -175,7 +179,13 @@ def poll_for(rank: Rank, seconds: float = 0.5) -> list[Event]:
 
 
 def describe(events: list[Event]) -> list[tuple[str, str]]:
-    return [(type(event).__name__, event.text) for event in events if isinstance(event, (Line, Unfinished))]
+    found = []
+    for event in events:
+        if isinstance(event, Lines):
+            found += [("Line", text) for text in event.texts]
+        elif isinstance(event, Unfinished):
+            found.append(("Unfinished", event.text))
+    return found
 
 
 def test_what_no_newline_has_ended_is_shown_once_it_stands(rank: Rank) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from notebook_accel.events import Line
+from notebook_accel.events import Lines
 from notebook_accel.launch.checks import addresses
 from notebook_accel.stream import listener as module
 from notebook_accel.stream.inbox import Inbox
@@ -225,6 +225,6 @@ def test_nothing_of_a_stranger_is_loaded(pool: ThreadPoolExecutor, tmp_path: Pat
         stack.callback(inbox.close)
         with come(pool, listener, where, (0,)) as ends:
             inbox.add(0, {"events": ends[0][0]})
-            ends[0][1].sendall(b"".join(frame(Line(rank=0, time=1.0, stream="stdout", text="hello"))))
-            assert [event.text for event in inbox.poll(20)] == ["hello"]  # type: ignore[attr-defined]
+            ends[0][1].sendall(b"".join(frame(Lines(rank=0, time=1.0, stream="stdout", texts=("hello",)))))
+            assert [event.texts for event in inbox.poll(20)] == [("hello",)]  # type: ignore[attr-defined]
     assert not (tmp_path / "made").exists()

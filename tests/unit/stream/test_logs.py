@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from notebook_accel.events import Line
+from notebook_accel.events import Lines
 from notebook_accel.stream.logs import LogFiles
 
 
@@ -19,7 +19,7 @@ def test_others_do_not_read_the_output_of_a_run(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         files = LogFiles(tmp_path / "logs", "train")
-        files.show([Line(rank=0, time=1.0, stream="stdout", text="a token")])
+        files.show([Lines(rank=0, time=1.0, stream="stdout", texts=("a token",))])
         files.close()
     finally:
         os.umask(before)
@@ -40,10 +40,12 @@ def test_a_slow_reader_of_a_pipe_gets_all(tmp_path: Path) -> None:
     reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(reading, True)
     files = LogFiles(tmp_path, "train")
-    files.show([Line(rank=0, time=1.0, stream="stdout", text="begin")])  # the pipe has a writer from here on
+    files.show(
+        [Lines(rank=0, time=1.0, stream="stdout", texts=("begin",))]
+    )  # the pipe has a writer from here on
     reader = threading.Thread(target=read)
     reader.start()
-    files.show([Line(rank=0, time=1.0, stream="stdout", text="x" * 1_000_000)])
+    files.show([Lines(rank=0, time=1.0, stream="stdout", texts=("x" * 1_000_000,))])
     files.close()
     reader.join()
     os.close(reading)

@@ -10,12 +10,23 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from notebook_accel.events import Display, Event, Line, Metric, Notice, Phase, Progress, Pulse, Unfinished
+from notebook_accel.events import (
+    Display,
+    Event,
+    Line,
+    Lines,
+    Metric,
+    Notice,
+    Phase,
+    Progress,
+    Pulse,
+    Unfinished,
+)
 from notebook_accel.stream.record import MAX_BYTES, RunRecord
 
 
-def write(number: int, text: str, rank: int = 0) -> Line:
-    return Line(rank=rank, time=float(number), stream="stdout", text=text)
+def write(number: int, text: str, rank: int = 0) -> Lines:
+    return Lines(rank=rank, time=float(number), stream="stdout", texts=(text,))
 
 
 def draw(number: int, text: str, **options: bool) -> Progress:
@@ -247,7 +258,7 @@ def test_the_newest_is_kept_whatever_its_size() -> None:
     record.apply(write(0, "y" * 2_000_000))
     assert [len(event.data["image/png"]) for event in record.displays.values()] == [5_000_000]
     assert [len(text) for text in record.lines()] == [2_000_000]
-    assert [len(line.text) for line in record.tails[0]] == [5] * 10 + [4_004]
+    assert [len(line.text) for line in record.find_tail(0)] == [5] * 10 + [4_004]
 
 
 def test_a_bar_goes_on_after_it_was_forgotten() -> None:

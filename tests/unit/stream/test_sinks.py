@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from notebook_accel.events import Event, Line, Phase, Progress, Unfinished
+from notebook_accel.events import Event, Lines, Phase, Progress, Unfinished
 from notebook_accel.stream import sinks
 from notebook_accel.stream.sinks import CellRows, TerminalRows, TextSink
 
@@ -47,8 +47,8 @@ def unfinished(text: str, rank: int = 0) -> Unfinished:
     return Unfinished(rank=rank, time=0.0, stream="stdout", text=text)
 
 
-def line(text: str, rank: int = 0) -> Line:
-    return Line(rank=rank, time=0.0, stream="stdout", text=text)
+def line(text: str, rank: int = 0) -> Lines:
+    return Lines(rank=rank, time=0.0, stream="stdout", texts=(text,))
 
 
 def test_an_unfinished_line_is_a_display_that_becomes_a_line(cell: list[str]) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Final
 from .... import environ, probes
 from .... import events as event_classes
 from ....errors import LaunchError
-from ....events import Event, Failure, Held, Line, Phase, Progress, Pulse, RaisedError, Unfinished
+from ....events import Event, Failure, Held, Lines, Phase, Progress, Pulse, RaisedError, Unfinished
 from ....stream.wire import FrameReader, frame
 from ...job import Job
 from ...transfer import cell_sources
@@ -393,7 +393,7 @@ class Writer:
             self._changing.clear()
         key = _find_key(event)
         if key is not None:
-            if isinstance(event, Line) or (isinstance(event, Progress) and event.finished):
+            if isinstance(event, Lines) or (isinstance(event, Progress) and event.finished):
                 self._changing.pop(key, None)
             else:
                 self._changing[key] = event
@@ -443,7 +443,7 @@ def _find_key(event: Event) -> tuple[object, ...] | None:
         return ("pulse", event.rank)
     if isinstance(event, Progress):
         return ("bar", event.rank, event.bar)
-    if isinstance(event, (Line, Unfinished)):
+    if isinstance(event, (Lines, Unfinished)):
         return ("row", event.rank, event.stream)
     return None
 

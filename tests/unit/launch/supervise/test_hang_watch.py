@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from notebook_accel.events import Event, Line, Order, StackReport, Unfinished
+from notebook_accel.events import Event, Lines, Order, StackReport, Unfinished
 from notebook_accel.launch.supervise.hang_watch import HangWatch
 from tests.unit.clock import Clock
 
@@ -51,7 +51,7 @@ def test_what_another_node_asks_is_told_once(clock: Clock) -> None:
     assert ranks.watch.is_asking and "in barrier" in ranks.look() and not ranks.watch.is_asking
     ranks.watch.hear_others(0.0, ask=False)
     clock.now += 1.1  # what comes sooner may be the stacks themselves
-    ranks.watch.take([Line(rank=0, time=clock.time(), stream="stdout", text="goes on")])
+    ranks.watch.take([Lines(rank=0, time=clock.time(), stream="stdout", texts=("goes on",))])
     assert not ranks.look() and len(ranks.shown) == 1
 
 

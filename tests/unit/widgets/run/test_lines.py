@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from notebook_accel.events import Event, Line, Unfinished
+from notebook_accel.events import Event, Line, Lines, Unfinished
 from notebook_accel.launch.engines.base import Deliver, Engine, Outcome
 from notebook_accel.launch.job import Job
 from notebook_accel.launch.run import Run
 from notebook_accel.launch.supervise.control import Control
+from notebook_accel.stream.lines import split_lines
 from notebook_accel.stream.record import MAX_BYTES, MAX_TAIL, RunRecord
 from notebook_accel.widgets.run import lines
 from notebook_accel.widgets.run.picture import Output, Picture, make_picture
@@ -38,11 +39,11 @@ def nothing() -> None:
     """The function of the runs here."""
 
 
-def line(text: str, rank: int = 0) -> Line:
-    return Line(rank=rank, time=time.time(), stream="stdout", text=text)
+def line(text: str, rank: int = 0) -> Lines:
+    return Lines(rank=rank, time=time.time(), stream="stdout", texts=(text,))
 
 
-def keep(*told: Line, ranks: int = 2, most: int = lines.MAX_SAVED, **options: Any) -> Picture:
+def keep(*told: Lines, ranks: int = 2, most: int = lines.MAX_SAVED, **options: Any) -> Picture:
     """Return what is kept of a run whose ranks have written these lines."""
     run = Run(make_job(nothing, ranks, **options), Told(told))
     run.execute()
@@ -150,7 +151,9 @@ def test_a_start_that_the_record_has_forgotten_is_said_to_be_missing(monkeypatch
     many = [line(f"{number:09}") for number in range(400)]
     run = Run(make_job(nothing, 1), Told(many))
     run.execute()
-    monkeypatch.setattr(RunRecord, "find_lines", lambda record: {0: many[60:]})
+    monkeypatch.setattr(
+        RunRecord, "find_lines", lambda record: {0: [split_lines(one)[0] for one in many[60:]]}
+    )
     (output,) = lines.keep_all(make_picture(run), run.record, 200).outputs.values()
     assert not output.head and texts(output.lines) == [f"{number:09}" for number in range(380, 400)]
     assert "380 earlier lines, of which 60 are lost: log_dir= keeps all" in strip(
@@ -169,7 +172,7 @@ def test_the_newest_lines_stay_where_another_rank_has_written_much_since() -> No
 
 
 def test_a_box_is_open_or_folded() -> None:
-    output = Output(total=1, lines=(line("<b>"),))
+    output = Output(total=1, lines=(*split_lines(line("<b>")),))
     assert lines.render_box(0, output, is_open=True).startswith(
         "<details open><summary>Output of rank 0: 1 line<"
     )

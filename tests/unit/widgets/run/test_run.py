@@ -19,7 +19,7 @@ from notebook_accel.events import (
     Display,
     Event,
     Failure,
-    Line,
+    Lines,
     Metric,
     Phase,
     Progress,
@@ -33,6 +33,7 @@ from notebook_accel.launch.job import Job
 from notebook_accel.launch.run import Run
 from notebook_accel.launch.supervise.control import Control
 from notebook_accel.stream import bars
+from notebook_accel.stream.lines import split_lines
 from notebook_accel.stream.record import MAX_TAIL, RunRecord
 from notebook_accel.widgets.run import lines, page, resolve_view, table
 from notebook_accel.widgets.run.picture import (
@@ -76,8 +77,8 @@ def running(rank: int, seconds_ago: float = 10.0) -> Phase:
     return Phase(rank=rank, time=time.time() - seconds_ago, name="running", pid=100 + rank)
 
 
-def line(text: str, rank: int = 0, stream: Any = "stdout") -> Line:
-    return Line(rank=rank, time=time.time(), stream=stream, text=text)
+def line(text: str, rank: int = 0, stream: Any = "stdout") -> Lines:
+    return Lines(rank=rank, time=time.time(), stream=stream, texts=(text,))
 
 
 def statuses(shown: Picture) -> list[str]:
@@ -318,18 +319,16 @@ def test_displays_are_updated_cleared_and_few() -> None:
 
 
 def test_lines_are_escaped_and_errors_marked() -> None:
-    output = Output(
-        total=6,
-        lines=(
-            line("<script>alert(1)</script>"),
-            line("10%\r20%\r30%"),
-            line("careful", stream="stderr"),
-            line("Traceback (most recent call last):", stream="stderr"),
-            line('  File "x.py"', stream="stderr"),
-            line("OSError: gone", stream="stderr"),
-            line("goes on"),
-        ),
+    said = (
+        line("<script>alert(1)</script>"),
+        line("10%\r20%\r30%"),
+        line("careful", stream="stderr"),
+        line("Traceback (most recent call last):", stream="stderr"),
+        line('  File "x.py"', stream="stderr"),
+        line("OSError: gone", stream="stderr"),
+        line("goes on"),
     )
+    output = Output(total=6, lines=tuple(each for one in said for each in split_lines(one)))
     assert [mark for mark, _ in lines.classify_lines(output.lines)] == [
         "",
         "",
@@ -343,7 +342,7 @@ def test_lines_are_escaped_and_errors_marked() -> None:
     assert "<script" not in shown and "&lt;script&gt;" in shown
     assert "30%" in shown and "10%" not in shown
     assert lines.has_errors(output)
-    long = lines.render_lines(0, Output(total=1, lines=(line("x" * 100_000),)))
+    long = lines.render_lines(0, Output(total=1, lines=(*split_lines(line("x" * 100_000)),)))
     assert len(long) < 3000
 
 

@@ -21,7 +21,7 @@ from notebook_accel.events import (
     Event,
     Failure,
     Held,
-    Line,
+    Lines,
     Metric,
     Phase,
     Progress,
@@ -40,8 +40,8 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
-def line(text: str, rank: int = 0) -> Line:
-    return Line(rank=rank, time=1.0, stream="stdout", text=text)
+def line(text: str, rank: int = 0) -> Lines:
+    return Lines(rank=rank, time=1.0, stream="stdout", texts=(text,))
 
 
 def bar(count: float, finished: bool = False) -> Progress:
