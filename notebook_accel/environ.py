@@ -103,6 +103,7 @@ TABLE: Final[Mapping[str, str]] = {
     "XDG_CACHE_HOME": "folder of cached files",
     # torch and its libraries
     "LOGLEVEL": "level of torch elastic's loggers",
+    "USE_TORCH_XLA": "false: is_torch_xla_available() is False, for who asks it whether to use torch_xla",
     "PJRT_DEVICE": "kind of device that torch_xla uses: TPU or CPU",
     "CPU_NUM_DEVICES": "devices of torch_xla where that kind is CPU",
     "XLA_DOWNCAST_BF16": "1: torch_xla stores float32 as bfloat16, float64 as float32",

@@ -145,6 +145,7 @@ class Children(Guard):
     WARM = (
         "multiprocessing.forkserver import main",
         "multiprocessing.resource_tracker import main",
+        "addr2line -C -f -e ",  # of torch, which finds lines of its C++ with it
         "-m tests.forking ",
         "notebook_accel.launch.worker.standby import stand_by",
     )

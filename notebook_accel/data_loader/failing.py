@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from types import TracebackType
@@ -110,12 +111,19 @@ def _end(iterator: Any) -> None:
     iterator._shutdown = False  # torch begins its own end but once, and an interrupt may have broken that off
     with contextlib.suppress(Exception):  # the error is what counts: torch's own ends do not raise either
         iterator._shutdown_workers()
+    for worker in getattr(iterator, "_workers", ()):  # where torch's end was broken off too
+        worker.join(_PATIENCE_SECONDS)
+        if worker.exitcode is None:
+            worker.kill()
+            worker.join(_PATIENCE_SECONDS)
     for queue in getattr(iterator, "_index_queues", ()):
         queue.cancel_join_thread()
         queue.close()
-        if queue._thread is not None and queue._thread.is_alive():
-            # torch's signal handler raises anywhere: where the thread has just started, `close` does not know it yet
-            queue._finalize_close(queue._buffer, queue._notempty)
+        # torch's signal handler raises anywhere: where the thread has just started, `close` does not know it yet, and
+        # Python 3.12 starts another one for the next word
+        for thread in threading.enumerate():
+            if any(value is queue._buffer for value in getattr(thread, "_args", ())):
+                queue._finalize_close(queue._buffer, queue._notempty)
 
 
 def _forget_variables(frames: list[Any]) -> None:

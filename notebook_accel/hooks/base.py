@@ -163,7 +163,7 @@ class HookedForward:
             return self.inner(*args, **kwargs)
         try:
             args, kwargs = hook.pre_forward(module, *args, **kwargs)
-            forward: Callable[..., Any] = vars(module)["_old_forward"]
+            forward: Callable[..., Any] = module.__dict__["_old_forward"]
             if hook.no_grad:
                 with torch.no_grad():
                     output = forward(*args, **kwargs)

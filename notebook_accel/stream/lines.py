@@ -13,6 +13,11 @@ _MAX_ROWS: Final = 32  # of bars below each other
 _MOVES: Final = re.compile(rb"\n|\x1b\[\d{0,4}A")  # to the next row, or some rows up (ECMA-48, 8.3.22)
 _UP: Final = re.compile(rb"\x1b\[\d{0,4}A")  # nothing has so many rows that more digits are needed
 _PART_OF_UP: Final = re.compile(rb"\x1b(?:\[\d{0,4})?\Z")
+_NOISE_START: Final = b"[Gloo] Rank "
+_NOISE: Final = re.compile(
+    r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+"
+)
+"""What torch 2.8 says of each process group, as no other version does."""
 _LINE_SLOTS: Final = [
     vars(owner)[name].__set__
     for owner, name in ((Event, "rank"), (Event, "time"), (Line, "stream"), (Line, "text"))
@@ -68,7 +73,11 @@ class LineReader:
         Args:
             data: as received.
         """
-        data = self._part + data
+        is_noisy = _NOISE_START in data or self._rows[self._at].text.startswith(_NOISE_START)
+        lines = self._feed(self._part + data)
+        return [line for line in lines if not _NOISE.fullmatch(line)] if is_noisy else lines
+
+    def _feed(self, data: bytes) -> list[str]:
         self._part = b""
         if b"\x1b" in data and (part := _PART_OF_UP.search(data)):
             data, self._part = data[: part.start()], part[0]
@@ -104,7 +113,7 @@ class LineReader:
             return self._cut()
         if row.is_bar or b"\r" in row.text:
             part, self._part = self._part, b""  # it comes after the others
-            lines = self._go_down() + self.feed(others)
+            lines = self._go_down() + self._feed(others)
             self._part = part
             return lines
         whole, newline, rest = (row.text + b"\n" + others).rpartition(b"\n")

@@ -100,13 +100,16 @@ def is_npu_available(check_device: bool = False) -> bool:
 def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:
     """Return True if torch_xla is installed, and runs on a device of the kinds that are asked for.
 
+    USE_TORCH_XLA=false says that programs are not to use it.
+
     Args:
         check_is_tpu: return True for a TPU.
         check_is_gpu: return True for a GPU.
     """
     kinds = ["TPU"] * check_is_tpu + ["CUDA", "GPU"] * check_is_gpu
     kind = (environ.get("PJRT_DEVICE") or "").partition("_")[0]
-    return probes.is_available("torch_xla") and (not kinds or kind in kinds)
+    is_wanted = environ.flag("USE_TORCH_XLA", default=True)
+    return is_wanted and probes.is_available("torch_xla") and (not kinds or kind in kinds)
 
 
 def is_datasets_available() -> bool:

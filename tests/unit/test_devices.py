@@ -11,6 +11,7 @@ import torch
 from notebook_accel import devices, probes
 from notebook_accel.config import basic
 from notebook_accel.state import DistributedType
+from tests.unit.default_device import make_default
 
 
 def test_counting_initialises_nothing() -> None:
@@ -31,12 +32,13 @@ def test_the_default_device_is_found_however_it_was_set() -> None:
     assert devices.find_default() == cpu
     with torch.device("meta"):
         assert devices.find_default() == torch.device("meta")
-    torch.set_default_device("meta")
-    try:
+    with make_default("meta"):
         assert devices.find_default() == torch.device("meta")
-    finally:
-        torch.set_default_device(None)
     assert devices.find_default() == cpu
+    torch.set_default_device(None)
+    assert devices.find_default() == cpu
+    with make_default("cpu"):
+        pass
 
 
 def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:

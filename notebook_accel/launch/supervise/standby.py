@@ -37,6 +37,8 @@ _MOST_BYTES: Final = 512 << 20  # of the kernel's memory that a copy may keep fr
 _OF_KERNELS: Final = ("ipykernel", "IPython", "zmq", "tornado", "jupyter_client", "debugpy", "_pydev")
 """How the names of modules start whose threads a kernel has; they hold no lock that a copy waits for."""
 _PACKAGES: Final = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_NOBODYS: Final = (*MAIN, "_remote_module_non_scriptable")
+"""Modules that count as no file of the user's; the last one is written by torch up to 2.9 when it is imported."""
 _SERVING: Final = threading.Lock()
 _SERVES: Final = "from multiprocessing.forkserver import main;"
 _FRESH: Final = (
@@ -296,7 +298,7 @@ def _find_own_module() -> str:
     libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), own, own.parent / "widgets")
     folders = tuple(os.path.join(path, "") for path in libraries)
     for name, module in list(sys.modules.items()):
-        if name not in MAIN and isinstance(module, ModuleType):
+        if name not in _NOBODYS and isinstance(module, ModuleType):
             values = object.__getattribute__(module, "__dict__")  # it may be one that loads when asked
             path = values.get("__file__")
             is_own = isinstance(path, str) and not path.startswith(folders)

@@ -20,6 +20,7 @@ from notebook_accel import Accelerator, CheckpointError
 from notebook_accel.checkpointing import names, write
 from notebook_accel.handlers import ProjectConfiguration
 from tests.unit.checkpoints import Counter, Tied, make_loader, make_parts, step, trained, values
+from tests.unit.default_device import make_default
 
 pytestmark = pytest.mark.usefixtures("clean_runtime")
 
@@ -360,18 +361,12 @@ def test_tensors_may_be_made_elsewhere_by_default(tmp_path: Path, clean_runtime:
     where = tmp_path / "kept"
     for safe in (True, False):
         for background in (False, True):
-            torch.set_default_device("meta")
-            try:
+            with make_default("meta"):
                 accelerator.save_state(where, safe, async_save=background)
                 accelerator.end_training()
-            finally:
-                torch.set_default_device(None)
             step(accelerator, *parts)
-            torch.set_default_device("meta")
-            try:
+            with make_default("meta"):
                 accelerator.load_state(where)
-            finally:
-                torch.set_default_device(None)
             assert values(*parts) == wanted
 
 

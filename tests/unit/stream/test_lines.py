@@ -137,3 +137,13 @@ def test_a_move_over_more_rows_than_a_terminal_has_is_text() -> None:
     """Python reads no number of so many digits."""
     data = b"above\n\x1b[" + b"7" * 5000 + b"A\nbelow\n"
     assert LineReader().feed(data) == ["above", "\x1b[" + "7" * 5000 + "A", "below"]
+
+
+def test_what_torch_says_of_its_groups_is_no_output_of_a_rank() -> None:
+    said = b"[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\n"
+    reader = LineReader()
+    assert reader.feed(said) == [] and not reader.has_more
+    assert reader.feed(b"a\n" + said + b"b\n" + said + b"c") == ["a", "b"] and reader.unfinished == "c"
+    mine = "[Gloo] Rank 0 is mine"
+    assert reader.feed(f"\n{mine}\n".encode()) == ["c", mine]
+    assert [reader.feed(part) for part in (said[:12], said[12:50], said[50:])] == [[], [], []]

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from notebook_accel import probes
+from notebook_accel import utils as public
 from notebook_accel.data_loader.samplers import get_sampler
 from notebook_accel.utils import constants, libraries, other, registry, structure
 
@@ -152,3 +154,12 @@ def test_parameters_are_whole_without_deepspeed() -> None:
 def test_nested_state_is_moved() -> None:
     moved = other.move_to_device({"a": [DATA["a"]], "step": 3}, "meta")
     assert moved["a"][0].device.type == "meta" and moved["step"] == 3
+
+
+def test_a_variable_says_that_torch_xla_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "is_available", lambda name: name == "torch_xla")
+    for text, found in (("0", False), ("false", False), ("1", True)):
+        monkeypatch.setenv("USE_TORCH_XLA", text)
+        assert public.is_torch_xla_available() is found
+    monkeypatch.delenv("USE_TORCH_XLA")
+    assert public.is_torch_xla_available()

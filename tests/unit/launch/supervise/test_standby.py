@@ -59,7 +59,7 @@ def test_a_file_that_is_written_is_an_obstacle_and_one_that_is_read_is_not(tmp_p
 def test_a_module_of_the_users_own_is_found(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("")
     code = (
-        "import sys, torch, notebook_accel, notebook_accel.widgets\n"
+        "import sys, torch, torch.distributed.nn, notebook_accel, notebook_accel.widgets\n"
         "from notebook_accel.launch.supervise import standby\n"
         "notebook_accel.notebook_launcher; print([standby._find_own_module()])\n"
         "sys.path.insert(0, sys.argv[1]); import mine; print([standby._find_own_module()])"

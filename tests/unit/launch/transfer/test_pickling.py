@@ -21,6 +21,7 @@ from notebook_accel.errors import LaunchError, ShipError
 from notebook_accel.launch.transfer.pickling import pack, unpack
 from notebook_accel.launch.transfer.shared_memory import SharedPickle
 from notebook_accel.launch.transfer.unpicklable import pack_job, pack_value
+from tests.unit.default_device import make_default
 
 DTYPES = [
     torch.float32,
@@ -82,11 +83,8 @@ def test_kinds_of_tensors() -> None:
 def test_tensors_may_be_made_elsewhere_by_default() -> None:
     """`torch.set_default_device` in a cell is about the user's own tensors."""
     layer = torch.nn.Linear(2, 2)
-    torch.set_default_device("meta")
-    try:
+    with make_default("meta"):
         back = _travel(layer)
-    finally:
-        torch.set_default_device(None)
     assert back.weight.device.type == "cpu" and torch.equal(back.weight, layer.weight)
 
 

@@ -68,7 +68,8 @@ def test_a_default_device_is_set_back_and_not_started() -> None:
     code = (
         "import torch; from notebook_accel.launch.worker import standby\n"
         "torch.cuda._lazy_init = lambda: print('started')\n"
-        "torch.set_default_device('cuda'); standby._set_defaults(); print(torch.ones(1).device)"
+        "torch.set_default_device('cuda'); standby._set_defaults()\n"
+        "print(torch.ones(1).device, torch.get_default_device())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == ["cpu"], done.stderr
+    assert done.stdout.split() == ["cpu", "cpu"], done.stderr
