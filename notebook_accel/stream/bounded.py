@@ -128,9 +128,12 @@ class History:
         Args:
             event: the next one.
         """
-        count = _count(event)
-        kept = _pack(event) if isinstance(event, Lines) else [event]
-        size = sum(map(measure, kept))
+        kept: Sequence[Event]
+        if isinstance(event, Lines):
+            kept, count = _pack(event), len(event.texts)
+            size = sum(map(measure, kept))
+        else:
+            kept, count, size = (event,), 1, measure(event)
         self._end += count
         try:
             self._kept.extend(kept)
@@ -177,12 +180,12 @@ class History:
     def _forget(self) -> None:
         """Forget the oldest events until the others have room."""
         kept = self._kept
-        while len(kept) > 1 and (
-            self._bytes > self.max_bytes or self._count - _count(kept[0]) >= self._max_count
-        ):
-            oldest = kept.popleft()
-            self._bytes -= measure(oldest)
-            self._count -= _count(oldest)
+        while self._bytes > self.max_bytes or self._count > self._max_count:
+            count = _count(kept[0])
+            if len(kept) == 1 or (self._bytes <= self.max_bytes and self._count - count < self._max_count):
+                break
+            self._bytes -= measure(kept.popleft())
+            self._count -= count
         while self._bytes > self.max_bytes and isinstance(only := kept[0], Lines) and len(only.texts) > 1:
             kept[0] = rest = dataclasses.replace(only, texts=only.texts[-(len(only.texts) // 2) :])
             self._bytes, self._count = measure(rest), len(rest.texts)

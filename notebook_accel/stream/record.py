@@ -25,6 +25,7 @@ from ..events import (
     Unfinished,
 )
 from .bounded import History, NewestByKey
+from .lines import split_lines
 from .series import MAX_POINTS, Metrics, Point, Series
 
 MAX_BYTES: Final = 24_000_000
@@ -161,13 +162,14 @@ class RunRecord:
 
     def _lines(self, lines: Lines) -> None:
         rank, texts = lines.rank, lines.texts
-        self._shown.add(lines)
+        together: Line | Lines = split_lines(lines)[0] if len(texts) == 1 else lines
+        self._shown.add(together)
         tail = self._tails.get(rank)
         if tail is None:
             tail = self._begin_tail(rank)
         if len(texts) > MAX_TAIL or max(map(len, texts)) > _MAX_SHOWN:
-            lines = replace(lines, texts=tuple(map(_cut_text, texts[-MAX_TAIL:])))
-        tail.add(lines)
+            together = replace(lines, texts=tuple(map(_cut_text, texts[-MAX_TAIL:])))
+        tail.add(together)
         if self.unfinished:
             self.unfinished.remove((rank, lines.stream))
         self.line_counts[rank] += len(texts)
