@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import psutil
 
@@ -16,8 +17,9 @@ from tests.unit.jobs import make_job
 
 def find_ports() -> set[int]:
     """Return at which ports this process listens."""
-    own = psutil.Process().net_connections(kind="inet")
-    return {each.laddr.port for each in own if each.status == psutil.CONN_LISTEN}
+    own: Any = psutil.Process()
+    listed = own.net_connections if hasattr(own, "net_connections") else own.connections  # psutil before 6
+    return {each.laddr.port for each in listed(kind="inet") if each.status == psutil.CONN_LISTEN}
 
 
 def test_each_attempt_has_a_store_and_none_outlives_the_run() -> None:
