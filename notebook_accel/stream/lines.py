@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from ..events import Event, Line, Lines
+from ..events import Line, Lines
 
 _MAX_LINE: Final = 1 << 20
 _MAX_ROWS: Final = 32  # of bars below each other
@@ -18,10 +18,8 @@ _NOISE: Final = re.compile(
     r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+"
 )
 """What torch 2.8 says of each process group, as no other version does."""
-_LINE_SLOTS: Final = [
-    vars(owner)[name].__set__
-    for owner, name in ((Event, "rank"), (Event, "time"), (Line, "stream"), (Line, "text"))
-]
+_LINE_SLOTS: Final = [getattr(Line, name).__set__ for name in ("rank", "time", "stream", "text")]
+"""Of the class itself: in Python 3.10 it has its own ones of what it inherits."""
 
 
 @dataclass(slots=True)
