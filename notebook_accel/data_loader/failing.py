@@ -112,6 +112,8 @@ def _end(iterator: Any) -> None:
     with contextlib.suppress(Exception):  # the error is what counts: torch's own ends do not raise either
         iterator._shutdown_workers()
     for worker in getattr(iterator, "_workers", ()):  # where torch's end was broken off too
+        if worker._parent_pid != os.getpid():
+            continue  # this process is a fork of the one whose they are
         worker.join(_PATIENCE_SECONDS)
         if worker.exitcode is None:
             worker.kill()

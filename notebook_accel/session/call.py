@@ -55,7 +55,7 @@ class Call:
         positions: the number of collectives in each process group at a rank's end; None for a rank that died
             or has left its group.
         waiting: events to be shown.
-        num_waiting: how many they are, of lines each.
+        num_waiting: how many they are; lines count one by one.
         interrupted: ranks that had to be interrupted.
         was_interrupted: True if somebody asked for the end and ranks had to be interrupted for it.
         was_released: True if connections between ranks had to be closed.

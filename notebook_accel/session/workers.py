@@ -35,9 +35,8 @@ from .call import Call
 
 _POLL_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 0.05
-_MAX_WAITING: Final = (
-    20_000  # events and lines that are not shown yet; with more of them the workers have to wait
-)
+_MAX_WAITING: Final = 20_000
+"""Events and lines that are not shown yet; with more of them the workers have to wait."""
 _LEAVE_SECONDS: Final = 1.0
 _RENEW_SECONDS: Final = 30.0
 

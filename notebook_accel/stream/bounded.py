@@ -105,14 +105,16 @@ class History:
     Args:
         max_bytes: memory for them. The newest event is kept, whatever its size.
         max_count: how many of them are read; not many more are kept.
+        max_pack: how many lines may be forgotten at once.
 
     Attributes:
         max_bytes: may change; the next event that is added brings it about.
     """
 
-    def __init__(self, max_bytes: int, max_count: int = sys.maxsize) -> None:
+    def __init__(self, max_bytes: int, max_count: int = sys.maxsize, max_pack: int = _MAX_PACK) -> None:
         self.max_bytes = max_bytes
         self._max_count = max_count
+        self._max_pack = max_pack
         self._kept: deque[Event] = deque()
         self._bytes = self._count = 0  # of what is kept
         self._end = self._num_added = 0  # they differ while events are being added
@@ -130,7 +132,7 @@ class History:
         """
         kept: Sequence[Event]
         if isinstance(event, Lines):
-            kept, count = _pack(event), len(event.texts)
+            kept, count = _pack(event, self._max_pack), len(event.texts)
             size = sum(map(measure, kept))
         else:
             kept, count, size = (event,), 1, measure(event)
@@ -184,20 +186,22 @@ class History:
             count = _count(kept[0])
             if len(kept) == 1 or (self._bytes <= self.max_bytes and self._count - count < self._max_count):
                 break
-            self._bytes -= measure(kept.popleft())
+            size = measure(kept[0])
+            kept.popleft()
+            self._bytes -= size
             self._count -= count
         while self._bytes > self.max_bytes and isinstance(only := kept[0], Lines) and len(only.texts) > 1:
             kept[0] = rest = dataclasses.replace(only, texts=only.texts[-(len(only.texts) // 2) :])
             self._bytes, self._count = measure(rest), len(rest.texts)
 
 
-def _pack(lines: Lines) -> list[Event]:
+def _pack(lines: Lines, most: int) -> list[Event]:
     """Return lines as they are kept: many in one object, where the collector would look at each again and again."""
     if len(lines.texts) == 1:
         return [*split_lines(lines)]  # it is smaller
-    if len(lines.texts) <= _MAX_PACK:
+    if len(lines.texts) <= most:
         return [lines]
-    texts = [lines.texts[start : start + _MAX_PACK] for start in range(0, len(lines.texts), _MAX_PACK)]
+    texts = [lines.texts[start : start + most] for start in range(0, len(lines.texts), most)]
     return [dataclasses.replace(lines, texts=each) for each in texts]
 
 

@@ -120,6 +120,9 @@ class _Source:
             self.news.add(stream)
         else:
             self.news.discard(stream)
+        if not texts and not reader.has_more and stream in self.standing:  # nothing else would remove it
+            self.standing.discard(stream)
+            return [Unfinished(rank=self.rank, time=time.time(), stream=stream, text="")]
         return self._events(stream, texts)
 
     def _events(self, stream: Stream, texts: list[str]) -> list[Event]:

@@ -71,7 +71,8 @@ class LineReader:
         Args:
             data: as received.
         """
-        is_noisy = _NOISE_START in data or self._rows[self._at].text.startswith(_NOISE_START)
+        before = self._rows[self._at].text[: len(_NOISE_START)]
+        is_noisy = _NOISE_START in data or (bool(before) and _NOISE_START.startswith(before))
         lines = self._feed(self._part + data)
         return [line for line in lines if not _NOISE.fullmatch(line)] if is_noisy else lines
 

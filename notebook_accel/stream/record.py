@@ -30,6 +30,7 @@ from .series import MAX_POINTS, Metrics, Point, Series
 
 MAX_BYTES: Final = 24_000_000
 MAX_TAIL: Final = 200
+_TAIL_PACK: Final = 16  # lines: a tail of many ranks has room for few
 _MAX_DISPLAYS: Final = 32
 _MAX_BARS: Final = 1_000  # of all ranks, of which half may be finished
 _MAX_SHOWN: Final = 4_000
@@ -175,7 +176,7 @@ class RunRecord:
         self.line_counts[rank] += len(texts)
 
     def _begin_tail(self, rank: int) -> History:
-        tail = self._tails[rank] = History(0, MAX_TAIL)
+        tail = self._tails[rank] = History(0, MAX_TAIL, _TAIL_PACK)
         self.line_counts[rank] = 0
         for each in self._tails.values():
             each.max_bytes = int(self.max_bytes * _TAILS) // len(self._tails)

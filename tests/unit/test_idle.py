@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine
+import sys
+from collections.abc import Callable, Coroutine, Iterable
 from types import FunctionType
 from typing import Any
 
@@ -36,6 +36,7 @@ def imported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(compiler_preload, "load", done.append)
     monkeypatch.setattr(compiler_preload, "list_missing_parts", lambda: ["one", "two"])
     monkeypatch.setattr(fork_obstacles, "reasons", list)
+    monkeypatch.setattr(sys, "platform", "linux")
     return done
 
 
@@ -56,6 +57,18 @@ def make_training() -> FunctionType:
     return train
 
 
+def run_training_cell() -> None:
+    """Run a cell that defines a function that trains, and wait until nothing is left to import."""
+
+    async def run_cell() -> None:
+        shell = Shell()
+        shell.user_ns["train"] = make_training()
+        idle._ImportAhead(shell)()
+        await wait_for(lambda: shell.left)
+
+    run(run_cell())
+
+
 def test_a_cell_begins_the_wait_anew(imported: list[str]) -> None:
     async def run_cells() -> None:
         shell = Shell()
@@ -74,12 +87,24 @@ def test_a_cell_begins_the_wait_anew(imported: list[str]) -> None:
     assert imported == ["launch"]
 
 
-def test_the_compiler_is_for_who_trains(imported: list[str]) -> None:
+def test_the_compiler_is_for_who_trains(imported: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[object] = []
+    look = compiler_preload.TrainingWatch.look
+
+    def count_and_look(self: compiler_preload.TrainingWatch, values: Iterable[Any]) -> bool:
+        looks.append(self)
+        return look(self, values)
+
+    monkeypatch.setattr(compiler_preload.TrainingWatch, "look", count_and_look)
+
     async def run_cells() -> None:
         shell = Shell()
         ahead = idle._ImportAhead(shell)
         ahead()
-        await wait_for(lambda: imported and ahead._timer is not None and ahead._timer.when() < now())
+        await wait_for(lambda: looks)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(looks) == 1, "again after the next cell"
         assert imported == ["launch"] and not shell.left
         shell.user_ns["train"] = make_training()
         ahead()
@@ -92,7 +117,6 @@ def test_the_compiler_is_for_who_trains(imported: list[str]) -> None:
         await wait_for(lambda: shell.left)
         assert shell.left == [ahead, ahead.wait]
 
-    now = time.monotonic
     run(run_cells())
     assert imported == ["launch", "one", "two"]
 
@@ -102,13 +126,7 @@ def test_workers_that_are_no_forks_have_it_from_elsewhere(
 ) -> None:
     monkeypatch.setattr(fork_obstacles, "reasons", lambda: ["CUDA was used"])
 
-    async def run_cells() -> None:
-        shell = Shell()
-        shell.user_ns["train"] = make_training()
-        idle._ImportAhead(shell)()
-        await wait_for(lambda: shell.left)
-
-    run(run_cells())
+    run_training_cell()
     assert imported == ["launch"]
 
 
@@ -122,13 +140,7 @@ def test_nothing_is_told_that_the_launch_will_tell(
     monkeypatch.setattr(idle, "import_for_launch", fail)
     monkeypatch.setattr(compiler_preload, "load", fail)
 
-    async def run_cells() -> None:
-        shell = Shell()
-        shell.user_ns["train"] = make_training()
-        idle._ImportAhead(shell)()
-        await wait_for(lambda: shell.left)
-
-    run(run_cells())
+    run_training_cell()
     assert imported == ["tried", "tried"]
 
 

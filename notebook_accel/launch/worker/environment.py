@@ -14,6 +14,7 @@ from ..checks import addresses
 from ..job import Job
 from ..script import Script
 
+_RECORDER_BEFORE: Final = "TORCH_NCCL_TRACE_BUFFER_SIZE"  # its older name, which counts less to torch
 _RECORDS_COLLECTIVES: Final = {"TORCH_FR_BUFFER_SIZE": "2000"}
 """For reports of hangs: torch before 2.11 records nothing of gloo without it."""
 _OF_TORCHRUN: Final[Mapping[str, str]] = {"ROLE_NAME": "default", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
@@ -76,7 +77,9 @@ def make_environment(
     Returns:
         Values by variable. What the job and this process say of interfaces and threads counts more than our choice.
     """
-    choices = {"OMP_NUM_THREADS": str(count_threads(job)), **_RECORDS_COLLECTIVES}
+    choices = {"OMP_NUM_THREADS": str(count_threads(job))}
+    if _RECORDER_BEFORE not in own and _RECORDER_BEFORE not in job.environment:
+        choices |= _RECORDS_COLLECTIVES
     if isinstance(job.function, Script):
         choices |= _OF_TORCHRUN
     if interface and not is_alone:

@@ -90,9 +90,8 @@ def _set_defaults() -> None:
     torch.set_default_dtype(torch.float32)
     if getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None) is not None:
         torch.set_default_device(None)  # to ask which it is would start that device
-        del (
-            torch._GLOBAL_DEVICE_CONTEXT.device_context
-        )  # `get_default_device` raises at None, in torch before 2.10
+        # `get_default_device` raises at None, in torch before 2.10
+        del torch._GLOBAL_DEVICE_CONTEXT.device_context
     torch.set_grad_enabled(True)
     torch.use_deterministic_algorithms(False)
     cloudpickle = sys.modules.get("cloudpickle.cloudpickle")

@@ -67,6 +67,13 @@ def test_a_late_end_of_another_call_is_not_this_ones() -> None:
     assert recorded.call.unfinished == {1} and recorded.call.results.keys() == {0}
 
 
+def test_lines_that_wait_to_be_shown_count_one_by_one() -> None:
+    call = RecordingCall().call
+    call.take(events.Lines(rank=0, time=NOW, stream="stdout", texts=("a", "b", "c")))
+    call.take(events.Metric(rank=0, time=NOW, values={"loss": 0.5}))
+    assert len(call.waiting) == 2 and call.num_waiting == 4
+
+
 def test_after_a_failure_the_others_are_brought_back_more_and_more_firmly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

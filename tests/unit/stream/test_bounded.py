@@ -208,3 +208,13 @@ def test_readers_keep_up_with_a_thread_that_writes_and_forgets() -> None:
         stop.set()
         writer.join()
     assert found
+
+
+def test_a_tail_with_room_for_few_forgets_few_at_once() -> None:
+    tail = History(10_000, 200, 16)
+    for start in (0, 70, 73, 76):
+        count = 70 if start == 0 else 3
+        tail.add(write([f"{number:0100}" for number in range(start, start + count)]))
+        kept = [event.text for event in tail.since(0) if isinstance(event, Line)]
+        assert kept == [f"{number:0100}" for number in range(start + count - len(kept), start + count)]
+        assert len(kept) > 35
