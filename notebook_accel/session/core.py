@@ -26,7 +26,7 @@ from ..stream.sinks import Output, Sink, TextSink
 from . import cells, service
 from .call import Call
 from .options import resolve
-from .workers import Workers, describe_stopped, make_start_phases
+from .workers import Workers, make_start_phases
 
 if TYPE_CHECKING:
     from ..config.launch import Source
@@ -334,7 +334,7 @@ class Session:
         """Return the exception of the rank that failed first, with one note for each other rank."""
         own = [failure for rank, failure in call.failures.items() if rank not in call.interrupted]
         if not own and call.was_interrupted:
-            notes = [describe_stopped(failure) for failure in call.failures.values()]
+            notes = [self._workers.describe_stopped(failure) for failure in call.failures.values()]
             error: BaseException = RunStoppedError(
                 f"{call.name} was stopped, {self._workers.describe_future()}"
             )
@@ -350,7 +350,7 @@ class Session:
             for rank in sorted(call.failures.keys() - {cause.rank}):
                 failure = call.failures[rank]
                 notes.append(
-                    describe_stopped(failure)
+                    self._workers.describe_stopped(failure)
                     if rank in call.interrupted
                     else failures.describe_failure(failure, cause)
                 )

@@ -212,10 +212,24 @@ class Workers:
 
     def describe_ends(self) -> list[str]:
         """Return one line for each worker that has ended about how it ended."""
-        return [
-            (describe_killed if rank in self.killed else failures.describe_failure)(self.dead[rank])
-            for rank in sorted(self.dead)
-        ]
+        return [self._describe_end(self.dead[rank]) for rank in sorted(self.dead)]
+
+    def describe_stopped(self, failure: Failure) -> str:
+        """Return a line about a rank that was interrupted: where it was, or how it ended.
+
+        Args:
+            failure: of this rank.
+        """
+        if failure.error is None:
+            return self._describe_end(failure)
+        frame = hang_report.find_frame_of_error(failure.error)
+        place = f" in {hang_report.describe_frame(frame)}" if frame is not None else ""
+        return f"rank {failure.rank} (process {failure.pid}) was stopped{place}"
+
+    def _describe_end(self, failure: Failure) -> str:
+        if failure.rank in self.killed:
+            return f"rank {failure.rank} (process {failure.pid}) did not come back and was killed"
+        return failures.describe_failure(failure)
 
     def describe_future(self) -> str:
         """Return a clause that says whether there will be another call, for whoever stopped one."""
@@ -407,28 +421,6 @@ def _count_begun(before: Mapping[str, int], after: Mapping[str, int] | None) -> 
     """Return how many collectives began in each process group between two counts, without groups that began none."""
     counts = {name: count - before.get(name, 0) for name, count in (after or {}).items()}
     return {name: count for name, count in counts.items() if count}
-
-
-def describe_killed(failure: Failure) -> str:
-    """Return a line about a worker that was killed because it did not return from a call.
-
-    Args:
-        failure: has its rank and process id.
-    """
-    return f"rank {failure.rank} (process {failure.pid}) did not come back and was killed"
-
-
-def describe_stopped(failure: Failure) -> str:
-    """Return a line about a rank that was interrupted: where it was, or that it was killed.
-
-    Args:
-        failure: of this rank.
-    """
-    if failure.error is None:
-        return describe_killed(failure)
-    frame = hang_report.find_frame_of_error(failure.error)
-    place = f" in {hang_report.describe_frame(frame)}" if frame is not None else ""
-    return f"rank {failure.rank} (process {failure.pid}) was stopped{place}"
 
 
 def make_start_phases(ranks: Collection[int]) -> list[Event]:

@@ -223,6 +223,34 @@ def test_an_interrupt_stops_the_call_not_the_session(open_session: Kernel, name:
     assert kernel.run("s.pids").ok().value == pids
 
 
+def test_a_rank_that_ends_by_itself_when_it_is_stopped_was_not_killed_by_the_session(kernel: Kernel) -> None:
+    kernel.run(f"{IMPORTS}\nimport signal\ne = Session(2)").ok()
+    cell = kernel.run(
+        """
+        def leave():
+            try:
+                open(f"here{dist.get_rank()}", "w").close()
+                time.sleep(600)
+            except KeyboardInterrupt:
+                if dist.get_rank() == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise
+
+        def stop():
+            while not (os.path.exists("here0") and os.path.exists("here1")):
+                time.sleep(0.01)
+            e.stop()
+
+        threading.Thread(target=stop).start()
+        e.run(leave)
+        """
+    )
+    assert cell.error is not None and cell.error[0] == "RunStoppedError", cell.traceback
+    assert "and rank 0 with it" in cell.error[1]
+    assert "SIGKILL" in cell.told and "did not come back" not in cell.told
+    kernel.run("e.close()").ok()
+
+
 @pytest.mark.once
 def test_a_worker_that_does_not_come_back_is_killed_and_restart_replaces_it(kernel: Kernel) -> None:
     kernel.run(f"{IMPORTS}\nh = Session(2)\nh.push(x=1)").ok()

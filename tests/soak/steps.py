@@ -262,6 +262,8 @@ def find_problem(outcome: Outcome, piece: Piece, disturbance: Disturbance) -> st
             return ""
         if name == "RunStoppedError" and piece.may_be_stopped and "KeyboardInterrupt" in disturbance.allowed:
             return ""
+        if piece.error is not None and name == piece.error[0] and "WorkerKilledError" in disturbance.allowed:
+            return ""  # stopped, say, and a rank with it
         if "KeyboardInterrupt" in disturbance.allowed and _lost_an_interrupt(outcome):
             return ""
         if piece.error is None:
