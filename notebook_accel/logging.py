@@ -86,7 +86,8 @@ class MultiProcessAdapter(_Adapter):
         """
         key = repr((msg, args, sorted(kwargs.items())))
         if key not in self._warned:
-            self.warning(msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 2) + 1})
+            # not by `warning`: Python 3.10 counts its frame too
+            self.log(logging.WARNING, msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 2) + 1})
             self._warned.add(key)
 
 
