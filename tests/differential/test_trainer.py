@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from notebook_accel import notebook_launcher
+from notebook_accel import notebook_launcher, probes
 from tests import forker
 from tests.differential.test_launch_environment import CASES, differing
 from tests.differential.test_scripts import WITHOUT_SLOW
@@ -148,6 +148,7 @@ def test_workers_find_the_same_environment(done: dict[str, Done], rank: int) -> 
         "a free port": {"MASTER_PORT"},
         "errors come by a socket": {"TORCHELASTIC_ERROR_FILE"},
         "gloo keeps to the loopback interface": {"GLOO_SOCKET_IFNAME"},
+        "for reports of hangs": set() if probes.at_least("torch", "2.11") else {"TORCH_FR_BUFFER_SIZE"},
     }
     shell = {"_", "PWD", "OLDPWD", "SHLVL", "LC_CTYPE", "PYTHONPATH", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
     names = {name for name in differing(ours, theirs) if name not in shell}

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from ... import devices, environ
+from ... import devices, environ, probes
 from ...takeover import finder
 from ...topology import Topology
 from ...trust import secret
@@ -78,7 +78,8 @@ def make_environment(
         Values by variable. What the job and this process say of interfaces and threads counts more than our choice.
     """
     choices = {"OMP_NUM_THREADS": str(count_threads(job))}
-    if _RECORDER_BEFORE not in own and _RECORDER_BEFORE not in job.environment:
+    is_chosen = _RECORDER_BEFORE in own or _RECORDER_BEFORE in job.environment
+    if not (is_chosen or probes.at_least("torch", "2.11")):
         choices |= _RECORDS_COLLECTIVES
     if isinstance(job.function, Script):
         choices |= _OF_TORCHRUN

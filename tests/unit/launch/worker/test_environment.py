@@ -1,0 +1,28 @@
+"""What workers find in their environment beside what the job says."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from notebook_accel import probes
+from notebook_accel.launch.worker import environment
+from tests.unit.jobs import make_job
+
+
+@pytest.mark.parametrize(
+    ("is_new", "own", "recorded"),
+    [
+        (True, {}, None),
+        (False, {}, "2000"),
+        (False, {"TORCH_FR_BUFFER_SIZE": "7"}, "7"),
+        (False, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, None),
+    ],
+)
+def test_old_versions_of_torch_record_collectives_unless_the_user_says_how_many(
+    monkeypatch: pytest.MonkeyPatch, is_new: bool, own: dict[str, str], recorded: str | None
+) -> None:
+    monkeypatch.setattr(probes, "at_least", lambda name, version: is_new)
+    found = environment.make_environment(make_job(os.getpid), own, {}, is_alone=True)
+    assert found.get("TORCH_FR_BUFFER_SIZE") == recorded
