@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..events import Event, Lines, Phase, Stream
+from ..notices import tell
 from ..stream.logs import make_folder
 from ..stream.sinks import Sink, join_lines
 from .console import Tee
@@ -80,4 +80,4 @@ class TeeFiles(Sink):
         if not self._is_broken:
             self._is_broken = True
             text = f"the output in {self._folder} is not complete ({error}), the run goes on without it"
-            print(f"notebook-accel: {text}", file=sys.stderr)
+            tell(text)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 
 from .. import interrupts
+from ..notices import tell
 
 
 def call_back(callbacks: Sequence[Callable[[], None]], run: object) -> None:
@@ -30,7 +30,7 @@ def call_back(callbacks: Sequence[Callable[[], None]], run: object) -> None:
         except BaseException as error:
             name = getattr(callback, "__qualname__", type(callback).__name__)
             text = f"{name} failed at the end of {run!r}: {type(error).__name__}: {error}"
-            print(f"notebook_accel: {text}", file=sys.stderr)
+            tell(text)
             interrupt = error if isinstance(error, KeyboardInterrupt) else interrupt
     if interrupt is not None:
         raise interrupt

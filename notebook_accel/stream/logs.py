@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import LaunchError
 from ..events import Event, Lines, Phase
+from ..notices import tell
 from .sinks import Sink, join_lines
 
 
@@ -116,7 +117,7 @@ class LogFiles(Sink):
         if not self._broken:
             self._broken = True
             text = f"the output in {self._folder} is not complete ({error}), the run goes on without it"
-            print(f"notebook_accel: {text}", file=sys.stderr)
+            tell(text)
 
     def _file(self, rank: int) -> io.TextIOWrapper:
         if rank not in self._files:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from .. import probes
 from ..events import ClearOutput, Display, Event, Lines, Notice, Phase, Progress, Stream, Unfinished
+from ..notices import tell
 
 Output = Literal["all", "first", "none"] | Collection[int]
 
@@ -65,7 +66,7 @@ def close_sink(sink: Sink) -> None:
     try:
         sink.close()
     except Exception as error:
-        print(f"notebook_accel: the run's output could not be shown: {error!r}", file=sys.stderr)
+        tell(f"the run's output could not be shown: {error!r}")
 
 
 class TextSink(Sink):

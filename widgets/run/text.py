@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import uuid
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Final
 from notebook_accel import probes
 from notebook_accel.events import Event, Notice
 from notebook_accel.launch.run import Run
+from notebook_accel.notices import tell
 from notebook_accel.stream.record import MAX_TAIL
 from notebook_accel.stream.sinks import Sink, TextSink, publish
 
@@ -153,7 +153,7 @@ class ErrorsOnly(Sink):
         Args:
             text: the message.
         """
-        print(f"notebook_accel: {text}", file=sys.stderr)
+        tell(text)
 
     def close(self) -> None:
         """Print that a background run failed, or close the view if it is open."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import uuid
@@ -11,6 +10,7 @@ from typing import Final
 
 from notebook_accel.events import ClearOutput, Display, Event, Phase
 from notebook_accel.launch.run import GRACE, Run
+from notebook_accel.notices import tell
 from notebook_accel.stream.sinks import Sink, publish
 
 from . import page
@@ -70,7 +70,7 @@ class RunView(Sink):
                 self._next = now + max(INTERVAL, (time.monotonic() - now) / _SHARE)
         except Exception as error:
             self._broken = True
-            print(f"notebook_accel: the view of {self._run.job.name} is broken: {error!r}", file=sys.stderr)
+            tell(f"the view of {self._run.job.name} is broken: {error!r}")
 
     def note(self, text: str) -> None:
         """Print a message of the launcher itself to stderr, unless the run is in the background.
@@ -79,7 +79,7 @@ class RunView(Sink):
             text: the message.
         """
         if not self._run.job.background:
-            print(f"notebook_accel: {text}", file=sys.stderr)
+            tell(text)
 
     def close(self) -> None:
         """Replace the widgets in every cell by a static page."""
