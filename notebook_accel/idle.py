@@ -91,9 +91,11 @@ class _ImportAhead:
         training = compiler_preload.TrainingWatch()
         while not training.look(list(self._shell.user_ns.values())):
             yield None
+        if sys.platform != "linux":
+            return  # workers are no forks of this process
         for name in compiler_preload.list_missing_parts():
-            if sys.platform != "linux" or fork_obstacles.reasons():
-                return  # workers are no forks of this process
+            while fork_obstacles.reasons():  # nor now; a process group is destroyed some time
+                yield None
             compiler_preload.load(name)
             yield _PAUSE_SECONDS
 

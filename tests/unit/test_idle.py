@@ -121,13 +121,39 @@ def test_the_compiler_is_for_who_trains(imported: list[str], monkeypatch: pytest
     assert imported == ["launch", "one", "two"]
 
 
-def test_workers_that_are_no_forks_have_it_from_elsewhere(
-    imported: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fork_obstacles, "reasons", lambda: ["CUDA was used"])
+def test_workers_of_other_systems_are_no_forks(imported: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
 
     run_training_cell()
     assert imported == ["launch"]
+
+
+def test_it_waits_until_nothing_forbids_forks(imported: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    obstacles = ["a process group was made"]
+    looks: list[None] = []
+
+    def look() -> list[str]:
+        looks.append(None)
+        return obstacles
+
+    monkeypatch.setattr(fork_obstacles, "reasons", look)
+
+    async def run_cells() -> None:
+        shell = Shell()
+        shell.user_ns["train"] = make_training()
+        ahead = idle._ImportAhead(shell)
+        ahead()
+        await wait_for(lambda: looks)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(looks) == 1, "again after the next cell"
+        assert imported == ["launch"] and not shell.left
+        obstacles.clear()  # the next cell destroys the group
+        ahead()
+        await wait_for(lambda: shell.left)
+
+    run(run_cells())
+    assert imported == ["launch", "one", "two"]
 
 
 def test_nothing_is_told_that_the_launch_will_tell(
