@@ -416,6 +416,27 @@ print(launch())
     assert [line for line in out.splitlines() if line in ("True", "5")] == ["True", "True", "5"], out
 
 
+def test_users_own_processes_of_the_fork_server_can_be_interrupted(tmp_path: Path) -> None:
+    """Workers that start must not hear interrupts, others have to; the server is the same."""
+    out = run(
+        """
+        del __file__  # as in a notebook: else the processes would run this program
+        import multiprocessing
+        context = multiprocessing.get_context("forkserver")
+        for start in range(2):
+            notebook_launcher(os.getpid, num_processes=2, start_method="forkserver", view="none")
+            with context.Pool(1) as pool:
+                print("blocked:", pool.apply(signal.pthread_sigmask, (signal.SIG_BLOCK, [])))
+                print("handler:", pool.apply(signal.getsignal, (signal.SIGINT,)))
+        """,
+        tmp_path,
+    )
+    assert (
+        out.count("blocked: set()") == 2
+        and out.count("handler: <built-in function default_int_handler>") == 2
+    )
+
+
 def test_a_copy_of_the_process_has_no_session(tmp_path: Path) -> None:
     out = run(
         """

@@ -284,7 +284,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         process: WorkerProcess = self._context.Process(  # type: ignore[attr-defined]
             target=main if forked else early.run,
             args=(spec,) if forked else (stderr, sealed),
-            name=f"notebook_accel rank {rank}",
+            name=f"{early.NAME} {rank}",
         )
         self._sockets.assign(process)
         with (

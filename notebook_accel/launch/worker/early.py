@@ -7,7 +7,10 @@ import pickle
 import sys
 from collections.abc import Callable
 from multiprocessing import reduction
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+NAME: Final = "notebook_accel rank"
+"""How the name of a worker's process starts, as multiprocessing knows it."""
 
 
 class _Closable(Protocol):

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import gc
 import importlib
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import sys
 from typing import Final
 
 from ... import collector
+from . import early
 
 _MODULES: Final = (
     "torch",
@@ -18,6 +24,17 @@ _MODULES: Final = (
     "notebook_accel.accelerator",
 )
 
+_SERVER: Final = os.getpid()
+
+
+def _hear_interrupts(_: object) -> None:
+    """In a child of the server that is no worker: let SIGINT through, which this server has blocked for workers."""
+    if sys.platform != "win32" and os.getppid() == _SERVER:
+        if not multiprocessing.current_process().name.startswith(early.NAME):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+multiprocessing.util.register_after_fork(_hear_interrupts, _hear_interrupts)
 with collector.pause():
     for _name in _MODULES:
         importlib.import_module(_name)
