@@ -143,7 +143,8 @@ def _find_missing(script: Script, several: bool) -> list[Problem]:
     elif script.kind == "program":
         text = "" if shutil.which(name) else f"there is no program {name} that can be run"
     elif path.is_dir():
-        text = f"{name} is a folder: name the script in it"
+        is_program = (path / "__main__.py").is_file()  # as for Python itself
+        text = "" if is_program else f"{name} is a folder: name the script in it"
     elif path.exists() and not path.is_file():
         text = f"{name} is no file: a single process can read it, not several" if several else ""
     elif not path.exists():

@@ -46,6 +46,9 @@ def flush_files() -> None:
 def _run_script(name: str) -> None:
     __tracebackhide__ = True
     path = os.path.abspath(name)
+    if os.path.isdir(path):
+        _run_place(name)
+        return
     with io.open_code(path) as file:
         source = file.read()
     if b"\0" in source:  # no text
@@ -63,15 +66,25 @@ def _run_script(name: str) -> None:
 
 
 def _run_binary(name: str) -> None:
-    """Run an archive of modules, which is a place of modules itself, or a compiled script."""
+    """Run an archive of modules, or a compiled script."""
     __tracebackhide__ = True
     import runpy  # scripts need none of these
     import zipfile
 
     if zipfile.is_zipfile(name):
-        sys.path.insert(0, os.path.abspath(name))
-    elif not getattr(sys.flags, "safe_path", False):
+        _run_place(name)
+        return
+    if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.path.dirname(os.path.realpath(name)))
+    runpy.run_path(name, run_name="__main__")
+
+
+def _run_place(name: str) -> None:
+    """Run the module `__main__` of a folder or an archive, from which others are imported too."""
+    __tracebackhide__ = True
+    import runpy  # scripts do not need it
+
+    sys.path.insert(0, os.path.abspath(name))
     runpy.run_path(name, run_name="__main__")
 
 

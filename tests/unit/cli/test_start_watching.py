@@ -196,14 +196,18 @@ def test_a_script_may_close_all_descriptors(seconds: int, fails: bool) -> None:
     assert "main_module.py" not in errors and "Exception in thread" not in errors
 
 
-@pytest.mark.parametrize("name", ["s.pyz", "s.pyc"])
-def test_what_python_runs_of_a_file_that_is_no_text_runs(name: str) -> None:
-    Path("__main__.py").write_text("import sys\nprint(__name__, sys.argv)\n")
+@pytest.mark.parametrize("name", ["s.pyz", "s.pyc", "folder"])
+def test_what_python_runs_besides_texts_runs(name: str) -> None:
+    Path("folder").mkdir()
+    main, other = Path("folder/__main__.py"), Path("folder/other.py")
+    main.write_text(f"import sys\n{'' if name == 's.pyc' else 'import other'}\nprint(__name__, sys.argv)\n")
+    other.touch()
     if name == "s.pyz":
         with zipfile.ZipFile(name, "w") as archive:
-            archive.write("__main__.py")
-    else:
-        py_compile.compile("__main__.py", name)
+            archive.write(main, main.name)
+            archive.write(other, other.name)
+    elif name == "s.pyc":
+        py_compile.compile(str(main), name)
     assert run(*TWO, name, "x") == (f"__main__ ['{name}', 'x']\n" * 2, "")
 
 
