@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from ..handlers import AutocastKwargs
 from ..optimizer import AcceleratedOptimizer
 from .arguments import check_steps
 from .base import Shared
+from .joining import step_together
 
 
 class TrainPart(Shared):
@@ -169,11 +170,24 @@ class TrainPart(Shared):
                         "join_uneven_inputs takes models that prepare wrapped for several processes, which it does "
                         f"where something is trained, and {type(item).__name__} is none"
                     )
-            with Join(joining, enable=enable, throw_on_early_termination=False):
+            with (
+                self._step_together(joining, enable) as all_joining,
+                Join(all_joining, enable=enable, throw_on_early_termination=False),
+            ):
                 yield
         finally:
             for sampler, value in zip(samplers, before, strict=True):
                 sampler.even_batches = value
+
+    def _step_together(self, joining: list[Joinable], enable: bool) -> AbstractContextManager[list[Joinable]]:
+        flags = self._runtime.gradient
+        if not enable or flags.num_steps == 1 or not flags.sync_with_dataloader:
+            return nullcontext(joining)
+
+        def begin_anew() -> None:
+            self.step = 0
+
+        return step_together(joining, flags, begin_anew)
 
     def _shards(self) -> list[Any]:
         """Return the samplers that share out batches, one for each prepared loader that has one."""
