@@ -359,3 +359,20 @@ def test_processes_of_a_function_are_waited_for(kernel: Kernel, method: str) -> 
         """
     ).ok()
     assert cell.value == "['0', '1']"
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("method", METHODS_ONCE)
+def test_after_a_reset(fresh_kernel: Kernel, method: str) -> None:
+    """IPython's %reset takes away what Python itself has put into the module, and multiprocessing needs some of it."""
+    fresh_kernel.run("%reset -f").ok()
+    cell = fresh_kernel.run(
+        f"""
+        from notebook_accel import Session, notebook_launcher
+        value = notebook_launcher(lambda: 7, num_processes=2, start_method="{method}")
+        with Session(2, start_method="{method}") as session:
+            values = session.run(lambda: 3, returns="all")
+        value, values
+        """
+    ).ok()
+    assert cell.value == "(7, [3, 3])"

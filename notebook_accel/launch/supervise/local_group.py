@@ -197,6 +197,9 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
 
     def start_helpers(self) -> None:
         """Start the processes of multiprocessing that the start method needs."""
+        if self._job.start_method != "fork":
+            # IPython's %reset deletes it, and multiprocessing reads it
+            vars(sys.modules["__main__"]).setdefault("__spec__", None)
         if self._job.start_method != "fork" and sys.platform != "win32":
             resource_tracker.ensure_running()  # its start would unblock the interrupt, blocked while the others start
         if self._job.start_method == "forkserver":
