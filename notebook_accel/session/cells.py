@@ -8,6 +8,7 @@ import builtins
 import inspect
 import io
 import os
+import re
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ from typing import Any, Final
 from .. import probes
 from ..environ import put, snapshot
 
+_ROUNDS: Final = 3
+_TIMEIT_OPTION: Final = re.compile(r"-(?:([nr])\s*(\d+)|([ctq]))(?:\s+|\Z)")
 _UNABLE: Final = (
     "works in the notebook itself; code on a worker knows %time, %timeit, %cd, %pwd and %env, and !commands"
 )
@@ -176,7 +179,7 @@ class CellShell:
             caller = sys._getframe(1)  # its file and line, for tracebacks
             return _time("\n" * caller.f_lineno + cell, caller.f_code.co_filename)
         if name == "timeit":
-            return _timeit(f"{line}\n{cell}" if line else cell)
+            return _timeit(line, cell)
         raise NotImplementedError(f"%%{name} {_UNABLE} and %%time, %%timeit")
 
 
@@ -209,12 +212,23 @@ def _time(code: str, filename: str = "<timed>") -> Any:
         print(f"CPU time: {_seconds(cpu)}, wall time: {_seconds(wall)}")
 
 
-def _timeit(code: str) -> None:
+def _timeit(line: str, cell: str | None = None) -> None:
+    """Time code many times; the line of a cell is what is run once before, as for IPython."""
     __tracebackhide__ = True
-    timer = timeit.Timer(code, globals=variables())
-    number, _ = timer.autorange()
-    rounds = [taken / number for taken in timer.repeat(3, number)]
-    print(f"{_seconds(min(rounds))} a loop (best of 3 rounds of {number} loops)")
+    options: dict[str, str] = {}
+    while option := _TIMEIT_OPTION.match(line):
+        options[option[1] or option[3]] = option[2]
+        line = line[option.end() :]
+    if line.startswith("-") and line[1:2].isalpha() and line[2:3] in ("", " "):
+        raise NotImplementedError(f"%timeit {line[:2]} {_UNABLE}; of its options -n, -r, -c, -t and -q")
+    setup, code = ("pass", line) if cell is None else (line or "pass", cell)
+    clock = time.process_time if "c" in options else time.perf_counter
+    timer = timeit.Timer(code, setup, clock, variables())
+    number = int(options.get("n", 0)) or timer.autorange()[0]
+    repeat = max(1, int(options.get("r", _ROUNDS)))
+    best = min(timer.repeat(repeat, number)) / number
+    if "q" not in options:
+        print(f"{_seconds(best)} a loop (best of {repeat} rounds of {number} loops)")
 
 
 def _seconds(seconds: float) -> str:

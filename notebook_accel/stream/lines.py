@@ -113,7 +113,7 @@ class LineReader:
         if row.is_bar or b"\r" in row.text:
             part, self._part = self._part, b""  # it comes after the others
             lines = self._go_down() + self._feed(others)
-            self._part = part
+            self._part += part
             return lines
         whole, newline, rest = (row.text + b"\n" + others).rpartition(b"\n")
         row.text = rest
@@ -145,9 +145,18 @@ class LineReader:
     def _cut(self) -> list[str]:
         row, lines = self._rows[self._at], []
         while len(row.text) > _MAX_LINE:
-            lines.append(_text(row.text[:_MAX_LINE]))
-            row.text = row.text[_MAX_LINE:]
+            end = _find_character(row.text, _MAX_LINE)
+            lines.append(_text(row.text[:end]))
+            row.text = row.text[end:]
         return lines
+
+
+def _find_character(text: bytes, position: int) -> int:
+    """Return where the character begins that a byte belongs to; in what is no UTF-8 each byte is one."""
+    for start in range(position, max(0, position - 4), -1):
+        if text[start] & 0xC0 != 0x80:  # the others go on with a character (RFC 3629)
+            return start
+    return position
 
 
 def _visible(line: bytes) -> bytes:

@@ -19,6 +19,26 @@ def test_a_cell_leaves_its_variables_and_shows_its_value(worker: dict[str, Any],
     assert worker["y"] == 2 and worker["_"] == "done"
 
 
+def test_code_is_timed_as_often_as_is_said(worker: dict[str, Any], capsys: Any) -> None:
+    worker["runs"] = runs = []
+    shell = cells.CellShell()
+    shell.run_line_magic("timeit", "-n2 -r 3 runs.append(1)")
+    assert len(runs) == 6 and "best of 3 rounds of 2 loops" in capsys.readouterr().out
+    shell.run_line_magic("timeit", "-c -q -n 1 -r1 runs.append(-n if (n := 1) else 0)")
+    assert runs[6:] == [-1] and capsys.readouterr().out == ""
+    shell.run_line_magic("timeit", "-n1 -r1 -runs[0]")  # a difference is no option
+    with pytest.raises(NotImplementedError, match=r"%timeit -o works in .* -n, -r, -c, -t and -q"):
+        shell.run_line_magic("timeit", "-o runs")
+
+
+def test_what_stands_beside_timeit_runs_once_a_round(worker: dict[str, Any], capsys: Any) -> None:
+    worker["runs"] = runs = []
+    cells.CellShell().run_cell_magic("timeit", "-n 3 -r 2 runs.append('setup')", "runs.append('cell')\n")
+    assert runs == ["setup", "cell", "cell", "cell"] * 2
+    cells.CellShell().run_cell_magic("timeit", "", "1 + 1\n")
+    assert "a loop" in capsys.readouterr().out
+
+
 def test_a_semicolon_in_a_text_hides_nothing(worker: dict[str, Any], capsys: Any) -> None:
     cells.execute("'a;'", "<cell>")
     cells.execute("1;  # hidden", "<cell>")

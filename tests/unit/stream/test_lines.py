@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tqdm import tqdm
 
@@ -40,6 +40,20 @@ def test_a_carriage_return_overwrites_and_bad_bytes_are_shown() -> None:
     assert reader.feed(b"x" * 3_000_000)[0] == "x" * (1 << 20)
 
 
+@pytest.mark.parametrize("character", ["\u00e9", "\u20ac", "\U0001f600"])
+def test_no_character_is_cut(character: str) -> None:
+    text = "x" * ((1 << 20) - 1) + character * 3
+    reader = LineReader()
+    lines = reader.feed(text.encode()) + reader.close()
+    assert "".join(lines) == text and lines[0] == "x" * ((1 << 20) - 1)
+
+
+def test_what_is_no_text_is_cut_too() -> None:
+    reader = LineReader()
+    lines = reader.feed(b"\x80" * (1 << 20) + b"\x80" * 9) + reader.close()
+    assert "".join(lines) == "\\x80" * ((1 << 20) + 9) and len(lines) == 2
+
+
 def test_a_line_can_be_seen_before_it_is_finished() -> None:
     reader = LineReader()
     assert reader.unfinished == ""
@@ -59,11 +73,12 @@ def test_a_line_can_be_seen_before_it_is_finished() -> None:
 @settings(max_examples=200)
 @given(
     st.lists(
-        st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\x1b[A", b"\x1b[31m", b"  ", b"\xe2\x82\xac"]),
+        st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\x1b[A", b"\x1b[31m", b"\x1b", b"  ", b"\xe2\x82\xac"]),
         max_size=12,
     ),
     st.lists(st.integers(min_value=0), max_size=8),
 )
+@example([b"a\r\nx\x1b\x1b[0m b\n"], [2, 6])
 def test_moves_of_any_split(parts: list[bytes], places: list[int]) -> None:
     data = b"".join(parts)
     whole, pieces = LineReader(), LineReader()
