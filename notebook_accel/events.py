@@ -353,7 +353,7 @@ class Failure(Event):
         error: the exception, None if there was none.
         exitcode: of the process, negative for a signal, as in `multiprocessing`; None where it is not known.
         lost: a sentence about a process whose end was not seen, because its node may have died; else empty.
-        killer: what the system says of who sent SIGKILL, as a clause; empty where it says nothing.
+        killer: why a signal has ended it, as a clause, where the system or its last words say so; else empty.
         moment: when it happened by the monotonic clock of this machine, which never jumps; None of another machine.
         alive: when the process was last seen alive, by that clock, which may be long before its end was noticed; None
             where nobody looked.

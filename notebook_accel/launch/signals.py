@@ -28,6 +28,12 @@ CAUSES: Final = {
 }
 """What most often sends each signal."""
 
+_LAST_WORDS: Final = {
+    "Received data size doesn't match expected size": "ranks gave tensors of different shapes to one collective, such "
+    "as gather, and gloo gives up then; see pad_across_processes, or set ACCELERATE_DEBUG_MODE=1"
+}
+"""What C code says when it gives up, and what that means."""
+
 
 def name_of(signum: int) -> str:
     """Return the name of a signal, such as `SIGKILL`.
@@ -54,6 +60,15 @@ def likely_cause(signum: int) -> str:
         Part of a sentence, from `CAUSES`; empty if there is none.
     """
     return CAUSES.get(name_of(signum), "")
+
+
+def explain_abort(words: Sequence[str]) -> str:
+    """Return why C code gave up, as a clause; empty where its last words are of an unknown kind.
+
+    Args:
+        words: the last lines of a process that was ended by SIGABRT.
+    """
+    return next((cause for line in words for mark, cause in _LAST_WORDS.items() if mark in line), "")
 
 
 if sys.platform == "win32":

@@ -143,7 +143,7 @@ def test_a_hang_in_a_collective_does_not_delay_the_error(kernel: Kernel, method:
     [
         ("os.kill(os.getpid(), 9)", "WorkerKilledError", ["SIGKILL", "out-of-memory"]),
         ("import ctypes; ctypes.string_at(0)", "WorkerKilledError", ["SIGSEGV", "crash in C code"]),
-        ("os.abort()", "WorkerKilledError", ["SIGABRT"]),
+        ("os.abort()", "WorkerKilledError", ["SIGABRT", "C code gave up"]),
         ("os.kill(os.getpid(), 15)", "WorkerKilledError", ["SIGTERM", "outside the launch"]),
         ("sys.exit(3)", "WorkerExitedError", ["exit code 3"]),
         ("os._exit(0)", "WorkerExitedError", ["exit code 0"]),
@@ -167,6 +167,21 @@ def test_exit_codes_and_signals_are_named(kernel: Kernel, code: str, name: str, 
     assert "[1] last words" in cell.lines
     if "ctypes" in code:
         assert "Segmentation fault" in cell.stderr and "in die" in cell.stderr
+
+
+@pytest.mark.once
+def test_tensors_of_different_shapes_are_named_where_gloo_gives_up(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        def gather():
+            from notebook_accel import Accelerator
+            accelerator = Accelerator(cpu=True)
+            accelerator.gather(torch.zeros(2 - accelerator.process_index))  # more than rank 1 expects
+        notebook_launcher(gather, num_processes=2)
+        """
+    )
+    assert cell.error is not None and cell.error[0] == "WorkerKilledError"
+    assert "rank 1 (process" in cell.error[1] and "different shapes" in cell.error[1], cell.error[1]
 
 
 @pytest.mark.once

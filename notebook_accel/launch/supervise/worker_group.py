@@ -280,12 +280,15 @@ class WorkerGroup(ABC, Generic[MemberT]):
             exitcode: of its process, negative for a signal, None where nobody knows it.
             at: when it ended, in seconds since the epoch.
         """
+        killer = self.find_killer() if exitcode == -signals.KILL else ""
+        if exitcode == -signal.SIGABRT:
+            killer = signals.explain_abort([line.text for line in self._record.find_tail(member.rank)])
         return Failure(
             rank=member.rank,
             time=at,
             pid=member.pid,
             exitcode=exitcode,
-            killer=self.find_killer() if exitcode == -signals.KILL else "",
+            killer=killer,
             moment=time.monotonic(),
             alive=member.alive,
         )
