@@ -6,7 +6,10 @@ import contextlib
 from abc import ABCMeta
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+_FLAGS: Final = ("bool", "bool | None", bool)
+"""Types of fields; those of modules whose annotations are not evaluated are texts."""
 
 
 class CheckedType(ABCMeta):
@@ -20,7 +23,7 @@ class CheckedType(ABCMeta):
                 made.__init__(*args, **kwargs)
                 # a `__post_init__` of the user need not call that of its base
                 if not making.is_checked and cls.__post_init__ is not Checked.__post_init__:
-                    made._complete_fields()
+                    made._complete()
         return made
 
 
@@ -42,8 +45,16 @@ class Checked(metaclass=CheckedType):
     def __post_init__(self) -> None:
         making: _Making = getattr(self, "_making", _Making())
         making.is_checked = False
-        self._complete_fields()
+        self._complete()
         making.is_checked = True
+
+    def _complete(self) -> None:
+        """Check and complete all fields; after that, those that are flags have to be true or false."""
+        self._complete_fields()
+        flags = [item.name for item in fields(self) if item.type in _FLAGS]  # type: ignore[arg-type]
+        for name in flags:
+            if not _is_flag(value := getattr(self, name)):
+                raise TypeError(f"{name}={value!r}: True or False is needed")
 
     def _complete_fields(self) -> None:
         """Check nothing."""
@@ -98,7 +109,7 @@ class Checked(metaclass=CheckedType):
                     name,
                     *(other for other in values if now[other] is None and values[other] is not None),
                 }
-            trial._complete_fields()
+            trial._complete()
             return _list_values(trial)
 
     def _prepare_check(self, name: str, before: Any) -> None:
@@ -141,6 +152,15 @@ def _set_freely(options: Checked) -> Iterator[_Making]:
         yield making
     finally:
         object.__delattr__(options, "_making")
+
+
+def _is_flag(value: Any) -> bool:
+    """Return whether a value is true or false; None, 0, 1 and NumPy's are, as argparse, YAML and tables give them."""
+    if value is None or isinstance(value, bool):
+        return True
+    with contextlib.suppress(Exception):  # odd things compare in odd ways
+        return bool(value in (0, 1))
+    return False
 
 
 def _list_values(options: Checked) -> dict[str, Any]:

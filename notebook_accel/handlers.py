@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import operator
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -202,12 +203,27 @@ class GradientAccumulationPlugin(KwargsHandler):
         adjust_scheduler: has no effect, as in Accelerate: schedules always step with the optimizer.
         sync_with_dataloader: step after the last batch of a loader.
         sync_each_batch: reduce gradients for accumulated batches too, which saves memory and takes time.
+
+    Raises:
+        TypeError: `num_steps` is no integer, or another field neither true nor false.
+        ValueError: `num_steps` is below 1.
     """
 
     num_steps: int | None = None
     adjust_scheduler: bool = True
     sync_with_dataloader: bool = True
     sync_each_batch: bool = False
+
+    def _complete_fields(self) -> None:
+        if self.num_steps is not None and _read_integer("num_steps", self.num_steps) < 1:
+            raise ValueError(f"num_steps={self.num_steps!r}: at least 1 is needed")
+
+
+def _read_integer(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r}: an integer is needed") from None
 
 
 def _is_device_type(name: str) -> bool:
@@ -306,6 +322,10 @@ class DataLoaderConfiguration(Checked):
         non_blocking: True copies from pinned memory while the computation goes on.
         use_stateful_dataloader: True gives loaders `state_dict` and `load_state_dict`, to go on in the middle of
             an epoch; needs torchdata.
+
+    Raises:
+        TypeError: `data_seed` is no integer, or another field neither true nor false.
+        ImportError: `use_stateful_dataloader` without torchdata.
     """
 
     _is_closed = True
@@ -319,6 +339,8 @@ class DataLoaderConfiguration(Checked):
     use_stateful_dataloader: bool = False
 
     def _complete_fields(self) -> None:
+        if self.data_seed is not None:
+            _read_integer("data_seed", self.data_seed)
         if self.use_stateful_dataloader:
             require_torchdata()
 

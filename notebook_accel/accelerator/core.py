@@ -358,14 +358,14 @@ def _resolve_accumulation(
         raise ValueError(
             "gradient_accumulation_steps and gradient_accumulation_plugin were both given: set num_steps in the latter"
         )
-    given = plugin is not None
+    if plugin is not None:
+        return plugin
     name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-    if plugin is None:
-        is_set = environ.get(name) not in (None, "auto")  # a word for DeepSpeed: the argument counts
-        plugin = GradientAccumulationPlugin(num_steps=environ.integer(name, steps) if is_set else steps)
-    if plugin.num_steps is not None:
-        check_steps("num_steps of the GradientAccumulationPlugin" if given else name, plugin.num_steps)
-    return plugin
+    if environ.get(name) not in (None, "auto"):  # a word for DeepSpeed: the argument counts
+        number = environ.integer(name, steps)
+        check_steps(name, number)
+        return GradientAccumulationPlugin(num_steps=number)
+    return GradientAccumulationPlugin(num_steps=steps)
 
 
 def _start_accumulation(own: Runtime, plugin: GradientAccumulationPlugin) -> GradientState:

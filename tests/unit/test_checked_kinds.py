@@ -168,6 +168,32 @@ def test_what_is_set_is_what_the_constructor_makes_of_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
+def test_a_flag_is_true_or_false(name: str) -> None:
+    options = next(make_all(name))
+    flags = [item.name for item in fields(options) if item.type in ("bool", "bool | None")]
+    for flag in flags:
+        before = show(options)
+        for wrong in ("nonsense", 5, [True]):
+            with pytest.raises((TypeError, ValueError), match=flag):
+                setattr(options, flag, wrong)
+        assert show(options) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "wrong"),
+    [
+        ("GradientAccumulationPlugin", "num_steps", -3),
+        ("GradientAccumulationPlugin", "num_steps", "2"),
+        ("DataLoaderConfiguration", "data_seed", "x"),
+        ("DataLoaderConfiguration", "data_seed", 1.5),
+    ],
+)
+def test_a_number_is_checked(name: str, field: str, wrong: object) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"{field}={wrong!r}"):
+        setattr(next(make_all(name)), field, wrong)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_copies_are_equal(name: str) -> None:
     for options in make_all(name):
         copies = [pickle.loads(pickle.dumps(options, protocol)) for protocol in range(6)]
