@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -52,12 +53,21 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
         num_batches: how many to leave out; those that one process gets.
 
     Raises:
+        TypeError: `num_batches` is no integer, or `dataloader` no loader.
         ValueError: `num_batches` is negative. Or the checkpoint is of other processes and the loader cannot start
             where they stopped: it is stateful, its dataset shards itself or is read by worker processes, or no batch
             starts there.
     """
+    try:
+        num_batches = operator.index(num_batches)
+    except TypeError:
+        raise TypeError(f"num_batches={num_batches!r}: an integer is needed") from None
     if num_batches < 0:
         raise ValueError(f"num_batches must be 0 or more, not {num_batches}")
+    if not hasattr(dataloader, "dataset"):
+        raise TypeError(
+            f"skip_first_batches takes a DataLoader, prepared or not, not a {type(dataloader).__name__}"
+        )
     if isinstance(dataloader, PreparedLoader):
         return _skip_prepared(dataloader, num_batches)
     options = options_of(dataloader)

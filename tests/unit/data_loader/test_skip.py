@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
-from notebook_accel.data_loader import SkipDataLoader
+from notebook_accel.data_loader import SkipDataLoader, skip_first_batches
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -23,3 +24,14 @@ def test_the_state_is_that_of_its_place(clean_runtime: None) -> None:
     assert [batch.tolist()[0] for batch in second] == [16, 20, 24, 28]
     assert second.state_dict()["_iterator_finished"]
     assert [batch.tolist()[0] for batch in second] == [8, 12, 16, 20, 24, 28]
+
+
+@pytest.mark.parametrize("number", ["2", None, 1.5])
+def test_a_number_of_batches_is_an_integer(number: Any) -> None:
+    with pytest.raises(TypeError, match=f"num_batches={number!r}: an integer is needed"):
+        skip_first_batches(DataLoader(list(range(4))), number)
+
+
+def test_what_is_no_loader_is_refused() -> None:
+    with pytest.raises(TypeError, match="takes a DataLoader, prepared or not, not a list"):
+        skip_first_batches([1, 2, 3], 1)
