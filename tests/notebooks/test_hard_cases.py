@@ -376,3 +376,20 @@ def test_after_a_reset(fresh_kernel: Kernel, method: str) -> None:
         """
     ).ok()
     assert cell.value == "(7, [3, 3])"
+
+
+@pytest.mark.once
+def test_a_prepared_model_is_returned_without_its_wrapper(kernel: Kernel) -> None:
+    kernel.run(
+        """
+        def train(unwraps):
+            from notebook_accel import Accelerator
+            accelerator = Accelerator(cpu=True)
+            model = accelerator.prepare(torch.nn.Linear(2, 1))
+            return accelerator.unwrap_model(model) if unwraps else [model]
+        """
+    ).ok()
+    cell = kernel.run("notebook_launcher(train, (False,), num_processes=2)")
+    assert cell.error is not None and cell.error[0] == "ShipError"
+    assert "return accelerator.unwrap_model(model)" in cell.error[1], cell.error[1]
+    assert "Linear" in (kernel.run("notebook_launcher(train, (True,), num_processes=2)").ok().value or "")

@@ -15,6 +15,8 @@ from .pickled import Pickled
 from .pickling import Names, pack, unpack
 
 _MAX_DEPTH = 12
+_DATA_PARALLEL = b"torch.nn.parallel.distributed"
+"""The module of the class that `prepare` wraps models in, as a pickle names it; it needs a process group."""
 
 
 def pack_call(
@@ -97,10 +99,10 @@ def unpack_value(result: Result) -> Any:
     try:
         return unpack(result.value, list(result.buffers))
     except Exception as error:
-        raise ShipError(
-            f"the value that rank {result.rank} returned cannot be made again in the notebook: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        text = f"the value that rank {result.rank} returned cannot be made again in the notebook"
+        if _DATA_PARALLEL in result.value:
+            text += ", with a model that belongs to its processes: return accelerator.unwrap_model(model)"
+        raise ShipError(f"{text}: {type(error).__name__}: {error}") from error
 
 
 def _name_type(obj: Any) -> str:
