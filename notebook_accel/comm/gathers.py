@@ -105,6 +105,10 @@ class Gathers:
         if work is not None:
             work.wait()
 
+    def connect_soon(self) -> None:
+        """Let the ranks connect at their next gather, if they may; all of them call this between the same two."""
+        self.num_begun = max(self.num_begun, BEFORE_SOCKETS)
+
     def count(self) -> dict[str, int]:
         """Return what decides which way the next gather goes; ranks where it differs would wait for each other."""
         sockets = self.sockets

@@ -116,6 +116,15 @@ class TorchComm(Comm):
         gathers.gather(group, tensor.contiguous(), gathered)
         return gathered
 
+    def connect_soon(self) -> None:
+        """Let sizes be compared from the next gather on, where ranks can connect; all ranks call this before it.
+
+        Without a connection gloo ends a process that gets more than it expects.
+        """
+        gathers = self._gathers()
+        if gathers is not None:
+            gathers.connect_soon()
+
     def count_gathers(self) -> dict[str, int]:
         """Return what decides which way the next gather goes; ranks where it differs would wait for each other."""
         gathers = self._gathers()

@@ -254,6 +254,7 @@ def join() -> int:
     installed = detect.ensure()
     if isinstance(installed.comm, torch_dist.TorchComm):
         installed.comm.owned = False  # code that closes its group would close the session's
+    _spare_gathers()
     return os.getpid()
 
 
@@ -277,6 +278,14 @@ def renew(port: int, pids: list[int], addresses: Sequence[str]) -> None:
     """
     connections.close_connections_to(pids, addresses)
     detect.renew(port)
+    _spare_gathers()
+
+
+def _spare_gathers() -> None:
+    """Let a gather of different shapes be an error in the cell, not the end of the session."""
+    comm = detect.ensure().comm
+    if isinstance(comm, torch_dist.TorchComm):
+        comm.connect_soon()
 
 
 def push(values: Mapping[str, Any]) -> None:

@@ -147,6 +147,7 @@ def test_an_error_is_the_ranks_own_and_the_session_goes_on(open_session: Kernel)
 
 UNEVEN = {
     "raises before it": "if dist.get_rank() == 0: raise KeyError('lost')\ndist.all_reduce(torch.ones(1))",
+    "before a gather": "if dist.get_rank() == 0: raise KeyError('lost')\nAccelerator().gather(torch.ones(1))",
     "in a backward": """
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
         if dist.get_rank() == 0: raise KeyError('lost')
@@ -170,6 +171,17 @@ def test_ranks_that_wait_for_a_failed_one_come_back(open_session: Kernel, name: 
     assert "the process group was made anew" in cell.told
     again = kernel.run("s.run(lambda: Accelerator().gather(torch.tensor([dist.get_rank()])).tolist())").ok()
     assert again.value == "[0, 1]"
+
+
+@pytest.mark.once
+def test_a_gather_of_different_shapes_is_an_error_and_variables_stay(open_session: Kernel) -> None:
+    kernel = open_session
+    kernel.run("s.push(kept=3)").ok()
+    for _ in range(2):  # the second time in another group perhaps
+        cell = kernel.run("s.run(lambda: Accelerator().gather(torch.zeros(1 + dist.get_rank())))")
+        assert cell.error is not None and cell.error[0] == "RuntimeError", cell.traceback
+        assert "of the same shape and dtype on every rank" in cell.error[1]
+    assert kernel.run("s.pull('kept')").ok().value == "3"
 
 
 @pytest.mark.once
@@ -197,6 +209,7 @@ def test_exit_is_an_error_and_the_worker_stays(open_session: Kernel) -> None:
 WAITS = {
     "python": "time.sleep(3600)",
     "collective": "dist.barrier() if dist.get_rank() == 0 else time.sleep(3600)",
+    "gather": "Accelerator().gather(torch.ones(1)) if dist.get_rank() == 0 else time.sleep(3600)",
     "different collectives": "dist.recv(torch.ones(1), 1) if dist.get_rank() == 0 else dist.barrier()",
 }
 
