@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from abc import ABCMeta
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final
 
-_FLAGS: Final = ("bool", "bool | None", bool)
-"""Types of fields; those of modules whose annotations are not evaluated are texts."""
+_FLAGS: Final = ("bool", "bool | None")
+"""Types of fields; annotations of the package are not evaluated."""
+_PACKAGE: Final = __name__.partition(".")[0] + "."
 
 
 class CheckedType(ABCMeta):
@@ -49,11 +51,12 @@ class Checked(metaclass=CheckedType):
         making.is_checked = True
 
     def _complete(self) -> None:
-        """Check and complete all fields; after that, those that are flags have to be true or false."""
+        """Check and complete all fields; after that, flags of the package's own class have to be true or false."""
         self._complete_fields()
-        flags = [item.name for item in fields(self) if item.type in _FLAGS]  # type: ignore[arg-type]
+        own = next((kind for kind in type(self).__mro__ if kind.__module__.startswith(_PACKAGE)), Checked)
+        flags = [item.name for item in fields(own) if item.type in _FLAGS] if own is not Checked else []
         for name in flags:
-            if not _is_flag(value := getattr(self, name)):
+            if not is_flag(value := getattr(self, name)):
                 raise TypeError(f"{name}={value!r}: True or False is needed")
 
     def _complete_fields(self) -> None:
@@ -154,13 +157,15 @@ def _set_freely(options: Checked) -> Iterator[_Making]:
         object.__delattr__(options, "_making")
 
 
-def _is_flag(value: Any) -> bool:
-    """Return whether a value is true or false; None, 0, 1 and NumPy's are, as argparse, YAML and tables give them."""
-    if value is None or isinstance(value, bool):
-        return True
-    with contextlib.suppress(Exception):  # odd things compare in odd ways
-        return bool(value in (0, 1))
-    return False
+def is_flag(value: Any) -> bool:
+    """Return whether a value is a truth value; None, 0, 1 and NumPy's are, as argparse, YAML and tables give them.
+
+    Args:
+        value: any.
+    """
+    numpy = sys.modules.get("numpy")
+    of_numpy = numpy is not None and isinstance(value, numpy.bool_)
+    return value is None or of_numpy or (isinstance(value, int) and value in (0, 1))
 
 
 def _list_values(options: Checked) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import operator
@@ -215,15 +216,17 @@ class GradientAccumulationPlugin(KwargsHandler):
     sync_each_batch: bool = False
 
     def _complete_fields(self) -> None:
-        if self.num_steps is not None and _read_integer("num_steps", self.num_steps) < 1:
-            raise ValueError(f"num_steps={self.num_steps!r}: at least 1 is needed")
+        if self.num_steps is not None:
+            self.num_steps = _read_integer("num_steps", self.num_steps)
+            if self.num_steps < 1:
+                raise ValueError(f"num_steps={self.num_steps!r}: at least 1 is needed")
 
 
 def _read_integer(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}={value!r}: an integer is needed") from None
+    with contextlib.suppress(TypeError):
+        if not isinstance(value, bool):
+            return operator.index(value)
+    raise TypeError(f"{name}={value!r}: an integer is needed")
 
 
 def _is_device_type(name: str) -> bool:
@@ -340,7 +343,7 @@ class DataLoaderConfiguration(Checked):
 
     def _complete_fields(self) -> None:
         if self.data_seed is not None:
-            _read_integer("data_seed", self.data_seed)
+            self.data_seed = _read_integer("data_seed", self.data_seed)
         if self.use_stateful_dataloader:
             require_torchdata()
 

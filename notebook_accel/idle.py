@@ -94,7 +94,9 @@ class _ImportAhead:
         if sys.platform != "linux":
             return  # workers are no forks of this process
         for name in compiler_preload.list_missing_parts():
-            while fork_obstacles.reasons():  # nor now; a process group is destroyed some time
+            while fork_obstacles.reasons():
+                if not fork_obstacles.may_pass():
+                    return  # nor here
                 yield None
             compiler_preload.load(name)
             yield _PAUSE_SECONDS

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from ..checked import is_flag
 from ..config.argument_checks import ArgumentCheck, Check, check_integer, check_truth, find_problems
 from ..fsdp import FullyShardedDataParallelPlugin
 from ..handlers import (
@@ -29,10 +29,7 @@ def _check_kind(kind: type) -> Check:
 
 
 def _check_flag(name: str, value: Any) -> Iterator[Exception]:
-    """Check a truth value; None, 0, 1 and numpy's truth values count too, as argparse and YAML give them."""
-    numpy = sys.modules.get("numpy")
-    of_numpy = numpy is not None and isinstance(value, numpy.bool_)
-    if not (value is None or of_numpy or (type(value) is int and value in (0, 1))):
+    if not is_flag(value):
         yield from check_truth(name, value)
 
 

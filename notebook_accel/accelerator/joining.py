@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,8 @@ def step_together(
     """Let all ranks step where one of them does, in a block of `torch.distributed.algorithms.Join`.
 
     The last batch of a rank's loader is a step, and other ranks that accumulate gradients may be between two steps
-    then. Without an agreement their collectives would differ, and all would wait for ever.
+    then. Without an agreement their collectives would differ, and all would wait for ever. They ask each other before
+    each forward of the first model, and wait for the slowest of them there.
 
     Args:
         models: what joins.
@@ -36,11 +38,11 @@ def step_together(
         yield list(models)
         return
     agreement = _Agreement(wrapped, flags, on_earlier)
-    handle = wrapped[0].register_forward_pre_hook(agreement.before_forward)
+    agreement.begin()
     try:
         yield [agreement, *models]
     finally:
-        handle.remove()
+        agreement.end()
 
 
 class _Agreement(Joinable):
@@ -68,7 +70,24 @@ class _Agreement(Joinable):
     def join_process_group(self) -> Any:
         return self._models[0].join_process_group
 
-    def before_forward(self, *_: object) -> None:
+    def begin(self) -> None:
+        """Ask before each forward of the first model, also of one that is called by the name of `forward`."""
+        model = self._models[0]
+        forward: Any = model.forward
+        before_forward = self._before_forward
+        if "torch._dynamo" in sys.modules:  # a compiled model breaks its graph here without a word
+            before_forward = torch.compiler.disable(before_forward)
+
+        def ask_and_forward(*args: Any, **kwargs: Any) -> Any:
+            before_forward()
+            return forward(*args, **kwargs)
+
+        vars(model)["forward"] = ask_and_forward
+
+    def end(self) -> None:
+        vars(self._models[0]).pop("forward", None)
+
+    def _before_forward(self) -> None:
         Join.notify_join_context(self)  # the first that joins does this
         wants = self._models[0].require_backward_grad_sync and self._flags.sync_gradients
         if not self.ask(wants) or wants:

@@ -221,6 +221,7 @@ class PreparePart(Shared):
                 the checkpoint: another number of processes goes on with the first sample that was not read.
 
         Raises:
+            TypeError: `num_batches` is no integer, or `dataloader` no loader.
             ValueError: `num_batches` is negative, or other processes saved the checkpoint and the loader cannot start
                 where they stopped.
         """

@@ -150,6 +150,10 @@ class TrainPart(Shared):
     def join_uneven_inputs(self, joinables: list[Any], even_batches: bool | None = None) -> Iterator[None]:
         """Let processes without further batches take part in the collectives of the others, until all are done.
 
+        Where gradients accumulate (`gradient_accumulation_steps` as the block begins), all processes step where one of
+        them does: with the last batch of one, the others step too, with the batches that they have by then. Models that
+        are trained side by side belong in one `accumulate`.
+
         Args:
             joinables: models that `prepare` wrapped for several processes.
             even_batches: of the prepared loaders within the block; only with False does join have work to do.
@@ -181,7 +185,7 @@ class TrainPart(Shared):
 
     def _step_together(self, joining: list[Joinable], enable: bool) -> AbstractContextManager[list[Joinable]]:
         flags = self._runtime.gradient
-        if not enable or flags.num_steps == 1 or not flags.sync_with_dataloader:
+        if not enable or flags.num_steps == 1:
             return nullcontext(joining)
 
         def begin_anew() -> None:

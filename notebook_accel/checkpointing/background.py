@@ -8,7 +8,6 @@ import dataclasses
 import json
 import os
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import CheckpointError
+from ..notices import tell
 from .copies import Copies
 from .write import ErrorBarrier, File
 
@@ -92,7 +92,7 @@ class BackgroundWriter:
     def _at_exit(self) -> None:
         self._join()
         if self._error is not None:
-            print(f"a checkpoint saved in the background was not written: {self._error}", file=sys.stderr)
+            tell(f"a checkpoint saved in the background was not written: {self._error}")
 
 
 class FileErrorBarrier(ErrorBarrier):

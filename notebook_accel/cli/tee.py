@@ -80,4 +80,4 @@ class TeeFiles(Sink):
         if not self._is_broken:
             self._is_broken = True
             text = f"the output in {self._folder} is not complete ({error}), the run goes on without it"
-            tell(text)
+            tell(text, by="notebook-accel")

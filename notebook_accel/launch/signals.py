@@ -29,8 +29,9 @@ CAUSES: Final = {
 """What most often sends each signal."""
 
 _LAST_WORDS: Final = {
-    "Received data size doesn't match expected size": "ranks gave tensors of different shapes to one collective, such "
-    "as gather, and gloo gives up then; see pad_across_processes, or set ACCELERATE_DEBUG_MODE=1"
+    "Received data size doesn't match expected size": "gloo gives up where ranks give tensors of different shapes to "
+    "one collective, such as gather (see pad_across_processes), or are in different collectives, as where one rank has "
+    "more batches; ACCELERATE_DEBUG_MODE=1 may name the ranks"
 }
 """What C code says when it gives up, and what that means."""
 
@@ -68,7 +69,9 @@ def explain_abort(words: Sequence[str]) -> str:
     Args:
         words: the last lines of a process that was ended by SIGABRT.
     """
-    return next((cause for line in words for mark, cause in _LAST_WORDS.items() if mark in line), "")
+    return next(
+        (cause for line in reversed(words) for mark, cause in _LAST_WORDS.items() if mark in line), ""
+    )
 
 
 if sys.platform == "win32":

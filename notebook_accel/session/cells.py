@@ -219,8 +219,11 @@ def _timeit(line: str, cell: str | None = None) -> None:
     while option := _TIMEIT_OPTION.match(line):
         options[option[1] or option[3]] = option[2]
         line = line[option.end() :]
-    if line.startswith("-") and line[1:2].isalpha() and line[2:3] in ("", " "):
-        raise NotImplementedError(f"%timeit {line[:2]} {_UNABLE}; of its options -n, -r, -c, -t and -q")
+    if line.startswith("-") and line[1:2].isalpha():
+        raise ValueError(
+            f"%timeit {line}: on a worker it knows the options -n NUMBER, -r NUMBER, -c, -t and -q; code that begins "
+            "with a minus needs brackets"
+        )
     setup, code = ("pass", line) if cell is None else (line or "pass", cell)
     clock = time.process_time if "c" in options else time.perf_counter
     timer = timeit.Timer(code, setup, clock, variables())

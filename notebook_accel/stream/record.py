@@ -324,10 +324,17 @@ class RunRecord:
         phase = self.phases.get(rank)
         if phase is None or phase.name != "starting":
             return None
+        return self.find_errors(rank)[-_LAST_WORDS:]
+
+    def find_errors(self, rank: int) -> list[str]:
+        """Return what a rank has written to stderr since it was started last, as far as its newest lines reach.
+
+        Args:
+            rank: whose lines.
+        """
         tail = self.find_tail(rank)
         count = self.line_counts.get(rank, 0) - self._lines_before.get(rank, 0)
-        errors = [line.text for line in tail[max(0, len(tail) - count) :] if line.stream == "stderr"]
-        return errors[-_LAST_WORDS:]
+        return [line.text for line in tail[max(0, len(tail) - count) :] if line.stream == "stderr"]
 
 
 def _cut_text(text: str) -> str:

@@ -8,15 +8,17 @@ import importlib
 import itertools
 import pickle
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import notebook_accel
 from notebook_accel import checked, probes
 from notebook_accel.checked import Checked
+from notebook_accel.handlers import GradientAccumulationPlugin
 
 F = "FullyShardedDataParallelPlugin"
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
@@ -184,6 +186,7 @@ def test_a_flag_is_true_or_false(name: str) -> None:
     [
         ("GradientAccumulationPlugin", "num_steps", -3),
         ("GradientAccumulationPlugin", "num_steps", "2"),
+        ("GradientAccumulationPlugin", "num_steps", True),
         ("DataLoaderConfiguration", "data_seed", "x"),
         ("DataLoaderConfiguration", "data_seed", 1.5),
     ],
@@ -191,6 +194,21 @@ def test_a_flag_is_true_or_false(name: str) -> None:
 def test_a_number_is_checked(name: str, field: str, wrong: object) -> None:
     with pytest.raises((TypeError, ValueError), match=f"{field}={wrong!r}"):
         setattr(next(make_all(name)), field, wrong)
+
+
+def test_a_derived_class_has_flags_of_its_own() -> None:
+    @dataclass
+    class Derived(GradientAccumulationPlugin):
+        own: bool = "auto"  # type: ignore[assignment]
+        late: bool = field(init=False)
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self.late = self.own = True
+
+    assert Derived().own and Derived(num_steps=np.int64(3)).num_steps == 3
+    with pytest.raises(TypeError, match="sync_each_batch='x'"):
+        Derived(sync_each_batch="x")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -121,6 +121,15 @@ def test_the_compiler_is_for_who_trains(imported: list[str], monkeypatch: pytest
     assert imported == ["launch", "one", "two"]
 
 
+def test_workers_that_are_no_forks_have_it_from_elsewhere(
+    imported: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_obstacles, "reasons", lambda: ["CUDA was used"])
+
+    run_training_cell()
+    assert imported == ["launch"]
+
+
 def test_workers_of_other_systems_are_no_forks(imported: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
 
@@ -129,6 +138,7 @@ def test_workers_of_other_systems_are_no_forks(imported: list[str], monkeypatch:
 
 
 def test_it_waits_until_nothing_forbids_forks(imported: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_obstacles, "may_pass", lambda: True)
     obstacles = ["a process group was made"]
     looks: list[None] = []
 

@@ -68,6 +68,12 @@ def reasons() -> list[Reason]:
     return found + [Reason(what=text) for text in find_native_threads()]
 
 
+def may_pass() -> bool:
+    """Return whether one of the reasons may end: a process group or an Accelerator is there."""
+    has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return has_group or runtime.current() is not None
+
+
 def describe_first_use(stack: Sequence[traceback.FrameSummary] | None) -> str:
     """Return the cell line that a stack comes from, and the import in it if an import made the call.
 

@@ -282,7 +282,7 @@ class WorkerGroup(ABC, Generic[MemberT]):
         """
         killer = self.find_killer() if exitcode == -signals.KILL else ""
         if exitcode == -signal.SIGABRT:
-            killer = signals.explain_abort([line.text for line in self._record.find_tail(member.rank)])
+            killer = signals.explain_abort(self._record.find_errors(member.rank))
         return Failure(
             rank=member.rank,
             time=at,

@@ -255,7 +255,7 @@ def make_exit_error(failure: Failure, last_words: Sequence[str] | None = None) -
 
 
 def find_killer(failure: Failure) -> str:
-    """Return who or what sent the signal that ended a process, as a clause; empty where nobody knows.
+    """Return who sent the signal that ended a process, or why it came, as a clause; empty where nobody knows.
 
     Args:
         failure: its exit code is that of a signal.

@@ -284,3 +284,12 @@ def test_the_machine_of_a_rank_is_known_until_it_starts_again() -> None:
     assert record.nodes == {0: "gpu2"}
     record.apply(Phase(rank=0, time=4.0, name="queued"))
     assert not record.nodes, "it may come to another one"
+
+
+def test_errors_are_those_of_the_last_start() -> None:
+    record = RunRecord()
+    for number, text in enumerate(("before", "after")):
+        record.apply(Phase(rank=0, time=float(number), name="starting"))
+        for stream in ("stderr", "stdout"):
+            record.apply(Lines(rank=0, time=float(number), stream=stream, texts=(f"{text} on {stream}",)))
+    assert record.find_errors(0) == ["after on stderr"] and record.find_errors(1) == []
