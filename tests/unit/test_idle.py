@@ -45,6 +45,11 @@ async def wait_for(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0)
 
 
+async def let_others_run() -> None:
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
 def run(cells: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(cells, 60))
 
@@ -102,16 +107,14 @@ def test_the_compiler_is_for_who_trains(imported: list[str], monkeypatch: pytest
         ahead = idle._ImportAhead(shell)
         ahead()
         await wait_for(lambda: looks)
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await let_others_run()
         assert len(looks) == 1, "again after the next cell"
         assert imported == ["launch"] and not shell.left
         shell.user_ns["train"] = make_training()
         ahead()
         await wait_for(lambda: "one" in imported)
         ahead.wait()  # a cell comes between the parts
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await let_others_run()
         assert imported == ["launch", "one"]
         ahead()
         await wait_for(lambda: shell.left)
@@ -154,8 +157,7 @@ def test_it_waits_until_nothing_forbids_forks(imported: list[str], monkeypatch: 
         ahead = idle._ImportAhead(shell)
         ahead()
         await wait_for(lambda: looks)
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await let_others_run()
         assert len(looks) == 1, "again after the next cell"
         assert imported == ["launch"] and not shell.left
         obstacles.clear()  # the next cell destroys the group

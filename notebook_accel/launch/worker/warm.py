@@ -29,9 +29,9 @@ _SERVER: Final = os.getpid()
 
 def _hear_interrupts(_: object) -> None:
     """In a child of the server that is no worker: let SIGINT through, which this server has blocked for workers."""
-    if sys.platform != "win32" and os.getppid() == _SERVER:
-        if not multiprocessing.current_process().name.startswith(early.NAME):
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    is_worker = multiprocessing.current_process().name.startswith(early.NAME)
+    if sys.platform != "win32" and os.getppid() == _SERVER and not is_worker:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 multiprocessing.util.register_after_fork(_hear_interrupts, _hear_interrupts)
