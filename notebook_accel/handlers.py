@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final
 
 from .caller import warn
@@ -383,6 +384,12 @@ class ProjectConfiguration(Checked):
     save_on_each_node: bool = False
 
     def _complete_fields(self) -> None:
+        for name, optional in (("total_limit", True), ("iteration", False)):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not (
+                isinstance(number, Integral) or (optional and number is None)
+            ):
+                raise TypeError(f"{name}={number!r}: an integer is needed")
         if self.total_limit is not None and self.total_limit < 1:
             raise ValueError(f"total_limit {self.total_limit} < 1: the last checkpoint is always kept")
         if self.iteration < 0:

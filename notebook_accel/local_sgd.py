@@ -12,6 +12,8 @@ from types import TracebackType
 import torch
 
 from .accelerator import Accelerator
+from .accelerator.arguments import check_steps
+from .accelerator.kinds import require_model
 from .combinations import refuse
 
 
@@ -28,6 +30,7 @@ class LocalSGD:
         enabled: False turns it off; it is also off in a run of one process.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: `local_sgd_steps` is less than 1.
         NotImplementedError: the accelerator's strategy does not keep the whole model in every process.
     """
@@ -35,8 +38,10 @@ class LocalSGD:
     def __init__(
         self, accelerator: Accelerator, model: torch.nn.Module, local_sgd_steps: int, enabled: bool = True
     ) -> None:
-        if local_sgd_steps < 1:
-            raise ValueError(f"local_sgd_steps {local_sgd_steps} < 1")
+        if not isinstance(accelerator, Accelerator):
+            raise TypeError(f"LocalSGD takes an Accelerator, not {accelerator!r:.80}")
+        require_model("LocalSGD", model)
+        check_steps("local_sgd_steps", local_sgd_steps)
         strategy = accelerator._strategy
         if strategy.shards_weights or strategy.owns_backward:
             raise refuse("local sgd, no whole model", type(strategy).__name__)

@@ -89,9 +89,14 @@ def run_if(condition: Callable[[], bool], function: Callable[..., Any] | None) -
     Args:
         condition: checked at each call.
         function: what to call; without it the result is a decorator.
+
+    Raises:
+        TypeError: it cannot be called.
     """
     if function is None:
         return functools.partial(run_if, condition)
+    if not callable(function):
+        raise TypeError(f"a function is needed to decorate, not {function!r:.80}")
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -72,7 +72,7 @@ def check_arguments(values: Mapping[str, Any]) -> None:
 
 
 def check_steps(name: str, value: Any) -> None:
-    """Check a number of batches per optimizer step.
+    """Check a number of steps, or of batches per step.
 
     Args:
         name: what it is called in the error.

@@ -21,6 +21,7 @@ from ..optimizer import AcceleratedOptimizer
 from ..scheduler import AcceleratedScheduler
 from ..strategies.base import Bundle
 from .base import Shared
+from .kinds import check_placement, require_model, require_optimizer, require_scheduler
 
 _MARK = "_is_accelerate_prepared"
 
@@ -41,13 +42,14 @@ class PreparePart(Shared):
 
         Raises:
             ValueError: `device_placement` has another length, or a model is spread over devices.
+            TypeError: `device_placement` is no list of True, False and None.
             AttributeError: the state of the accelerator was reset.
         """
         self._require_runtime()
         if device_placement is None:
             device_placement = [None] * len(args)
-        elif len(device_placement) != len(args):
-            raise ValueError(f"device_placement has {len(device_placement)} items for {len(args)} objects")
+        else:
+            check_placement(device_placement, len(args))
         places = [self.device_placement if place is None else place for place in device_placement]
         results = list(args)
         ready: list[int] = []
@@ -79,7 +81,9 @@ class PreparePart(Shared):
 
         Raises:
             ValueError: several processes are to train a model that is spread over devices.
+            TypeError: it is no model.
         """
+        require_model("prepare_model", model)
         results: list[Any] = [model]
         place = self.device_placement if device_placement is None else device_placement
         self._prepare_training(results, [place], evaluation=evaluation_mode)
@@ -94,11 +98,15 @@ class PreparePart(Shared):
             optimizer: of torch; a prepared one is returned as it is.
             device_placement: whether to move its state to where its parameters are; by default the accelerator's
                 choice.
+
+        Raises:
+            TypeError: it is no optimizer.
         """
         place = self.device_placement if device_placement is None else device_placement
         if isinstance(optimizer, AcceleratedOptimizer):
             _remember(self._optimizers, optimizer)
             return optimizer
+        require_optimizer(optimizer)
         self._hand_over()
         self._strategy.follow(optimizer)
         prepared = AcceleratedOptimizer(
@@ -128,6 +136,7 @@ class PreparePart(Shared):
 
         Raises:
             ValueError: the batch size is no multiple of the number of processes with `split_batches`.
+            TypeError: it is no loader.
         """
         if getattr(data_loader, _MARK, False):
             _remember(self._dataloaders, data_loader)
@@ -160,10 +169,14 @@ class PreparePart(Shared):
         Args:
             scheduler: of torch; a prepared one is returned as it is. If its optimizer was not prepared, it follows
                 all that were.
+
+        Raises:
+            TypeError: it is no scheduler.
         """
         if isinstance(scheduler, AcceleratedScheduler):
             _remember(self._schedulers, scheduler)
             return scheduler
+        require_scheduler(scheduler)
         raw = getattr(scheduler, "optimizer", None)
         own = [
             optimizer
@@ -195,8 +208,7 @@ class PreparePart(Shared):
         Raises:
             TypeError: it is no model.
         """
-        if not isinstance(model, torch.nn.Module):
-            raise TypeError(f"unwrap_model takes a model, a torch.nn.Module, not {type(model).__name__}")
+        require_model("unwrap_model", model)
         return self._strategy.unwrap(model, keep_fp32_wrapper, keep_torch_compile)
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
@@ -209,7 +221,11 @@ class PreparePart(Shared):
         Returns:
             Tensors by name. Where weights are sharded, only the first process of each node gets them, and the
             others an empty dict.
+
+        Raises:
+            TypeError: it is no model.
         """
+        require_model("get_state_dict", model)
         return self._strategy.state_dict(model) if unwrap else model.state_dict()
 
     def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:

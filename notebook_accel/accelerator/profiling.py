@@ -10,6 +10,7 @@ import torch
 
 from ..handlers import ProfileKwargs
 from .base import Shared
+from .kinds import require_handler
 
 
 class ProfilePart(Shared):
@@ -27,8 +28,10 @@ class ProfilePart(Shared):
             profile_handler: what to record, instead of the `ProfileKwargs` among `kwargs_handlers`.
 
         Raises:
+            TypeError: `profile_handler` is of another kind.
             RuntimeError: there is a folder for traces, and the schedule recorded nothing.
         """
+        require_handler("profile", profile_handler, ProfileKwargs)
         handler = profile_handler or self.profile_handler or ProfileKwargs()
         profiler = handler.build()
         with profiler:

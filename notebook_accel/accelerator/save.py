@@ -16,6 +16,7 @@ from ..caller import warn
 from ..errors import CheckpointError
 from ..handlers import ProjectConfiguration
 from .base import Shared
+from .kinds import require_hook, require_model
 
 if TYPE_CHECKING:  # imported by those who save
     from ..checkpointing import background, write
@@ -80,7 +81,11 @@ class SavePart(Shared):
 
         Returns:
             A handle, whose `remove` removes the hook.
+
+        Raises:
+            TypeError: it cannot be called.
         """
+        require_hook(hook)
         handle = RemovableHandle(self._save_hooks)
         self._save_hooks[handle.id] = hook
         return handle
@@ -93,7 +98,11 @@ class SavePart(Shared):
 
         Returns:
             A handle, whose `remove` removes the hook.
+
+        Raises:
+            TypeError: it cannot be called.
         """
+        require_hook(hook)
         handle = RemovableHandle(self._load_hooks)
         self._load_hooks[handle.id] = hook
         return handle
@@ -413,6 +422,7 @@ class SavePart(Shared):
             safe_serialization: safetensors; False uses torch.save.
 
         Raises:
+            TypeError: `model` is no model.
             ValueError: `save_directory` is a file, a size is wrong, or weights are on the meta device (those that hooks
                 bring for the forward alone are saved).
             CheckpointError: weights are sharded, and another process, which writes them, raised anything.
@@ -420,6 +430,7 @@ class SavePart(Shared):
         from ..big_modeling.state import get_state_dict_offloaded_model
         from ..hooks import has_offloaded_params
 
+        require_model("save_model", model)
         checkpointing.shards.parse_size(max_shard_size)
         if any(map(has_offloaded_params, model.modules())):
             original = self._strategy.unwrap(model, keep_torch_compile=False)

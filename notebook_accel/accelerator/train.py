@@ -19,6 +19,7 @@ from ..optimizer import AcceleratedOptimizer
 from .arguments import check_steps
 from .base import Shared
 from .joining import step_together
+from .kinds import list_trained, require_handler, require_loss, require_trained
 
 
 class TrainPart(Shared):
@@ -33,7 +34,11 @@ class TrainPart(Shared):
             loss: a tensor with one element.
             kwargs: arguments of the loss's own `backward`; or `learning_rate`, see `lomo_backward`; or
                 `scale_wrt_gas`, where False says that the loss is divided already.
+
+        Raises:
+            TypeError: the loss is no tensor.
         """
+        require_loss(loss)
         learning_rate = kwargs.pop("learning_rate", None)
         steps = self._runtime.gradient.num_steps if kwargs.pop("scale_wrt_gas", True) else 1
         if steps != 1:
@@ -96,9 +101,12 @@ class TrainPart(Shared):
         processes in the blocks with a step.
 
         Args:
-            models: the prepared models that the block trains.
+            models: the prepared models that the block trains; lists of them too.
+
+        Raises:
+            TypeError: one of them is no model.
         """
-        return _Accumulation(self, models)
+        return _Accumulation(self, tuple(list_trained(models)))
 
     def _count_batch(self) -> bool:
         """Set the flags for the next batch; return True if its gradients stay with the process."""
@@ -116,7 +124,11 @@ class TrainPart(Shared):
 
         Args:
             model: the prepared model.
+
+        Raises:
+            TypeError: it is no model.
         """
+        require_trained("no_sync", model)
         return self._strategy.no_sync(model)
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
@@ -259,7 +271,11 @@ class TrainPart(Shared):
 
         Args:
             autocast_handler: arguments of `torch.autocast`; by default those of `kwargs_handlers`.
+
+        Raises:
+            TypeError: it is of another kind.
         """
+        require_handler("autocast", autocast_handler, AutocastKwargs)
         return self._precision.autocast(autocast_handler or self._autocast_handler)
 
     @property
@@ -299,7 +315,7 @@ def _together(contexts: list[AbstractContextManager[Any]]) -> Iterator[None]:
 
 
 def _check_parameters(parameters: object) -> None:
-    if isinstance(parameters, torch.nn.Module):
+    if isinstance(parameters, (torch.nn.Module, str)) or not isinstance(parameters, Iterable):
         raise TypeError(
             f"parameters is a {type(parameters).__name__}: the parameters of the model are needed, model.parameters()"
         )

@@ -82,21 +82,26 @@ def _tensors(leaves: list[Any], operation: str, device: torch.device) -> list[to
     placed = []
     kind = device.type
     for leaf in leaves:
-        if not isinstance(leaf, torch.Tensor):
-            raise TypeError(
-                f"{operation} takes nested tuples, lists, dicts and dataclasses of tensors, but found "
-                f"{type(leaf).__name__}; use gather_object for other objects"
-            )
-        if leaf.layout is not torch.strided and not leaf.is_nested:
-            raise TypeError(
-                f"{operation} takes dense tensors, but found one with layout {leaf.layout}: pass tensor.to_dense()"
-            )
-        if leaf.is_quantized:
-            raise TypeError(
-                f"{operation} takes no quantized tensor, but found a quantized one: pass tensor.dequantize()"
-            )
+        _check_tensor(leaf, operation)
         placed.append(leaf if leaf.device.type == kind else leaf.to(device))
     return placed
+
+
+def _check_tensor(leaf: Any, operation: str) -> None:
+    """Raise TypeError for what no collective takes."""
+    if not isinstance(leaf, torch.Tensor):
+        raise TypeError(
+            f"{operation} takes nested tuples, lists, dicts and dataclasses of tensors, but found "
+            f"{type(leaf).__name__}; use gather_object for other objects"
+        )
+    if leaf.layout is not torch.strided and not leaf.is_nested:
+        raise TypeError(
+            f"{operation} takes dense tensors, but found one with layout {leaf.layout}: pass tensor.to_dense()"
+        )
+    if leaf.is_quantized:
+        raise TypeError(
+            f"{operation} takes no quantized tensor, but found a quantized one: pass tensor.dequantize()"
+        )
 
 
 def gather_object(comm: Comm, object: Any) -> Any:
@@ -281,7 +286,11 @@ def pad_across_processes(
     if comm.world_size == 1:
         if type(tensor) is torch.Tensor and not tensor.is_nested:
             return tensor
-        return nested.recursively_apply(_check_nested, tensor, error_on_other_type=True)
+        flat = nested.flatten(tensor)
+        for leaf in flat.leaves:
+            _check_tensor(leaf, "pad_across_processes")
+            _check_nested(leaf)
+        return flat.rebuild(flat.leaves)
     flat = nested.flatten(tensor)
     if comm.debug:
         compare_inputs(comm, "pad_across_processes", flat, free_dim=dim)

@@ -91,8 +91,11 @@ def prepare_data_loader(
     Raises:
         ValueError: `split_batches` with a batch size that is unknown or no multiple of the number of processes,
             or `dispatch_batches` without `put_on_device`.
+        TypeError: `dataloader` is no loader.
         ImportError: `use_stateful_dataloader` without torchdata.
     """
+    if isinstance(dataloader, type) or not hasattr(dataloader, "dataset"):
+        raise TypeError(f"prepare_data_loader takes a DataLoader, not {dataloader!r:.80}")
     if dispatch_batches is None:
         # not on XLA devices, which exchange objects as tensors of the device
         on_xla = device is not None and device.type == "xla"

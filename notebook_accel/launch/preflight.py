@@ -360,7 +360,13 @@ def _check_function(
     if not callable(function):
         hint = ": pass the function itself, without calling it" if function is None else ""
         problems.append(TypeError(f"function={function!r} is not callable{hint}"))
-    elif _is_async(function):
+    elif _is_one_of(function, inspect.isgeneratorfunction):
+        text = (
+            f"function={_get_name(function)} has a yield in it: calling such a function runs nothing of it; return a "
+            "list, or launch a function that goes through what it yields"
+        )
+        problems.append(TypeError(text))
+    elif _is_one_of(function, inspect.iscoroutinefunction, inspect.isasyncgenfunction):
         text = (
             f"function={_get_name(function)} is async: wrap it with asyncio.run in a plain function, and for a single "
             "process add engine='elastic': a notebook's own process has a running loop"
@@ -384,10 +390,9 @@ def _check_signature(
         problems.append(TypeError(text))
 
 
-def _is_async(function: Any) -> bool:
+def _is_one_of(function: Any, *tests: Callable[[Any], bool]) -> bool:
     while isinstance(function, functools.partial):
         function = function.func
-    tests = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     return any(test(part) for test in tests for part in (function, getattr(function, "__call__", None)))  # noqa: B004
 
 

@@ -33,7 +33,9 @@ def test_logs_on_a_full_disk(tmp_path: Path) -> None:
     out = run(SPEAK + code, tmp_path, prefix=small_disk(tmp_path / "disk", "size=64k"))
     assert "fork [0, 1]" in out and "forkserver [0, 1]" in out and "background 0 8000" in out
     assert out.count("is not complete ([Errno 28]") == 3
-    assert "files ['rank_" in out, out  # whose lines came first: they may fill the disk before the other rank has a file
+    assert "files ['rank_" in out, (
+        out
+    )  # whose lines came first: they may fill the disk before the other rank has a file
 
 
 def test_files_may_not_grow(tmp_path: Path) -> None:

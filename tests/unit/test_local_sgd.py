@@ -82,7 +82,7 @@ def test_disabled_it_is_plain_data_parallelism_and_an_error_waits_for_nobody() -
 def test_one_process_and_wrong_arguments(clean_runtime: None) -> None:
     accelerator = Accelerator(cpu=True)
     assert len(train(accelerator, LocalSGD, True)) == STEPS + 1
-    with pytest.raises(ValueError, match="local_sgd_steps 0 < 1"):
+    with pytest.raises(ValueError, match="local_sgd_steps=0: at least 1 is needed"):
         LocalSGD(accelerator, torch.nn.Linear(1, 1), 0)
 
     class Sharded(type(accelerator._strategy)):  # type: ignore[misc]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,14 @@ def test_all_problems_come_at_once() -> None:
     text = str(_error(num_processes="x", max_restarts=-1, returns="?"))
     assert text.startswith("launcher: 3 problems\n")
     assert text.count("\n  - ") == 3
+
+
+def test_a_generator_function_is_refused() -> None:
+    def generate(a: int = 0) -> Iterator[int]:
+        yield a
+
+    for function in (generate, functools.partial(generate, 1)):
+        assert "has a yield in it" in str(_error(function=function))
 
 
 def test_an_async_function_is_refused() -> None:
