@@ -23,6 +23,7 @@ from notebook_accel.comm import ops, torch_dist
 from notebook_accel.comm.base import Comm
 from notebook_accel.comm.single import SingleComm
 from notebook_accel.errors import CollectiveError
+from tests.unit.clock import PATIENCE_S
 from tests.unit.multiprocess import run_ranks
 
 WORLD = 2
@@ -479,7 +480,8 @@ def rank_0_leaves_first(folder: str, how: str) -> bool:
     if accelerator.process_index == 1:
         time.sleep(0.3)
         there.touch()
-    leave()
+    with mock.patch.object(torch_dist, "_LEAVING_S", PATIENCE_S):
+        leave()
     return there.exists()
 
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from notebook_accel.comm import local_sockets, ops, torch_dist
 from notebook_accel.comm.local_sockets import LocalSockets
+from tests.unit.clock import PATIENCE_S
 from tests.unit.multiprocess import reserve_port, run_ranks
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="such sockets are of Linux")
@@ -37,9 +38,9 @@ class Meeting:
     def gather_of(self, rank: int) -> Callable[[Any], list[Any]]:
         def gather(obj: Any) -> list[Any]:
             self.objects[rank] = obj
-            self.barrier.wait(20)
+            self.barrier.wait(PATIENCE_S)
             found = list(self.objects)
-            self.barrier.wait(20)
+            self.barrier.wait(PATIENCE_S)
             return found
 
         return gather
@@ -59,12 +60,12 @@ def in_threads(world_size: int, function: Callable[[int], Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(2 * PATIENCE_S)
     return results
 
 
 @contextlib.contextmanager
-def connected(world_size: int, timeout_s: float = 20.0) -> Iterator[list[LocalSockets]]:
+def connected(world_size: int, timeout_s: float = PATIENCE_S) -> Iterator[list[LocalSockets]]:
     meeting = Meeting(world_size)
     ranks = in_threads(
         world_size,
@@ -89,7 +90,7 @@ def wait_for_packet(sockets: LocalSockets) -> None:
     """Wait until the first other rank has sent something that this one has not read."""
     poll = select.poll()
     poll.register(next(iter(sockets._peers.values())), select.POLLIN)
-    assert poll.poll(20_000)
+    assert poll.poll(PATIENCE_S * 1000)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, local_sockets.MAX_RANKS])

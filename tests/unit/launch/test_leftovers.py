@@ -38,8 +38,9 @@ def main(): pass
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nobody wait long for what does not obey."""
+    """Let nobody wait long for what does not obey, and long enough for what ends, on a busy machine too."""
     monkeypatch.setattr(leftovers, "_OBEY_SECONDS", 0.2)
+    monkeypatch.setattr(leftovers, "_GONE_SECONDS", 60.0)
 
 
 @pytest.fixture

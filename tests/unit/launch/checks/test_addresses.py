@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from notebook_accel.launch.checks import addresses
-from tests.unit.multiprocess import free_port
+from tests.unit.multiprocess import reserve_port
 
 
 @pytest.fixture
@@ -34,9 +34,10 @@ def test_a_name_that_is_the_loopback_here_alone_is_open_to_others(own_name: str)
 
 def test_whether_an_address_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "_HERE_SECONDS", 0.2)
-    assert addresses.is_this_machine("127.0.0.1", free_port())
-    assert not addresses.is_this_machine("192.0.2.1", free_port())
-    assert not addresses.is_this_machine("no-such-host.invalid", free_port())
+    with reserve_port() as port:
+        assert addresses.is_this_machine("127.0.0.1", port)
+        assert not addresses.is_this_machine("192.0.2.1", port)
+        assert not addresses.is_this_machine("no-such-host.invalid", port)
 
 
 def test_nothing_listens_wider_than_it_must() -> None:

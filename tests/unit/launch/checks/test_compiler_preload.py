@@ -137,6 +137,8 @@ def test_the_import_leaves_the_process_as_it_was_and_fit_to_be_forked() -> None:
 
     def train(): torch.optim.SGD
 
+    while fork_obstacles.reasons():  # OpenBLAS's threads spin a while first: long, on a busy machine
+        pass
     before = state()
     assert not compiler_preload.load_for(print) and not compiler_preload.is_loaded()
     assert compiler_preload.load_for(train) and compiler_preload.is_loaded()

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from notebook_accel import events
 from notebook_accel.launch.supervise import hang_report
 from notebook_accel.launch.worker.stacks import BACKWARD
+from tests.unit.clock import wait_until
 
 NOW = 1.0
 
@@ -92,10 +92,8 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_for_state(pid: int) -> str:
-    deadline = time.monotonic() + 20
-    while not (state := hang_report.find_process_state(pid)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return state
+    wait_until(lambda: hang_report.find_process_state(pid))
+    return hang_report.find_process_state(pid)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes cannot be stopped by a signal there")
@@ -104,10 +102,7 @@ def test_a_stopped_and_an_ended_process_are_told(sleeper: subprocess.Popen[bytes
     sleeper.send_signal(signal.SIGSTOP)
     assert wait_for_state(sleeper.pid).endswith(f"`kill -CONT {sleeper.pid}` lets it go on")
     sleeper.kill()
-    deadline = time.monotonic() + 20
-    while "has ended" not in (state := hang_report.find_process_state(sleeper.pid)):
-        assert time.monotonic() < deadline, state
-        time.sleep(0.01)
+    wait_until(lambda: "has ended" in hang_report.find_process_state(sleeper.pid))
     sleeper.wait()
     assert hang_report.find_process_state(sleeper.pid) == ""
 

@@ -53,6 +53,7 @@ import os, subprocess
 from notebook_accel.launch.worker import lifeline
 
 os.setsid()
+lifeline._OBEY_SECONDS = 60.0  # it does obey
 pids = []
 for is_detached in (False, True):
     maker = subprocess.Popen(["sh", "-c", {MAKER!r}], stdout=subprocess.PIPE, start_new_session=is_detached)

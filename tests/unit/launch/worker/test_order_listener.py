@@ -13,6 +13,7 @@ from notebook_accel.launch.worker.order_listener import OrderListener
 from notebook_accel.stopping import StopPoint
 from notebook_accel.stream.emit import Emitter
 from notebook_accel.stream.wire import frame
+from tests.unit.clock import PATIENCE_S
 
 
 @pytest.mark.parametrize("garbage", [bytes(4), b"", b"\0\0\0\1" + bytes(8)])
@@ -28,9 +29,9 @@ def test_who_hears_no_more_orders_obeys_those_before_and_leaves(
     there.sendall(b"".join([*frame(stop), *frame(release), garbage]))
     if not garbage:
         there.shutdown(socket.SHUT_WR)
-    assert orders.get(timeout=10) == release
-    assert isinstance(orders.get(timeout=10), LeaveOrder), "a worker that serves calls ends"
-    thread.join(10)
+    assert orders.get(timeout=PATIENCE_S) == release
+    assert isinstance(orders.get(timeout=PATIENCE_S), LeaveOrder), "a worker that serves calls ends"
+    thread.join(PATIENCE_S)
     assert not thread.is_alive() and stop_point.reached()
     said = capsys.readouterr().err
     assert ("rank 3 hears no more orders: what the notebook sends cannot be read" in said) == bool(garbage)

@@ -1,4 +1,4 @@
-"""Ports where nodes of these tests meet."""
+"""Ports where nodes of these tests meet, and patience with them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from notebook_accel.launch.engines.nodes import coordinator
 from tests.unit.multiprocess import reserve_port
 
 
@@ -14,3 +15,10 @@ def port() -> Iterator[int]:
     """A port that nobody else gets as long as the test runs."""
     with reserve_port() as reserved:
         yield reserved
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a coordinator wait for what nodes say, which takes seconds where this process stands still."""
+    for name in ("_PROOF_SECONDS", "_SETTLE_SECONDS"):
+        monkeypatch.setattr(coordinator, name, 600.0)

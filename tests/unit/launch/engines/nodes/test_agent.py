@@ -9,7 +9,6 @@ import pytest
 from torch.distributed.elastic import events
 
 from notebook_accel import notebook_launcher
-from tests.unit.multiprocess import free_port
 
 
 def _own_rank() -> str | None:
@@ -18,7 +17,7 @@ def _own_rank() -> str | None:
     return os.environ.get("RANK")
 
 
-def test_no_event_is_written_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_event_is_written_that_nobody_reads(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     """Each would be made of the machine's name, which a name server may take seconds to tell."""
     asked: list[str] = []
     monkeypatch.setattr(socket, "getfqdn", lambda name="": asked.append(name) or "host")
@@ -33,7 +32,7 @@ def test_no_event_is_written_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) 
             num_processes=2,
             num_nodes="1:2",
             rdzv_backend="c10d",
-            rdzv_endpoint=f"127.0.0.1:{free_port()}",
+            rdzv_endpoint=f"127.0.0.1:{port}",
             view="none",
             returns="all",
         )

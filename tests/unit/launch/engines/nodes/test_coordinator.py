@@ -20,7 +20,7 @@ from notebook_accel.launch.engines.nodes.messages import CoordinatorConnection, 
 from notebook_accel.launch.engines.nodes.node_info import NodeInfo, find_disagreements
 from notebook_accel.launch.engines.nodes.outcomes import NodeOutcome
 from notebook_accel.trust import proof
-from tests.unit.clock import wait_until
+from tests.unit.clock import PATIENCE_S, wait_until
 
 TOKEN = bytes(range(32))
 
@@ -35,7 +35,7 @@ class Meeting:
         self.connections: list[CoordinatorConnection] = []
 
     def come(self, rank: int) -> CoordinatorConnection:
-        connection = CoordinatorConnection("127.0.0.1", self.port, TOKEN, 5.0)
+        connection = CoordinatorConnection("127.0.0.1", self.port, TOKEN, PATIENCE_S)
         self.connections.append(connection)
         connection.say(Message("node", (node(rank), 0, rank == 0)))
         return connection
@@ -52,7 +52,7 @@ def node(rank: int, **same: str) -> NodeInfo:
 
 def hear(connection: CoordinatorConnection, kind: MessageKind) -> object:
     """Return the value of the next message of a kind."""
-    while (message := connection.hear(60.0)) is not None:
+    while (message := connection.hear(PATIENCE_S)) is not None:
         if message.kind == kind:
             return message.value
     raise AssertionError(f"no {kind} was heard")
@@ -138,12 +138,13 @@ def _come_and_wait(where: tuple[str, int], waits: list[bool]) -> None:
                 connections.append(stack.enter_context(socket.create_connection(where, 5)))
                 connections[-1].sendall(b"x")
         for connection in connections:
-            connection.settimeout(2)
+            connection.settimeout(PATIENCE_S)
             try:
                 while connection.recv(64):
                     pass  # it was greeted
             except TimeoutError:
                 waits.append(True)
+                return
             except OSError:
                 waits.append(False)
 

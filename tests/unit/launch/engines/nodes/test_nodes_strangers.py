@@ -8,7 +8,6 @@ import pickle
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -38,6 +37,7 @@ from notebook_accel.launch.job import Job, Rendezvous
 from notebook_accel.trust import connecting, plain, proof
 from notebook_accel.trust.proof import Answer, Challenge, ProofError
 from notebook_accel.trust.secret import Trust
+from tests.unit.clock import PATIENCE_S, wait_until
 from tests.unit.jobs import make_job
 from tests.unit.multiprocess import free_port
 
@@ -92,7 +92,7 @@ class Meeting:
 
     def come(self, rank: int) -> CoordinatorConnection:
         key, proven = self.trust.derive_key(TOKEN), self.trust.is_proven
-        connection = CoordinatorConnection(*self.where, key, 20.0, proven=proven)
+        connection = CoordinatorConnection(*self.where, key, PATIENCE_S, proven=proven)
         self.stack.callback(connection.close)
         connection.say(Message("node", (node(rank), 0, rank == 0)))
         return connection
@@ -100,7 +100,7 @@ class Meeting:
     def intrude(self, content: bytes, key: bytes = TOKEN) -> None:
         """Send bytes as one who knows what the store says; return once the coordinator has ended the connection."""
         with socket.create_connection(self.where) as stranger:
-            stranger.settimeout(20)
+            stranger.settimeout(PATIENCE_S)
             stranger.sendall(
                 Answer(key, messages.PURPOSE, stranger.recv(proof.GREETING_BYTES)).content + content
             )
@@ -120,7 +120,7 @@ class Meeting:
 
 
 def hear(connection: CoordinatorConnection, kind: MessageKind) -> Any:
-    while (message := connection.hear(20.0)) is not None:
+    while (message := connection.hear(PATIENCE_S)) is not None:
         if message.kind == kind:
             return message.value
     raise AssertionError(f"no {kind} was heard")
@@ -170,14 +170,15 @@ def test_a_node_loads_no_pickle_of_a_false_coordinator(hostile: bytes) -> None:
 
         serving = threading.Thread(target=serve)
         serving.start()
-        connection = CoordinatorConnection(*impostor.getsockname(), TOKEN, 20.0)
+        connection = CoordinatorConnection(*impostor.getsockname(), TOKEN, PATIENCE_S)
         while not connection.is_lost:
             assert connection.hear(0.01) is None
         connection.close()
         serving.join()
 
 
-def test_another_secret_and_a_recorded_proof_are_refused() -> None:
+def test_another_secret_and_a_recorded_proof_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "_PAUSE_SECONDS", PATIENCE_S)  # one attempt, and a patient one
     meeting = Meeting(SECRET)
     key = meeting.trust.derive_key(TOKEN)
     with meeting.stack:
@@ -222,8 +223,14 @@ def test_nodes_of_a_run_are_no_guests(meeting: Meeting, monkeypatch: pytest.Monk
         assert [hear(each, "verdict") for each in nodes] == [None, None]
 
 
-def test_a_silent_connection_is_dropped_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator_module, "_PROOF_SECONDS", 0.05)
+def let_time_pass(coordinator: Coordinator, seconds: float) -> None:
+    """Let the clock of a coordinator go on."""
+    loop: Any = coordinator._loop
+    now = loop.time
+    loop.call_soon_threadsafe(setattr, loop, "time", lambda: now() + seconds)
+
+
+def test_a_silent_connection_is_dropped_after_a_while() -> None:
     meeting = Meeting(None)
     with (
         meeting.stack,
@@ -231,19 +238,19 @@ def test_a_silent_connection_is_dropped_after_a_while(monkeypatch: pytest.Monkey
         socket.create_connection(meeting.where) as half,
     ):
         half.sendall(Answer(TOKEN, messages.PURPOSE, half.recv(proof.GREETING_BYTES)).content)
-        assert len(half.recv(1 << 10)) == proof.REPLY_BYTES and half.recv(1) == b"", (
-            "it proved the token, and says nothing"
-        )
-        silent.settimeout(20)
+        assert len(half.recv(1 << 10)) == proof.REPLY_BYTES, "it proved the token"
         silent.recv(proof.GREETING_BYTES)
-        assert silent.recv(1) == b""
+        let_time_pass(meeting.coordinator, 3600.0)
+        for each in (silent, half):
+            each.settimeout(PATIENCE_S)
+            assert each.recv(1) == b"", "it says nothing"
 
 
 # -- nodes that come and go
 
 
 def make_elastic(port: int, secret: str | None, **more: Any) -> ElasticNodes:
-    settings = {"join_timeout": 20, "last_call_timeout": 0.2}
+    settings = {"join_timeout": PATIENCE_S, "last_call_timeout": 0.2, "keep_alive_max_attempt": 100}
     place: dict[str, Any] = {
         "address": "127.0.0.1",
         "port": port,
@@ -263,7 +270,7 @@ def test_nothing_of_the_store_is_loaded(secret: str | None, hostile: bytes, port
     nodes.tell = said.append
     try:
         found = nodes.next_rendezvous()
-        stranger = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=20))
+        stranger = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=PATIENCE_S))
         for key in (elastic._OUTCOME, f"{elastic._TURNED_AWAY}/0", "torch.rendezvous.none"):
             stranger.set(key, hostile)
         assert nodes._read_outcome() is None
@@ -289,7 +296,7 @@ def test_nodes_that_come_and_go_meet(secret: str | None, port: int) -> None:
     with ThreadPoolExecutor() as pool:
         meeting = [pool.submit(each.next_rendezvous) for each in nodes]
         try:
-            found = [each.result(60) for each in meeting]
+            found = [each.result(2 * PATIENCE_S) for each in meeting]
             assert [(each.rank, each.world_size) for each in found] == [(0, 2), (1, 2)]
             assert [each.finish_attempt() for each in nodes] == [False, True]
             nodes[1]._write_outcome(make_failure(b"a pickle"))
@@ -342,10 +349,7 @@ def test_a_stranger_that_stays_keeps_no_host(meeting: Meeting) -> None:
         assert not meeting.coordinator.is_empty
         each.say(Message("bye"))
         each.close()
-    deadline = time.monotonic() + 20
-    while not meeting.coordinator.is_empty:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: meeting.coordinator.is_empty)
 
 
 def test_a_refused_host_ends_no_run(meeting: Meeting) -> None:

@@ -162,7 +162,8 @@ def test_a_launch_asks_an_agent_once(here: SshClient, pool: Pool, monkeypatch: p
     asked: list[Link] = []
     ask = Link.ask
     monkeypatch.setattr(Link, "ask", lambda link: (asked.append(link), ask(link)))
-    monkeypatch.setattr(links, "_PROVEN_SECONDS", 60.0)
+    monkeypatch.setattr(links, "_PROVEN_SECONDS", 600.0)
+    monkeypatch.setattr(pools, "_PROOF_SECONDS", 60.0)
     for _ in range(4):
         with pool.borrow(here, {"one": None}, Wanted.here()):
             pass

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 
 from notebook_accel.launch.engines.remote.messages import Place
 from notebook_accel.launch.engines.remote.reaching import Reach, drop_connections
+from tests.unit.clock import PATIENCE_S
 
 
 def reach(*ports: int) -> str | None:
@@ -30,6 +32,7 @@ def test_a_place_where_nobody_listens_is_told() -> None:
 def test_who_tried_is_no_client_of_the_store() -> None:
     with socket.create_server(("127.0.0.1", 0)) as there:
         assert reach(there.getsockname()[1]) == ""
+        assert select.select([there], [], [], PATIENCE_S)[0], "the system has noted who tried"
         drop_connections(there)
         with socket.create_connection(there.getsockname()) as client:
             there.settimeout(30)

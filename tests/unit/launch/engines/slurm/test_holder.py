@@ -21,7 +21,7 @@ def start(name: str, patience: float, grace: float) -> subprocess.Popen[bytes]:
 
 
 def test_it_ends_where_nobody_comes() -> None:
-    assert start(secrets.token_hex(8), 0.1, 0.1).wait(30) == 0
+    assert start(secrets.token_hex(8), 0.1, 0.1).wait(60) == 0
 
 
 def test_it_lasts_as_long_as_an_agent_does() -> None:
@@ -35,4 +35,4 @@ def test_it_lasts_as_long_as_an_agent_does() -> None:
             process.wait(0.5)
     finally:
         agent.close()
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
