@@ -43,7 +43,7 @@ def click(kernel: Kernel, expression: str, *, interrupt_at: str = "") -> list[di
     request = kernel.client.session.msg("comm_msg", content)
     kernel.client.shell_channel.send(request)
     found: list[dict[str, Any]] = []
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240
     while True:
         message = kernel.client.get_iopub_msg(timeout=max(0.1, end - time.monotonic()))
         if message["parent_header"].get("msg_id") != request["header"]["msg_id"]:

@@ -104,7 +104,7 @@ def prepare(kernel: Kernel, form: Form, folder: Path) -> None:
 def working(kernel: Kernel, folder: Path) -> list[psutil.Process]:
     """Wait until both workers work; return them and what they have started."""
     files = [folder / "pids0", folder / "pids1"]
-    assert wait_until(lambda: all(file.exists() for file in files), 30), kernel.children()
+    assert wait_until(lambda: all(file.exists() for file in files), 120), kernel.children()
     pids = {int(pid) for file in files for pid in file.read_text().split()}
     assert len(pids) == 6
     # a process by which the fork server showed that it answers may be just ending

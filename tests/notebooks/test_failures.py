@@ -71,7 +71,7 @@ def test_every_rank_that_failed_takes_one_line(kernel: Kernel) -> None:
         """
     )
     assert cell.error is not None
-    assert cell.error[1].startswith("rank 0\nmore\nlines")
+    assert cell.error[1].startswith(("rank 0\nmore\nlines", "rank 1\nmore\nlines"))  # whichever fails first
 
 
 @pytest.mark.once
@@ -112,7 +112,7 @@ def test_the_first_failure_by_time_is_the_cause(kernel: Kernel) -> None:
         """
     ).ok()
     failed, raised = (float(line.split()[-1]) for line in cell.lines if " at " in line)
-    assert raised - failed < 30, "gloo itself waits for half an hour"
+    assert raised - failed < 120, "gloo itself waits for half an hour"
 
 
 @pytest.mark.parametrize("method", METHODS_ONCE)
@@ -134,7 +134,7 @@ def test_a_hang_in_a_collective_does_not_delay_the_error(kernel: Kernel, method:
         """
     ).ok()
     times = [float(line.split()[-1]) for line in cell.lines if " at " in line]
-    assert times[1] - times[0] < 30, "gloo itself waits for half an hour"
+    assert times[1] - times[0] < 120, "gloo itself waits for half an hour"
 
 
 @pytest.mark.once

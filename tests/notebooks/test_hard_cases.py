@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def test_output_that_cannot_be_shown_leaves_no_worker(kernel: Kernel) -> None:
         """
     )
     assert cell.error is not None
-    assert wait_until(lambda: not kernel.children(), 20)
+    assert wait_until(lambda: not kernel.children(), 60)
 
 
 @pytest.mark.once
@@ -124,7 +125,7 @@ def test_lines_of_a_script_are_on_their_way_at_once(tmp_path: Path) -> None:
         [sys.executable, script], stdout=subprocess.PIPE, env=environment, text=True
     ) as process:
         assert process.stdout is not None
-        too_late = threading.Timer(40, process.kill)
+        too_late = threading.Timer(200, process.kill)
         too_late.start()
         lines = [process.stdout.readline() for _ in range(3)]
         too_late.cancel()
@@ -165,7 +166,7 @@ def test_programs_of_a_failed_rank_end_with_it(kernel: Kernel) -> None:
         """
     )
     assert cell.error is not None and cell.error[0] == "ValueError"
-    assert wait_until(lambda: not kernel.children(), 20), kernel.children()
+    assert wait_until(lambda: not kernel.children(), 60), kernel.children()
 
 
 @pytest.mark.parametrize("method", METHODS_ONCE[:2])
@@ -329,14 +330,15 @@ def test_an_ascii_terminal(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_while_the_first_fork_server_starts(fresh_kernel: Kernel) -> None:
-    import threading
+    def interrupt() -> None:
+        time.sleep(0.5)
+        fresh_kernel.interrupt()
 
-    timer = threading.Timer(0.5, fresh_kernel.interrupt)
-    timer.start()
     cell = fresh_kernel.run(
-        "notebook_launcher(time.sleep, (50,), num_processes=2, start_method='forkserver')"
+        "print('go', flush=True)\n"
+        "notebook_launcher(time.sleep, (50,), num_processes=2, start_method='forkserver')",
+        during=interrupt,
     )
-    timer.join()
     assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
     assert "Traceback" not in cell.stderr
     again = fresh_kernel.run("notebook_launcher(lambda: 1, num_processes=2, start_method='forkserver')").ok()

@@ -13,7 +13,11 @@ import pytest
 from tests.notebooks.kernel import Kernel, wait_until
 
 pytestmark = pytest.mark.notebook
-IMPORTS = "import threading; from notebook_accel import Session, SessionError, Accelerator, current_session"
+IMPORTS = (
+    "import threading; from notebook_accel import Session, SessionError, Accelerator, current_session; "
+    "from notebook_accel.session import call; "
+    "call._RELEASE_SECONDS = call._ANSWER_SECONDS = 60.0"  # on a busy machine a rank may stand still
+)
 
 
 @pytest.fixture(scope="module", params=["auto", "forkserver"])
@@ -112,16 +116,20 @@ def test_unfinished_lines_belong_to_their_call(open_session: Kernel) -> None:
 
 def test_output_between_calls_is_kept_and_announced(open_session: Kernel) -> None:
     kernel = open_session
+    (kernel.folder / "over").unlink(missing_ok=True)
     kernel.run(
         """
         def later():
             import threading
-            if dist.get_rank() == 0:
-                threading.Timer(0.2, print, ("between",)).start()
+            def speak():
+                while not os.path.exists("over"): time.sleep(0.01)
+                print("between\\n", end="")  # in one write
+            if dist.get_rank() == 0: threading.Thread(target=speak).start()
         s.run(later)
         """
     ).ok()
-    time.sleep(0.5)
+    (kernel.folder / "over").touch()
+    assert wait_until(lambda: "between" in kernel.run("s.lines(0)[-1:]").value, 60)
     cell = kernel.run("s.run(dist.get_rank)").ok()
     assert cell.lines == [] and "1 line came between the calls" in cell.stderr
     assert "between" in kernel.run("s.lines(0)[-1]").ok().value
@@ -135,9 +143,11 @@ def test_an_error_is_the_ranks_own_and_the_session_goes_on(open_session: Kernel)
             if dist.get_rank() == 1:
                 raise ValueError(f"more than {limit}")
             return "fine"
+        s.grace = 60.0  # the other one may return later
         s.run(fail, 3)
         """
     )
+    kernel.run("s.grace = 1.0").ok()
     assert cell.error == ("ValueError", "more than 3")
     assert 'raise ValueError(f"more than {limit}")' in cell.traceback
     assert cell.traceback.count("ValueError: more than 3") == 1
@@ -224,10 +234,7 @@ def test_an_interrupt_stops_the_call_not_the_session(open_session: Kernel, name:
         kernel.interrupt()
 
     kernel.run(f"def wait():\n    if dist.get_rank() == 0: print('go')\n    {WAITS[name]}").ok()
-    cell = kernel.run(
-        "print('go'); s.run(wait)",
-        during=interrupt,
-    )
+    cell = kernel.run("s.run(wait)", during=interrupt)
     assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
     assert "the session goes on" in cell.error[1]
     assert (
@@ -264,16 +271,26 @@ def test_a_rank_that_ends_by_itself_when_it_is_stopped_was_not_killed_by_the_ses
     kernel.run("e.close()").ok()
 
 
+STUCK = """
+def be_stuck(name):
+    import ctypes
+    while True:
+        try:
+            open(name, "w").close()
+            ctypes.PyDLL(None).sleep(100)  # holds the GIL
+        except BaseException:  # the interrupt came before
+            pass
+"""
+
+
 @pytest.mark.once
 def test_a_worker_that_does_not_come_back_is_killed_and_restart_replaces_it(kernel: Kernel) -> None:
-    kernel.run(f"{IMPORTS}\nh = Session(2)\nh.push(x=1)").ok()
+    kernel.run(f"{IMPORTS}\n{STUCK}\nh = Session(2)\nh.push(x=1)\ncall._RELEASE_SECONDS = 5.0").ok()
     kernel.run(
         """
         def hang():
-            print("go")
-            if dist.get_rank() == 1:
-                import ctypes
-                ctypes.PyDLL(None).sleep(100)  # holds the GIL
+            if dist.get_rank() == 1: be_stuck("hangs")
+            while not os.path.exists("hangs"): time.sleep(0.01)
             raise ValueError("first")
         """
     ).ok()
@@ -288,19 +305,18 @@ def test_a_worker_that_does_not_come_back_is_killed_and_restart_replaces_it(kern
     kernel.run("h.restart()").ok()
     assert kernel.run("h.run(dist.get_rank, returns='all')").ok().value == "[0, 1]"
     assert kernel.run("h.pull('x')").error is not None
-    kernel.run("h.close()").ok()
+    kernel.run("h.close()\ncall._RELEASE_SECONDS = 60.0").ok()
 
 
 @pytest.mark.once
 def test_an_interrupt_says_whether_the_session_goes_on(kernel: Kernel) -> None:
-    kernel.run(f"{IMPORTS}\nd = Session(2)").ok()
+    kernel.run(f"{IMPORTS}\n{STUCK}\nd = Session(2)\ncall._RELEASE_SECONDS = 15.0").ok()
     kernel.run(
         """
         def hang():
-            if dist.get_rank() == 1:
-                import ctypes
-                print("go")
-                ctypes.PyDLL(None).sleep(100)  # holds the GIL
+            if dist.get_rank() == 1: be_stuck("stuck")
+            while not os.path.exists("stuck"): time.sleep(0.01)
+            print("go")
             time.sleep(100)
         """
     ).ok()
@@ -309,7 +325,7 @@ def test_an_interrupt_says_whether_the_session_goes_on(kernel: Kernel) -> None:
     assert cell.error[1].endswith(
         "stopped on all ranks, and rank 1 with it: session.restart() starts new workers"
     )
-    kernel.run("d.restart(); d.close()").ok()
+    kernel.run("d.restart(); d.close(); call._RELEASE_SECONDS = 60.0").ok()
 
 
 @pytest.mark.once
@@ -327,7 +343,7 @@ def test_a_killed_worker_is_told_by_the_call_and_the_next(kernel: Kernel) -> Non
     kernel.run("k.restart()").ok()
     victim = int(kernel.run("k.pids[0]").value)
     os.kill(victim, signal.SIGKILL)
-    assert wait_until(lambda: kernel.run("k.status").value == "'dead'", 20)
+    assert wait_until(lambda: kernel.run("k.status").value == "'dead'", 60)
     cell = kernel.run("k.run(dist.get_rank)")
     assert cell.error is not None and cell.error[0] == "SessionError" and "SIGKILL" in cell.error[1]
     kernel.run("k.close()").ok()
@@ -336,19 +352,23 @@ def test_a_killed_worker_is_told_by_the_call_and_the_next(kernel: Kernel) -> Non
 def test_a_second_call_at_the_same_time_is_refused(open_session: Kernel) -> None:
     cell = open_session.run(
         """
-        slow = threading.Thread(target=s.run, args=(time.sleep, 1))
+        def wait_for_end():
+            while not os.path.exists("refused"): time.sleep(0.01)
+        if os.path.exists("refused"): os.remove("refused")
+        slow = threading.Thread(target=s.run, args=(wait_for_end,))
         slow.start()
-        time.sleep(0.3)
+        while s.status != "busy": time.sleep(0.01)
         try:
             s.run(dist.get_rank)
         except SessionError as error:
             print(error)
         print(s.status)
+        open("refused", "w").close()
         slow.join()
         s.run(dist.get_rank)
         """
     ).ok()
-    assert "busy with sleep" in cell.stdout and "busy" in cell.lines and cell.value == "0"
+    assert "busy with wait_for_end" in cell.stdout and "busy" in cell.lines and cell.value == "0"
 
 
 def test_stop_from_another_thread_lets_ranks_agree(open_session: Kernel) -> None:
@@ -361,8 +381,14 @@ def test_stop_from_another_thread_lets_ranks_agree(open_session: Kernel) -> None
                 dist.barrier()
                 steps += 1
                 time.sleep(0.01)
+                if steps == 2: open(f"steps{dist.get_rank()}", "w").close()
             return steps
-        threading.Timer(0.5, s.stop).start()
+        def stop():
+            while not all(map(os.path.exists, files)): time.sleep(0.01)
+            s.stop()
+        files = ["steps0", "steps1"]
+        for file in filter(os.path.exists, files): os.remove(file)
+        threading.Thread(target=stop).start()
         s.run(train, returns="all")
         """
     ).ok()
@@ -386,13 +412,13 @@ def test_a_wait_for_absent_ranks_is_told(kernel: Kernel) -> None:
         w.run(late)
         """,
         during=(kernel.folder / "told").touch,
-        at="has waited for",
+        at="time.sleep(0.1)",
     ).ok()
     assert "rank 0 has waited for" in cell.stderr and "which rank 1 has not entered" in cell.stderr
     assert re.search(
         r"rank 1: (cell In\[\d+\]|a cell), line \d+: while not .*: time.sleep\(0.1\)", cell.stderr
     )
-    assert cell.stderr.count("has waited for") == 1
+    assert cell.stderr.count("time.sleep(0.1)") == 1  # where a rank answers late, that is told besides
     kernel.run("w.close()").ok()
 
 
@@ -411,11 +437,10 @@ def test_two_sessions_and_a_launch_at_once(kernel: Kernel) -> None:
 
 
 def test_a_session_that_nobody_holds_ends(kernel: Kernel) -> None:
-    before = len(kernel.children())
-    kernel.run(f"{IMPORTS}\nlost = Session(2); print(lost.pids)").ok()
-    assert len(kernel.children()) == before + 2
+    pids = set(ast.literal_eval(kernel.run(f"{IMPORTS}\nlost = Session(2); lost.pids").ok().value))
+    assert pids <= {child.pid for child in kernel.children()}
     kernel.run("import gc; del lost; gc.collect()").ok()
-    assert wait_until(lambda: len(kernel.children()) == before, 20)
+    assert wait_until(lambda: pids.isdisjoint(child.pid for child in kernel.children()), 60)
 
 
 def test_wrong_arguments_are_told(kernel: Kernel) -> None:
@@ -457,43 +482,3 @@ def test_wrong_arguments_are_told(kernel: Kernel) -> None:
     kernel.run("t.close()").ok()
     cell = kernel.run("t.run(os.getpid)")
     assert cell.error is not None and "closed" in cell.error[1]
-
-
-STATE = """
-import threading, gc
-def state():
-    gc.collect()
-    fds = len(os.listdir("/proc/self/fd"))
-    return fds, threading.active_count(), len(os.listdir("/dev/shm")), len(os.listdir("/proc/self/task"))
-def work(t):
-    print("line")
-    return t * 2
-"""
-
-
-def _grown(before: str, after: str) -> bool:
-    """Tell whether a number is larger than it was: one that is smaller held a thread that had just ended."""
-    return any(map(int.__gt__, ast.literal_eval(after), ast.literal_eval(before)))
-
-
-@pytest.mark.once
-@pytest.mark.slow
-def test_many_calls_leak_nothing(fresh_kernel: Kernel) -> None:
-    kernel = fresh_kernel
-    kernel.run(f"{IMPORTS}\n{STATE}\ns = Session(2)\nx = torch.ones(100_000)").ok()
-    kernel.run("for _ in range(10): s.run(work, x)").ok()
-    look = "*state(), *s.run(lambda: len(os.listdir('/proc/self/fd')), returns='all')"
-    before = kernel.run(look).ok().value
-    kernel.run("for _ in range(200): s.run(work, x)", timeout=240).ok()
-    assert wait_until(lambda: not _grown(before, kernel.run(look).ok().value), 20), before
-
-
-@pytest.mark.once
-@pytest.mark.slow
-def test_many_sessions_leak_nothing(fresh_kernel: Kernel) -> None:
-    kernel = fresh_kernel
-    kernel.run(f"{IMPORTS}\n{STATE}").ok()
-    kernel.run("for _ in range(2): Session(2).close()").ok()
-    before = kernel.run("state()").ok().value
-    kernel.run("for _ in range(5):\n    with Session(2) as s: s.run(dist.get_rank)").ok()
-    assert wait_until(lambda: not _grown(before, kernel.run("state()").ok().value), 20), before

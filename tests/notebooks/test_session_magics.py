@@ -19,6 +19,8 @@ CAN_ASSIGN = IPython.version_info >= (8,) or sys.version_info < (3, 12)
 @pytest.fixture(scope="module")
 def magics(kernel: Kernel) -> Kernel:
     """The kernel with the magics and a session of two."""
+    # on a busy machine a rank may stand still
+    kernel.run("from notebook_accel.session import call\ncall._RELEASE_SECONDS = 60.0").ok()
     kernel.run("%load_ext notebook_accel\n%session 2 --hang-timeout 1").ok()
     kernel.run(
         "%%distributed\nimport os, time, torch, torch.distributed as dist\nrank = dist.get_rank()"
@@ -95,11 +97,12 @@ def test_data_loaders_with_workers_read_a_dataset_of_a_cell(magics: Kernel) -> N
 
 
 def test_an_error_shows_the_cells_lines_once(magics: Kernel) -> None:
-    code = "%%distributed\ndef half(v):\n    return v / 0\n\nif rank == 1:\n    half(1)\ndist.barrier()"
+    half = "def half(v):\n    return v / 0\n\nif rank == 1:\n    half(1)\n"
+    code = f"%%distributed\ndist.barrier()\n{half}dist.barrier()"
     cell = magics.run(code)
     assert cell.error == ("ZeroDivisionError", "division by zero")
-    assert "----> 6     half(1)" in cell.traceback and "----> 3     return v / 0" in cell.traceback
-    assert "2 def half(v):" in cell.traceback
+    assert "----> 7     half(1)" in cell.traceback and "----> 4     return v / 0" in cell.traceback
+    assert "3 def half(v):" in cell.traceback
     numbers = set(re.findall(r"Cell In\[(\d+)\]", cell.traceback))  # old versions of IPython show none
     assert len(numbers) <= 1
     assert cell.traceback.count("ZeroDivisionError: division by zero") == 1
@@ -112,7 +115,10 @@ def test_an_error_shows_the_cells_lines_once(magics: Kernel) -> None:
 
 def test_an_error_on_all_ranks_leaves_the_group(magics: Kernel) -> None:
     magics.run("%%distributed\nmodel = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))").ok()
+    grace = "from notebook_accel import current_session\ncurrent_session().grace = {}"
+    magics.run(grace.format(60.0)).ok()  # one of them may fail later
     cell = magics.run("%%distributed\nno_such_name")
+    magics.run(grace.format(1.0)).ok()
     assert cell.error is not None and cell.error[0] == "NameError" and "made anew" not in cell.told
     magics.run("%%distributed\nmodel(torch.ones(1, 1)).sum().backward()").ok()
 
@@ -168,9 +174,8 @@ def test_a_wait_for_absent_ranks_names_the_cell_lines(magics: Kernel) -> None:
             while not os.path.exists('told'): time.sleep(0.1)
             dist.barrier()
     """
-    cell = magics.run(code, during=(magics.folder / "told").touch, at="has waited for").ok()
+    cell = magics.run(code, during=(magics.folder / "told").touch, at="time.sleep(0.1)").ok()
     assert re.search(r"rank 0: in barrier, (cell In\[\d+\]|a cell), line 3: dist.barrier\(\)", cell.stderr)
-    assert "time.sleep(0.1)" in cell.stderr
 
 
 def test_an_interrupt_stops_the_cell_not_the_session(magics: Kernel) -> None:
