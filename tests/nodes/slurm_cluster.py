@@ -10,19 +10,19 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from tests.notebooks.kernel import Kernel, wait_until
-from tests.unit.multiprocess import free_port
+from tests.unit.multiprocess import reserve_port
 
 KEEPS = {"children": "connections, and what waits on the nodes, stay for the next launch"}
 NODES = ("n1", "n2")
 _PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
-_START_SECONDS = 30.0
+_START_SECONDS = 120.0
 _CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -48,7 +48,7 @@ JobAcctGatherType=jobacct_gather/none
 MessageTimeout=60
 MpiDefault=none
 KillWait=5
-SlurmdTimeout=10
+SlurmdTimeout=300
 InactiveLimit=0
 PreemptType=preempt/none
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[0]} CPUs=4 State=UNKNOWN
@@ -87,6 +87,10 @@ class SlurmCluster:
 
     def start(self) -> None:
         """Start the daemons, and wait until both nodes are idle."""
+        with ExitStack() as held:
+            self._start(*(held.enter_context(reserve_port()) for _ in range(3)))
+
+    def _start(self, port: int, *ports: int) -> None:
         folder = self.folder
         for name in ("state", "spool-n1", "spool-n2"):
             (folder / name).mkdir()
@@ -94,8 +98,8 @@ class SlurmCluster:
             folder=folder,
             tracking=self.tracking,
             host=socket.gethostname().partition(".")[0],
-            port=free_port(),
-            ports=(free_port(), free_port()),
+            port=port,
+            ports=ports,
         )
         (folder / "slurm.conf").write_text(text)
         self._spawn("mungekey", "--create", f"--keyfile={folder}/munge.key").wait()

@@ -49,6 +49,11 @@ def talk(folder, *names):
         (folder / f"{name}{rank}").touch()
     return rank
 
+def see_steps(run):
+    """Wait until a run has shown what ranks print before they wait."""
+    while not all("step 1 of rank " + str(rank) in run.lines(rank) for rank in (0, 1)):
+        time.sleep(0.05)
+
 def list_asking():
     children = psutil.Process().children()
     return {child.pid for child in children if child.is_running() and child.name() == "scontrol"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -160,6 +161,7 @@ class SshHosts:
 
 
 def _kill(server: subprocess.Popen[str]) -> None:
+    server.send_signal(signal.SIGSTOP)  # it takes no connection between its children's end and its own
     for child in psutil.Process(server.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             child.kill()

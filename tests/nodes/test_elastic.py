@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.notebooks.kernel import Kernel
+from tests.unit.multiprocess import reserve_port
 
 pytestmark = [pytest.mark.notebook, pytest.mark.slow]
 
@@ -35,7 +35,7 @@ def train():
 WAIT = """
 seen = 0
 
-def wait_for(*texts, seconds=50):
+def wait_for(*texts, seconds=100):
     end = time.monotonic() + seconds
     while not all(text in shown() for text in texts) and time.monotonic() < end:
         time.sleep(0.05)
@@ -48,11 +48,10 @@ def shown():
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> str:
+def place() -> Iterator[str]:
     """Where the nodes of a test meet, as arguments of a launch."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"rdzv_endpoint='127.0.0.1:{probe.getsockname()[1]}'"
+    with reserve_port() as port:
+        yield f"rdzv_endpoint='127.0.0.1:{port}'"
 
 
 @pytest.fixture(scope="module")
@@ -69,17 +68,18 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Kernel]]:
 def test_a_node_that_leaves_and_too_few_that_stay(kernels: list[Kernel], place: str, tmp_path: Path) -> None:
     """All nodes run the very same cell: which one holds the store they find out."""
     first, second = kernels
-    cell = f"run = launch(num_nodes='2:3', {place}, rdzv_conf={{'join_timeout': 6}}, block=False)"
+    patience = {"join_timeout": 20, "keep_alive_interval": 10}  # no node is late, and none is lost
+    cell = f"run = launch(num_nodes='2:3', {place}, rdzv_conf={patience}, block=False)"
     for node in kernels:
         node.run(f"FOLDER = {str(tmp_path)!r}; {cell}").ok()
     second.run("wait_for('world 4'); run.stop(); print(run.status)").ok()
     first.run(
-        "wait_for('world 4', '1 node left, at least 2 are needed: waiting for others, 6 s at most')"
+        "wait_for('world 4', '1 node left, at least 2 are needed: waiting for others, 20 s at most')"
     ).ok()
     kind, text = first.run("run.result()").error or ("", "")
     assert kind == "LaunchError"
     assert text == (
-        "fewer than 2 nodes were there after 6 s, num_nodes='2:3' asks for as many; "
+        "fewer than 2 nodes were there after 20 s, num_nodes='2:3' asks for as many; "
         "rdzv_conf={'join_timeout': seconds} sets how long to wait"
     )
 
@@ -95,18 +95,20 @@ def test_workers_that_ended_well_start_again_for_another_node(kernels: list[Kern
             time.sleep(1.0)
             raise ValueError("late")
         return dist.get_rank(), attempt
-    run = notebook_launcher(ends, num_processes=2, returns="all", num_nodes="2:2", {place}, max_restarts=1, block=False)
+    place = dict(num_nodes="2:2", {place}, rdzv_conf={{"keep_alive_interval": 10}})  # no node is lost
+    run = notebook_launcher(ends, num_processes=2, returns="all", max_restarts=1, block=False, **place)
     """
     for node in kernels:
         node.run(code).ok()
-    ends = [node.run("print(run.result(50), run.record.restarts)").ok().lines[-1] for node in kernels]
+    ends = [node.run("print(run.result(100), run.record.restarts)").ok().lines[-1] for node in kernels]
     assert sorted(ends) == ["[(0, 1), (1, 1)] 1", "[(2, 1), (3, 1)] 1"]
 
 
 def test_nodes_join_and_are_lost(kernels: list[Kernel], place: str, tmp_path: Path) -> None:
     """Joined while it runs; then a worker is killed, and then a whole kernel."""
     first, second = kernels
-    start = f"run = launch(num_nodes='1:3', {place}, max_restarts=1, block=False, node_rank=%d)\n"
+    beats = "rdzv_conf={'keep_alive_interval': 6}"  # one that only stands still is not lost
+    start = f"run = launch(num_nodes='1:3', {place}, {beats}, max_restarts=1, block=False, node_rank=%d)\n"
     for kernel in kernels:
         kernel.run(f"FOLDER = {str(tmp_path)!r}; seen = 0").ok()
     again = "workers start again"

@@ -21,6 +21,7 @@ import pytest
 from notebook_accel.launch.engines.nodes import messages
 from notebook_accel.launch.engines.nodes.fixed import _COORDINATOR
 from notebook_accel.trust import proof
+from tests.unit.multiprocess import reserve_port
 
 HEAD = """
 import os, sys, time
@@ -45,19 +46,17 @@ Start = Callable[..., subprocess.Popen[str]]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start a node with the given cell; all nodes of a test share a port."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = str(probe.getsockname()[1])
     nodes: list[subprocess.Popen[str]] = []
 
     def start_one(node: int, cell: str, backend: str = "static") -> subprocess.Popen[str]:
         script = tmp_path / f"cell{node}.py"
         script.write_text(HEAD + cell)
-        command = [sys.executable, str(script), str(node), port, backend]
+        command = [sys.executable, str(script), str(node), str(port), backend]
         nodes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
         return nodes[-1]
 
-    yield start_one
+    with reserve_port() as port:
+        yield start_one
     for node in nodes:
         node.kill()
         node.communicate()
@@ -95,11 +94,15 @@ def test_a_restart_is_one_of_all_nodes(start: Start) -> None:
     cell = """
 def train():
     count = total()
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 2:
-        raise ValueError("only once")
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        time.sleep(60)  # nothing tells these ranks but the other node's call
-    return count
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+        return count
+    store = dist.distributed_c10d._get_default_store()
+    store.add("through", 1)
+    while dist.get_rank() == 2:
+        if store.add("through", 0) == 4:  # a rank that is not would fail as well
+            raise ValueError("only once")
+        time.sleep(0.05)
+    time.sleep(60)  # nothing tells these ranks but the other node's call
 print(launch(train, max_restarts=1))
 """
     nodes = [start(node, cell) for node in range(2)]
@@ -141,7 +144,7 @@ def train():
     total()
     if node == {failing}:
         raise ValueError("the cause")
-    total()
+    dist.barrier()
 launch(train)
 """
     nodes = [start(node, cell) for node in range(2)]
@@ -220,11 +223,12 @@ def test_what_travels_between_nodes_with_and_without_a_secret(start: Start) -> N
 
 def test_nodes_with_different_secrets_do_not_meet(start: Start) -> None:
     """The one that holds the store waits; the other one says why it does."""
-    cell = (
-        "launch(total, secret=f'a secret of node {node} alone', rdzv_conf={'join_timeout': 60 - 48 * node})"
-    )
-    _, other = [start(node, cell) for node in range(2)]
-    (output,) = _outputs([other])
+    cell = "launch(total, secret=f'a secret of node {node} alone', rdzv_conf={'join_timeout': 12 if node else 600})"
+    first = start(0, cell)
+    assert first.stdout is not None
+    while "waits for node" not in first.stdout.readline():
+        assert first.poll() is None
+    (output,) = _outputs([start(1, cell)])
     assert "LaunchError: node 1 of 2 waited 12 s for node 0" in output
     assert "(the run there has another secret than this node; " in output
 
@@ -233,10 +237,10 @@ def test_a_run_of_one_machine_listens_on_its_loopback_address_alone(start: Start
     """So nobody from outside reaches its store, its coordinator, or its nodes."""
     import psutil
 
-    lonely = start(0, "print('go', flush=True); launch(total, rdzv_conf={'join_timeout': 20})")
+    lonely = start(0, "print('go', flush=True); launch(total, rdzv_conf={'join_timeout': 200})")
     assert lonely.stdout is not None and lonely.stdout.readline() == "go\n"
     process, listening = psutil.Process(lonely.pid), set[str]()
-    end = time.monotonic() + 30
+    end = time.monotonic() + 100
     while len(listening) < 1 and time.monotonic() < end:
         found = [each for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
         listening = {each.laddr.ip for each in found} if len(found) >= 2 else set()
@@ -272,7 +276,7 @@ print(launch(train))
             connection.sendall(answer.content + struct.pack("<IQ", 1, len(frame)) + frame)
             assert len(connection.recv(1 << 10)) == proof.REPLY_BYTES, "everybody can read the token"
             assert connection.recv(1) == b"", "nobody can say what is no message"
-    outputs = _outputs([first, start(1, cell)], seconds=100)
+    outputs = _outputs([first, start(1, cell)])
     assert [output.splitlines()[-1] for output in outputs] == ["[4, 4]", "[4, 4]"], outputs
     assert not (tmp_path / "made").exists()
 

@@ -33,12 +33,12 @@ be_patient()
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     client_port = probe.getsockname()[1]
-health = {"health_check_period_ms": 1000, "health_check_failure_threshold": 12}
+health = {"health_check_period_ms": 1000, "health_check_failure_threshold": 20}
 head = {
     "num_cpus": 2,
     "include_dashboard": False,
     "ray_client_server_port": client_port,
-    "_system_config": health,  # a dead node is missed after 12 s, and so is one that is slow
+    "_system_config": health,  # a dead node is missed after 20 s, and so is one that is slow
 }
 cluster = Cluster(initialize_head=True, head_node_args=head)
 second = cluster.add_node(num_cpus=1)

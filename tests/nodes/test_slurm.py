@@ -21,10 +21,11 @@ pytest.importorskip("submitit")
 pytestmark = [
     pytest.mark.notebook,
     pytest.mark.slow,
+    pytest.mark.timeout(400),
     *[pytest.mark.may_leak(kind, reason=reason) for kind, reason in KEEPS.items()],
 ]
 
-PATIENCE = 90
+PATIENCE = 180
 GONE_SECONDS = 15.0
 SETUP = """
 import os, subprocess, sys, time
@@ -37,9 +38,10 @@ def launch(function, *args, num_nodes=2, **more):
     more.setdefault("num_processes", num_nodes)
     return notebook_launcher(function, args, engine="slurm", num_nodes=num_nodes, **more)
 
-def wait():
+def wait(notes="/dev/null"):
     child = subprocess.Popen(["sleep", "1000"])
-    print("pids", os.getpid(), child.pid, flush=True)
+    with open(notes, "a") as file:
+        print(os.getpid(), child.pid, file=file)
     PartialState().wait_for_everyone()
     if os.environ["RANK"] == "0":
         print("go", flush=True)
@@ -74,13 +76,13 @@ def idle(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
     cluster.end_jobs()
 
 
-def pids_of(cell: Cell) -> list[int]:
-    return [int(word) for line in cell.lines if "pids" in line for word in line.split()[-2:]]
+def read_pids(notes: Path) -> list[int]:
+    return [int(word) for word in notes.read_text().split()]
 
 
 def assert_gone(pids: list[int], since: float) -> None:
-    """Assert that processes end; they have twice as long as it should take, for a busy machine."""
-    left = 2 * GONE_SECONDS - (time.monotonic() - since)
+    """Assert that processes end; they have four times as long as it should take, for a busy machine."""
+    left = 4 * GONE_SECONDS - (time.monotonic() - since)
     assert wait_until(lambda: not any(map(psutil.pid_exists, pids)), left), (
         f"{[pid for pid in pids if psutil.pid_exists(pid)]} of {pids} still run"
     )
@@ -96,8 +98,12 @@ def test_eight_ranks_on_two_nodes_and_the_same_job_again(kernel: Kernel, idle: S
             place = os.environ["SLURMD_NODENAME"], os.environ["SLURM_JOB_ID"], os.getppid()
             return ranks, [int(os.environ[name]) for name in names], place
 
-        first = launch(seen, num_processes=8, returns="all")
-        second = launch(seen, num_processes=8, returns="all")
+        from unittest import mock
+        from notebook_accel.launch.engines.remote import hosts_group, pool
+        with (mock.patch.object(hosts_group, "_CLEAR_SECONDS", 60.0),
+              mock.patch.object(pool, "_PROOF_SECONDS", 60.0)):  # a busy machine answers late
+            first = launch(seen, num_processes=8, returns="all")
+            second = launch(seen, num_processes=8, returns="all")
         [each[2] for each in first] == [each[2] for each in second], [each[:2] for each in first], [
             each[2][0] for each in first], list(runs()[-1].record.nodes.values())
         """,
@@ -134,12 +140,15 @@ def test_a_job_that_waits_says_why_and_an_interrupt_cancels_it(kernel: Kernel, i
     assert wait_until(lambda: idle.jobs() == [other], 30)
 
 
-def test_an_interrupt_of_what_runs_cancels_the_job(kernel: Kernel, idle: SlurmCluster) -> None:
-    cell = kernel.run("launch(wait)  # go", timeout=PATIENCE, during=kernel.interrupt)
+def test_an_interrupt_of_what_runs_cancels_the_job(
+    kernel: Kernel, idle: SlurmCluster, tmp_path: Path
+) -> None:
+    notes = tmp_path / "pids"
+    cell = kernel.run(f"launch(wait, {str(notes)!r})  # go", timeout=PATIENCE, during=kernel.interrupt)
     since = time.monotonic()
     assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
-    assert len(pids_of(cell)) == 4
-    assert_gone(pids_of(cell), since)
+    assert len(read_pids(notes)) == 4
+    assert_gone(read_pids(notes), since)
     assert wait_until(lambda: not idle.jobs(), 30)
 
 
@@ -168,15 +177,14 @@ def test_what_is_wrong_is_told_and_nothing_is_submitted(
 
 
 def test_a_job_waits_for_nodes_that_are_drained(kernel: Kernel, idle: SlurmCluster) -> None:
-    idle.run("scontrol", "update", "NodeName=n1,n2", "State=DRAIN", "Reason=maintenance")
-
     def serve_again() -> None:
-        try:
-            assert wait_until(lambda: idle.run("squeue", "-h", "-o", "%T").split() == ["PENDING"], 60)
-        finally:
-            idle.run("scontrol", "update", "NodeName=n1,n2", "State=RESUME")
+        idle.run("scontrol", "update", "NodeName=n1,n2", "State=RESUME")
 
-    cell = kernel.run("print('go', flush=True)\nlaunch(os.getpid)", timeout=PATIENCE, during=serve_again)
+    idle.run("scontrol", "update", "NodeName=n1,n2", "State=DRAIN", "Reason=maintenance")
+    try:
+        cell = kernel.run("launch(os.getpid)", timeout=PATIENCE, during=serve_again, at="PENDING")
+    finally:
+        serve_again()  # also where the cell tells of no wait
     assert cell.ok().value.isdecimal() and "PENDING" in cell.stdout + cell.stderr
 
 
@@ -200,7 +208,7 @@ def test_a_python_that_is_missing_is_named_and_nothing_is_submitted_again(
     assert wait_until(lambda: not idle.jobs(), 30)
 
 
-def lose(kernel: Kernel, cluster: SlurmCluster, *words: str) -> tuple[Cell, list[int], float]:
+def lose(kernel: Kernel, cluster: SlurmCluster, folder: Path, *words: str) -> tuple[Cell, list[int], float]:
     """Launch ranks that wait, run a command of SLURM, and return the cell, what ran, and when it was done."""
     moments: list[float] = []
 
@@ -208,13 +216,14 @@ def lose(kernel: Kernel, cluster: SlurmCluster, *words: str) -> tuple[Cell, list
         cluster.run(*(word.format(job=cluster.jobs()[0]) for word in words))
         moments.append(time.monotonic())
 
-    cell = kernel.run("launch(wait)  # go", timeout=PATIENCE, during=during)
-    assert len(pids_of(cell)) == 4, cell.stdout
-    return cell, pids_of(cell), moments[0]
+    notes = folder / "pids"  # what is said on a connection that ends may be lost
+    cell = kernel.run(f"launch(wait, {str(notes)!r})  # go", timeout=PATIENCE, during=during)
+    assert len(read_pids(notes)) == 4, cell.stdout
+    return cell, read_pids(notes), moments[0]
 
 
-def test_a_cancelled_job_ends_everything(kernel: Kernel, idle: SlurmCluster) -> None:
-    cell, pids, since = lose(kernel, idle, "scancel", "{job}")
+def test_a_cancelled_job_ends_everything(kernel: Kernel, idle: SlurmCluster, tmp_path: Path) -> None:
+    cell, pids, since = lose(kernel, idle, tmp_path, "scancel", "{job}")
     assert cell.error is not None and cell.error[0] == "WorkerError"
     assert re.search(r"is lost: node n\d: .*; job \d+ is (CANCELLED|COMPLETING)", cell.error[1]), cell.error
     assert_gone(pids, since)
@@ -227,24 +236,25 @@ def test_where_slurm_signals_groups_of_processes_nothing_is_left(tmp_path: Path)
         kernel = cluster.start_kernel(tmp_path)
         try:
             kernel.run(SETUP, timeout=PATIENCE).ok()
-            cell, pids, since = lose(kernel, cluster, "scancel", "{job}")
+            cell, pids, since = lose(kernel, cluster, tmp_path, "scancel", "{job}")
         finally:
             kernel.close()
     assert cell.error is not None and "is lost: node n" in cell.error[1]
     assert_gone(pids, since)
 
 
-def test_a_killed_step_ends_what_it_led_to(kernel: Kernel, idle: SlurmCluster) -> None:
+def test_a_killed_step_ends_what_it_led_to(kernel: Kernel, idle: SlurmCluster, tmp_path: Path) -> None:
     def kill() -> None:
         children = psutil.Process(kernel.pid).children()
         clients = [child for child in children if child.name() == "srun" and child.status() != "zombie"]
         next(client for client in clients if "--nodelist=n2" in client.cmdline()).kill()
 
-    cell = kernel.run("launch(wait)  # go", timeout=PATIENCE, during=kill)
+    notes = tmp_path / "pids"
+    cell = kernel.run(f"launch(wait, {str(notes)!r})  # go", timeout=PATIENCE, during=kill)
     since = time.monotonic()
     assert cell.error is not None and "is lost: node n2: its srun step has ended" in cell.error[1]
-    assert len(pids_of(cell)) == 4
-    assert_gone(pids_of(cell), since)
+    assert len(read_pids(notes)) == 4
+    assert_gone(read_pids(notes), since)
 
 
 def test_a_queued_again_job_goes_on(kernel: Kernel, idle: SlurmCluster, tmp_path: Path) -> None:
@@ -344,7 +354,7 @@ def test_a_killed_kernel_ends_everything(idle: SlurmCluster, tmp_path: Path) -> 
         with pytest.raises(InterruptedError):
             other.run("launch(note)", timeout=PATIENCE, during=kill)
         began = time.monotonic()
-        pids = [int(word) for word in marker.read_text().split()]
+        pids = read_pids(marker)
         assert len(pids) == 6
         assert_gone(pids, began)
         assert wait_until(lambda: not idle.jobs(), 30)
@@ -355,8 +365,9 @@ def test_a_killed_kernel_ends_everything(idle: SlurmCluster, tmp_path: Path) -> 
 def test_nodes_that_nobody_uses_are_let_go(kernel: Kernel, idle: SlurmCluster) -> None:
     kernel.run("launch(os.getpid, slurm_keep=600)", timeout=PATIENCE).ok()
     (job,) = idle.jobs()
-    kernel.run("launch(os.getpid, slurm_keep=2)", timeout=PATIENCE).ok()  # the last launch says how long
-    assert idle.jobs() == [job]
+    # the last launch says how long
+    cell = kernel.run("launch(os.getenv, 'SLURM_JOB_ID', slurm_keep=2)", timeout=PATIENCE).ok()
+    assert cell.value == repr(job)
     assert wait_until(lambda: not idle.jobs(), 60)
     kernel.run("launch(os.getpid, slurm_keep=0)", timeout=PATIENCE).ok()
     assert wait_until(lambda: not idle.jobs(), 30)

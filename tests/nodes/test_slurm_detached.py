@@ -134,7 +134,9 @@ def test_an_interrupt_leaves_the_run_and_stop_asks_it_to_save(
             time.sleep(0.05)
         main = threading.main_thread().ident
         def tell():  # an interrupt before the wait would end the cell
-            while not any(at.name == "wait" for at in traceback.extract_stack(sys._current_frames()[main])):
+            while ("wait", "run.py") not in [
+                (at.name, Path(at.filename).name) for at in traceback.extract_stack(sys._current_frames()[main])
+            ]:
                 time.sleep(0.05)
             time.sleep(0.5)
             print("go", flush=True)
@@ -231,6 +233,7 @@ def test_a_job_that_waits_runs_later_and_a_cancelled_one_is_told(
     )
     idle.run("scancel", other)
     wait_for_ranks(tmp_path)
+    kernel.run("see_steps(run)", timeout=PATIENCE).ok()
     (job,) = idle.jobs()
     idle.run("scancel", job)
     cell = kernel.run("run.result()", timeout=PATIENCE)
@@ -250,7 +253,7 @@ def test_last_words_are_not_lost_when_slurm_ends_the_job(
     driver.suspend()  # until SLURM wakes it to end it
     (tmp_path / "speak").touch()
     assert wait_until(lambda: all((tmp_path / f"speak{rank}").exists() for rank in (0, 1)), 60)
-    time.sleep(1)  # they are on their way
+    time.sleep(5)  # they are on their way
     if is_requeued:
         idle.run("scontrol", "requeue", *idle.jobs())
         assert wait_until(lambda: not list_drivers(jobs_folder), 60)
@@ -277,6 +280,7 @@ def test_a_job_that_is_queued_again_goes_on_in_the_same_view(
         f"run = launch(train, {str(tmp_path)!r}, 3, block=False, max_restarts=1)", timeout=PATIENCE
     ).ok()
     wait_for_ranks(tmp_path)
+    kernel.run("see_steps(run)", timeout=PATIENCE).ok()
     for file in tmp_path.glob("began*"):
         file.unlink()
     idle.requeue()
@@ -309,6 +313,7 @@ def test_a_job_that_was_queued_again_counts_that_as_a_restart(
         timeout=PATIENCE,
     ).ok()
     wait_for_ranks(tmp_path)
+    kernel.run("while 'start 1' not in run.lines(0): time.sleep(0.05)", timeout=PATIENCE).ok()
     idle.requeue()
     kernel.run("run.wait()", timeout=PATIENCE).ok()
     cell = kernel.run("run.status, run.record.restarts, str(run.failure), run.lines(0)").ok()

@@ -20,10 +20,11 @@ from tests.notebooks.kernel import Cell, Kernel, wait_until
 pytestmark = [
     pytest.mark.notebook,
     pytest.mark.slow,
+    pytest.mark.timeout(400),
     *[pytest.mark.may_leak(kind, reason=reason) for kind, reason in KEEPS.items()],
 ]
 
-PATIENCE = 90
+PATIENCE = 180
 GONE_SECONDS = 15.0
 SETUP = """
 import os, subprocess, sys, time
@@ -36,9 +37,10 @@ HOSTS = ["node1", "node2"]
 def launch(function, *args, hosts=HOSTS, **more):
     return notebook_launcher(function, args, hosts=hosts, **more)
 
-def wait():
+def wait(notes="/dev/null"):
     child = subprocess.Popen(["sleep", "1000"])
-    print("pids", os.getpid(), child.pid, flush=True)
+    with open(notes, "a") as file:
+        print(os.getpid(), child.pid, file=file)
     PartialState().wait_for_everyone()
     if os.environ["RANK"] == "0":
         print("go", flush=True)
@@ -70,13 +72,13 @@ def kernel(hosts: SshHosts, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         kernel.close()
 
 
-def pids_of(cell: Cell) -> list[int]:
-    return [int(word) for line in cell.lines if "pids" in line for word in line.split()[-2:]]
+def read_pids(notes: Path) -> list[int]:
+    return [int(word) for word in notes.read_text().split()]
 
 
 def assert_gone(pids: list[int], since: float) -> None:
-    """Assert that processes end; they have twice as long as it should take, for a busy machine."""
-    left = 2 * GONE_SECONDS - (time.monotonic() - since)
+    """Assert that processes end; they have four times as long as it should take, for a busy machine."""
+    left = 4 * GONE_SECONDS - (time.monotonic() - since)
     assert wait_until(lambda: not any(map(psutil.pid_exists, pids)), left), (
         f"{[pid for pid in pids if psutil.pid_exists(pid)]} of {pids} still run"
     )
@@ -108,7 +110,11 @@ def test_a_second_launch_finds_all_that_it_needs(kernel: Kernel) -> None:
     """The process that has imported torch, from which ranks are forked, is the same on each host."""
     cell = kernel.run(
         """
-        first, second = (launch(os.getppid, returns="all") for _ in range(2))
+        from unittest import mock
+        from notebook_accel.launch.engines.remote import hosts_group, pool
+        with (mock.patch.object(hosts_group, "_CLEAR_SECONDS", 60.0),
+              mock.patch.object(pool, "_PROOF_SECONDS", 60.0)):  # a busy machine answers late
+            first, second = (launch(os.getppid, returns="all") for _ in range(2))
         alone = launch(lambda: os.environ["MASTER_ADDR"], hosts=["node1"])
         first == second, len(set(first)), alone
         """,
@@ -129,6 +135,7 @@ def test_a_host_that_ssh_reaches_by_a_loopback_address(
     try:
         cell = kernel.run(
             f"""
+            from notebook_accel.launch.engines.remote.pool import get_pool
             from notebook_accel.launch.engines.ssh.engine import SshEngine
 
             def meet():
@@ -136,7 +143,9 @@ def test_a_host_that_ssh_reaches_by_a_loopback_address(
                 return gather(torch.tensor([PartialState().process_index])).tolist()
 
             engine = SshEngine(["localhost", "node2"], ssh={str(client)!r})
-            notebook_launcher(meet, engine=engine, returns="all")
+            values = notebook_launcher(meet, engine=engine, returns="all")
+            get_pool().close()  # other tests look for the client that leads to node2
+            values
             """,
             timeout=PATIENCE,
         ).ok()
@@ -231,7 +240,7 @@ def test_a_missing_file_is_told_with_its_host(kernel: Kernel) -> None:
     assert "rank 1 is on host node2, and the file is not there" in cell.told
 
 
-def lose(kernel: Kernel, act: Callable[[], None]) -> tuple[Cell, list[int], float]:
+def lose(kernel: Kernel, folder: Path, act: Callable[[], None]) -> tuple[Cell, list[int], float]:
     """Launch ranks that wait, do something to them, and return the cell, what ran, and when it was done."""
     moments: list[float] = []
 
@@ -239,15 +248,16 @@ def lose(kernel: Kernel, act: Callable[[], None]) -> tuple[Cell, list[int], floa
         act()
         moments.append(time.monotonic())
 
-    cell = kernel.run("launch(wait)  # go", timeout=PATIENCE, during=during)
-    pids = pids_of(cell)
+    notes = folder / "pids"  # what is said on a connection that ends may be lost
+    cell = kernel.run(f"launch(wait, {str(notes)!r})  # go", timeout=PATIENCE, during=during)
+    pids = read_pids(notes)
     assert len(pids) == 4, cell.stdout
     return cell, pids, moments[0]
 
 
-def test_a_cut_link_ends_what_ran_behind_it(kernel: Kernel, hosts: SshHosts) -> None:
+def test_a_cut_link_ends_what_ran_behind_it(kernel: Kernel, hosts: SshHosts, tmp_path: Path) -> None:
     try:
-        cell, pids, since = lose(kernel, lambda: hosts.network.cut(2, up=False))
+        cell, pids, since = lose(kernel, tmp_path, lambda: hosts.network.cut(2, up=False))
         assert cell.error is not None and cell.error[0] == "WorkerError"
         assert re.search(r"rank 1 \(process \d+\) is lost: host node2: ", cell.error[1])
         assert_gone(pids, since)
@@ -264,11 +274,11 @@ def find_client(kernel: Kernel) -> psutil.Process:
     return next(client for client in clients if "node2" in client.cmdline())
 
 
-def test_a_killed_client_ends_what_it_led_to(kernel: Kernel) -> None:
+def test_a_killed_client_ends_what_it_led_to(kernel: Kernel, tmp_path: Path) -> None:
     def kill() -> None:
         find_client(kernel).kill()
 
-    cell, pids, since = lose(kernel, kill)
+    cell, pids, since = lose(kernel, tmp_path, kill)
     assert cell.error is not None and "is lost: host node2: its ssh connection has ended" in cell.error[1]
     assert "ssh was ended by SIGKILL" in cell.error[1]
     assert_gone(pids, since)
@@ -406,11 +416,11 @@ def test_ranks_stop_at_the_same_step_and_outlive_a_kernel_that_stands_still(kern
 
 def test_a_killed_kernel_ends_everything(hosts: SshHosts, tmp_path: Path) -> None:
     other = hosts.start_kernel(tmp_path)
-    cells: list[list[int]] = []
-    began = 0.0
+    moments: list[float] = []
 
     def kill() -> None:
         other.kill()
+        moments.append(time.monotonic())
         raise InterruptedError
 
     try:
@@ -427,12 +437,11 @@ def test_a_killed_kernel_ends_everything(hosts: SshHosts, tmp_path: Path) -> Non
                 time.sleep(1000)
             """
         ).ok()
-        began = time.monotonic()
         with pytest.raises(InterruptedError):
             other.run("launch(note)", timeout=PATIENCE, during=kill)
-        cells.append([int(word) for word in marker.read_text().split()])
-        assert len(cells[0]) == 6
-        assert_gone(cells[0], began)
+        pids = read_pids(marker)
+        assert len(pids) == 6
+        assert_gone(pids, moments[0])
     finally:
         other.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -15,6 +16,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "tutorials"
 pytestmark = [
     pytest.mark.notebook,
     pytest.mark.slow,
+    pytest.mark.timeout(600),
     *[pytest.mark.may_leak(kind, reason=reason) for kind, reason in ssh_hosts.KEEPS.items()],
 ]
 
@@ -48,7 +50,8 @@ def run_cluster_tutorial(kernel: Kernel, cluster: str) -> str:
     finally:
         kernel.close()
     assert "[0] rank 0: process" in "".join(said) and "[1] rank 1: process" in "".join(said)
-    assert said[-1].splitlines()[-1].startswith("Test accuracy: 9")
+    # a run in the background may still show lines of its ranks
+    assert any(line.startswith("Test accuracy: 9") for line in said[-1].splitlines())
     return "".join(said)
 
 
@@ -70,4 +73,4 @@ def test_the_tutorial_for_clusters_runs_by_slurm(tmp_path: Path, monkeypatch: py
     assert {"rank 0 of 2 trained on n1", "rank 1 of 2 trained on n2"} <= {
         line[4:] for line in said.splitlines()
     }
-    assert "launched 0." in said or "launched 1" in said, said
+    assert re.search(r"launched (\d+\.\d s|\d+ s|1 min \d+ s) ago", said), said
