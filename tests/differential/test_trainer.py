@@ -39,9 +39,14 @@ NO_DEVICE = "There are currently no available devices found"
 
 
 PROBE = """
-import json, os, sys
-with open(f"{sys.argv[1]}-{os.environ['RANK']}.json", "w") as file:
+import json, os, sys, time
+rank = int(os.environ["RANK"])
+own, other = (f"{sys.argv[1]}-{one}.json" for one in (rank, 1 - rank))
+with open(f"{own}.new", "w") as file:
     json.dump({"environment": dict(os.environ)}, file)
+os.rename(f"{own}.new", own)
+while not os.path.exists(other):  # the first that fails ends the other one
+    time.sleep(0.01)
 from accelerate import Accelerator
 Accelerator()
 """

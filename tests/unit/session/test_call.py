@@ -40,7 +40,7 @@ class RecordingCall:
         failure = events.Failure(rank=rank, time=NOW, pid=100 + rank)
         self.call.take(events.CallEnd(rank=rank, time=NOW, call=4, outcome=failure, positions={}))
 
-    def advance_until(self, kind: type[events.Order] | None, seconds: float = 8.0) -> None:
+    def advance_until(self, kind: type[events.Order] | None, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.call.advance(TextSink("none"))
@@ -50,7 +50,10 @@ class RecordingCall:
         raise AssertionError(f"no {kind}: {self.orders}")
 
 
-def test_who_asks_again_to_end_a_call_does_not_shorten_what_ranks_have_for_it() -> None:
+def test_who_asks_again_to_end_a_call_does_not_shorten_what_ranks_have_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("notebook_accel.session.call._RELEASE_SECONDS", 60.0)
     recorded = RecordingCall()
     recorded.call.bring_back(0.0)
     recorded.advance_until(events.ReleaseOrder)
@@ -100,7 +103,7 @@ def test_a_rank_that_comes_back_in_time_is_left_alone() -> None:
 
 def test_a_stop_gives_all_ranks_the_same_question() -> None:
     recorded = RecordingCall()
-    recorded.call.stop(5.0)
+    recorded.call.stop(60.0)
     recorded.call.advance(TextSink("none"))
     assert [type(order) for order in recorded.orders] == [events.HoldOrder, events.HoldOrder]
     recorded.call.take(events.Held(rank=0, time=NOW, questions=3))

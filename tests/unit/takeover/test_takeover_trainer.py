@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = (Path(__file__).parent / "trainer_stop_script.txt").read_text()
 LIMITED = (Path(__file__).parent / "trainer_limit_script.txt").read_text()
 
-STEPS = 400  # of the script
+STEPS = 100_000  # of the script: more than there is time for before the stop
 
 
 @pytest.fixture(scope="module")
