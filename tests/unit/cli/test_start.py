@@ -6,10 +6,10 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -24,6 +24,7 @@ from tests import forker
 from tests.unit import launching
 from tests.unit.clock import wait_until
 from tests.unit.launching import TWO, Launched, drop_gloo, run
+from tests.unit.multiprocess import reserve_port
 
 alone = launching.alone
 
@@ -73,12 +74,11 @@ def _without_waits(errors: str) -> str:
 def test_two_nodes_meet_and_part_without_a_word(backend: str) -> None:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     Path("s.py").write_text(f"import os\nprint(*[os.environ[name] for name in {names}])\n")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    words = (*TWO, "--num_machines=2", "--same_network", f"--rdzv_backend={backend}")
-    where = ("--main_process_ip=127.0.0.1", f"--main_process_port={port}")
-    nodes = [Launched((*words, *where, f"--machine_rank={rank}", "s.py")) for rank in (1, 0)]
-    found = [node.wait() for node in nodes]
+    with reserve_port() as port:
+        words = (*TWO, "--num_machines=2", "--same_network", f"--rdzv_backend={backend}")
+        where = ("--main_process_ip=127.0.0.1", f"--main_process_port={port}")
+        nodes = [Launched((*words, *where, f"--machine_rank={rank}", "s.py")) for rank in (1, 0)]
+        found = [node.wait() for node in nodes]
     assert [(code, _without_waits(errors)) for code, _, errors in found] == [(0, ""), (0, "")]
     assert sorted(out for _, out, _ in found) == ["0 0 2 1 0\n", "1 0 2 1 1\n"]
     if backend == "static":
@@ -97,24 +97,22 @@ def test_node_0_holds_the_store_also_where_it_comes_late_and_ends_first() -> Non
         "accelerator.end_training()\n"
     )
     for backend in ("static", "c10d"):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        words = (*TWO, "--num_machines=2", f"--rdzv_backend={backend}")
-        where = ("--main_process_ip=127.0.0.1", f"--main_process_port={port}")
-        late = Launched((*words, *where, "--machine_rank=1", "s.py"))
-        time.sleep(0.5)
-        first = Launched((*words, *where, "--machine_rank=0", "s.py"))
-        for code, out, errors in (late.wait(), first.wait()):
-            assert (code, out, _without_waits(errors)) == (0, "2 2.0\n", "")
+        with reserve_port() as port:
+            words = (*TWO, "--num_machines=2", f"--rdzv_backend={backend}")
+            where = ("--main_process_ip=127.0.0.1", f"--main_process_port={port}")
+            late = Launched((*words, *where, "--machine_rank=1", "s.py"))
+            time.sleep(0.5)
+            first = Launched((*words, *where, "--machine_rank=0", "s.py"))
+            for code, out, errors in (late.wait(), first.wait()):
+                assert (code, out, _without_waits(errors)) == (0, "2 2.0\n", "")
 
 
 def test_a_node_that_does_not_come_is_one_sentence() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    words = ("--num_machines=2", "--main_process_ip=127.0.0.1", f"--main_process_port={port}")
     for backend in ("static", "c10d"):
         more = (f"--rdzv_backend={backend}", "--rdzv_conf=timeout=1,join_timeout=1,last_call_timeout=1")
-        out, errors = run(*TWO, *words, *more, "train.py", code=1)
+        with reserve_port() as port:
+            words = ("--num_machines=2", "--main_process_ip=127.0.0.1", f"--main_process_port={port}")
+            out, errors = run(*TWO, *words, *more, "train.py", code=1)
         assert out == ""
         assert errors.startswith("notebook-accel: the nodes did not meet: ") and errors.count("\n") == 1
 
@@ -176,10 +174,10 @@ def test_a_failing_rank_shows_its_traceback_once(quiet: bool, tmp_path: Path) ->
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[1].startswith(f'  File "{tmp_path / "s.py"}", line ')
     assert errors.count("Traceback") == 1
-    assert "ValueError: bad batch on rank 1" in lines
     if quiet:
-        assert lines[-1].startswith("ValueError: bad batch on rank")
+        assert lines[-1] in [f"ValueError: bad batch on rank {rank}" for rank in range(2)], "either may be first"
     else:
+        assert "ValueError: bad batch on rank 1" in lines
         assert lines[-1].startswith("notebook-accel: rank 1 (local rank 1, process ")
         assert lines[-1].endswith(") failed first, with exit code 1")
 
@@ -279,8 +277,9 @@ def test_no_process_outlives_its_launcher(how: str) -> None:
     assert ("a second Ctrl-C kills them" in errors) == (how != "killed")
     assert not psutil.wait_procs(ranks, timeout=240)[1]
     try:
-        states = [process.status() for process in left]  # a zombie is running for psutil
-        assert states == [psutil.STATUS_SLEEPING] * 2, "whoever detaches a program wants it to live on"
+        # whoever detaches a program wants it to live on; it may just have begun, and a zombie is running for psutil
+        for process in left:
+            wait_until(lambda process=process: process.status() == psutil.STATUS_SLEEPING)
     finally:
         for process in left:
             process.kill()
@@ -301,11 +300,15 @@ accelerator.end_training()
 """
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserve_port() as port:
+        yield port
+
+
 @pytest.mark.parametrize("face", ["flags", "file"])
-def test_many_options_arrive_in_processes(face: str) -> None:
+def test_many_options_arrive_in_processes(face: str, port: int) -> None:
     Path("s.py").write_text(ARRIVED)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     options: dict[str, object] = {
         "num_processes": 2,
         "mixed_precision": "bf16",

@@ -6,7 +6,6 @@ import os
 import pty
 import py_compile
 import signal
-import socket
 import subprocess
 import sys
 import zipfile
@@ -16,10 +15,13 @@ import psutil
 import pytest
 
 from notebook_accel import probes
+from notebook_accel.launch.supervise import hang_watch
+from notebook_accel.stream import inbox
 from tests.structure.source import ROOT
 from tests.unit import launching
 from tests.unit.clock import wait_until
 from tests.unit.launching import TWO, Launched, run
+from tests.unit.multiprocess import reserve_port
 
 alone = launching.alone
 
@@ -34,7 +36,14 @@ wait_for_nobody() if os.environ["RANK"] == "0" else wait_for_ever()
 """
 
 
-def test_a_hang_is_reported_with_each_ranks_line_and_ends_the_run() -> None:
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the launches of a test wait for ranks that are slow to answer or to go on with a row."""
+    monkeypatch.setattr(hang_watch, "_ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(inbox, "_UNFINISHED_SECONDS", 60.0)
+
+
+def test_a_hang_is_reported_with_each_ranks_line_and_ends_the_run(patient: None) -> None:
     Path("s.py").write_text(HANGING)
     out, errors = run(*TWO, "--hang_timeout=1.5", "--on_hang=raise", "s.py", code=1)
     assert out == "began\nbegan\n"
@@ -45,7 +54,7 @@ def test_a_hang_is_reported_with_each_ranks_line_and_ends_the_run() -> None:
     assert lines[-1] == "all processes were ended, because nothing went on any more"
 
 
-def test_a_hang_is_only_told_unless_more_is_asked_for() -> None:
+def test_a_hang_is_only_told_unless_more_is_asked_for(patient: None) -> None:
     Path("s.py").write_text(
         "import os, time\nwhile not os.path.exists('told'): time.sleep(0.1)\nprint('went on')\n"
     )
@@ -189,10 +198,12 @@ def test_a_script_may_close_all_descriptors(seconds: int, fails: bool) -> None:
     )
     out, errors = run(*TWO, "s.py", code=int(fails))
     found = Path("file").read_text()
-    # the first rank to fail ends the other, which may be late
-    assert out == "" and found in ["written at the end\n" * count for count in ((20, 40) if fails else (40,))]
+    # the first rank to fail ends the other, which may be late, or may just be writing
+    count = found.count("\n")
+    assert out == "" and found == "written at the end\n" * count
+    assert 20 <= count <= 40 if fails else count == 40
     lines = [line for line in errors.splitlines() if not line.startswith("notebook-accel: ")]
-    assert set(lines[-1:]) == ({"ValueError: bad"} if fails else set())
+    assert "ValueError: bad" in lines if fails else lines == []
     assert "main_module.py" not in errors and "Exception in thread" not in errors
 
 
@@ -254,7 +265,7 @@ def test_a_launch_inside_a_clusters_own_run() -> None:
 
 
 def _in_terminal(*words: str) -> str:
-    """Return what a launch writes to a terminal."""
+    """Return what a launch writes to a terminal; a file `seen N` says that a row was there."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(TERM="xterm", COLUMNS="40")
@@ -263,6 +274,9 @@ def _in_terminal(*words: str) -> str:
     try:
         while data := os.read(terminal, 1 << 16):
             written += data
+            for number in range(3):
+                if f"{number} of 3".encode() in written:
+                    Path(f"seen {number}").touch()
             if b"name? " in written and b"Ann" not in written:
                 os.write(terminal, b"Ann\n")
     except OSError:  # as Linux ends a terminal
@@ -277,7 +291,8 @@ def test_a_terminal_shows_bars_and_questions_while_they_stand() -> None:
         "import os, sys, time\n"
         "if os.environ['RANK'] == '1': sys.exit()\n"
         "for number in range(3):\n"
-        "    sys.stderr.write(f'\\r{number} of 3'); sys.stderr.flush(); time.sleep(0.3)\n"
+        "    sys.stderr.write(f'\\r{number} of 3'); sys.stderr.flush()\n"
+        "    while not os.path.exists(f'seen {number}'): time.sleep(0.01)\n"
         "print('a line')\n"
         "sys.stderr.write('\\r3 of 3\\n')\n"
         "print('hello', input('name? '))\n"
@@ -287,7 +302,7 @@ def test_a_terminal_shows_bars_and_questions_while_they_stand() -> None:
         assert text in written, (text, written)
 
 
-def test_nested_bars_of_scripts_are_no_wall_of_lines() -> None:
+def test_nested_bars_of_scripts_are_no_wall_of_lines(patient: None) -> None:
     Path("s.py").write_text(
         "import time\n"
         "from tqdm import tqdm\n"
@@ -306,17 +321,16 @@ def test_nodes_join_and_leave_a_range() -> None:
         "print('world', os.environ['WORLD_SIZE'], flush=True)\n"
         "while not os.path.exists('done') or os.environ['WORLD_SIZE'] == '1': time.sleep(0.05)\n"
     )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    words = (*TWO, "--num_machines=1:2", "--main_process_ip=127.0.0.1", f"--main_process_port={port}")
-    words = (*words, "--rdzv_conf=last_call_timeout=1", "s.py")
-    first = Launched(("--machine_rank=0", *words))
-    assert first.out.readline() == "world 1\n"
-    second = Launched(("--machine_rank=1", *words))
-    while (line := second.out.readline()) != "world 2\n":
-        assert line == "world 1\n"  # a call that closed before the other was there: the ranks start once more
-    Path("done").touch()
-    found = [node.wait() for node in (first, second)]
+    with reserve_port() as port:
+        words = (*TWO, "--num_machines=1:2", "--main_process_ip=127.0.0.1", f"--main_process_port={port}")
+        words = (*words, "--rdzv_conf=last_call_timeout=1", "s.py")
+        first = Launched(("--machine_rank=0", *words))
+        assert first.out.readline() == "world 1\n"
+        second = Launched(("--machine_rank=1", *words))
+        while (line := second.out.readline()) != "world 2\n":
+            assert line == "world 1\n"  # a call that closed before the other was there: the ranks start once more
+        Path("done").touch()
+        found = [node.wait() for node in (first, second)]
     assert [code for code, _, _ in found] == [0, 0], found
     *before, last = found[0][1].splitlines()
     assert last == "world 2" and set(before) <= {"world 1"}

@@ -19,6 +19,7 @@ from notebook_accel.diagnosis import checks, environment
 from notebook_accel.launch.checks import fork_obstacles
 from notebook_accel.launch.supervise import standby
 from tests.unit.command import config_of
+from tests.unit.multiprocess import reserve_port
 
 Usage = collections.namedtuple("Usage", "total used free")
 
@@ -52,15 +53,15 @@ def test_a_healthy_machine_has_no_problem(look: Any) -> None:
 def test_a_taken_port_is_named_with_the_process_that_holds_it(
     look: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("", 0)) as server:
-        port = server.getsockname()[1]
+    with reserve_port() as port:
         monkeypatch.setenv("MASTER_PORT", str(port))
-        check = look("ports")[-1]
-    assert check.status == "problem"
-    assert f"{port} (MASTER_PORT)" in check.text
-    if sys.platform == "linux":
-        assert f"by process {os.getpid()} (" in check.text
-    assert look("ports")[-1].status == "ok"
+        with socket.create_server(("", port)):
+            check = look("ports")[-1]
+        assert check.status == "problem"
+        assert f"{port} (MASTER_PORT)" in check.text
+        if sys.platform == "linux":
+            assert f"by process {os.getpid()} (" in check.text
+        assert look("ports")[-1].status == "ok"
     monkeypatch.setenv("MASTER_PORT", "70000")
     assert "is no port" in look("ports")[-1].text
 

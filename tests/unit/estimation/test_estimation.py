@@ -387,6 +387,7 @@ def test_a_table_is_drawn_at_a_terminal(here: Path) -> None:
         env={**os.environ, "PYTHONPATH": root, "COLUMNS": "100", "TERM": "xterm"},
         cwd=str(here),
         encoding="utf-8",
+        timeout=240,
     )
     assert "training with Adam" in shown
     assert "│" in shown

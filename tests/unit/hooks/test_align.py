@@ -30,6 +30,7 @@ from notebook_accel.hooks.align import align_hooks
 from notebook_accel.utils import modeling
 from notebook_accel.utils.offload import offload_weight
 from tests.unit.big_models import INPUT, Words, half, save, words
+from tests.unit.clock import PATIENCE_S
 
 ROWS = torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
 
@@ -360,6 +361,9 @@ def test_what_no_forward_needs_is_not_fetched() -> None:
     weights = Watched(model.state_dict(), "second.weight")
     cpu_offload(other, state_dict=weights)
     assert same(model, other)
+    for thread in threading.enumerate():
+        if thread.name == "weights of the next module":  # the first forward fetches by the order of the modules
+            thread.join()
     weights.asked.clear()
     waited: list[bool] = []
     other.first.register_forward_hook(lambda *given: waited.append(weights.asked.wait(0.2)))
@@ -397,10 +401,10 @@ def test_threads_take_turns_in_a_part_that_uses_itself(tmp_path: Path) -> None:
     done, other.second.wait = threading.Event(), wait
     thread = threading.Thread(target=run)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(PATIENCE_S)
     run()
     done.set()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert results == [True, True] and other.second.weight.is_meta
 
 

@@ -18,6 +18,7 @@ from notebook_accel.events import Event, Line, Lines, Notice, Stream
 from notebook_accel.stream.bounded import History
 from notebook_accel.stream.lines import split_lines
 from notebook_accel.stream.record import RunRecord
+from tests.unit.clock import wait_until
 
 
 def write(texts: list[str], rank: int = 0, time: float = 0.0, stream: Stream = "stdout") -> Lines:
@@ -198,6 +199,7 @@ def test_readers_keep_up_with_a_thread_that_writes_and_forgets() -> None:
     writer = threading.Thread(target=add)
     writer.start()
     try:
+        wait_until(lambda: history.end)
         for _ in range(100):
             start = max(0, history.end - 150)
             numbers = [int(event.text) for event in history.since(start) if isinstance(event, Line)]

@@ -15,9 +15,11 @@ import pytest
 from notebook_accel import events
 from notebook_accel.events import Event, Lines, Pulse, Unfinished
 from notebook_accel.launch.transfer import failures
+from notebook_accel.stream import inbox as module
 from notebook_accel.stream.emit import Emitter
 from notebook_accel.stream.inbox import Inbox
 from notebook_accel.stream.wire import FrameReader, frame
+from tests.unit.clock import PATIENCE_S, Clock
 
 NOW = 1.0
 
@@ -106,7 +108,7 @@ def test_orders_that_do_not_fit_wait_for_the_polls() -> None:
     inbox.tell(last)
     reader, received = FrameReader(), list[Event]()
     there.setblocking(False)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while len(received) < 2 and time.monotonic() < deadline:
         inbox.poll(0.0)
         try:
@@ -170,11 +172,20 @@ def test_unfinished_lines_are_drained() -> None:
         inbox.close()
 
 
-def poll_for(rank: Rank, seconds: float = 0.5) -> list[Event]:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The inbox's."""
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def poll_for(rank: Rank, clock: Clock, seconds: float = 0.5) -> list[Event]:
     """Return what comes within some time."""
-    found, deadline = list[Event](), time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found += rank.inbox.poll(0.02)
+    found, end = list[Event](), clock.now + seconds
+    while clock.now < end:
+        clock.now += 0.02
+        found += rank.inbox.poll(0.0)
     return found
 
 
@@ -188,40 +199,42 @@ def describe(events: list[Event]) -> list[tuple[str, str]]:
     return found
 
 
-def test_what_no_newline_has_ended_is_shown_once_it_stands(rank: Rank) -> None:
+def test_what_no_newline_has_ended_is_shown_once_it_stands(rank: Rank, clock: Clock) -> None:
     rank.write("one\nname? ")
     assert describe(rank.inbox.poll(5)) == [("Line", "one")], "a line that is being written is not torn"
-    assert describe(poll_for(rank)) == [("Unfinished", "name? ")], "once"
+    assert describe(poll_for(rank, clock)) == [("Unfinished", "name? ")], "once"
     rank.write("Ann\n")
-    assert describe(poll_for(rank, 0.3)) == [("Line", "name? Ann")]
+    assert describe(poll_for(rank, clock, 0.3)) == [("Line", "name? Ann")]
 
 
-def test_writes_without_newline_are_news_though_they_show_the_same(rank: Rank) -> None:
+def test_writes_without_newline_are_news_though_they_show_the_same(rank: Rank, clock: Clock) -> None:
     found = list[Event]()
     for _ in range(3):
         rank.write("working\r")
-        found += poll_for(rank, 0.3)
+        found += poll_for(rank, clock, 0.3)
     assert describe(found) == [("Unfinished", "working")] * 3
 
 
-def test_many_writes_without_newline_are_shown_a_few_times_and_to_the_last(rank: Rank) -> None:
+def test_many_writes_without_newline_are_shown_a_few_times_and_to_the_last(rank: Rank, clock: Clock) -> None:
     found = list[Event]()
     for number in range(300):
+        clock.now += 0.002
         rank.write(f"\r{number} of 300")
-        found += rank.inbox.poll(0.002)
-    found += poll_for(rank)
+        found += rank.inbox.poll(0.0)
+    found += poll_for(rank, clock)
     shown = describe(found)
     assert shown[-1] == ("Unfinished", "299 of 300") and len(shown) < 50
     rank.write("\n")
-    assert describe(poll_for(rank))[0] == ("Line", "299 of 300"), "nobody goes back to it"
+    assert describe(poll_for(rank, clock))[0] == ("Line", "299 of 300"), "nobody goes back to it"
 
 
-def test_a_flood_of_lines_has_no_unfinished_ones(rank: Rank) -> None:
-    found = list[Event]()
-    deadline = time.monotonic() + 0.6
-    while time.monotonic() < deadline:
+def test_a_flood_of_lines_has_no_unfinished_ones(rank: Rank, clock: Clock) -> None:
+    found, end = list[Event](), clock.now + 0.6
+    while clock.now < end:
+        clock.now += 0.001
         rank.write("end of a line\nand its beg")
-        found += rank.inbox.poll(0.001)
+        found += rank.inbox.poll(0.0)
     assert not [event for event in found if isinstance(event, Unfinished)]
+    assert ("Line", "and its begend of a line") in describe(found)
     assert describe(rank.inbox.drain(0))[-1] == ("Line", "and its beg")
-    assert describe(poll_for(rank)) == []
+    assert describe(poll_for(rank, clock)) == []

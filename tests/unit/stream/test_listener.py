@@ -6,7 +6,7 @@ import contextlib
 import pickle
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,24 @@ from notebook_accel.stream import listener as module
 from notebook_accel.stream.inbox import Inbox
 from notebook_accel.stream.listener import Listener, connect
 from notebook_accel.stream.wire import frame
-from notebook_accel.trust import proof
+from notebook_accel.trust import connecting, proof
 from notebook_accel.trust.proof import Answer, Challenge
+from tests.unit.clock import PATIENCE_S, Clock, wait_until
+
+
+class Skipping(Clock):
+    """A clock of somebody who does not wait in pauses."""
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The listener's: nobody is late where a test does not say so."""
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
 @contextlib.contextmanager
@@ -41,6 +57,25 @@ def admit(listener: Listener, seconds: float = 0.3, until: int = 1000) -> list[t
     return found
 
 
+def admit_nobody(listener: Listener, until: Callable[[], bool]) -> None:
+    """Wait until something holds; meanwhile nobody comes in."""
+
+    def holds() -> bool:
+        assert listener.admit() == []
+        return until()
+
+    wait_until(holds)
+
+
+def greet(listener: Listener, last: socket.socket) -> None:
+    """Accept all that have connected, of which this one is the last."""
+
+    def is_there() -> bool:
+        return [one.connection.getpeername() for one in listener._pending[-1:]] == [last.getsockname()]
+
+    admit_nobody(listener, is_there)
+
+
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     """Threads for the ranks, which wait for the listener."""
@@ -53,8 +88,8 @@ def come(
     pool: ThreadPoolExecutor, listener: Listener, where: tuple[str, int], ranks: tuple[int, ...]
 ) -> Iterator[dict[int, tuple[socket.socket, socket.socket]]]:
     """Let ranks connect; yields both ends of each connection by rank."""
-    coming = {rank: pool.submit(connect, where, listener.token, rank, 20) for rank in ranks}
-    found = dict(admit(listener, 20, until=len(ranks)))
+    coming = {rank: pool.submit(connect, where, listener.token, rank, PATIENCE_S) for rank in ranks}
+    found = dict(admit(listener, PATIENCE_S, until=len(ranks)))
     with contextlib.ExitStack() as stack:
         ends = {rank: (stack.enter_context(found[rank]), coming[rank].result()) for rank in ranks}
         for _, end in ends.values():
@@ -62,12 +97,18 @@ def come(
         yield ends
 
 
-def has_failed(listener: Listener, coming: Future[socket.socket]) -> bool:
-    """Return whether a connection was refused, for all its tries."""
-    while not coming.done():
-        assert listener.admit() == []
-        time.sleep(0.01)
-    return isinstance(coming.exception(), proof.ProofError)
+def has_failed(
+    pool: ThreadPoolExecutor, listener: Listener, where: tuple[str, int], token: bytes, rank: int
+) -> bool:
+    """Return whether a connection is refused, for all its tries; each of them may wait long for its answer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connecting, "_PAUSE_SECONDS", PATIENCE_S)
+        patch.setattr(connecting, "time", Skipping())
+        coming: Future[socket.socket] = pool.submit(connect, where, token, rank, 3 * PATIENCE_S)
+        while not coming.done():
+            assert listener.admit() == []
+            time.sleep(0.01)
+        return isinstance(coming.exception(), proof.ProofError)
 
 
 def is_dropped(connection: socket.socket) -> bool:
@@ -83,8 +124,7 @@ def is_dropped(connection: socket.socket) -> bool:
 def test_each_rank_comes_in_once(pool: ThreadPoolExecutor) -> None:
     with open_listener(2) as (listener, where), come(pool, listener, where, (1, 0)):
         assert not listener.missing
-        again = pool.submit(connect, where, listener.token, 1, 0.3)
-        assert has_failed(listener, again)
+        assert has_failed(pool, listener, where, listener.token, 1)
 
 
 @pytest.mark.parametrize("rank", [0, 7])
@@ -93,14 +133,14 @@ def test_without_the_token_nobody_does(pool: ThreadPoolExecutor, rank: int) -> N
         token = (
             bytes(len(listener.token)) if rank == 0 else listener.token
         )  # of rank 7 the token does not help
-        assert has_failed(listener, pool.submit(connect, where, token, rank, 0.3))
+        assert has_failed(pool, listener, where, token, rank)
         assert listener.missing == {0}
 
 
 def test_what_does_not_know_the_token_is_no_notebook(pool: ThreadPoolExecutor) -> None:
     """Somebody took the port before the notebook: a rank takes no orders from it."""
     with socket.create_server(("127.0.0.1", 0)) as impostor:
-        coming = pool.submit(connect, impostor.getsockname(), bytes(32), 0, 5)
+        coming = pool.submit(connect, impostor.getsockname(), bytes(32), 0, PATIENCE_S)
         connection, _ = impostor.accept()
         with connection:
             connection.sendall(bytes(proof.GREETING_BYTES))
@@ -111,10 +151,10 @@ def test_what_does_not_know_the_token_is_no_notebook(pool: ThreadPoolExecutor) -
 
 def test_a_recorded_proof_is_of_no_use() -> None:
     with open_listener(2) as (listener, where), socket.create_connection(where) as first:
-        listener.admit()
+        greet(listener, first)
         answer = Answer(listener.token, "ranks", first.recv(proof.GREETING_BYTES), 1)
         first.sendall(answer.content)
-        ((rank, connection),) = admit(listener, 5, until=1)
+        ((rank, connection),) = admit(listener, PATIENCE_S, until=1)
         connection.close()
         assert rank == 1
         listener._missing.add(1)
@@ -125,12 +165,12 @@ def test_a_recorded_proof_is_of_no_use() -> None:
 
 def test_a_proof_may_come_in_pieces() -> None:
     with open_listener(1) as (listener, where), socket.create_connection(where) as slow:
-        assert admit(listener, 0.1) == []
+        greet(listener, slow)
         content = Answer(listener.token, "ranks", slow.recv(proof.GREETING_BYTES), 0).content
         slow.sendall(content[:20])
-        assert admit(listener, 0.1) == []
+        admit_nobody(listener, lambda: len(listener._pending[0].received) == 20)
         slow.sendall(content[20:])
-        ((rank, connection),) = admit(listener, 5, until=1)
+        ((rank, connection),) = admit(listener, PATIENCE_S, until=1)
         connection.close()
         assert rank == 0
 
@@ -139,7 +179,7 @@ def test_what_comes_after_the_proof_is_left_for_the_reader(pool: ThreadPoolExecu
     with open_listener(1) as (listener, where), come(pool, listener, where, (0,)) as ends:
         ours, theirs = ends[0]
         theirs.sendall(b"frames")
-        ours.settimeout(5)
+        ours.settimeout(PATIENCE_S)
         assert ours.recv(100) == b"frames"
 
 
@@ -162,10 +202,10 @@ def test_a_rank_that_a_flood_pushed_out_tries_again(
             stack.enter_context(socket.create_connection(where))
         listener.admit()
         real = stack.enter_context(socket.create_connection(where))
-        listener.admit()
+        greet(listener, real)
         for _ in range(3):
-            stack.enter_context(socket.create_connection(where))
-        listener.admit()
+            last = stack.enter_context(socket.create_connection(where))
+        greet(listener, last)
         assert is_dropped(real)
         with come(pool, listener, where, (0,)):
             assert not listener.missing
@@ -175,15 +215,19 @@ def test_there_is_room_for_all_ranks_at_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "_MAX_PENDING", 0)
     with open_listener(3) as (listener, where), contextlib.ExitStack() as stack:
         for _ in range(3):
-            stack.enter_context(socket.create_connection(where))
-        listener.admit()
+            last = stack.enter_context(socket.create_connection(where))
+        greet(listener, last)
         assert len(listener._pending) == 3
 
 
-def test_a_silent_connection_is_dropped_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PROOF_SECONDS", 0.05)
+def test_a_silent_connection_is_dropped_after_a_while(clock: Clock) -> None:
     with open_listener(1) as (listener, where), socket.create_connection(where) as silent:
-        assert admit(listener) == [] and is_dropped(silent) and not listener._pending
+        greet(listener, silent)
+        clock.now += module._PROOF_SECONDS
+        assert listener.admit() == [] and listener._pending
+        clock.now += 1
+        assert listener.admit() == [] and not listener._pending
+        assert is_dropped(silent)
 
 
 def test_a_closed_listener_drops_who_waits() -> None:

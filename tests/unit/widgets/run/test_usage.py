@@ -15,6 +15,7 @@ import pytest
 from notebook_accel.widgets.run import page
 from notebook_accel.widgets.run.picture import Picture, Usage
 from notebook_accel.widgets.run.usage import History, Meter
+from tests.unit.clock import Clock, wait_until
 
 
 class FakeDriver(ModuleType):
@@ -57,19 +58,22 @@ class FakeDriver(ModuleType):
 
 
 def test_memory_and_load_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notebook_accel.widgets.run.usage._INTERVAL", 0.05)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     meter = Meter()
     pids = {0: os.getpid(), 1: gone.pid}
+    clock = Clock()
+    monkeypatch.setattr("notebook_accel.widgets.run.usage.time", clock)
+    began = time.monotonic()
     first = meter.read(pids)
     assert list(first) == [0] and first[0].cpu is None
     assert (first[0].memory or 0) == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
     assert meter.read(pids) is first, "not twice within the interval"
-    end = time.monotonic() + 0.3
-    while time.monotonic() < end:
+    end = time.process_time() + 0.3
+    while time.process_time() < end:
         pass
-    assert (meter.read(pids)[0].cpu or 0) > 5
+    clock.now += 1.0
+    assert (meter.read(pids)[0].cpu or 0) > 100 * 0.2 / (time.monotonic() - began)
     meter.close()
 
 
@@ -82,10 +86,7 @@ def test_a_worker_that_has_ended_keeps_what_it_used(monkeypatch: pytest.MonkeyPa
     assert used
     assert worker.stdin is not None
     worker.stdin.close()
-    end = time.monotonic() + 20
-    while psutil.Process(worker.pid).status() != psutil.STATUS_ZOMBIE:  # ended, and nobody waited for it yet
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_ZOMBIE)  # nobody waited for it yet
     assert meter.read({0: worker.pid})[0].memory
     worker.wait()
     meter.close()
