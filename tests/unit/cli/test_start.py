@@ -175,7 +175,9 @@ def test_a_failing_rank_shows_its_traceback_once(quiet: bool, tmp_path: Path) ->
     assert lines[1].startswith(f'  File "{tmp_path / "s.py"}", line ')
     assert errors.count("Traceback") == 1
     if quiet:
-        assert lines[-1] in [f"ValueError: bad batch on rank {rank}" for rank in range(2)], "either may be first"
+        assert lines[-1] in [f"ValueError: bad batch on rank {rank}" for rank in range(2)], (
+            "either may be first"
+        )
     else:
         assert "ValueError: bad batch on rank 1" in lines
         assert lines[-1].startswith("notebook-accel: rank 1 (local rank 1, process ")

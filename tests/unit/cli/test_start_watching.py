@@ -328,7 +328,9 @@ def test_nodes_join_and_leave_a_range() -> None:
         assert first.out.readline() == "world 1\n"
         second = Launched(("--machine_rank=1", *words))
         while (line := second.out.readline()) != "world 2\n":
-            assert line == "world 1\n"  # a call that closed before the other was there: the ranks start once more
+            assert (
+                line == "world 1\n"
+            )  # a call that closed before the other was there: the ranks start once more
         Path("done").touch()
         found = [node.wait() for node in (first, second)]
     assert [code for code, _, _ in found] == [0, 0], found

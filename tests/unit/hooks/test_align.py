@@ -362,7 +362,9 @@ def test_what_no_forward_needs_is_not_fetched() -> None:
     cpu_offload(other, state_dict=weights)
     assert same(model, other)
     for thread in threading.enumerate():
-        if thread.name == "weights of the next module":  # the first forward fetches by the order of the modules
+        if (
+            thread.name == "weights of the next module"
+        ):  # the first forward fetches by the order of the modules
             thread.join()
     weights.asked.clear()
     waited: list[bool] = []

@@ -86,7 +86,9 @@ def test_a_worker_that_has_ended_keeps_what_it_used(monkeypatch: pytest.MonkeyPa
     assert used
     assert worker.stdin is not None
     worker.stdin.close()
-    wait_until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_ZOMBIE)  # nobody waited for it yet
+    wait_until(
+        lambda: psutil.Process(worker.pid).status() == psutil.STATUS_ZOMBIE
+    )  # nobody waited for it yet
     assert meter.read({0: worker.pid})[0].memory
     worker.wait()
     meter.close()
