@@ -62,6 +62,11 @@ def _take_away() -> None:
     stores.clear()
 
 
+def leave_ports() -> None:
+    """In a worker: lead sockets nowhere at which its kernel listens, for a kernel that is started anew takes them."""
+    _lead_nowhere({fd for fd in _list_sockets() if _is_listening(fd)})
+
+
 def _lead_nowhere(found: set[int]) -> None:
     if not found:
         return
@@ -109,6 +114,17 @@ def _list_sockets() -> Iterator[int]:
         with contextlib.suppress(OSError):  # the descriptor of the list itself
             if stat.S_ISSOCK(os.fstat(fd).st_mode):
                 yield fd
+
+
+def _is_listening(fd: int) -> bool:
+    with contextlib.suppress(OSError):  # not every kind of socket says so
+        connection = socket.socket(fileno=fd)
+        try:
+            is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6)
+            return is_tcp and bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+        finally:
+            connection.detach()
+    return False
 
 
 def _list_descriptors() -> Iterable[int]:

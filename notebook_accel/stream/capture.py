@@ -19,7 +19,8 @@ from .pump import Pump
 from .readable import count_unread_bytes
 from .wire import PipeEnd
 
-_READ_SECONDS = 0.2
+_PUSH_SECONDS = 0.2
+_READ_SECONDS = 2.0  # of a notebook that stands still
 _LAST_SECONDS = 10.0
 
 
@@ -49,7 +50,7 @@ class Capture:
         builtins.input = getpass.getpass = _no_input
 
     def flush(self) -> None:
-        """Write out Python's buffers, and wait until the notebook has read everything, up to 0.2 s.
+        """Write out Python's buffers, and wait until the notebook has read everything, up to 2 s.
 
         Pumps send on the connection of the events that follow, which could not overtake them if the notebook were slow:
         what they still have to read is waited for longer.
@@ -65,7 +66,7 @@ class Capture:
         _flush_python()
         _flush_c()
         for pump in self._pumps:
-            pump.drain(_READ_SECONDS)
+            pump.drain(_PUSH_SECONDS)
 
     def close(self) -> None:
         """Show open figures and write out the buffers of Python and of C's stdio: the worker's last act."""
@@ -97,7 +98,7 @@ def _replace_streams(new_out: TextIO, new_err: TextIO) -> None:
 
 
 def flush_pipes() -> None:
-    """Push out what this process holds back of its output, and wait until it was read (0.2 s at most)."""
+    """Push out what this process holds back of its output, and wait until it was read (2 s at most)."""
     _flush_python()
     _wait_until_read(1, 2)
 

@@ -395,3 +395,19 @@ def test_a_prepared_model_is_returned_without_its_wrapper(kernel: Kernel) -> Non
     assert cell.error is not None and cell.error[0] == "ShipError"
     assert "return accelerator.unwrap_model(model)" in cell.error[1], cell.error[1]
     assert "Linear" in (kernel.run("notebook_launcher(train, (True,), num_processes=2)").ok().value or "")
+
+
+@pytest.mark.once
+def test_workers_keep_no_port_of_the_kernels(kernel: Kernel) -> None:
+    """A kernel that is started anew takes the same ports, also where a worker of the one before is still ending."""
+    cell = kernel.run(
+        """
+        import psutil
+
+        def count_ports():
+            return sum(each.status == psutil.CONN_LISTEN for each in psutil.Process().net_connections())
+
+        notebook_launcher(count_ports, num_processes=2, returns="all", start_method="fork"), count_ports() >= 5
+        """
+    ).ok()
+    assert cell.value == "([0, 0], True)"

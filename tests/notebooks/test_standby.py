@@ -145,6 +145,41 @@ def test_one_that_was_killed_or_stands_still_is_passed_over(kernel: Kernel, sign
     wait_for(lambda: not psutil.pid_exists(pid))
 
 
+TAKEN = """
+import psutil
+from unittest import mock
+from notebook_accel.launch.supervise.standby import Standby
+hand_over = Standby.hand_over
+
+def kill_then(self, *given):  # what others do is seen too late
+    pid = hand_over(self, *given)
+    os.kill(pid, {signum})
+    while psutil.Process(pid).status() not in ("zombie", "stopped"): time.sleep(0.001)
+    return pid
+
+with mock.patch.object(Standby, "hand_over", kill_then):
+    value = {ranks}
+value
+"""
+
+
+@pytest.mark.once
+def test_one_that_is_killed_as_a_launch_takes_it_is_replaced(kernel: Kernel) -> None:
+    kernel.run(USE).ok()
+    cell = kernel.run(TAKEN.format(signum=int(signal.SIGKILL), ranks=RANKS), timeout=120).ok()
+    assert cell.value == "['0', '1']"
+
+
+@pytest.mark.once
+def test_one_that_is_stopped_as_a_launch_takes_it_is_told(kernel: Kernel) -> None:
+    kernel.run(USE).ok()
+    cell = kernel.run(TAKEN.format(signum=int(signal.SIGSTOP), ranks=RANKS), timeout=120)
+    assert cell.error is not None and cell.error[0] == "LaunchError"
+    assert "the fork server, from which workers start, is process" in cell.error[1]
+    for process in kernel.children():
+        process.kill()
+
+
 MORE = "import types\nsys.modules.update({f'made_{i}': types.ModuleType('made') for i in range(60)})"
 
 

@@ -42,9 +42,10 @@ def start(job: Job, check: Callable[[], None]) -> None:
 
     server: Any = forkserver._forkserver
     forkserver.set_forkserver_preload(_choose_modules(job, getattr(server, "_preload_modules", ())))
-    before = server._forkserver_pid
+    usable = standby.find_usable(job.options)
+    known = {server._forkserver_pid, usable and usable.pid}
     with explain_end(job, check):
-        with interrupts.block_interrupt_in_children(), standby.serve_by(standby.find_usable(job.options)):
+        with interrupts.block_interrupt_in_children(), standby.serve_by(usable):
             forkserver.ensure_running()
         if server._forkserver_pid == runtime.fork_server():
             _check_it_goes_on(server._forkserver_pid)
@@ -52,7 +53,7 @@ def start(job: Job, check: Callable[[], None]) -> None:
         try:
             _wait_for_answer(check)
         except (ConnectionError, EOFError):
-            if server._forkserver_pid != before:
+            if server._forkserver_pid not in known:
                 raise
             _replace(check)  # it was killed, or an earlier request that was broken off is ending it just now
             _wait_for_answer(check)
@@ -85,6 +86,7 @@ def _wait_for_answer(check: Callable[[], None]) -> None:
         os.write(writer, pickle.dumps({"sys_path": sys.path}) + pickle.dumps(Nothing()))
         while not wait_readable(reader, _LOOK_SECONDS):
             check()
+            _check_it_goes_on(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
         if not os.read(reader, 1):
             raise EOFError
     finally:

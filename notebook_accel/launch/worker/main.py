@@ -30,6 +30,7 @@ from ...stream import capture, displays
 from ...stream.emit import Emitter
 from ...stream.wire import GO, PipeEnd
 from ...takeover import finder
+from .. import descriptors
 from ..signals import STACK_SIGNAL
 from ..transfer import cell_sources, failures
 from ..transfer.random_states import RandomStates
@@ -268,6 +269,7 @@ def _forget_kernel() -> None:
     """Drop what a fork copied from the kernel and only the kernel may use."""
     signal.set_wakeup_fd(-1)
     atexit._clear()
+    descriptors.leave_ports()
     runtime.forget()
     gc.freeze()
 

@@ -44,10 +44,18 @@ def test_nobody_is_ended_who_was_not_asked(ranks: Ranks) -> None:
 
 def test_ranks_that_do_not_ask_are_ended_at_once(ranks: Ranks) -> None:
     ranks.control.stop(GRACE)
+    assert not ranks.is_due()
+    ranks.hold(1, 5)
+    ranks.hold(0, 0)
+    assert ranks.is_due()
+
+
+def test_ranks_that_stand_still_are_waited_for_a_while(ranks: Ranks) -> None:
+    ranks.control.stop(GRACE)
     assert not ranks.is_due() and [type(order) for order in ranks.told] == [HoldOrder] * 2
     ranks.hold(1, 5)
-    assert not ranks.is_due(0.9)
-    assert ranks.is_due(0.2), "rank 0 has not asked"
+    assert not ranks.is_due(9.9), "rank 0 may stand still"
+    assert ranks.is_due(0.2)
 
 
 def test_ranks_that_ask_stop_at_the_same_question_and_have_their_time(ranks: Ranks) -> None:
