@@ -48,7 +48,7 @@ def test_children_of_the_fork_server():
 
 def test_shared_memory():
     from _posixshmem import shm_open
-    fd = shm_open("/psm_leaked", os.O_CREAT | os.O_RDWR, mode=0o600)
+    fd = shm_open(f"/psm_leaked_{os.getpid()}", os.O_CREAT | os.O_RDWR, mode=0o600)
     os.ftruncate(fd, 10)
     os.close(fd)
 
@@ -99,7 +99,7 @@ EXPECTED = {
     "test_threads": "thread 'forgotten' is still running",
     "test_children": "runs 'sleep 60'",
     "test_children_of_the_fork_server": "multiprocessing.forkserver import main",
-    "test_shared_memory": "psm_leaked was not unlinked",
+    "test_shared_memory": "shared memory /dev/shm/psm_leaked",
     "test_descriptors": "6 file descriptors are still open",
     "test_temp_files": "torchelastic_",
     "test_signals": "handler of SIGTERM",

@@ -179,12 +179,12 @@ def _collect(pipes: list[Connection], timeout: float) -> list[Any]:
 
 
 def _where(processes: list[Any], stacks: Path) -> str:
-    """Let the ranks write down where they are, kill them and return what they wrote."""
+    """Let the ranks write down where they are, which ends them, and return what they wrote."""
     for process in processes:
         if process.is_alive():
             os.kill(process.pid, signal.SIGUSR1)
-    time.sleep(0.5)
     for process in processes:
+        process.join(timeout=20)
         process.kill()
     return "\n".join(f"rank {path.name}:\n{path.read_text()}" for path in sorted(stacks.iterdir()))
 
@@ -216,7 +216,7 @@ def _child(
         None, force=True
     )  # loaders start as in any program, not as this rank did
     stack = open(os.path.join(stacks, variables["RANK"]), "w")  # noqa: SIM115 - open as long as the rank lives
-    faulthandler.register(signal.SIGUSR1, stack)
+    faulthandler.register(signal.SIGUSR1, stack, chain=True)  # and the signal then ends it
     import torch
 
     from notebook_accel import runtime

@@ -132,17 +132,17 @@ def interrupt_soon() -> None:
 
 @pytest.mark.parametrize("patience", [0.0, 0.3])
 def test_a_wait_that_obeys_nothing_is_left_all_the_same(patience: float) -> None:
-    interrupt_soon()
     with pytest.raises(KeyboardInterrupt), interrupts.delay_interrupt(patience):
+        interrupt_soon()
         time.sleep(600)  # to its end it would take longer than a test may
     assert not interrupts.is_interrupted()
 
 
 def test_a_block_that_must_not_be_torn_is_not() -> None:
     done = []
-    interrupt_soon()
     with pytest.raises(KeyboardInterrupt), interrupts.delay_interrupt(0.0):
         with interrupts.delay_interrupt():
+            interrupt_soon()
             while not interrupts.is_interrupted():
                 time.sleep(0.01)
             done.append("goes on")
@@ -152,9 +152,9 @@ def test_a_block_that_must_not_be_torn_is_not() -> None:
 
 def test_what_was_obeyed_does_not_come_again() -> None:
     before = threading.active_count()
-    interrupt_soon()
     with interrupts.delay_interrupt(0.0):
         with interrupts.delay_interrupt():
+            interrupt_soon()
             while not interrupts.is_interrupted():
                 time.sleep(0.01)
             with pytest.raises(KeyboardInterrupt):

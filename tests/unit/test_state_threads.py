@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from notebook_accel import PartialState, runtime
+from tests.unit.clock import PATIENCE_S
 from tests.unit.test_state_views import STATES, Holder
 
 pytestmark = pytest.mark.usefixtures("clean_runtime")
@@ -44,7 +45,7 @@ def test_a_thread_that_is_a_rank_patches_its_own_state() -> None:
 def test_threads_that_are_ranks_leave_a_patch_in_any_order(kind: Any, first: int) -> None:
     ours = PartialState(cpu=True)._runtime
     before, seen = kind._shared_state, {}
-    meet, left = threading.Barrier(2, timeout=20), threading.Event()
+    meet, left = threading.Barrier(2, timeout=PATIENCE_S), threading.Event()
 
     def work(rank: int) -> None:
         place = replace(ours.topology, rank=rank, local_rank=rank, world_size=2, local_world_size=2)
@@ -58,7 +59,7 @@ def test_threads_that_are_ranks_leave_a_patch_in_any_order(kind: Any, first: int
                 meet.wait()
             inner = runtime.current()
             if rank != first:
-                assert left.wait(20)
+                assert left.wait(PATIENCE_S)
         left.set()
         meet.wait()
         shared = PartialState._shared_state

@@ -34,6 +34,7 @@ from notebook_accel import (
 )
 from notebook_accel.utils import modeling
 from tests.unit.big_models import INPUT, Words, half, kinds_of, save, words
+from tests.unit.clock import PATIENCE_S
 
 pytestmark = pytest.mark.filterwarnings("error")
 FORMS = ["safetensors", "sharded safetensors", "plain safetensors", "bin", "sharded bin"]
@@ -136,7 +137,7 @@ def test_offloaded_models_compute_the_same_and_come_back(tmp_path: Path, offload
     gc.collect()
     left = [thread for thread in threading.enumerate() if "weights of" in thread.name]
     for thread in left:
-        thread.join(5)  # one that has nothing more to fetch ends a moment later
+        thread.join(PATIENCE_S)  # one that has nothing more to fetch ends a moment later
     assert not any(thread.is_alive() for thread in left)
 
 
@@ -311,7 +312,7 @@ def test_the_next_weights_are_fetched_while_a_module_computes() -> None:
     layer, seen = model.blocks[0].first, []
 
     def compute(x: torch.Tensor) -> torch.Tensor:
-        seen.append(weights.event.wait(5))
+        seen.append(weights.event.wait(PATIENCE_S))
         return nn.functional.linear(x, layer.weight, layer.bias)
 
     layer.forward = compute

@@ -25,6 +25,7 @@ from notebook_accel import (
 )
 from notebook_accel.checkpointing import shards
 from notebook_accel.hooks import attach_layerwise_casting_hooks
+from tests.unit.clock import PATIENCE_S
 
 ROWS = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
 
@@ -161,10 +162,10 @@ def test_threads_take_turns(tmp_path: Path) -> None:
     results: list[bool] = []
     thread = threading.Thread(target=lambda: results.append(same(model, other)))
     thread.start()
-    assert INSIDE.wait(10)
+    assert INSIDE.wait(PATIENCE_S)
     results.append(same(model, other))
     DONE.set()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert results == [True, True]
 
 
@@ -172,13 +173,13 @@ def test_threads_take_turns(tmp_path: Path) -> None:
 def test_a_fork_in_the_middle_of_a_forward(tmp_path: Path) -> None:
     model, other = on_disk(Chain, tmp_path)
     inside, forked = threading.Event(), threading.Event()
-    other.before = lambda: (inside.set(), forked.wait(10))
+    other.before = lambda: (inside.set(), forked.wait(PATIENCE_S))
     thread = threading.Thread(target=other, args=(ROWS,))
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(PATIENCE_S)
     child = os.fork()
     if child == 0:
-        signal.alarm(20)
+        signal.alarm(120)
         other.before = list
         os._exit(0 if same(model, other) else 1)
     forked.set()

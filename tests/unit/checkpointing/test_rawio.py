@@ -21,6 +21,7 @@ import torch
 
 from notebook_accel.checkpointing import rawio
 from notebook_accel.checkpointing.rawio import Output
+from tests.unit.clock import PATIENCE_S, wait_until
 
 BLOCK = rawio.BLOCK
 SIZES = [0, 1, 511, 4096, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 7 * BLOCK + 4096, 9 * BLOCK + 12345]
@@ -214,10 +215,10 @@ def test_nothing_runs_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def job() -> None:
         if threading.current_thread() is threading.main_thread():
-            started.wait(10)
+            started.wait(PATIENCE_S)
             return
         started.set()
-        go.wait(10)
+        go.wait(PATIENCE_S)
         time.sleep(0.05)
         done.append("slow")
 
@@ -236,7 +237,7 @@ def test_nothing_is_written_after_an_interrupt(tmp_path: Path, monkeypatch: pyte
         raise KeyboardInterrupt
 
     def slow(self: Output, block: Any, length: int) -> None:
-        time.sleep(0.1)
+        wait_until(lambda: self._error is not None)  # the interrupt comes while the first block is written
         put(self, block, length)
 
     monkeypatch.setattr(threading.Thread, "join", interrupted)
@@ -324,7 +325,7 @@ def count_open() -> int:
     gc.collect()
     for thread in threading.enumerate():
         if thread.name == "checkpoint output":
-            thread.join(20)
+            thread.join(PATIENCE_S)
     return len(os.listdir("/proc/self/fd"))
 
 

@@ -38,6 +38,7 @@ from notebook_accel.data_loader import (
 )
 from notebook_accel.runtime import Runtime
 from notebook_accel.topology import Topology, from_environ
+from tests.unit.clock import wait_until
 from tests.unit.multiprocess import run_ranks
 
 CPU = torch.device("cpu")
@@ -301,7 +302,7 @@ def test_an_error_that_is_kept_keeps_no_loader_processes(first: int, is_stateful
         ) as error:
             list(prepared)
         assert error.value.__traceback__ is not None
-        assert not multiprocessing.active_children()
+        wait_until(lambda: not multiprocessing.active_children())
 
 
 @pytest.mark.may_leak("signals", reason="torch's loader processes leave a SIGCHLD handler")
@@ -315,7 +316,7 @@ def test_an_iterator_that_fails_while_it_is_made_keeps_no_processes(monkeypatch:
         with pytest.raises(RuntimeError, match="killed by signal") as error:
             list(prepare_data_loader(loader))
         assert error.value.__traceback__ is not None
-        assert not multiprocessing.active_children()
+        wait_until(lambda: not multiprocessing.active_children())
 
 
 @pytest.mark.may_leak("signals", reason="torch's loader processes leave a SIGCHLD handler")

@@ -18,6 +18,7 @@ from notebook_accel.data_loader import DataLoaderDispatcher, prepare_data_loader
 from notebook_accel.handlers import DataLoaderConfiguration
 from notebook_accel.runtime import Runtime
 from notebook_accel.topology import Topology
+from tests.unit.clock import wait_until
 from tests.unit.data_loader.test_data_loader import CPU, Mesh, Numbers, batches_of, install_gloo, load
 from tests.unit.multiprocess import run_ranks
 
@@ -297,6 +298,7 @@ def _count_processes() -> list[int]:
         loader: Any = prepare_data_loader(raw, CPU, put_on_device=True, use_stateful_dataloader=stateful)
         batches = iter(loader)
         next(batches)
+        wait_until(lambda: len(multiprocessing.active_children()) <= (rank == 0))  # some are on their way out
         found.append(len(multiprocessing.active_children()))
         list(batches)
         del batches, loader

@@ -21,9 +21,9 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data import dataloader as torch_loader
 
-from notebook_accel.data_loader import prepare_data_loader
+from notebook_accel.data_loader import failing, prepare_data_loader
 from notebook_accel.gradient_state import GradientState
-from tests.unit.clock import wait_until
+from tests.unit.clock import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.usefixtures("clean_runtime")
 
@@ -44,7 +44,8 @@ def test_a_loop_that_is_left_keeps_no_loader() -> None:
 
 
 def open_descriptors() -> int:
-    """Return how many descriptors are open once the threads that feed queues have closed theirs."""
+    """Return how many descriptors are open once loader processes and threads that feed queues have ended."""
+    wait_until(lambda: not multiprocessing.active_children())
     wait_until(lambda: not any("QueueFeeder" in thread.name for thread in threading.enumerate()))
     return len(os.listdir("/proc/self/fd"))
 
@@ -58,7 +59,6 @@ def loader() -> Iterator[Any]:
     before = open_descriptors()
     yield prepared
     assert open_descriptors() == before
-    assert not multiprocessing.active_children()
     assert len(list(prepared)) == 4
 
 
@@ -102,7 +102,7 @@ def test_an_interrupt_of_a_loop_that_is_being_left_is_not_lost(
         with pytest.raises(KeyboardInterrupt):
             for _ in loader:
                 break
-            time.sleep(10)
+            time.sleep(600)
 
 
 def interrupt_the_end(patch: pytest.MonkeyPatch) -> None:
@@ -157,8 +157,6 @@ def test_a_loader_process_that_is_killed_as_it_hands_over_a_batch_is_named(
 
 @LINUX
 @SIGNALS
-@LINUX
-@SIGNALS
 def test_a_process_that_is_killed_as_the_thread_of_its_queue_starts_leaves_no_thread(
     loader: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +174,7 @@ def test_a_process_that_is_killed_as_the_thread_of_its_queue_starts_leaves_no_th
     assert caught.value.__traceback__ is not None, "somebody keeps the error"
 
 
+@SIGNALS
 def test_an_error_of_the_data_set_stays_what_it_is() -> None:
     def fail(samples: list[int]) -> None:
         Path("no-such-file").read_text()
@@ -185,6 +184,8 @@ def test_an_error_of_the_data_set_stays_what_it_is() -> None:
         next(iter(loader))
 
 
+@LINUX
+@SIGNALS
 def test_an_interrupt_right_after_a_fork_leaves_no_process(
     loader: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +200,7 @@ def test_an_interrupt_right_after_a_fork_leaves_no_process(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(os, "fork", fork)
+        patch.setattr(failing, "PATIENCE", PATIENCE_S)  # both processes are started by then
         next(iter(loader))
     gc.collect()
     wait_until(lambda: {child.pid for child in psutil.Process().children()} <= before)
@@ -215,6 +217,7 @@ class Handlers(Dataset[bool]):
 
 
 @LINUX
+@SIGNALS
 def test_an_interrupt_comes_at_once_in_loader_processes() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     loader = prepare_data_loader(DataLoader(Handlers(), batch_size=2, num_workers=2))

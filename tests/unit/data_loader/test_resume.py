@@ -196,6 +196,7 @@ def test_stateful_loaders_of_other_processes_start_a_new_epoch(tmp_path: Path, c
     run_ranks(rank_has_others, where, world_size=2)
 
 
+@pytest.mark.may_leak("signals", reason="torch's loader processes leave a SIGCHLD handler")
 def test_a_state_that_does_not_fit_changes_nothing(tmp_path: Path, clean_runtime: None) -> None:
     run = Run(use_stateful_dataloader=True)
     next(run.epoch())
