@@ -76,7 +76,7 @@ class Lab:
         request = urllib.request.Request(
             f"{self.url}{path}", method=method, headers={"Authorization": f"token {self.token}"}
         )
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             text = answer.read()
         return json.loads(text) if text else None
 
@@ -171,11 +171,11 @@ def serve_lab(folder: Path) -> Iterator[Lab]:
         for kernel in lab.ask("/api/kernels"):
             lab.ask(f"/api/kernels/{kernel['id']}", "DELETE")
         lab.ask("/api/shutdown", "POST")
-        server.wait(20)
+        server.wait(60)
     finally:
         if server.poll() is None:
             server.kill()
-            server.wait(20)
+            server.wait(60)
 
 
 @pytest.fixture(scope="package")
@@ -251,11 +251,11 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _wait_for(lab: Lab, server: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while True:
         try:
             lab.ask("/api/status")
             return
-        except (urllib.error.URLError, ConnectionError):
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
             assert server.poll() is None and time.monotonic() < end, log.read_text()[-2000:]
             time.sleep(0.1)

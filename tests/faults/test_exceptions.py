@@ -178,6 +178,7 @@ def test_of_a_session(tmp_path: Path) -> None:
     out = run(
         ODD
         + """
+be_patient()
 with Session(2, start_method="fork") as session:
     for name in sorted(MAKERS.keys() - {"ends when made"}):  # which ends whoever makes it, here the worker
         told(name, lambda name: session.run(raise_one, name))

@@ -40,6 +40,7 @@ def test_a_session_is_never_left_busy(tmp_path: Path) -> None:
         + """
 from notebook_accel.session.core import Session as Core
 from notebook_accel.session.workers import Workers
+be_patient()
 with Session(2, start_method="fork") as session:
     def work():
         session.run(os.getpid)
@@ -60,6 +61,7 @@ def test_a_session_that_is_interrupted_at_its_start_leaves_no_worker(tmp_path: P
 import psutil
 from notebook_accel.launch import registry
 from notebook_accel.session.core import Session as Core
+be_patient()
 kept = []
 def work():
     try:
@@ -82,6 +84,7 @@ def test_a_session_that_is_interrupted_as_it_starts_anew_is_closed_and_says_so(t
         AIM
         + """
 from notebook_accel.session.core import Session as Core
+be_patient()
 said, sessions = set(), []
 def work():
     sessions.append(session := Session(1, start_method="fork"))

@@ -53,7 +53,7 @@ def kill_one(seconds, **options):
     began = time.monotonic()
     while not has_ended():
         left = psutil.Process().children(recursive=True)
-        assert time.monotonic() - began < 20, [(child.name(), child.status(), child.cmdline()) for child in left]
+        assert time.monotonic() - began < 90, [(child.name(), child.status(), child.cmdline()) for child in left]
         time.sleep(0.01)
 """
 
@@ -63,9 +63,11 @@ def test_kernels_in_any_phase(tmp_path: Path, method: str, times: int) -> None:
     """All that ranks have started ends too, also where a rank has just returned."""
     code = f"""
 options = dict(start_method={method!r})
-began = time.monotonic()
-kill_one(None, **options)
-longest = 1.2 * (time.monotonic() - began)
+def measure():
+    began = time.monotonic()
+    kill_one(None, **options)
+    return time.monotonic() - began
+longest = 1.2 * min(measure(), measure())
 for number in range({times * TIMES}):
     kill_one(chooser.uniform(0, longest), **options)
 print("all ended")
@@ -77,7 +79,7 @@ def test_ranks_while_they_save(tmp_path: Path) -> None:
     """Of two ranks that save again and again one is killed: what the next launch loads is whole, and not older."""
     out = run(
         f"""
-        import random, torch
+        import itertools, random, torch
         from notebook_accel import Accelerator
         chooser = random.Random({SEED})
         print("seed {SEED}")
@@ -102,15 +104,18 @@ def test_ranks_while_they_save(tmp_path: Path) -> None:
                 assert accelerator.step >= at_least, (accelerator.step, at_least)
             first = accelerator.step
             accelerator.wait_for_everyone()
-            for number in range(first + 1, first + 400):
+            for number in itertools.count(first + 1):  # until it is killed
                 fill(number)
                 accelerator.save_state("kept", async_save=number % 2 == 0)
                 if accelerator.is_main_process:
                     with open(f"loaded-{{first}}", "w") as file:
                         file.write(str(number - 1))  # one save behind the next is on the disk
-            accelerator.end_training()
-            return accelerator.step
 
+        def find_pids(run):
+            phases = list(run.record.phases.items())
+            return {{rank: phase.pid for rank, phase in phases if phase.name == "running"}}
+
+        be_patient()
         saved = 0
         killed = 0
         for number in range({4 * TIMES}):
@@ -118,11 +123,10 @@ def test_ranks_while_they_save(tmp_path: Path) -> None:
                 saved = max(saved, int(open(left).read() or 0) - 1)
                 os.unlink(left)
             run = notebook_launcher(train, (saved,), num_processes=2, view="none", output="none", block=False)
-            wait_until(lambda: run.is_over or [name for name in os.listdir(".") if name.startswith("loaded-")],
-                       "the ranks save")
+            loaded = lambda: [name for name in os.listdir(".") if name.startswith("loaded-")]
+            wait_until(lambda: run.is_over or (loaded() and len(find_pids(run)) == 2), "the ranks save")
             time.sleep(chooser.uniform(0, 0.3))
-            pids = {{rank: phase.pid for rank, phase in run.record.phases.items() if phase.name == "running"}}
-            os.kill(pids[number % 2], signal.SIGKILL)
+            os.kill(find_pids(run)[number % 2], signal.SIGKILL)
             try:
                 run.result(60)
             except na.WorkerKilledError as error:
@@ -142,6 +146,7 @@ def test_one_of_two_kernels(tmp_path: Path) -> None:
             while not os.path.exists("go"):
                 time.sleep(0.01)
             return int(os.environ["RANK"])
+        be_patient()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with Session(2, start_method="fork") as session:
             pids = session.run(os.getpid, returns="all")
@@ -169,7 +174,7 @@ def test_one_of_two_kernels(tmp_path: Path) -> None:
             wait_until(lambda busy=busy: all(path.exists() for path in busy))  # type: ignore[misc]
         os.kill(programs[0].pid, signal.SIGKILL)
         os.killpg(programs[1].pid, signal.SIGINT)
-        wait_until(lambda: not any(map(is_alive, workers[0])), 20)
+        wait_until(lambda: not any(map(is_alive, workers[0])))
         out, _ = programs[1].communicate(timeout=240)
         assert "interrupted" in out and out.count("[0, 1]") == 2, out
         assert all(map(is_alive, workers[2])), "of another kernel"

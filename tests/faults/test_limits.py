@@ -28,6 +28,7 @@ def test_a_rank_that_the_system_kills_for_its_memory(tmp_path: Path) -> None:
 
         def value(): return int(os.environ["RANK"])
 
+        be_patient()
         for method in ("fork", "forkserver"):
             before = left()
             try:

@@ -33,19 +33,19 @@ PLANTED = {
     "kept = os.open(__file__, os.O_RDONLY)": "descriptors",
     "kept = threading.Thread(target=time.sleep, args=(600,), daemon=True); kept.start()": "more threads",
     "kept = subprocess.Popen(['sh', '-c', 'sleep 600 & sleep 600'])": "still runs",
-    "kept = subprocess.Popen(['true'])": "nobody has waited",
+    "kept = subprocess.Popen(['true']); os.waitid(os.P_PID, kept.pid, os.WEXITED | os.WNOWAIT)": "nobody has waited",
     "open(os.path.join(os.environ['TMPDIR'], 'kept'), 'w').close()": "temp folder",
     "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])": "mask",
 }
 
 
 def test_what_a_host_keeps_is_found(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaks, "SETTLE_SECONDS", 0.5)
     for code, words in PLANTED.items():
         watch = leaks.Watch(host, seconds=0.0)
         watch.check()
         host.demand(code)
-        with pytest.raises(SoakError, match=words):
+        with monkeypatch.context() as quick, pytest.raises(SoakError, match=words):
+            quick.setattr(leaks, "SETTLE_SECONDS", 0.5)
             watch.check()
         host.demand("if isinstance(kept, subprocess.Popen): kept.kill(), kept.wait()")
         for pid, process in processes.find_marked(host.mark).items():
@@ -87,17 +87,21 @@ def test_records_that_come_ever_more_seldom_are_no_growth(host: Host) -> None:
         watch._check_memory()
 
 
-def test_a_hang_is_told_with_stacks_and_what_outlives_its_host_is_found(tmp_path: Path) -> None:
+def test_a_hang_is_told_with_stacks_and_what_outlives_its_host_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_STACK_SECONDS", 60.0)
     host = ProgramHost(tmp_path / "host")
     try:
+        host.demand("import subprocess")
         with pytest.raises(SoakError, match=r"(?s)hangs.*subprocess.py"):
-            host.run("import subprocess; subprocess.run(['sh', '-c', 'sleep 600 & sleep 600'])", seconds=3.0)
+            host.run("subprocess.run(['sh', '-c', 'sleep 600 & sleep 600'])", seconds=8.0)
         host.kill()
         with pytest.raises(SoakError, match=r"processes live"):
             leaks.check_all_gone(host, 0.5)
     finally:
         host.close()
-    leaks.check_all_gone(host, 30.0)
+    leaks.check_all_gone(host, 60.0)
 
 
 WRONG = [
