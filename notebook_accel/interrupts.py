@@ -138,8 +138,10 @@ def delay_interrupt(
     try:
         yield
     finally:
-        handler.end()
-        signal.signal(signal.SIGINT, handler.before)
+        try:
+            handler.end()
+        finally:  # one that is late may come here still
+            signal.signal(signal.SIGINT, handler.before)
     if comes_later and handler.was_called:
         with contextlib.suppress(RuntimeError):  # the system gives no further thread
             threading.Thread(target=_interrupt_later, daemon=True).start()

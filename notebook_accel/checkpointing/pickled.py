@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pickle
 import sys
 import threading
@@ -21,6 +22,10 @@ Keep = Callable[[torch.Tensor], torch.Tensor]
 """Gets a tensor with its values, and returns what is kept of it."""
 
 _one_writer: Final = threading.Lock()  # torch's option for checksums is one for all threads
+if hasattr(
+    os, "register_at_fork"
+):  # a thread that writes has no copy in a fork, and would keep the lock there
+    os.register_at_fork(after_in_child=_one_writer._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def write(path: Path, obj: Any, *, cached: bool = True) -> str:

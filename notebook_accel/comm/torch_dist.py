@@ -20,7 +20,7 @@ from .base import Comm, ReduceOp
 from .gathers import gathers_of
 from .packing import view_as_bytes
 
-_LAST_WORK_S: Final = 0.01
+_LAST_WORK_S: Final = 0.05
 """Seconds to wait before Python ends. In these gloo's thread frees the tensors of the last collective. A thread that
 asks for Python's lock later is ended within C++ code, which aborts the process."""
 

@@ -12,15 +12,16 @@ from collections.abc import Callable, Collection, Iterator
 from types import TracebackType
 from typing import Any, Final
 
-from ..interrupts import PATIENCE, delay_interrupt
+from ..interrupts import delay_interrupt
 
+_START_SECONDS: Final = 5.0  # that an interrupt waits for loader processes to start
 _PATIENCE_SECONDS: Final = 1.0  # from the end of a process's connections to its own end
 _LOOK_SECONDS: Final = 0.01
 _PIPES: Final = os.path.dirname(multiprocessing.__file__) + os.sep
 
 
 def start_processes(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Return torch's iterator of a loader. An interrupt waits until it knows all of its processes, a second at most.
+    """Return torch's iterator of a loader. An interrupt waits until it knows all of its processes, 5 s at most.
 
     Between a fork and the next line of Python nobody knows the new process, and it would stay.
 
@@ -30,7 +31,7 @@ def start_processes(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     Raises:
         KeyboardInterrupt: the user interrupted it; the processes end with the iterator.
     """
-    with delay_interrupt(PATIENCE, ends_in_forks=True):
+    with delay_interrupt(_START_SECONDS, ends_in_forks=True):
         return begin()
 
 

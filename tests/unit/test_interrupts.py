@@ -162,3 +162,12 @@ def test_what_was_obeyed_does_not_come_again() -> None:
         handler: Any = signal.getsignal(signal.SIGINT)
         while handler.is_insisting or threading.active_count() > before:
             time.sleep(0.01)
+
+
+def test_one_that_is_late_at_the_end_of_a_block_leaves_the_handler_of_before() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interrupts.delay_interrupt(0.0):
+        handler: Any = signal.getsignal(signal.SIGINT)
+        end = handler.end
+        handler.end = lambda: (signal.raise_signal(signal.SIGINT), end())
+    assert signal.getsignal(signal.SIGINT) is before

@@ -200,7 +200,7 @@ def test_an_interrupt_right_after_a_fork_leaves_no_process(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(os, "fork", fork)
-        patch.setattr(failing, "PATIENCE", PATIENCE_S)  # both processes are started by then
+        patch.setattr(failing, "_START_SECONDS", PATIENCE_S)  # both processes are started by then
         next(iter(loader))
     gc.collect()
     wait_until(lambda: {child.pid for child in psutil.Process().children()} <= before)

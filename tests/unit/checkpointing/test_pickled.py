@@ -1,0 +1,45 @@
+"""Files of torch.save that several threads and processes write."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notebook_accel.checkpointing import pickled
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked there")
+
+
+class Slow:
+    """What is being pickled until a test says so."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.begun.set()
+        self.go.wait()
+        return int, ()
+
+
+def test_a_fork_writes_also_where_a_thread_was_writing(tmp_path: Path) -> None:
+    slow = Slow()
+    thread = threading.Thread(target=pickled.write, args=(tmp_path / "slow", slow))
+    thread.start()
+    slow.begun.wait()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        pickled.write(tmp_path / "forked", {"one": 1})
+        os._exit(0)
+    try:
+        assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        slow.go.set()
+        thread.join()
+    assert pickled.read(tmp_path / "forked") == {"one": 1}
