@@ -24,7 +24,7 @@ from .shared_memory import list_semaphores, remove_tensors
 from .trackers import is_tracker
 
 _OBEY_SECONDS: Final = 1.0  # from SIGTERM to SIGKILL
-_GONE_SECONDS: Final = 1.0  # for what is killed, and for trackers after the others
+_GONE_SECONDS: Final = 5.0  # for what is killed, and for trackers after the others
 _LOOK_SECONDS: Final = 0.01
 _SAME_SESSION_SECONDS: Final = 1.0  # between two looks; after longer, another session may have the number
 

@@ -28,10 +28,14 @@ CAUSES: Final = {
 }
 """What most often sends each signal."""
 
+_SIZES_DIFFER: Final = (
+    "gloo gives up where ranks give tensors of different shapes to one collective, such as gather (see "
+    "pad_across_processes), or are in different collectives, as where one rank has more batches; "
+    "ACCELERATE_DEBUG_MODE=1 may name the ranks"
+)
 _LAST_WORDS: Final = {
-    "Received data size doesn't match expected size": "gloo gives up where ranks give tensors of different shapes to "
-    "one collective, such as gather (see pad_across_processes), or are in different collectives, as where one rank has "
-    "more batches; ACCELERATE_DEBUG_MODE=1 may name the ranks"
+    "Received data size doesn't match expected size": _SIZES_DIFFER,
+    "op.preamble.length <= op.nbytes": _SIZES_DIFFER,  # of torch 2.8
 }
 """What C code says when it gives up, and what that means."""
 

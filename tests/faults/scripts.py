@@ -17,9 +17,7 @@ import psutil
 from tests import forker
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = (
-    240.0  # for a program; below the time of a test. Much else may run, and any process stand still meanwhile
-)
+SECONDS = 240.0  # for a program; below the time of a test. Much else may run, and any process stand still
 SEED = int(os.environ.get("FAULTS_SEED", random.randrange(10**6)))  # of what a test chooses at random
 TIMES = int(os.environ.get("FAULTS_TIMES", 1))  # how many times as many random moments are tried
 HEAD = """

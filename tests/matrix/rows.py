@@ -61,7 +61,13 @@ ROWS: Final = (
     Row(name="kaggle", python="3.12", torch="2.10.0", image="kaggle"),
     Row(name="python-3.14", python="3.14", torch=None),
     Row(name="newest", python="3.11", torch=None, extras=("test", "compare")),
-    Row(name="lowest", python="3.10", torch="2.8.0", lowest=True, beside=("accelerate==1.15.0",)),
+    Row(
+        name="lowest",
+        python="3.10",
+        torch="2.8.0",
+        lowest=True,
+        beside=("accelerate==1.15.0", "setuptools<77"),
+    ),
 )
 
 

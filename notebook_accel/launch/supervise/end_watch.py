@@ -14,7 +14,7 @@ import psutil
 
 from ...stream.readable import wait_readable
 
-_CODE_SECONDS: Final = 1.0
+_CODE_SECONDS: Final = 3.0
 """How long an exit code may come after the end: a fork server passes on those of its children."""
 
 _NO_ANSWER: Final = 255

@@ -29,7 +29,7 @@ _END_LOOK_SECONDS: Final = 0.02  # between two looks at workers that are being e
 _LEAST_KILL_SECONDS: Final = 2.0  # that killed workers have also where the user interrupts the wait for them
 _LAST_WORDS_SECONDS: Final = 0.1
 _SETTLE_SECONDS: Final = 1.0
-_PEER_END_SECONDS: Final = 1.0  # until the end of a rank is noticed whose peers have lost it
+_PEER_END_SECONDS: Final = 3.0  # until the end of a rank is noticed whose peers have lost it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -200,7 +200,6 @@ class CoordinatorConnection:
 
     Attributes:
         peer: the coordinator's IP address.
-        is_lost: whether the connection has ended.
 
     Raises:
         OSError: nothing listens there, or it does not know the key.
@@ -215,10 +214,15 @@ class CoordinatorConnection:
         self._num_bytes = 0
         self._changed = threading.Condition()
         self._is_closed = False
-        self.is_lost = False
+        self._has_ended = False
         self._listening = threading.Thread(target=self._listen, name="notebook_accel node", daemon=True)
         descriptors.keep_from_forks(self)
         self._listening.start()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended, and all is heard that was said before."""
+        return self._has_ended and not self._messages
 
     def say(self, message: Message) -> bool:
         """Send a message; return False where the coordinator is gone."""
@@ -226,8 +230,8 @@ class CoordinatorConnection:
             for piece in encode(message, self._session):
                 self._connection.sendall(piece)
         except OSError:
-            self.is_lost = True
-        return not self.is_lost
+            self._has_ended = True
+        return not self._has_ended
 
     def hear(self, timeout: float) -> Message | None:
         """Return the next message, None where none comes within `timeout` seconds."""
@@ -260,7 +264,7 @@ class CoordinatorConnection:
             for message, size in self._read_messages():
                 self._keep(message, size)
         except (OSError, EOFError, MalformedError):
-            self.is_lost = True
+            self._has_ended = True
 
     def _keep(self, message: Message, size: int) -> None:
         """Keep a message until it is heard; wait while those before it are too large together."""

@@ -21,7 +21,7 @@ from ...job import Rendezvous
 
 PROBE_SECONDS: Final = 1.0
 CONNECT_SECONDS: Final = 5.0
-_ANSWER_SECONDS: Final = 6.0
+_ANSWER_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.01
 _OF_SYSTEM: Final[dict[str, Any]] = (
     {"use_libuv": False} if sys.platform == "win32" else {}

@@ -93,6 +93,18 @@ def test_a_host_that_is_stopped_tells_those_who_wait(meeting: Meeting) -> None:
     assert str(hear(waiting, "refused")).startswith("node 0 (one) was stopped")
 
 
+def test_a_connection_is_not_lost_as_long_as_a_message_is_not_heard(meeting: Meeting) -> None:
+    waiting, host = meeting.come(1), meeting.come(0)
+    hear(host, "present")
+    host.say(Message("outcome", NodeOutcome(node=node(0), kind="stopped", text="node 0 (one) was stopped")))
+    wait_until(lambda: waiting._messages and waiting._messages[-1][0].kind == "refused")
+    meeting.coordinator.close()
+    waiting._listening.join()
+    assert not waiting.is_lost
+    hear(waiting, "refused")
+    assert waiting.is_lost
+
+
 def test_a_coordinator_ends_without_complaints(
     meeting: Meeting, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
