@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -89,6 +90,21 @@ STACK_SIGNAL: Final[int | None] = getattr(signal, "SIGRTMIN", 0) + 7 if hasattr(
 
 Programs that use real-time signals take the lowest numbers first.
 """
+
+
+def is_caught(pid: int, signum: int) -> bool:
+    """Return whether a process has a handler for a signal, as Linux tells; True where nobody tells.
+
+    Args:
+        pid: its process id.
+        signum: number of the signal.
+    """
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True
+    masks = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
+    return not masks or bool(int(masks[0], 16) >> (signum - 1) & 1)
 
 
 @contextlib.contextmanager

@@ -123,6 +123,10 @@ class ScriptWorkerGroup(LocalWorkerGroup):
             lifeline=ends.lifeline.fileno(),
         )
 
+    def can_be_asked(self, rank: int) -> bool:
+        """Return whether a script has begun: before, the signal that shows its stack would end it."""
+        return signals.STACK_SIGNAL is None or signals.is_caught(self.pids[rank], signals.STACK_SIGNAL)
+
     def judge_end(self, member: Member, exitcode: int | None, at: float) -> Event:
         """Return what it means that a process has ended: a script need not say that all is well."""
         if exitcode == 0:

@@ -253,10 +253,15 @@ class WorkerGroup(ABC, Generic[MemberT]):
         """Report a hang where there is one; return whether the run is to end for it."""
         running = {member.rank: member.pid for member in self.list_running()}
         phases = self._record.phases
-        ready = {rank for rank in running if rank in phases and phases[rank].name == "running"}
+        told = (rank for rank in running if rank in phases and phases[rank].name == "running")
+        ready = {rank for rank in told if self.can_be_asked(rank)}
         report = self.hang_watch.look(running, ready, list(self._record.results))
         self.hang = report if self._job.on_hang == "raise" else ""
         return bool(self.hang)
+
+    def can_be_asked(self, rank: int) -> bool:
+        """Return whether a worker whose function runs can say where it is."""
+        return True
 
     def note_end(self, member: MemberT, exitcode: int | None, at: float, last: Sequence[Event] = ()) -> None:
         """Note that a worker's process has ended; a failure where it ended without a word.

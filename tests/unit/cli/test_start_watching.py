@@ -66,6 +66,20 @@ def test_a_hang_is_only_told_unless_more_is_asked_for(patient: None) -> None:
     assert errors.count("nothing was heard of ranks 0, 1") == 1
 
 
+def test_a_report_of_a_hang_does_not_end_a_slow_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An interpreter that starts has no handler yet for the signal by which stacks are shown."""
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    (slow / "sitecustomize.py").write_text("import os, time\nif 'RANK' in os.environ: time.sleep(4)\n")
+    Path("s.py").write_text("print('began')\n")
+    monkeypatch.setattr(hang_watch, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setenv("PYTHONPATH", f"{slow}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    out, errors = run(*TWO, "--hang_timeout=1", "--on_hang=raise", "s.py")
+    assert out == "began\nbegan\n" and "nothing was heard" not in errors
+
+
 def test_lines_are_whole_however_they_are_written() -> None:
     Path("s.py").write_text(
         "import os, sys\n"
