@@ -37,6 +37,7 @@ _ANYWHERE: Final = ("0.0.0.0", "::")
 _LOOK_SECONDS: Final = 0.05
 _SOON_SECONDS: Final = 2.0  # at the beginning, in which a node that waits looks more often
 _PEER_SECONDS: Final = 3.0  # in which a node 0 looks for another one at an address that is not its own
+_OWN_SECONDS: Final = 60.0  # to connect to what this process itself has opened
 _NAMED: Final = 8  # nodes that a message names
 _VERDICT_SECONDS: Final = 10.0
 _LEAVE_SECONDS: Final = 5.0
@@ -218,13 +219,16 @@ class FixedNodes(NodeRendezvous):
             before_restart=self._forget_workers,
             proven=self._trust.is_proven,
         )
-        connection = self._connect_to_coordinator("127.0.0.1" if own in _ANYWHERE else own, port, token)
+        here = "127.0.0.1" if own in _ANYWHERE else own
+        connection = self._connect_to_coordinator(here, port, token, _OWN_SECONDS)
         store.set(_COORDINATOR, self._trust.write(_COORDINATOR, tuple[int, bytes], (port, token)))
         return connection
 
-    def _connect_to_coordinator(self, host: str, port: int, token: bytes) -> CoordinatorConnection:
+    def _connect_to_coordinator(
+        self, host: str, port: int, token: bytes, seconds: float = stores.CONNECT_SECONDS
+    ) -> CoordinatorConnection:
         key, proven = self._trust.derive_key(token), self._trust.is_proven
-        return CoordinatorConnection(host, port, key, stores.CONNECT_SECONDS, proven=proven)
+        return CoordinatorConnection(host, port, key, seconds, proven=proven)
 
     def _connect(self, wait: PeerWait) -> CoordinatorConnection:
         whom, hint = self._name_host(), ""
