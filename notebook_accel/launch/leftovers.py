@@ -131,7 +131,7 @@ class Leftovers:
                 left.remove_memory()
 
     def finish(self) -> None:
-        """Wait until nothing is left: for some milliseconds where all obey, else for three seconds at most."""
+        """Wait until nothing is left: for some milliseconds where all obey, else for some seconds."""
         while self._left:
             self.look()
             time.sleep(_LOOK_SECONDS if self._left else 0)

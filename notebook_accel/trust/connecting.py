@@ -30,7 +30,8 @@ def connect(
     Raises:
         OSError: nobody answers, or not in time; `proof.ProofError` where the other end does not know the key.
     """
-    deadline = time.monotonic() + timeout
+    deadline, was_refused = time.monotonic() + timeout, False
+    refusal = f"what listens at {endpoint[0]}:{endpoint[1]} ends the connection"
     while True:
         connection = socket.create_connection(endpoint, max(deadline - time.monotonic(), _PAUSE_SECONDS))
         try:
@@ -47,12 +48,13 @@ def connect(
         ):  # refused, or dropped for others that came
             connection.close()
             if time.monotonic() + _PAUSE_SECONDS > deadline:
-                raise proof.ProofError(
-                    f"what listens at {endpoint[0]}:{endpoint[1]} ends the connection"
-                ) from None
+                raise proof.ProofError(refusal) from None
+            was_refused = True
             time.sleep(_PAUSE_SECONDS)
-        except BaseException:
+        except BaseException as error:
             connection.close()
+            if was_refused and isinstance(error, TimeoutError):  # the last try had little time
+                raise proof.ProofError(refusal) from None
             raise
 
 
