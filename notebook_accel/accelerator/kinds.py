@@ -1,14 +1,18 @@
 """What methods take: an object of another kind is named by an error before anything changes.
 
-What a method uses decides, not the class alone, since libraries have optimizers, loaders and schedulers of their own.
+What a method uses decides, not the class alone, since libraries have optimizers, schedulers and wrappers of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+from ..checked import is_flag
+
+_MODEL = "a model, a torch.nn.Module"
 
 
 def require_model(method: str, model: Any) -> None:
@@ -22,11 +26,11 @@ def require_model(method: str, model: Any) -> None:
         TypeError: it is none.
     """
     if not isinstance(model, torch.nn.Module):
-        raise _wrong(method, "a model, a torch.nn.Module", model)
+        raise _wrong(method, _MODEL, model)
 
 
 def require_trained(method: str, model: Any) -> None:
-    """Check that an object is a model; what has a `no_sync` of its own counts as one.
+    """Check that an object is a model; a wrapper of one counts too, by its `no_sync` or its `parameters`.
 
     Args:
         method: whose argument it is.
@@ -35,12 +39,14 @@ def require_trained(method: str, model: Any) -> None:
     Raises:
         TypeError: it is none.
     """
-    if not hasattr(model, "no_sync"):
-        require_model(method, model)
+    if isinstance(model, torch.nn.Module):
+        return  # first: a module looks long for what it does not have
+    if isinstance(model, type) or not (hasattr(model, "no_sync") or hasattr(model, "parameters")):
+        raise _wrong(method, _MODEL, model)
 
 
-def list_trained(models: Iterable[Any]) -> Iterator[Any]:
-    """Yield the models of `accumulate` one by one, those in lists too.
+def list_trained(models: Iterable[Any]) -> list[Any]:
+    """Return the models of `accumulate`, those in lists too.
 
     Args:
         models: the objects.
@@ -48,12 +54,14 @@ def list_trained(models: Iterable[Any]) -> Iterator[Any]:
     Raises:
         TypeError: one of them is no model.
     """
+    found: list[Any] = []
     for model in models:
         if isinstance(model, (list, tuple)):
-            yield from list_trained(model)
+            found += list_trained(model)
         else:
             require_trained("accumulate", model)
-            yield model
+            found.append(model)
+    return found
 
 
 def require_loss(loss: Any) -> None:
@@ -91,22 +99,24 @@ def require_scheduler(scheduler: Any) -> None:
     Raises:
         TypeError: it is none.
     """
-    if isinstance(scheduler, type) or not hasattr(scheduler, "step"):
+    is_optimizer = isinstance(scheduler, torch.optim.Optimizer)
+    if isinstance(scheduler, type) or is_optimizer or not hasattr(scheduler, "step"):
         raise _wrong("prepare_scheduler", "a scheduler of torch", scheduler)
 
 
-def require_handler(method: str, handler: Any, kind: type) -> None:
-    """Check that a handler, where there is one, is of a kind.
+def require_handler(method: str, handler: Any, kind: type, use: str) -> None:
+    """Check that a handler, where there is one, is of a kind or can do the same.
 
     Args:
         method: whose argument it is.
         handler: the object, or None.
-        kind: of handlers.
+        kind: the class of handlers that the method takes.
+        use: name of the handler's method that is called.
 
     Raises:
         TypeError: it is of another kind.
     """
-    if not (handler is None or isinstance(handler, kind)):
+    if not (handler is None or isinstance(handler, kind) or hasattr(handler, use)):
         raise _wrong(method, kind.__name__, handler)
 
 
@@ -123,27 +133,30 @@ def require_hook(hook: Any) -> None:
         raise TypeError(f"a hook has to be a function, not {hook!r:.80}")
 
 
-def check_placement(device_placement: Any, num_objects: int) -> None:
-    """Check what `prepare` is told about places.
+def check_placement(device_placement: Any, num_objects: int) -> list[bool | None]:
+    """Return the `device_placement` of `prepare` as a list.
 
     Args:
-        device_placement: a list of True, False or None.
-        num_objects: for how many objects.
+        device_placement: True, False or None for each object.
+        num_objects: how many objects there are.
 
     Raises:
         TypeError: it is no such list.
         ValueError: it has another length.
     """
-    if not isinstance(device_placement, (list, tuple)) or not all(
-        place is None or isinstance(place, bool) for place in device_placement
-    ):
+    try:
+        places = list(device_placement)
+    except TypeError:
+        places = [device_placement, ...]  # no flags
+    if not all(map(is_flag, places)):
         raise TypeError(
             f"device_placement={device_placement!r}: a list is needed, with True, False or None for each object"
         )
-    if len(device_placement) != num_objects:
-        raise ValueError(f"device_placement has {len(device_placement)} items for {num_objects} objects")
+    if len(places) != num_objects:
+        raise ValueError(f"device_placement has {len(places)} items for {num_objects} objects")
+    return [None if place is None else bool(place) for place in places]
 
 
 def _wrong(method: str, needed: str, found: Any) -> TypeError:
-    what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+    what = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
     return TypeError(f"{method} takes {needed}, not {'None' if found is None else what}")

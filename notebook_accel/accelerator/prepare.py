@@ -21,7 +21,7 @@ from ..optimizer import AcceleratedOptimizer
 from ..scheduler import AcceleratedScheduler
 from ..strategies.base import Bundle
 from .base import Shared
-from .kinds import check_placement, require_model, require_optimizer, require_scheduler
+from .kinds import check_placement, require_model, require_optimizer, require_scheduler, require_trained
 
 _MARK = "_is_accelerate_prepared"
 
@@ -49,7 +49,7 @@ class PreparePart(Shared):
         if device_placement is None:
             device_placement = [None] * len(args)
         else:
-            check_placement(device_placement, len(args))
+            device_placement = check_placement(device_placement, len(args))
         places = [self.device_placement if place is None else place for place in device_placement]
         results = list(args)
         ready: list[int] = []
@@ -225,7 +225,7 @@ class PreparePart(Shared):
         Raises:
             TypeError: it is no model.
         """
-        require_model("get_state_dict", model)
+        require_trained("get_state_dict", model)
         return self._strategy.state_dict(model) if unwrap else model.state_dict()
 
     def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:

@@ -31,7 +31,7 @@ class ProfilePart(Shared):
             TypeError: `profile_handler` is of another kind.
             RuntimeError: there is a folder for traces, and the schedule recorded nothing.
         """
-        require_handler("profile", profile_handler, ProfileKwargs)
+        require_handler("profile", profile_handler, ProfileKwargs, "build")
         handler = profile_handler or self.profile_handler or ProfileKwargs()
         profiler = handler.build()
         with profiler:

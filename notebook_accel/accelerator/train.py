@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -94,7 +94,9 @@ class TrainPart(Shared):
         check_steps("gradient_accumulation_steps", gradient_accumulation_steps)
         self._runtime.gradient.num_steps = gradient_accumulation_steps
 
-    def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[None]:
+    def accumulate(
+        self, *models: torch.nn.Module | Sequence[torch.nn.Module]
+    ) -> AbstractContextManager[None]:
         """Return a context whose block counts as one batch; optimizers and schedulers step in every N-th block only.
 
         N is `gradient_accumulation_steps`. The last batch of a loader is a step too. Gradients are reduced over the
@@ -106,7 +108,7 @@ class TrainPart(Shared):
         Raises:
             TypeError: one of them is no model.
         """
-        return _Accumulation(self, tuple(list_trained(models)))
+        return _Accumulation(self, list_trained(models))
 
     def _count_batch(self) -> bool:
         """Set the flags for the next batch; return True if its gradients stay with the process."""
@@ -275,7 +277,7 @@ class TrainPart(Shared):
         Raises:
             TypeError: it is of another kind.
         """
-        require_handler("autocast", autocast_handler, AutocastKwargs)
+        require_handler("autocast", autocast_handler, AutocastKwargs, "to_kwargs")
         return self._precision.autocast(autocast_handler or self._autocast_handler)
 
     @property
@@ -289,7 +291,7 @@ class _Accumulation(AbstractContextManager[None]):
 
     __slots__ = ("_accelerator", "_models", "_quiet")
 
-    def __init__(self, accelerator: TrainPart, models: tuple[torch.nn.Module, ...]) -> None:
+    def __init__(self, accelerator: TrainPart, models: Sequence[torch.nn.Module]) -> None:
         self._accelerator = accelerator
         self._models = models
         self._quiet: AbstractContextManager[Any] | None = None
@@ -315,7 +317,8 @@ def _together(contexts: list[AbstractContextManager[Any]]) -> Iterator[None]:
 
 
 def _check_parameters(parameters: object) -> None:
-    if isinstance(parameters, (torch.nn.Module, str)) or not isinstance(parameters, Iterable):
+    is_iterable = isinstance(parameters, Iterable) or hasattr(parameters, "__getitem__")
+    if isinstance(parameters, (torch.nn.Module, str)) or not is_iterable:
         raise TypeError(
             f"parameters is a {type(parameters).__name__}: the parameters of the model are needed, model.parameters()"
         )

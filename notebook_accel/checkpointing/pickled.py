@@ -21,11 +21,18 @@ from . import checksums, rawio
 Keep = Callable[[torch.Tensor], torch.Tensor]
 """Gets a tensor with its values, and returns what is kept of it."""
 
-_one_writer: Final = threading.Lock()  # torch's option for checksums is one for all threads
-if hasattr(
-    os, "register_at_fork"
-):  # a thread that writes has no copy in a fork, and would keep the lock there
-    os.register_at_fork(after_in_child=_one_writer._at_fork_reinit)  # type: ignore[attr-defined]
+_one_writer: Final = threading.Lock()  # up to torch 2.8 its option for checksums is one for all threads
+
+
+def _begin_anew() -> None:
+    """In a fork: where a thread was writing, it is not there, and nobody else gives back lock and option."""
+    if _one_writer.locked():
+        _one_writer._at_fork_reinit()  # type: ignore[attr-defined]
+        torch.serialization.set_crc32_options(True)  # torch's default
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 def write(path: Path, obj: Any, *, cached: bool = True) -> str:

@@ -87,13 +87,18 @@ def _tensors(leaves: list[Any], operation: str, device: torch.device) -> list[to
     return placed
 
 
-def _check_tensor(leaf: Any, operation: str) -> None:
-    """Raise TypeError for what no collective takes."""
+def _check_kind(leaf: Any, operation: str) -> None:
+    """Raise TypeError for what is no tensor."""
     if not isinstance(leaf, torch.Tensor):
         raise TypeError(
             f"{operation} takes nested tuples, lists, dicts and dataclasses of tensors, but found "
             f"{type(leaf).__name__}; use gather_object for other objects"
         )
+
+
+def _check_tensor(leaf: Any, operation: str) -> None:
+    """Raise TypeError for what no collective takes."""
+    _check_kind(leaf, operation)
     if leaf.layout is not torch.strided and not leaf.is_nested:
         raise TypeError(
             f"{operation} takes dense tensors, but found one with layout {leaf.layout}: pass tensor.to_dense()"
@@ -288,7 +293,7 @@ def pad_across_processes(
             return tensor
         flat = nested.flatten(tensor)
         for leaf in flat.leaves:
-            _check_tensor(leaf, "pad_across_processes")
+            _check_kind(leaf, "pad_across_processes")
             _check_nested(leaf)
         return flat.rebuild(flat.leaves)
     flat = nested.flatten(tensor)

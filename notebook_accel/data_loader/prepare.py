@@ -94,7 +94,7 @@ def prepare_data_loader(
         TypeError: `dataloader` is no loader.
         ImportError: `use_stateful_dataloader` without torchdata.
     """
-    if isinstance(dataloader, type) or not hasattr(dataloader, "dataset"):
+    if isinstance(dataloader, type) or not hasattr(dataloader, "batch_sampler"):
         raise TypeError(f"prepare_data_loader takes a DataLoader, not {dataloader!r:.80}")
     if dispatch_batches is None:
         # not on XLA devices, which exchange objects as tensors of the device

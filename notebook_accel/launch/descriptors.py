@@ -10,6 +10,7 @@ import functools
 import os
 import socket
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from .. import runtime
 
 _LISTS = ("/proc/self/fd", "/dev/fd")
 _MOST_DESCRIPTORS = 1 << 16
+_KERNEL_SOCKETS = ("shell", "iopub", "stdin", "control", "hb")
 
 
 def keep_from_forks(owner: Any) -> None:
@@ -62,9 +64,14 @@ def _take_away() -> None:
     stores.clear()
 
 
-def leave_ports() -> None:
-    """In a worker: lead sockets nowhere at which its kernel listens, for a kernel that is started anew takes them."""
-    _lead_nowhere({fd for fd in _list_sockets() if _is_listening(fd)})
+def leave_kernel_ports() -> None:
+    """Close the kernel's ports in its worker: a kernel that is restarted needs them, maybe before the worker ends."""
+    kernel_app = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
+    if kernel_app is None or not kernel_app.initialized():
+        return
+    app = kernel_app.instance()
+    ports = {getattr(app, f"{name}_port", 0) for name in _KERNEL_SOCKETS} - {0}
+    _lead_nowhere({fd for fd in _find_connections(ports) if _is_listening(fd)})
 
 
 def _lead_nowhere(found: set[int]) -> None:
@@ -117,11 +124,10 @@ def _list_sockets() -> Iterator[int]:
 
 
 def _is_listening(fd: int) -> bool:
-    with contextlib.suppress(OSError):  # not every kind of socket says so
+    with contextlib.suppress(OSError):  # not every system says so
         connection = socket.socket(fileno=fd)
         try:
-            is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6)
-            return is_tcp and bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+            return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
         finally:
             connection.detach()
     return False

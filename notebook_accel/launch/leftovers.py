@@ -24,7 +24,10 @@ from .shared_memory import list_semaphores, remove_tensors
 from .trackers import is_tracker
 
 _OBEY_SECONDS: Final = 1.0  # from SIGTERM to SIGKILL
-_GONE_SECONDS: Final = 5.0  # for what is killed, and for trackers after the others
+_GONE_SECONDS: Final = 5.0  # for trackers after the others
+_KILLED_SECONDS: Final = 1.0
+LONGEST_SECONDS: Final = _OBEY_SECONDS + _GONE_SECONDS + _KILLED_SECONDS
+"""For what workers have left running to be gone."""
 _LOOK_SECONDS: Final = 0.01
 _SAME_SESSION_SECONDS: Final = 1.0  # between two looks; after longer, another session may have the number
 
@@ -96,7 +99,7 @@ class _Left:
                 _send(process, signals.KILL)
             return True
         _kill_groups(self._leader, running)
-        return bool(running) and now < self._trackers_due + _GONE_SECONDS
+        return bool(running) and now < self._trackers_due + _KILLED_SECONDS
 
 
 class Leftovers:
@@ -131,7 +134,7 @@ class Leftovers:
                 left.remove_memory()
 
     def finish(self) -> None:
-        """Wait until nothing is left: for some milliseconds where all obey, else for some seconds."""
+        """Wait until nothing is left: for some milliseconds where all obey, else for `LONGEST_SECONDS`."""
         while self._left:
             self.look()
             time.sleep(_LOOK_SECONDS if self._left else 0)

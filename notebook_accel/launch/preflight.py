@@ -393,7 +393,10 @@ def _check_signature(
 def _is_one_of(function: Any, *tests: Callable[[Any], bool]) -> bool:
     while isinstance(function, functools.partial):
         function = function.func
-    return any(test(part) for test in tests for part in (function, getattr(function, "__call__", None)))  # noqa: B004
+    parts = [function]
+    if not isinstance(function, type):  # whose `__call__` is that of its instances
+        parts.append(getattr(function, "__call__", None))  # noqa: B004
+    return any(test(part) for test in tests for part in parts)
 
 
 def _get_name(function: Any) -> str:

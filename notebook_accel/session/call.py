@@ -30,7 +30,7 @@ from ..stream.sinks import Sink
 
 _INTERRUPT_SECONDS: Final = 0.3  # from the interrupt to the end of connections; enough for Python code
 _RELEASE_SECONDS: Final = 15.0  # a rank that is killed takes the session's state along
-_ANSWER_SECONDS: Final = 10.0  # who never asks says so at once
+_ANSWER_SECONDS: Final = 10.0  # whose function never asks says so at once
 _LOOKS: Final = 4  # in each hang_timeout
 
 

@@ -20,7 +20,7 @@ from .readable import count_unread_bytes
 from .wire import PipeEnd
 
 _PUSH_SECONDS = 0.2
-_READ_SECONDS = 2.0  # of a notebook that stands still
+_READ_SECONDS = 2.0  # that a worker waits at most for a notebook that stands still
 _LAST_SECONDS = 10.0
 
 

@@ -66,7 +66,10 @@ ROWS: Final = (
         python="3.10",
         torch="2.8.0",
         lowest=True,
-        beside=("accelerate==1.15.0", "setuptools<77"),
+        beside=(
+            "accelerate==1.15.0",
+            "setuptools<77",
+        ),  # which needs a newer packaging, and torch's compiler needs it
     ),
 )
 

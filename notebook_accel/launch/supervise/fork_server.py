@@ -26,6 +26,7 @@ _LOOK_SECONDS: Final = 0.05
 _IMPORT_SECONDS: Final = 100.0
 _END_SECONDS: Final = 10.0
 _LAST_SECONDS: Final = 3.0
+_STOPPED_SECONDS: Final = 0.5
 _WORKER_ENDED: Final = "a worker ended before it began: something has killed it"
 
 
@@ -86,12 +87,21 @@ def _wait_for_answer(check: Callable[[], None]) -> None:
         os.write(writer, pickle.dumps({"sys_path": sys.path}) + pickle.dumps(Nothing()))
         while not wait_readable(reader, _LOOK_SECONDS):
             check()
-            _check_it_goes_on(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
+            _check_it_stays(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
         if not os.read(reader, 1):
             raise EOFError
     finally:
         os.close(writer)
         os.close(reader)
+
+
+def _check_it_stays(pid: int) -> None:
+    """Raise LaunchError where the server is stopped for longer than a look of a debugger takes."""
+    try:
+        _check_it_goes_on(pid)
+    except LaunchError:
+        time.sleep(_STOPPED_SECONDS)
+        _check_it_goes_on(pid)
 
 
 def _check_it_goes_on(pid: int) -> None:

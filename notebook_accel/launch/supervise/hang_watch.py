@@ -12,7 +12,7 @@ from . import hang_report
 
 _ANSWER_SECONDS: Final = 5.0
 _START_SECONDS: Final = 60.0  # a process that starts imports much, without a word
-_DEAF_SECONDS: Final = 5.0  # in which stacks arrive as lines of the ranks that could not answer
+_DEAF_SECONDS: Final = 3.0  # in which stacks arrive as lines of the ranks that could not answer
 
 
 class HangWatch:

@@ -10,7 +10,7 @@ from ...events import HoldOrder, Order, StopOrder
 from ...stream.record import RunRecord
 from .control import Control
 
-_ANSWER_SECONDS: Final = 10.0  # who never asks says so at once; one that stands still has work to save
+_ANSWER_SECONDS: Final = 10.0  # whose function never asks says so at once; who stands still has work to save
 
 
 class StopAgreement:

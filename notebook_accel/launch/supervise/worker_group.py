@@ -251,6 +251,8 @@ class WorkerGroup(ABC, Generic[MemberT]):
 
     def _look_for_hang(self) -> bool:
         """Report a hang where there is one; return whether the run is to end for it."""
+        if self._job.hang_timeout is None:
+            return False
         running = {member.rank: member.pid for member in self.list_running()}
         phases = self._record.phases
         told = (rank for rank in running if rank in phases and phases[rank].name == "running")

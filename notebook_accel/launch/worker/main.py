@@ -269,7 +269,7 @@ def _forget_kernel() -> None:
     """Drop what a fork copied from the kernel and only the kernel may use."""
     signal.set_wakeup_fd(-1)
     atexit._clear()
-    descriptors.leave_ports()
+    descriptors.leave_kernel_ports()
     runtime.forget()
     gc.freeze()
 

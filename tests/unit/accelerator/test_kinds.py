@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Subset, TensorDataset
 
 from notebook_accel import Accelerator
 from notebook_accel.local_sgd import LocalSGD
@@ -32,10 +34,10 @@ def parts(clean_runtime: None) -> Parts:
 
 Mistake = tuple[Callable[[Parts], Any], str]
 MISTAKES: dict[str, Mistake] = {
-    "accumulate": (lambda it: it.accelerator.accumulate("x"), "a model, a torch.nn.Module, not a str"),
+    "accumulate": (lambda it: it.accelerator.accumulate("x"), "a model, a torch.nn.Module, not str"),
     "accumulate, nested": (
         lambda it: it.accelerator.accumulate([it.model, it.optimizer]),
-        "accumulate takes a model, a torch.nn.Module, not a SGD",
+        "accumulate takes a model, a torch.nn.Module, not SGD",
     ),
     "no_sync": (
         lambda it: it.accelerator.no_sync(None),
@@ -44,10 +46,10 @@ MISTAKES: dict[str, Mistake] = {
     "backward": (lambda it: it.accelerator.backward(0.5), "backward takes a loss, a tensor with one element"),
     "clip": (lambda it: it.accelerator.clip_grad_norm_("x", 1.0), "parameters is a str"),
     "clip a number": (lambda it: it.accelerator.clip_grad_value_(3, 1.0), "parameters is a int"),
-    "autocast": (lambda it: it.accelerator.autocast("bf16"), "autocast takes AutocastKwargs, not a str"),
+    "autocast": (lambda it: it.accelerator.autocast("bf16"), "autocast takes AutocastKwargs, not str"),
     "profile": (
         lambda it: it.accelerator.profile("cpu").__enter__(),
-        "profile takes ProfileKwargs, not a str",
+        "profile takes ProfileKwargs, not str",
     ),
     "prepare_model": (
         lambda it: it.accelerator.prepare_model(torch.nn.Linear),
@@ -55,7 +57,7 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "prepare_optimizer": (
         lambda it: it.accelerator.prepare_optimizer(it.model),
-        "prepare_optimizer takes an optimizer of torch, not a Linear",
+        "prepare_optimizer takes an optimizer of torch, not Linear",
     ),
     "prepare_data_loader": (
         lambda it: it.accelerator.prepare_data_loader([1, 2]),
@@ -63,7 +65,7 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "prepare_scheduler": (
         lambda it: it.accelerator.prepare_scheduler("cosine"),
-        "prepare_scheduler takes a scheduler of torch, not a str",
+        "prepare_scheduler takes a scheduler of torch, not str",
     ),
     "places": (
         lambda it: it.accelerator.prepare(it.model, device_placement=True),
@@ -73,10 +75,22 @@ MISTAKES: dict[str, Mistake] = {
         lambda it: it.accelerator.prepare(it.model, device_placement=["cpu"]),
         "device_placement=['cpu']: a list is needed",
     ),
+    "prepare_scheduler, its optimizer": (
+        lambda it: it.accelerator.prepare_scheduler(it.optimizer),
+        "prepare_scheduler takes a scheduler of torch, not SGD",
+    ),
+    "prepare_data_loader, a part of a dataset": (
+        lambda it: it.accelerator.prepare_data_loader(Subset(TensorDataset(torch.ones(2)), [0])),
+        "prepare_data_loader takes a DataLoader, not <torch.utils.data.dataset.Subset",
+    ),
+    "accumulate, a class": (
+        lambda it: it.accelerator.accumulate(DistributedDataParallel),
+        "accumulate takes a model, a torch.nn.Module, not the class DistributedDataParallel",
+    ),
     "unwrap_model": (lambda it: it.accelerator.unwrap_model(3), "unwrap_model takes a model"),
     "get_state_dict": (
         lambda it: it.accelerator.get_state_dict(it.optimizer),
-        "get_state_dict takes a model, a torch.nn.Module, not a SGD",
+        "get_state_dict takes a model, a torch.nn.Module, not SGD",
     ),
     "save_model": (lambda it: it.accelerator.save_model({}, "x"), "save_model takes a model"),
     "pad": (
@@ -112,16 +126,26 @@ def test_a_mistake_is_named(mistake: Mistake, parts: Parts) -> None:
     with pytest.raises(TypeError) as caught:
         act(parts)
     assert wanted in str(caught.value)
-    assert not parts.accelerator._models and not parts.accelerator._optimizers
+    names = ("models", "optimizers", "schedulers", "dataloaders", "save_hooks", "load_hooks")
+    assert not any(getattr(parts.accelerator, f"_{name}") for name in names) and parts.accelerator.step == 0
 
 
 def test_what_counts_as_right(parts: Parts, tmp_path: Path) -> None:
     class Schedule:
         def step(self) -> None: ...
 
-    accelerator, model = parts.accelerator, parts.model
-    accelerator.prepare_scheduler(Schedule())
-    accelerator.prepare(model, parts.optimizer, device_placement=(True, None))
+    class Wrapper:
+        """Of a model, but no module."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(parts.model, name)
+
+    accelerator, model, schedule = parts.accelerator, parts.model, Schedule()
+    assert accelerator.prepare_scheduler(schedule).scheduler is schedule
+    accelerator.prepare(model, parts.optimizer, device_placement=np.array([True, False]))
+    with accelerator.accumulate(Wrapper()), accelerator.no_sync(Wrapper()):
+        pass
+    assert accelerator.get_state_dict(Wrapper(), unwrap=False).keys() == model.state_dict().keys()
     assert ProjectConfiguration(total_limit=np.int64(2)).total_limit == 2
     assert len(accelerator.pad_across_processes({"a": [torch.ones(2)]})["a"][0]) == 2
 

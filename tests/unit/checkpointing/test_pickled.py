@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from notebook_accel.checkpointing import pickled
 
@@ -34,9 +35,12 @@ def test_a_fork_writes_also_where_a_thread_was_writing(tmp_path: Path) -> None:
     slow.begun.wait()
     pid = os.fork()
     if pid == 0:
-        signal.alarm(60)
-        pickled.write(tmp_path / "forked", {"one": 1})
-        os._exit(0)
+        try:
+            signal.alarm(60)
+            pickled.write(tmp_path / "forked", {"one": 1})
+            os._exit(0 if torch.serialization.get_crc32_options() else 2)
+        finally:
+            os._exit(1)
     try:
         assert os.waitpid(pid, 0)[1] == 0
     finally:

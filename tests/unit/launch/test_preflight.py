@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -188,8 +189,13 @@ def test_a_generator_function_is_refused() -> None:
     def generate(a: int = 0) -> Iterator[int]:
         yield a
 
-    for function in (generate, functools.partial(generate, 1)):
+    class Callable:
+        def __call__(self) -> Iterator[int]:
+            yield 1
+
+    for function in (generate, functools.partial(generate, 1), Callable()):
         assert "has a yield in it" in str(_error(function=function))
+    assert not preflight._is_one_of(Callable, inspect.isgeneratorfunction), "that makes an instance"
 
 
 def test_an_async_function_is_refused() -> None:

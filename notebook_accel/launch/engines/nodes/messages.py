@@ -230,7 +230,9 @@ class CoordinatorConnection:
             for piece in encode(message, self._session):
                 self._connection.sendall(piece)
         except OSError:
-            self._has_ended = True
+            with contextlib.suppress(OSError):  # whoever listens hears what has come, and then the end
+                self._connection.shutdown(socket.SHUT_RDWR)
+            return False
         return not self._has_ended
 
     def hear(self, timeout: float) -> Message | None:

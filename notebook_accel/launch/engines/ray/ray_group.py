@@ -15,6 +15,7 @@ from ....stream.listener import Listener
 from ....topology import Topology
 from ... import descriptors
 from ...checks import addresses
+from ...leftovers import LONGEST_SECONDS
 from ...supervise.worker_group import Attempt, Member, WorkerGroup
 from ...worker.environment import list_rank_variables
 from ..remote.rank_process import ProcessStart, find_version, name_machine
@@ -29,7 +30,7 @@ _START_SECONDS: Final = (
 _CONNECT_SECONDS: Final = 30.0
 _EXPLAIN_SECONDS: Final = 40.0  # Ray takes about half of that to declare a silent node dead
 _ASK_SECONDS: Final = 1.0
-_LEFT_SECONDS: Final = 5.0  # for actors, to end what their ranks have left running
+_LEFT_SECONDS: Final = LONGEST_SECONDS + 2.0  # for actors, to end what their ranks have left running
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from ....events import Event
 from ....stream.wire import FrameReader, frame
 from ....takeover import finder
 from ...checks import addresses
+from ...leftovers import LONGEST_SECONDS
 from ...transfer.pickled import Pickled
 from ...transfer.shared_memory import SharedPickle, write_unnamed
 from . import packets
@@ -57,7 +58,7 @@ from .rank_process import (
 from .reaching import Reach, drop_connections
 from .relay import Relay
 
-_LAST_SECONDS: Final = 4.0
+_LAST_SECONDS: Final = LONGEST_SECONDS + 1.0
 _FIRST_SECONDS: Final = 60.0  # that an agent waits at least for its first run
 _BYTES: Final = 1 << 18
 _PACKET: Final = 1 << 20

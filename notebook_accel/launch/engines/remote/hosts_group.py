@@ -28,6 +28,7 @@ from ....events import (
 )
 from ....topology import Topology
 from ...checks import addresses
+from ...leftovers import LONGEST_SECONDS
 from ...supervise.worker_group import Attempt, Member, WorkerGroup
 from ...transfer.pickled import Pickled
 from ...worker.environment import list_rank_variables
@@ -52,9 +53,8 @@ from .pool import Pool
 from .rank_process import ProcessStart, Work, name_machine
 
 _LOOK_SECONDS: Final = 0.05
-_CLEAR_SECONDS: Final = 4.0
+_CLEAR_SECONDS: Final = LONGEST_SECONDS + 1.0
 _MISSING: Final = ("FileNotFoundError", "ModuleNotFoundError")
-_NO_FILE: Final = "No such file or directory"
 _CPU: Final = "ACCELERATE_USE_CPU"
 _NETWORKS: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -490,7 +490,7 @@ def _add_host(error: RaisedError | None, rank: int, host: str) -> RaisedError | 
     """Return an error with a note that names the host, where something is missing there."""
     if error is None:
         return None
-    if error.type_name in _MISSING or _NO_FILE in error.message:
+    if error.type_name in _MISSING or "No such file or directory" in error.message:
         what = "module" if error.type_name == "ModuleNotFoundError" else "file"
         note = (
             f"rank {rank} is on {host}, and the {what} is not there: a launch carries the function, its arguments "
