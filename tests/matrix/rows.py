@@ -66,10 +66,8 @@ ROWS: Final = (
         python="3.10",
         torch="2.8.0",
         lowest=True,
-        beside=(
-            "accelerate==1.15.0",
-            "setuptools<77",
-        ),  # which needs a newer packaging, and torch's compiler needs it
+        # of setuptools the last that takes the lowest packaging: torch's compiler imports it
+        beside=("accelerate==1.15.0", "setuptools==76.1.0"),
     ),
 )
 
