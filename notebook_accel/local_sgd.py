@@ -38,7 +38,7 @@ class LocalSGD:
     def __init__(
         self, accelerator: Accelerator, model: torch.nn.Module, local_sgd_steps: int, enabled: bool = True
     ) -> None:
-        if not isinstance(accelerator, Accelerator):
+        if not hasattr(accelerator, "_strategy"):
             raise TypeError(f"LocalSGD takes an Accelerator, not {accelerator!r:.80}")
         require_model("LocalSGD", model)
         check_steps("local_sgd_steps", local_sgd_steps)
