@@ -18,7 +18,8 @@ PLACEMENTS: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _NAMESPACE: Final = "notebook_accel at "
 """What Ray calls connections of ours, before their address: it is how they are told from the user's own."""
 _LOCAL: Final = "local"
-_SLOW_SERVER: Final = "Proxy failed to Connect to backend"  # of Ray's client
+_SLOW_SERVER: Final = ("Proxy failed to Connect to backend", "psutil.ZombieProcess")
+"""What Ray's client says where the process that is to serve it was too slow, or ended as it started."""
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _SHOWN_NODES: Final = 6
 _MANY: Final = 1 << 20
@@ -97,7 +98,9 @@ def _init(address: str, tries: int = 2) -> None:
             )
     except Exception as error:
         ray.shutdown()
-        was_slow = _SLOW_SERVER in str(error) or (address == _LOCAL and "timed out" in str(error))
+        was_slow = any(words in str(error) for words in _SLOW_SERVER) or (
+            address == _LOCAL and "timed out" in str(error)
+        )
         if not was_slow or tries < 2:
             raise
         _init(address, tries - 1)

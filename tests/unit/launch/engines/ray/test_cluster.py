@@ -40,3 +40,25 @@ def test_a_folder_that_the_user_named_is_not_looked_for(monkeypatch: pytest.Monk
     monkeypatch.setenv("RAY_TMPDIR", "/r")
     monkeypatch.setattr(cluster.socket_folder, "find_folder", lambda length: pytest.fail("it was looked for"))
     cluster._init("local")
+
+
+@pytest.mark.parametrize(
+    ("says", "tries"),
+    [
+        ("Proxy failed to Connect to backend! Check logs", 2),
+        ("psutil.ZombieProcess: PID still exists but it's a zombie (pid=7)", 2),
+        ("connection refused", 1),
+    ],
+)
+def test_what_passes_is_tried_again(says: str, tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def init(*, address: str, **options: Any) -> None:
+        asked.append(address)
+        raise ConnectionAbortedError(says)
+
+    ray: Any = SimpleNamespace(init=init, shutdown=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(ConnectionAbortedError):
+        cluster._init("ray://there:10001")
+    assert len(asked) == tries
