@@ -375,6 +375,9 @@ def test_a_job_that_can_write_nothing_is_told(
     driver.resume()
     kernel.run(wait.format("'goes on without this notebook'"), timeout=PATIENCE).ok()
     (tmp_path / "go").touch()
+    told = "run.wait(150), run.record.notice, run.lines(0)[-3:], run.lines(1)[-3:]"
+    value = kernel.run(told, timeout=PATIENCE).ok().value
+    assert value.startswith("(True"), (value, list(jobs_folder.rglob("*")))
     assert kernel.run("run.result()", timeout=PATIENCE).ok().value == "[1.5, 2.5]"
 
 
