@@ -144,11 +144,9 @@ def check_placement(device_placement: Any, num_objects: int) -> list[bool | None
         TypeError: it is no such list.
         ValueError: it has another length.
     """
-    try:
-        places = list(device_placement)
-    except TypeError:
-        places = [device_placement, ...]  # no flags
-    if not all(map(is_flag, places)):
+    is_several = not isinstance(device_placement, str) and hasattr(device_placement, "__len__")
+    places = list(device_placement) if is_several else []
+    if not is_several or not all(map(is_flag, places)):
         raise TypeError(
             f"device_placement={device_placement!r}: a list is needed, with True, False or None for each object"
         )
