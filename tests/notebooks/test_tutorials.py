@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,15 @@ def test_a_tutorial_runs(notebook: Path, tmp_path: Path) -> None:
     outputs = [output for cell in executed.cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert not [text for text in SAYS.get(notebook.stem, []) if text not in done.stdout]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_runs_also_where_there_is_one_gpu(notebook: Path) -> None:
+    stored = nbformat.read(notebook, as_version=4)
+    code = "\n".join(cell.source for cell in stored.cells if cell.cell_type == "code")
+    needs_two = re.search(r"num_processes=2\b|num_processes\": 2\b|%session 2\b|num_nodes=2\b", code)
+    assert not needs_two or re.search(r"ACCELERATE_USE_CPU|use_cpu=True", code) or notebook.stem == "08_tpu"
 
 
 def test_the_runner_reports_a_failing_cell(tmp_path: Path) -> None:
