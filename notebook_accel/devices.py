@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from . import environ, probes, tpu
+from . import cuda_count, environ, probes, tpu
 
 if TYPE_CHECKING:  # functions import it where they need it: the command line starts faster without torch
     import torch
@@ -53,8 +53,11 @@ class DeviceKind:
 def _num_cuda() -> int:
     import torch
 
+    if not torch.backends.cuda.is_built():
+        return 0
+    found = cuda_count.count() if os.path.exists(cuda_count.DRIVER) else None
     # device_count() asks NVML, but falls back to the CUDA runtime where NVML fails; neither makes a context
-    return torch.cuda.device_count() if torch.backends.cuda.is_built() else 0
+    return torch.cuda.device_count() if found is None else found
 
 
 def _num_xpu() -> int:

@@ -26,7 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "interrupts",
         "notices",
     ),
-    ("tpu", "takeover"),
+    ("tpu", "takeover", "cuda_count"),
     (
         "topology",
         "nested",
