@@ -308,6 +308,16 @@ def test_an_interrupt_as_a_cell_ends_leaves_one_process(kernel: Kernel) -> None:
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("has_it", [False, True], ids=["kernel without it", "kernel with it"])
+def test_a_copy_has_the_compiler_where_something_needs_it(kernel: Kernel, has_it: bool) -> None:
+    kernel.run(USE).ok()
+    if has_it:  # such as by an optimizer that a cell made, and the copy is an older one
+        kernel.run("import torch._dynamo").ok()
+    assert find(kernel)[1:] == (True, has_it)
+    look = "notebook_launcher(lambda: 'torch._dynamo' in sys.modules, num_processes=2, returns='all')"
+    assert kernel.run(look, timeout=120).ok().value == f"[{has_it}, {has_it}]"
+
+
 def test_a_function_that_trains_has_the_compiler_loaded_before(kernel: Kernel) -> None:
     assert not find(kernel)[2]
     kernel.run(

@@ -185,12 +185,12 @@ class _CellWatcher:
             self._prepare_to_train()
 
     def _prepare_to_train(self) -> None:
-        """Let the process import torch's compiler where the notebook has a function that trains."""
+        """Let the process import torch's compiler where the notebook has it, or a function that trains."""
         from ..checks import compiler_preload  # here: it needs torch
 
         if self._training is None:
             self._training = compiler_preload.TrainingWatch()
-        trains = self._training.look(list(self._shell.user_ns.values()))
+        trains = self._training.look(list(self._shell.user_ns.values())) or compiler_preload.is_loaded()
         standby = find()
         if standby is not None and not standby.has_compiler and trains:
             standby.load_compiler()

@@ -93,7 +93,10 @@ def _set_defaults() -> None:
         # `get_default_device` raises at None, in torch before 2.10
         del torch._GLOBAL_DEVICE_CONTEXT.device_context
     torch.set_grad_enabled(True)
-    torch.use_deterministic_algorithms(False)
+    if (
+        torch.are_deterministic_algorithms_enabled()
+    ):  # to set it imports torch's compiler, which takes seconds
+        torch.use_deterministic_algorithms(False)
     cloudpickle = sys.modules.get("cloudpickle.cloudpickle")
     for name in ("_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_DYNAMIC_CLASS_TRACKER_BY_ID"):
         if isinstance(classes := getattr(cloudpickle, name, None), MutableMapping):
