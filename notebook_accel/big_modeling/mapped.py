@@ -87,7 +87,7 @@ def _check_stamp(path: str | Path, stamp: tuple[int, int] | None) -> None:
         )
 
 
-def read(places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
+def read(places: Mapping[str, Place], *, aligned: bool = True) -> dict[str, torch.Tensor]:
     """Return tensors with the values at these places.
 
     A tensor is the mapped file itself where its address allows that; writes to it never reach the file. The others are
@@ -95,6 +95,7 @@ def read(places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
 
     Args:
         places: by name.
+        aligned: False where no kernel of the CPU computes with the tensors: any address of their type will do then.
 
     Raises:
         CheckpointError: a file cannot be read, or changed since its places were looked up.
@@ -103,13 +104,13 @@ def read(places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
     for path in dict.fromkeys(place.path for place in places.values()):
         here = {name: place for name, place in places.items() if place.path == path}
         try:
-            found |= _read_file(path, here)
+            found |= _read_file(path, here, aligned)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read for {', '.join(here)}: {error}") from error
     return found
 
 
-def _read_file(path: Path, places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
+def _read_file(path: Path, places: Mapping[str, Place], aligned: bool) -> dict[str, torch.Tensor]:
     stamps = {place.stamp for place in places.values()}
     for stamp in stamps:
         _check_stamp(path, stamp)
@@ -117,7 +118,7 @@ def _read_file(path: Path, places: Mapping[str, Place]) -> dict[str, torch.Tenso
     copied: list[rawio.Piece] = []
     mapped: dict[str, Place] = {}
     for name, place in places.items():
-        if place.nbytes and place.offset % _ALIGNMENT == 0:
+        if place.nbytes and place.offset % (_ALIGNMENT if aligned else place.dtype.itemsize) == 0:
             mapped[name] = place
             continue
         found[name] = _room(place)

@@ -276,8 +276,9 @@ class OffloadedWeightsLoader(Weights):
     def __len__(self) -> int:
         return len(self.all_keys)
 
-    def get_many(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        found = mapped.read({name: self._places[name] for name in names if name not in self.state_dict})
+    def get_many(self, names: Sequence[str], *, aligned: bool = True) -> dict[str, torch.Tensor]:
+        places = {name: self._places[name] for name in names if name not in self.state_dict}
+        found = mapped.read(places, aligned=aligned)
         self._verify(found)
         for name, tensor in found.items():
             made = tensor.to(self._dtypes[name]) if name in self._dtypes else tensor

@@ -12,8 +12,13 @@ class Weights(Mapping[str, torch.Tensor]):
     """A mapping that returns all weights of a module at once; a thread asks it while another module computes."""
 
     @abstractmethod
-    def get_many(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Return these weights by name; their memory may be pages of a file."""
+    def get_many(self, names: Sequence[str], *, aligned: bool = True) -> dict[str, torch.Tensor]:
+        """Return these weights by name; their memory may be pages of a file.
+
+        Args:
+            names: theirs.
+            aligned: False where no kernel of the CPU computes with them: any pages of a file will do then.
+        """
 
     @abstractmethod
     def check(self, names: Sequence[str]) -> None:
@@ -46,8 +51,8 @@ class PrefixedDataset(Weights):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def get_many(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        found = get_many(self.dataset, [f"{self.prefix}{name}" for name in names])
+    def get_many(self, names: Sequence[str], *, aligned: bool = True) -> dict[str, torch.Tensor]:
+        found = get_many(self.dataset, [f"{self.prefix}{name}" for name in names], aligned=aligned)
         return {name: found[f"{self.prefix}{name}"] for name in names}
 
     def check(self, names: Sequence[str]) -> None:
@@ -57,18 +62,21 @@ class PrefixedDataset(Weights):
         return get_lasting(self.dataset, f"{self.prefix}{name}")
 
 
-def get_many(weights: Mapping[str, torch.Tensor], names: Sequence[str]) -> dict[str, torch.Tensor]:
+def get_many(
+    weights: Mapping[str, torch.Tensor], names: Sequence[str], *, aligned: bool = True
+) -> dict[str, torch.Tensor]:
     """Return some weights of any mapping.
 
     Args:
         weights: the mapping.
         names: of the weights.
+        aligned: see `Weights.get_many`.
 
     Raises:
         KeyError: a name is not there.
     """
     if isinstance(weights, Weights):
-        return weights.get_many(names)
+        return weights.get_many(names, aligned=aligned)
     return {name: weights[name] for name in names}
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from notebook_accel import CheckpointError, init_empty_weights, load_checkpoint_and_dispatch, utils
-from notebook_accel.big_modeling import offload
+from notebook_accel.big_modeling import mapped, offload
 from notebook_accel.checkpointing import weights
 from notebook_accel.hooks.align import align_hook
 from tests.unit.big_models import INPUT, Words, half, save, words
@@ -102,6 +102,21 @@ def flip_file(path: Path, place: int) -> None:
         file.seek(place)
         file.write(bytes([byte ^ 1]))
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))  # a disk that fails tells no time
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_any_address_of_a_file_will_do_where_no_kernel_computes(tmp_path: Path, aligned: bool) -> None:
+    path = tmp_path / "weights"
+    values = torch.arange(1000, dtype=torch.float32)
+    path.write_bytes(bytes(4) + values.numpy().tobytes() + bytes(1) + values.numpy().tobytes())
+    places = {
+        name: mapped.Place(path=path, offset=offset, shape=(1000,), dtype=torch.float32)
+        for name, offset in {"first": 4, "second": 4005}.items()
+    }
+    found = mapped.read(places, aligned=aligned)
+    assert all(torch.equal(tensor, values) for tensor in found.values())
+    is_aligned = {name: tensor.data_ptr() % 64 == 0 for name, tensor in found.items()}
+    assert is_aligned == {"first": aligned, "second": True}
 
 
 def test_values_are_compared_when_they_are_read_first(tmp_path: Path) -> None:
