@@ -231,10 +231,10 @@ def _driver(name: str) -> Iterable[Check]:
     found = gpus()
     usable = devices.count(devices.CUDA)
     if not found:
-        text = f"{usable} CUDA GPUs" if usable else "no NVIDIA GPU"
+        text = devices.describe_count(usable, devices.CUDA) if usable else "no NVIDIA GPU"
         yield Check(name=name, status="ok", text=text)
         return
-    seen = f"driver {found[0].driver}, {len(found)} GPUs"
+    seen = f"driver {found[0].driver}, {len(found)} {'GPU' if len(found) == 1 else 'GPUs'}"
     if torch.version.cuda is None:
         yield Check(
             name=name,

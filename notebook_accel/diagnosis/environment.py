@@ -66,6 +66,7 @@ _SECRET_TEXT: Final = re.compile(
 _LEFT_OUT: Final = "(left out)"
 _QUERY: Final = "--query-gpu=name,memory.total,driver_version,uuid"
 _SECONDS: Final = 20
+_LONG: Final = 200  # characters of a variable: images with CUDA have one of two thousand
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,11 +219,15 @@ def as_text(found: Environment) -> str:
         f"- packages: {', '.join(f'{name} {number}' for name, number in found.packages.items())}",
         *(_describe_takeover(found) if found.as_accelerate else []),
         "- environment variables:" + ("" if found.variables else " none that matter"),
-        *(f"  - {name}={value}" for name, value in found.variables.items()),
+        *(f"  - {name}={_shorten(value)}" for name, value in found.variables.items()),
         f"- default config: {found.config_path}" + ("" if found.config is not None else " (there is none)"),
         *(f"  {line}" for line in (found.config or "").splitlines()),
     ]
     return "\n".join(lines)
+
+
+def _shorten(value: str) -> str:
+    return value if len(value) <= _LONG else f"{value[:_LONG]}... ({len(value):,} characters)"
 
 
 def _devices() -> str:

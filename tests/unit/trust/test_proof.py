@@ -35,7 +35,7 @@ def test_both_ends_agree_on_the_tags_of_what_follows() -> None:
         ours.incoming.check_tag(tag, [b"again"])  # a frame that was recorded
 
 
-@pytest.mark.parametrize(("key", "purpose"), [(make_key(), "nodes"), (KEY, "ranks")])
+@pytest.mark.parametrize(("key", "purpose"), [(make_key(), "nodes"), (KEY, "ranks")], ids=["key", "purpose"])
 def test_another_key_or_purpose_is_no_proof(key: bytes, purpose: str) -> None:
     challenge = Challenge(KEY, "nodes")
     with pytest.raises(ProofError):
