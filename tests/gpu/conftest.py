@@ -55,6 +55,13 @@ def _find_machine() -> Machine:
     return Machine(kind="cuda", count=torch.cuda.device_count())
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _started_cuda() -> None:
+    """The driver stays open in this process once a test has used it: what it opens is no leak of that test."""
+    if _find_machine().kind == "cuda" and torch.cuda.is_available():
+        torch.ones(1, device="cuda").sum().item()
+
+
 @pytest.fixture(scope="session")
 def machine() -> Machine:
     """The devices of this machine."""
