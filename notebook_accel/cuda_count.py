@@ -1,7 +1,7 @@
-"""Counts CUDA devices without starting NVIDIA's libraries in this process.
+"""Counts CUDA devices without starting NVIDIA's libraries in a kernel.
 
 torch asks NVML for their number. With newer drivers (seen with 580) NVML opens the devices and starts a thread of CUDA
-in the process that asks, which may not be forked from then on. So a copy of the process asks.
+in the process that asks, which then counts as one that may not be forked. So a copy of the kernel asks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import warnings
 from typing import Final
 
-from . import environ, interrupts
+from . import environ, interrupts, probes
 
 DRIVER: Final = "/dev/nvidiactl"
 """The file that is there where NVIDIA's driver is."""
@@ -24,12 +24,26 @@ _SECONDS: Final = 20.0  # a driver that starts takes several
 
 
 def count() -> int | None:
-    """Return the number of CUDA devices that torch can use in this process; None where the process may ask itself."""
+    """Return the number of CUDA devices that torch can use in this process.
+
+    Returns:
+        None where this process may as well ask itself: it is no kernel, or has opened the devices. Also where the copy
+        finds none, or does not answer.
+    """
     import torch
 
-    if sys.platform != "linux" or environ.get("LOCAL_RANK") is not None or torch.cuda.is_initialized():
-        return None  # a worker is going to use its device
-    return None if _is_open() else _count_in_copy(environ.get("CUDA_VISIBLE_DEVICES"))
+    is_started = torch.cuda.is_initialized() or _is_open()
+    if (
+        sys.platform != "linux"
+        or probes.find_kernel_shell() is None
+        or is_started
+        or sys.gettrace() is not None
+    ):
+        return None
+    try:
+        return _count_in_copy(environ.get("CUDA_VISIBLE_DEVICES"))
+    except LookupError:
+        return None
 
 
 def _is_open() -> bool:
@@ -42,31 +56,38 @@ def _is_open() -> bool:
 
 
 @functools.lru_cache(maxsize=16)
-def _count_in_copy(visible: str | None) -> int | None:
-    """Return what a forked process counts; None where it fails.
+def _count_in_copy(visible: str | None) -> int:
+    """Return what a forked process counts.
 
     Args:
         visible: CUDA_VISIBLE_DEVICES, on which the number depends.
+
+    Raises:
+        LookupError: it finds none, or fails. The next call tries again.
     """
     if sys.platform == "win32":
         raise NotImplementedError
-    reader, writer = os.pipe()
-    try:
-        with interrupts.block_interrupt_in_children(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, about any thread
-            try:
+    pid, text = 0, b""
+    ends = os.pipe()
+    with open(ends[0], "rb", buffering=0) as reader, open(ends[1], "wb", buffering=0) as writer:
+        try:
+            with interrupts.block_interrupt_in_children(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of Python 3.12 and of other libraries, about any thread
                 pid = os.fork()
-            except OSError:
-                return None
-            if pid == 0:
-                _tell_count(writer)
-        os.close(writer)
-        writer = -1
-        return _read_count(reader, pid)
-    finally:
-        os.close(reader)
-        if writer >= 0:
-            os.close(writer)
+                if pid == 0:
+                    _tell_count(writer.fileno())
+            writer.close()  # the end of the copy ends what can be read
+            waiting = select.poll()
+            waiting.register(reader, select.POLLIN)
+            text = (reader.read(16) or b"") if waiting.poll(_SECONDS * 1000) else b""
+        except OSError as error:
+            raise LookupError(str(error)) from error
+        finally:
+            if pid:
+                _end(pid)
+    if not text.isdigit() or int(text) == 0:
+        raise LookupError(text)
+    return int(text)
 
 
 def _tell_count(writer: int) -> None:
@@ -74,20 +95,17 @@ def _tell_count(writer: int) -> None:
     try:
         import torch
 
-        warnings.simplefilter("ignore")
         os.write(writer, str(torch.cuda.device_count()).encode())
     finally:
         os._exit(0)
 
 
-def _read_count(reader: int, pid: int) -> int | None:
+def _end(pid: int) -> None:
+    """End a process of which nothing more is needed."""
     if sys.platform == "win32":
         raise NotImplementedError
-    waiting = select.poll()
-    waiting.register(reader, select.POLLIN)
-    text = os.read(reader, 16) if waiting.poll(_SECONDS * 1000) else b""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)  # it has said all it has to say
-    with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored, or other code has waited for it
-        os.waitpid(pid, 0)
-    return int(text) if text.isdigit() else None
+    # without a child of this number SIGCHLD is ignored, or other code has waited for it
+    with contextlib.suppress(ChildProcessError):
+        if os.waitpid(pid, os.WNOHANG)[0] == 0:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)

@@ -470,6 +470,7 @@ def _size(number: int) -> str:
 
 
 _CHECKS: Final[tuple[tuple[str, Callable[[str], Iterable[Check]]], ...]] = (
+    ("this process", _process),  # before others count devices, which may start a driver
     ("place", _place),
     ("launch", _launch),
     ("ports", _ports),
@@ -482,7 +483,6 @@ _CHECKS: Final[tuple[tuple[str, Callable[[str], Iterable[Check]]], ...]] = (
     ("torch_xla", _torch_xla),
     ("accelerate", _accelerate),
     ("network", _network),
-    ("this process", _process),
     ("default config", _default_config),
     ("leftovers", _leftovers),
     ("torchao", _torchao),

@@ -66,7 +66,7 @@ _SECRET_TEXT: Final = re.compile(
 _LEFT_OUT: Final = "(left out)"
 _QUERY: Final = "--query-gpu=name,memory.total,driver_version,uuid"
 _SECONDS: Final = 20
-_LONG: Final = 200  # characters of a variable: images with CUDA have one of two thousand
+_LONG: Final = 400  # characters of a variable: images with CUDA have one of two thousand
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,7 +227,9 @@ def as_text(found: Environment) -> str:
 
 
 def _shorten(value: str) -> str:
-    return value if len(value) <= _LONG else f"{value[:_LONG]}... ({len(value):,} characters)"
+    if len(value) <= _LONG:
+        return value
+    return f"{value[: _LONG // 2]} ... {value[-_LONG // 2 :]} ({len(value):,} characters)"
 
 
 def _devices() -> str:

@@ -41,16 +41,16 @@ class Need:
 
     @torch.no_grad()
     def fetch(
-        self, device: torch.device | None = None, staging: Staging | None = None
+        self, device: torch.device | None = None, way: Staging | None = None
     ) -> dict[str, torch.Tensor]:
         """Return the weights on the device, by name.
 
         Args:
             device: the device with its number, for a thread with another current device.
-            staging: the way to that device, if it has one.
+            way: to that device, if it has one.
         """
-        found = get_many(self.weights, self.names, aligned=staging is None)
-        send = staging.send if staging is not None else lambda tensor: tensor.to(device or self.device)
+        found = get_many(self.weights, self.names, aligned=way is None)
+        send = way.send if way is not None else lambda tensor: tensor.to(device or self.device)
         return {
             name: send(_cast(found[name], read_dtype_and_grad(place)[0]))
             for name, place in zip(self.names, self.places, strict=True)
@@ -81,7 +81,7 @@ class _Job:
 
     need: Need
     device: torch.device
-    staging: Staging | None = None
+    way: Staging | None = None
     lock: Any = field(default_factory=threading.Lock)
     is_done: bool = False
     tensors: dict[str, torch.Tensor] | None = None
@@ -101,11 +101,11 @@ class _Job:
 
     def _run(self, stream: Any) -> None:
         if stream is None:
-            self.tensors = self.need.fetch(self.device, self.staging)
+            self.tensors = self.need.fetch(self.device, self.way)
             return
         runtime: Any = getattr(torch, self.device.type)
         with runtime.device(self.device), runtime.stream(stream):
-            self.tensors = self.need.fetch(self.device, self.staging)
+            self.tensors = self.need.fetch(self.device, self.way)
             self.event = stream.record_event()
 
     def result(self) -> dict[str, torch.Tensor]:
@@ -115,9 +115,8 @@ class _Job:
         """
         self.run()
         if isinstance(self.error, (torch.OutOfMemoryError, MemoryError)):
-            return self.need.fetch(
-                self.device, self.staging
-            )  # the module that computed meanwhile had used the memory
+            # the module that computed meanwhile had used the memory
+            return self.need.fetch(self.device, self.way)
         if self.error is not None:
             raise self.error
         tensors, self.tensors = self.tensors, None
@@ -156,7 +155,7 @@ class Prefetcher:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._streams: dict[torch.device, Any] = {}  # of that thread
-        self._staging: dict[torch.device, Staging] = {}
+        self._ways: dict[torch.device, Staging] = {}
         self._lease = ReentrantLease()
         self._process = os.getpid()
 
@@ -214,7 +213,7 @@ class Prefetcher:
         if job is None:
             self._fetch_ahead()
             device = _add_number(need.device)
-            return need.fetch(device, self._find_staging(device))
+            return need.fetch(device, self._find_way(device))
         tensors = job.result()
         self._fetch_ahead()
         return tensors
@@ -257,7 +256,7 @@ class Prefetcher:
             for need in self._upcoming():
                 if need not in self._ahead:
                     device = _add_number(need.device)
-                    self._ahead[need] = _Job(need=need, device=device, staging=self._find_staging(device))
+                    self._ahead[need] = _Job(need=need, device=device, way=self._find_way(device))
                     self._queue.append(self._ahead[need])
             if self._queue and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self._work, name="weights of the next module")
@@ -284,8 +283,8 @@ class Prefetcher:
             self._streams[device] = made
         return self._streams[device]
 
-    def _find_staging(self, device: torch.device) -> Staging | None:
-        return self._staging.setdefault(device, Staging(device)) if staging.is_for(device) else None
+    def _find_way(self, device: torch.device) -> Staging | None:
+        return self._ways.setdefault(device, Staging(device)) if staging.is_for(device) else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"order": self._order, "length": self._length, "room": self._room}

@@ -138,3 +138,27 @@ def test_a_device_without_number_is_the_current_one() -> None:
         for _ in range(3):
             torch.testing.assert_close(output(model), expected, atol=1e-4, rtol=1e-4)
     assert torch.cuda.memory_allocated(1) > 0
+
+
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_weights_of_several_parts_arrive_whole(tmp_path: Path, place: str, mode: str) -> None:
+    def make() -> torch.nn.Sequential:
+        return torch.nn.Sequential(*[torch.nn.Linear(3200, 3200) for _ in range(8)]).eval()  # 39 MiB each
+
+    torch.manual_seed(0)
+    whole = make()
+    path = save(whole, tmp_path / "m", "safetensors")
+    with init_empty_weights():
+        model = make()
+    model = load_checkpoint_and_dispatch(
+        model,
+        path,
+        {"0": 0, **{str(number): place for number in range(1, 8)}},
+        offload_folder=tmp_path / "off",
+    )
+    whole, inputs = whole.cuda(), torch.rand(2048, 3200, device="cuda")
+    with getattr(torch, mode)():
+        expected = whole(inputs)
+        for _ in range(4):  # the stream that computes is busy while the next weights come
+            assert torch.equal(model(inputs), expected)

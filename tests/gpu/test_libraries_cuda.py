@@ -90,6 +90,7 @@ def expect_same(ours: Any, theirs: Any, place: str) -> None:
 @pytest.mark.parametrize("case", library_cases.CASES)
 def test_the_take_over_gives_what_accelerate_gives(found: dict[str, Any], case: str) -> None:
     expect_same(found["ours"][case], found["theirs"][case], case)
+    assert case != "sharded" or found["theirs"][case]["whole"]["sharded"] is True
     shown = json.dumps(found["ours"][case])
     assert library_cases.ON_CPU or "cuda" in shown, shown
 

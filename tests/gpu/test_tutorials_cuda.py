@@ -1,4 +1,4 @@
-"""Tutorials run from top to bottom on a machine with GPUs, also where there are fewer than they start processes."""
+"""Tutorials run from top to bottom on a machine with GPUs: on its CPU, as there may be fewer than processes."""
 
 from __future__ import annotations
 

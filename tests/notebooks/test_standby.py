@@ -307,7 +307,6 @@ def test_an_interrupt_as_a_cell_ends_leaves_one_process(kernel: Kernel) -> None:
     assert [child.pid for child in psutil.Process(kernel.pid).children()] == [pid]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("has_it", [False, True], ids=["kernel without it", "kernel with it"])
 def test_a_copy_has_the_compiler_where_something_needs_it(kernel: Kernel, has_it: bool) -> None:
     kernel.run(USE).ok()
@@ -318,6 +317,7 @@ def test_a_copy_has_the_compiler_where_something_needs_it(kernel: Kernel, has_it
     assert kernel.run(look, timeout=120).ok().value == f"[{has_it}, {has_it}]"
 
 
+@pytest.mark.once
 def test_a_function_that_trains_has_the_compiler_loaded_before(kernel: Kernel) -> None:
     assert not find(kernel)[2]
     kernel.run(

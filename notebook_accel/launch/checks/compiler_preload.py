@@ -37,6 +37,8 @@ MODULE: Final = "torch._dynamo"
 _PARTS: Final = ("sympy", "torch.distributed.fsdp", MODULE)
 """What the import of the compiler consists of; each takes some tenths of a second."""
 _TRAINING_NAMES: Final = {"optim", "torch.optim", "backward"}
+_OTHER_NAMES: Final = {"prepare", "DistributedDataParallel", "use_deterministic_algorithms"}
+"""Of what imports the compiler besides: wrapped models that are only evaluated, and a setting of it."""
 _PACKAGE_FOLDERS: Final = {"site-packages", "dist-packages"}
 _OTHER_FOLDERS: Final = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[2]))
 
@@ -102,7 +104,7 @@ class TrainingWatch:
 
 
 def is_needed_by(function: Any) -> bool:
-    """Return whether a function trains.
+    """Return whether a function trains, or does something else that imports the compiler.
 
     It trains if an optimizer or `backward` is named in its code, or in user code that it refers to. Code of installed
     packages does not count, because most of them mention optimizers somewhere. If the function itself is from an
@@ -125,7 +127,7 @@ def is_needed_by(function: Any) -> bool:
             waiting += [*part.__mro__, *map(_unwrap, vars(part).values())]
             continue
         names = set(_list_names(part.__code__))
-        if names & _TRAINING_NAMES:
+        if names & (_TRAINING_NAMES | _OTHER_NAMES) or names >= {"torch", "compile"}:
             return True
         waiting += map(_unwrap, [*_list_values(names, part.__globals__), *_list_closure(part)])
     return False

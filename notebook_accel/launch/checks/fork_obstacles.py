@@ -181,8 +181,9 @@ def _find_libraries() -> list[tuple[int, int, str]]:
 def _find_open_devices() -> list[str]:
     """Return which device drivers this process has open.
 
-    Other libraries than torch may have opened them. torch does so too where it only counts devices and NVML does not
-    say: in `torch.cuda.is_available()`, and where CUDA_VISIBLE_DEVICES names parts of a GPU (MIG).
+    Other libraries than torch may have opened them. torch does so too where it only counts devices: always in
+    `torch.cuda.is_available()`; in `torch.cuda.device_count()` where CUDA_VISIBLE_DEVICES names parts of a GPU (MIG),
+    and with newer drivers, whose NVML opens them (seen with 580).
     """
     found = set()
     with contextlib.suppress(OSError):
@@ -190,7 +191,7 @@ def _find_open_devices() -> list[str]:
             with contextlib.suppress(OSError):
                 found.add(os.readlink(f"/proc/self/fd/{fd}"))
     return [
-        f"{name} was initialised by a library or by torch.cuda.is_available()"
+        f"{name} was initialised by a library, or by counting devices, as torch.cuda.is_available() does"
         for path, name in _DEVICE_FILES.items()
         if path in found
     ]

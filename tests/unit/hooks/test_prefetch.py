@@ -23,7 +23,7 @@ def test_a_device_without_number_is_the_current_one_of_the_thread_that_computes(
 
     monkeypatch.setattr(Prefetcher, "_stream", find_no_stream)
     fetched: list[torch.device | None] = []
-    monkeypatch.setattr(Need, "fetch", lambda self, device=None, staging=None: fetched.append(device) or {})
+    monkeypatch.setattr(Need, "fetch", lambda self, device=None, way=None: fetched.append(device) or {})
     prefetcher = Prefetcher()
     first, second = (
         Need(weights={}, names=(), places=(), device=torch.device("cuda"), nbytes=1) for _ in range(2)
@@ -48,7 +48,7 @@ def test_a_thread_that_is_late_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
         work(self)
 
     monkeypatch.setattr(Prefetcher, "_work", work_late)
-    monkeypatch.setattr(Need, "fetch", lambda self, device=None, staging=None: {"x": torch.ones(2)})
+    monkeypatch.setattr(Need, "fetch", lambda self, device=None, way=None: {"x": torch.ones(2)})
     prefetcher = Prefetcher()
     needs = [Need(weights={}, names=(), places=(), device=torch.device("cpu"), nbytes=1) for _ in range(4)]
     for need in needs:

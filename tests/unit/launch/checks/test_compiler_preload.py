@@ -46,6 +46,9 @@ def _defined(code: str) -> Any:
         "def decorated(function):\n    def inner(): function()\n    return inner\n"
         "@decorated\ndef run(): SGD(parameters)",
         "class Mine(SGD): pass\ndef run(): Mine(parameters)",
+        "def run(accelerator, model): accelerator.prepare(model)(1)",
+        "def run(model): torch.compile(model)(1)",
+        "def run(): torch.use_deterministic_algorithms(True)",
     ],
 )
 def test_training_is_seen(code: str) -> None:
@@ -61,6 +64,7 @@ def test_training_is_seen(code: str) -> None:
         "def outer():\n    def run(): later()\n    return run\n    later = 1\nrun = outer()",
         "import torch.nn\ndef run(): torch.nn.Linear(1, 1)",
         "run = functools.partial(print, 1)",
+        "import re\ndef run(): re.compile('x')",
     ],
 )
 def test_other_functions_do_not_wait_for_it(code: str) -> None:
