@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import copy
 import dataclasses
-import json
 import os
 import shutil
 import threading
@@ -20,6 +20,8 @@ from .copies import Copies
 from .write import ErrorBarrier, File
 
 _PAUSE_S: Final = 0.02
+_ROOM_S: Final = 20.0  # in which parts of a checkpoint that failed are removed
+_NO_ROOM: Final = ".no_room"
 
 
 def snapshot(files: Sequence[File], copies: Copies) -> list[File]:
@@ -98,6 +100,9 @@ class BackgroundWriter:
 class FileErrorBarrier(ErrorBarrier):
     """For a thread, whose collectives would mix with those of the main thread: each barrier is a file of each rank.
 
+    The disk may be full. A file that says that nothing went wrong is empty, and so is one that says that something did
+    where there is no room for what; once a rank has failed, the parts of the checkpoint are removed, which makes room.
+
     Args:
         folder: where the files go, seen by all ranks, for this checkpoint alone; rank 0 removes it.
         rank: of this process.
@@ -111,12 +116,19 @@ class FileErrorBarrier(ErrorBarrier):
         self._world_size = world_size
         self._timeout_s = timeout_s
         self._gave_up = False
+        self._has_failed = False  # some rank, at an earlier stage
+        if world_size > 1:
+            with contextlib.suppress(OSError):  # while there is room; `_post` raises where it is not there
+                folder.mkdir(parents=True, exist_ok=True)
 
     def exchange(self, stage: str, error: str | None) -> list[str | None]:
         if self._world_size == 1:
             return [error]
         self._post(stage, error)
-        return [self._wait(stage, rank) for rank in range(self._world_size)]
+        others = {rank: self._wait(stage, rank) for rank in range(self._world_size) if rank != self._rank}
+        found = [others.get(rank, error) for rank in range(self._world_size)]
+        self._has_failed |= any(text is not None for text in found)
+        return found
 
     def close(self) -> None:
         if self._world_size == 1 or self._gave_up:
@@ -131,16 +143,33 @@ class FileErrorBarrier(ErrorBarrier):
     def _post(self, stage: str, error: str | None) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{stage}-{self._rank}"
-        path.with_suffix(".part").write_text(json.dumps(error), encoding="utf-8")
-        os.replace(path.with_suffix(".part"), path)
+        if error is None:
+            path.touch()
+        elif not self._write(path, error):
+            path.with_suffix(_NO_ROOM).touch()
+
+    def _write(self, path: Path, error: str) -> bool:
+        """Write an error; return whether there was room, which is waited for where parts are being removed."""
+        deadline = time.monotonic() + (_ROOM_S if self._has_failed else 0)
+        part = path.with_suffix(".part")
+        while True:
+            try:
+                part.write_text(error, encoding="utf-8")
+                os.replace(part, path)
+                return True
+            except OSError:
+                if time.monotonic() >= deadline:
+                    return False
+            time.sleep(_PAUSE_S)
 
     def _wait(self, stage: str, rank: int) -> str | None:
         path = self._folder / f"{stage}-{rank}"
         deadline = time.monotonic() + self._timeout_s
         while not path.exists():
+            if path.with_suffix(_NO_ROOM).exists():
+                return "it failed, and the disk has no room for what it says"
             if time.monotonic() > deadline:
                 self._gave_up = True
                 raise CheckpointError(f"rank {rank} did not finish its part within {self._timeout_s:g} s")
             time.sleep(_PAUSE_S)
-        answer: str | None = json.loads(path.read_text(encoding="utf-8"))
-        return answer
+        return path.read_text(encoding="utf-8") or None

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 from notebook_accel import Accelerator, CheckpointError
-from notebook_accel.checkpointing import folder, names
+from notebook_accel.checkpointing import background, folder, names
 from tests.structure.source import ROOT
-from tests.unit.checkpointing import full_disk
+from tests.unit.checkpointing import full_disk, full_disk_ranks
 from tests.unit.checkpoints import Counter, make_loader, make_parts, small_files, step, values
 from tests.unit.multiprocess import do_without_deepspeed, run_ranks
 
@@ -68,19 +71,56 @@ def test_a_full_disk(tmp_path: Path, clean_runtime: None, limit: int, safe: bool
     assert values(*parts) == wanted
 
 
-def test_a_full_small_disk(tmp_path: Path) -> None:
+def run_on_small_disk(program: ModuleType, folder: Path, *arguments: str) -> dict[str, Any]:
+    """Return what a program says that mounts a small disk at a folder."""
     alone = ["unshare", "--user", "--map-root-user", "--mount"]
-    trial = [*alone, *full_disk.MOUNT, str(tmp_path)]
+    trial = [*alone, *program.MOUNT, str(folder)]
     if shutil.which("unshare") is None or subprocess.run(trial, capture_output=True, check=False).returncode:
         pytest.skip("this system lets no process mount a disk for itself")
-    command = [*alone, sys.executable, "-m", "tests.unit.checkpointing.full_disk", str(tmp_path)]
+    command = [*alone, sys.executable, "-m", program.__name__, str(folder), *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_a_full_small_disk(tmp_path: Path) -> None:
+    answer = run_on_small_disk(full_disk, tmp_path)
     assert answer["left"] == answer["then"] == ["kept"] and answer["same"]
     assert len(answer["errors"]) == 4
     for text in answer["errors"]:
         assert "No space left on device" in text and "what was there before is untouched" in text
+
+
+@pytest.mark.parametrize("kind", ["copies", "sharded"])
+def test_ranks_that_save_in_the_background_on_a_full_small_disk(tmp_path: Path, kind: str) -> None:
+    answer = run_on_small_disk(full_disk_ranks, tmp_path, kind)
+    assert answer["left"] == []
+    assert [len(told) for told in answer["told"]] == [2, 2]
+    for text in [text for told in answer["told"] for text in told]:
+        assert "was not written, what was there before is untouched: rank 0: " in text
+        assert kind == "sharded" or "No space left on device" in text
+
+
+def test_a_rank_that_finds_no_room_for_its_error_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barriers = [background.FileErrorBarrier(tmp_path / "meeting", rank, 2) for rank in range(2)]
+    write = Path.write_text
+
+    def write_nothing(path: Path, *arguments: Any, **more: Any) -> int:
+        if path.name.startswith("written-1"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "write_text", write_nothing)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(barriers[0].exchange, "written", None)
+        second = pool.submit(barriers[1].exchange, "written", "OSError: no room")
+        assert first.result() == [None, "it failed, and the disk has no room for what it says"]
+        assert second.result() == [None, "OSError: no room"]
+        again = [pool.submit(barrier.exchange, "failed", f"of {n}") for n, barrier in enumerate(barriers)]
+        assert [each.result() for each in again] == [["of 0", "of 1"]] * 2
 
 
 def test_the_end_of_the_interpreter_waits_for_the_thread(tmp_path: Path) -> None:
