@@ -88,9 +88,9 @@ def unscale(gradients: Iterable[torch.Tensor], factor: torch.Tensor) -> torch.Te
         if part.is_sparse:
             part = part._values()
         alike.setdefault((part.device, part.dtype), []).append(part)
-    found = torch.zeros((), device=factor.device)
+    found = torch.zeros((), dtype=torch.float32, device=factor.device)  # torch takes no other
     for (device, _), parts in alike.items():
-        here = torch.zeros((), device=device)
+        here = torch.zeros((), dtype=torch.float32, device=device)
         torch._amp_foreach_non_finite_check_and_unscale_(parts, here, factor.to(device))
         found = torch.maximum(found, here.to(found.device))
     return found
@@ -122,7 +122,7 @@ def _measure(groups: list[list[torch.Tensor]], norm_type: float, comm: Comm | No
         if is_sharded(found[0]) or not all(gradient.numel() for gradient in found):
             found = [_make_measurable(gradient, norm_type) for gradient in found]
         norms.append(to_full(get_total_norm(found, norm_type)))
-    total = norms[0] if norms else torch.tensor(0.0)
+    total = norms[0] if norms else torch.tensor(0.0, dtype=torch.float32)
     if len(norms) > 1:
         total = torch.linalg.vector_norm(torch.stack([norm.to(total.device) for norm in norms]), norm_type)
     return total if comm is None else comm.all_reduce(total.to(comm.device), "max")

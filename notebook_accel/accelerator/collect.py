@@ -37,7 +37,8 @@ class CollectPart(Shared):
         tensor or context parallel, one counts.
 
         Args:
-            input_data: nested tensors whose dim 0 counts samples, or a list of objects, one per sample.
+            input_data: nested tensors whose dim 0 counts samples, or a list of objects, one per sample. An empty list
+                counts as one of objects: those of other processes may be longer.
             use_gather_object: send tensors as objects too, where their shapes differ.
 
         Returns:
@@ -119,4 +120,5 @@ class CollectPart(Shared):
 
 
 def _is_all_tensors(data: Any) -> bool:
-    return all(isinstance(leaf, torch.Tensor) for leaf in nested.flatten(data).leaves)
+    is_empty = isinstance(data, (list, tuple)) and len(data) == 0
+    return not is_empty and all(isinstance(leaf, torch.Tensor) for leaf in nested.flatten(data).leaves)

@@ -99,7 +99,7 @@ class _Agreement(Joinable):
 
     def ask(self, wants: bool) -> bool:
         """Return whether a rank wants to step."""
-        wanted = torch.full((1,), float(wants), device=self.join_device)
+        wanted = torch.full((1,), float(wants), dtype=torch.float32, device=self.join_device)
         dist.all_reduce(wanted, op=dist.ReduceOp.MAX, group=self.join_process_group)
         return bool(wanted.item())
 

@@ -65,3 +65,15 @@ def test_norm_beside_an_empty_weight(kind: float) -> None:
         weight.grad = torch.full_like(weight, 3.0)
     wanted = torch.nn.utils.get_total_norm([torch.full((2,), 3.0)], float(kind))
     torch.testing.assert_close(gradients.measure_norm(weights, kind), wanted)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_gradients_are_unscaled_whatever_the_default_dtype_is(default: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        kept = [torch.tensor([2.0, 4.0]), torch.tensor([float("inf")], dtype=torch.float32)]
+        found = [float(gradients.unscale([each], torch.tensor(0.5, dtype=torch.float32))) for each in kept]
+    finally:
+        torch.set_default_dtype(before)
+    assert found == [0.0, 1.0] and kept[0].tolist() == [1.0, 2.0]

@@ -53,7 +53,7 @@ def describe_wait(
         return ""
     names = {stack.collective for stack in waiting.values()}
     silent = silent or {}
-    missing = sorted([*returned, *absent, *silent, *(rank for rank in stacks if rank not in waiting)])
+    missing = sorted({*returned, *absent, *silent, *(rank for rank in stacks if rank not in waiting)})
     if not missing and len(names) == 1:
         return ""
     rows = [f"{_name_ranks(waiting)} {_has(waiting)} waited for {longest:.0f} s"]
@@ -94,7 +94,7 @@ def describe_hang(
     """
     rows = [f"nothing was heard of {_name_ranks(running)} for {seconds:.0f} s"]
     waiting = {rank: stack.collective for rank, stack in stacks.items() if stack.collective}
-    others = sorted([*returned, *(rank for rank in stacks if rank not in waiting)])
+    others = sorted({*returned, *(rank for rank in stacks if rank not in waiting)})
     if waiting and others:
         names = " and ".join(sorted(set(waiting.values())))
         rows[0] += (

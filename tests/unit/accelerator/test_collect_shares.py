@@ -1,4 +1,4 @@
-"""Metrics of runs in which processes see the same batch."""
+"""Metrics of runs in which processes see the same batch, or have none of their own."""
 
 from __future__ import annotations
 
@@ -49,3 +49,13 @@ def test_each_sample_counts_once() -> None:
                 assert seen[f"{kind} tensors"] == list(range(10)), (what, kind)
                 assert seen[f"{kind} objects"] == [str(number) for number in range(10)], (what, kind)
             assert seen["all"] == [0, 1, 2, 3] and seen["means"] == [4.0], "these are of all processes"
+
+
+def ranks_have_words() -> list[Any]:
+    accelerator = Accelerator(cpu=True)
+    words = ["a", "b"] if accelerator.process_index == 1 else []
+    return [accelerator.gather_for_metrics(words), accelerator.gather_for_metrics([])]
+
+
+def test_a_process_may_have_no_objects() -> None:
+    assert run_ranks(ranks_have_words) == [[["a", "b"], []]] * 2

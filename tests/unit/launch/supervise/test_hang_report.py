@@ -57,6 +57,14 @@ def test_ranks_in_different_collectives_are_told() -> None:
     assert text.startswith("ranks 0, 1 have waited for 12 s in different collectives:")
 
 
+def test_a_rank_that_has_returned_and_answers_is_named_once() -> None:
+    stacks = {0: report(0, "barrier", 12.0), 1: report(1, "", 0.0)}
+    told = hang_report.describe_wait(stacks, [1], (), 10.0)
+    assert "which rank 1 has not entered" in told
+    told = hang_report.describe_hang(stacks, {0: 10, 1: 11}, {0, 1}, {1}, 8.0, {})
+    assert "rank 0 has entered barrier, rank 1 has not" in told
+
+
 @pytest.mark.parametrize(
     "stacks",
     [
