@@ -14,6 +14,7 @@ import sys
 import time
 import timeit
 import tokenize
+import traceback
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -146,6 +147,19 @@ class CellShell:
             text=True,
         )
         return done.stdout.splitlines()
+
+    def showtraceback(self, *args: Any, **kwargs: Any) -> None:
+        """Show the error that is handled, on stderr.
+
+        Args:
+            args: as IPython's shell takes them.
+            kwargs: likewise.
+        """
+        shell = probes.find_shell()
+        if shell is None:
+            traceback.print_exc()
+        else:
+            shell.showtraceback(*args, **kwargs)
 
     def run_line_magic(self, name: str, line: str, *_: Any, **__: Any) -> Any:
         """Run `%name line`.

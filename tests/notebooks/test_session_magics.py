@@ -63,6 +63,16 @@ def test_the_session_of_the_magics_pushes_and_pulls(magics: Kernel) -> None:
     assert magics.run("current_session().pull('mine', rank='all')").ok().value == "[[0], [1]]"
 
 
+def test_an_error_of_a_repr_is_output_of_the_rank(magics: Kernel) -> None:
+    cell = magics.run(
+        "%%distributed\nclass Odd:\n    def __repr__(self): raise ValueError('from repr')\nOdd()"
+    ).ok()
+    told = re.sub(r"\x1b\[[0-9;]*m", "", cell.stderr)
+    assert "[0] ValueError: from repr\n" in told and "[1] ValueError: from repr\n" in told
+    cell = magics.run("%%rank 0\ntry: 1 / 0\nexcept ZeroDivisionError: get_ipython().showtraceback()").ok()
+    assert "division by zero" in cell.stderr
+
+
 def test_rich_values_are_displays(magics: Kernel) -> None:
     cell = magics.run("%%rank 1\nfrom IPython.display import HTML\nHTML('<i>one</i>')").ok()
     assert cell.lines == ["[1] Out:"]
