@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import builtins
+import contextlib
 import inspect
 import io
 import os
@@ -129,7 +130,8 @@ class CellShell:
         Args:
             command: as typed; `{name}` and `$name` are replaced by variables.
         """
-        sys.stdout.flush()
+        with contextlib.suppress(AttributeError, ValueError):  # code may have removed or closed it
+            sys.stdout.flush()
         variables()["_exit_code"] = subprocess.run(_expand(command), shell=True, check=False).returncode
 
     def getoutput(self, command: str) -> list[str]:

@@ -134,6 +134,7 @@ class Service:
         __tracebackhide__ = True
         emitter = self._emitter
         self._stop_point.reset()
+        self._output.restore()
         outcome: Result | Failure
         try:
             self._began_ns = time.time_ns()

@@ -73,6 +73,15 @@ def test_an_error_of_a_repr_is_output_of_the_rank(magics: Kernel) -> None:
     assert "division by zero" in cell.stderr
 
 
+@pytest.mark.once
+@pytest.mark.parametrize("loss", ["sys.{} = None", "sys.{}.close()", "del sys.{}", "sys.{}.detach()"])
+def test_a_cell_has_its_output_again_after_one_that_lost_it(magics: Kernel, loss: str) -> None:
+    lose = "\n".join(loss.format(name) for name in ("stdout", "stderr"))
+    magics.run(f"%%rank 0\nimport sys\n{lose}\n!echo a command is of the cell").ok()
+    cell = magics.run("%%rank 0\nprint('told', file=sys.stderr)\nprint('said')\n1 + 1").ok()
+    assert cell.lines == ["[0] said", "[0] Out: 2"] and cell.stderr == "[0] told\n"
+
+
 def test_rich_values_are_displays(magics: Kernel) -> None:
     cell = magics.run("%%rank 1\nfrom IPython.display import HTML\nHTML('<i>one</i>')").ok()
     assert cell.lines == ["[1] Out:"]
