@@ -223,12 +223,14 @@ class CallOrder(Order):
         buffers: out-of-band buffers of the pickle.
         sends_value: whether this rank returns the value.
         sources: lines of cells that the worker does not have yet, by file name.
+        as_accelerate: whether imports of Accelerate give this package in the notebook, and shall do so here.
     """
 
     call: int
     work: Buffer
     buffers: Sequence[Buffer] = ()
     sends_value: bool
+    as_accelerate: bool = False
     sources: Mapping[str, list[str]] = field(default_factory=dict)
 
 

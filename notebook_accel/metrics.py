@@ -20,17 +20,18 @@ def print_metrics(values: Mapping[str, Any] | None = None, *, step: int | None =
         named: more values.
 
     Raises:
-        TypeError: `values` is no mapping.
+        TypeError: `values` is no mapping, or `step` is nothing that counts.
+        ValueError: `step` is a text or a number that names no step.
     """
     if values is not None and not isinstance(values, Mapping):
         raise TypeError(f"print_metrics takes values by name, as {{'loss': 0.5}} or loss=0.5, not {values!r}")
     current = runtime.current()
     if not (topology.from_environ() if current is None else current.topology).is_main:
         return
-    from .tracking.values import numbers_in
+    from .tracking.values import numbers_in, read_step
 
     everything = {**(values or {}), **named}
-    at = None if step is None else int(step)
+    at = read_step(step)
     numbers = numbers_in(everything)
     shown = {str(name): value for name, value in everything.items()} | {
         name: f"{number:.4g}" for name, number in numbers.items()

@@ -72,7 +72,7 @@ class TrackPart(Shared):
 
         Raises:
             TypeError: `values` is no mapping.
-            ValueError: `log_kwargs` names no tracker.
+            ValueError: `log_kwargs` names no tracker, or a notebook listens and `step` is no whole number.
         """
         if not isinstance(values, Mapping):
             raise TypeError(f"log takes values by name, as {{'loss': 0.5}}, not {values!r}")
@@ -81,10 +81,10 @@ class TrackPart(Shared):
             return
         reporter = runtime.reporter()
         if reporter is not None:
-            from ..tracking.values import numbers_in
+            from ..tracking.values import numbers_in, read_step
 
             if found := numbers_in(values):
-                reporter.metrics(found, None if step is None else int(step))
+                reporter.metrics(found, read_step(step))
         for tracker in self.trackers:
             tracker.log(dict(values), step=step, **options.get(tracker.name, {}))
 

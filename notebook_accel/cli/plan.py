@@ -117,7 +117,7 @@ def resolve(values: Mapping[str, Any], config_file: str | None) -> tuple[Plan, l
         config = flags.apply(_set_paradigm(base, values), values)
     except ConfigError as error:
         raise ConfigError([*wrong, *error.problems]) from None
-    wrong = wrong or _find_contradictions(config)
+    wrong += [each for each in _find_contradictions(config) if each.text not in {one.text for one in wrong}]
     if wrong:
         raise ConfigError(wrong)
     given = _list_names(flags.parse(values)) | ({"distributed_type"} if _list_paradigms(values) else set())
@@ -214,7 +214,17 @@ def _find_unsupported(values: Mapping[str, Any]) -> list[Problem]:
     given = [f"--{name}" for name in ("aws_access_key_id", "aws_secret_access_key") if values.get(name)]
     if given:
         found.append(f"{' and '.join(given)}: SageMaker is not supported, runs are launched on this machine")
-    return [Problem(name="", text=text) for text in found]
+    return [Problem(name="", text=text) for text in found] + _check_engine(values.get("engine"))
+
+
+def _check_engine(name: str | None) -> list[Problem]:
+    """Return why no engine has a name: launches say so too, but only of options that are right otherwise."""
+    if name not in (None, _AUTO):
+        try:
+            base.check_name(str(name))
+        except ValueError as error:
+            return [Problem(name="engine", text=str(error))]
+    return []
 
 
 def _find_contradictions(config: LaunchConfig) -> list[Problem]:
@@ -238,7 +248,7 @@ def _find_contradictions(config: LaunchConfig) -> list[Problem]:
         )
     if config.tee and not _is_tee(config.tee):
         found["tee"] = f"tee {config.tee!r} is none of 0, 1, 2, 3 or a list for ranks such as 0:3,1:1"
-    return [Problem(name=name, text=text) for name, text in found.items()]
+    return [Problem(name=name, text=text) for name, text in found.items()] + _check_engine(config.engine)
 
 
 def _is_tee(text: str) -> bool:

@@ -170,11 +170,16 @@ def _add(run: Run) -> None:
 
 def _end_all() -> None:
     """Stop all runs that do not go on by themselves when this process exits: their threads end without doing so."""
-    living = [run for run in runtime.runs() if not run.is_over]
+    living = _list_own()
     for run in living:
         run.request_break_off()
     for run in living:
         run.wait(_LAST_SECONDS)
+
+
+def _list_own() -> list[Run]:
+    """Return the living runs, without those that this process has as a copy of the one that made them."""
+    return [run for run in runtime.runs() if not run.is_over and run.owner == os.getpid()]
 
 
 def _close_sessions() -> None:
@@ -190,6 +195,5 @@ def _handle_idle_interrupts() -> None:
 
 
 def _on_interrupt(signum: int, frame: Any) -> None:
-    for run in runtime.runs():
-        if not run.is_over:
-            run.request_break_off()
+    for run in _list_own():
+        run.request_break_off()

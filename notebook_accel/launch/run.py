@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -17,7 +18,7 @@ from ..events import Event, Failure
 from ..stream.record import RunRecord
 from ..stream.sinks import Sink, close_sink
 from .callbacks import call_back
-from .checks.problems import check_seconds
+from .checks.problems import check_owner, check_seconds
 from .durations import Start, format_duration
 from .engines.base import Engine, Outcome
 from .job import Job
@@ -53,6 +54,7 @@ class Run:
         job: what runs; once the run has ended, without the function and its arguments.
         record: all events of the run so far.
         started: when it was launched, in seconds since the epoch.
+        owner: id of the process that made it. In a copy of that process nobody can wait for the run or stop it.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Run:
         self.record = RunRecord()
         self._start = start or Start()
         self.started = self._start.wall
+        self.owner = os.getpid()
         self._engine = engine
         self._control = Control()
         self._outcome: Outcome | None = None
@@ -193,8 +196,7 @@ class Run:
         self.record.apply_all(events)
         for sink in self._sinks:
             sink.show(events)
-        if not self._begun.is_set():
-            self._begun.set()
+        self._begun.set()
 
     # -- its state
 
@@ -270,12 +272,7 @@ class Run:
 
         A pandas DataFrame if pandas is installed, else a list of dicts.
         """
-        rows = self.record.rows()
-        try:
-            import pandas  # type: ignore[import-untyped, unused-ignore]
-        except ImportError:
-            return rows
-        return pandas.DataFrame(rows)
+        return self.record.table()
 
     def lines(self, rank: int | None = None) -> list[str]:
         """Return the last lines of output.
@@ -293,10 +290,9 @@ class Run:
 
     def __repr__(self) -> str:
         count, kind = self.job.local_world_size, "process" if self.job.local_world_size == 1 else "processes"
-        words = [f"{self.job.name} on {count} {kind}: {self.status}"]
-        words.append(f"{'for' if self._seconds is None else 'after'} {format_duration(self.seconds)}")
-        if self.steps:
-            words.append(f"{self.steps} steps")
+        after = f"{'for' if self._seconds is None else 'after'} {format_duration(self.seconds)}"
+        words = [f"{self.job.name} on {count} {kind}: {self.status}", after]
+        words += [f"{self.steps} steps"] if self.steps else []
         if (error := self.failure) is not None and self.status == "failed":
             words.append(failures.describe_error(error))
         return f"<Run {', '.join(words)}>"
@@ -316,6 +312,7 @@ class Run:
             ValueError, TypeError: `timeout` is not a number of seconds.
             KeyboardInterrupt: the cell was interrupted, and the run was stopped, or left if it goes on without us.
         """
+        self._check_owner()
         if timeout is not None:
             check_seconds(float("-inf"), timeout=timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -362,9 +359,7 @@ class Run:
         values = self._outcome.values
         if self.job.returns == "all":
             return [values.get(rank) for rank in sorted(values)]
-        if self.job.returns == "first":
-            return values[min(values)]
-        return None
+        return values[min(values)] if self.job.returns == "first" else None
 
     def pop_result(self) -> Any:
         """Return what `result` returns, and forget it: a value may be large, and `runs()` keeps runs that have ended.
@@ -412,6 +407,7 @@ class Run:
         Raises:
             ValueError, TypeError: `grace` is not a number of seconds.
         """
+        self._check_owner()
         check_seconds(grace=grace)
         with self._taking_up, interrupts.delay_interrupt():  # another thread may do so too
             if self.status == "left":
@@ -462,11 +458,16 @@ class Run:
         Args:
             callback: called without arguments, in the run's thread; if the run has ended already, at once in this one.
         """
+        self._check_owner()
         with self._lock:
             if not self._ended.is_set():
                 self._callbacks.append(callback)
                 return
         callback()
+
+    def _check_owner(self) -> None:
+        if not self._ended.is_set():
+            check_owner(self.owner, "run", LaunchError)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._wait_async().__await__()

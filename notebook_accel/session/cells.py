@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import builtins
+import contextlib
 import inspect
 import io
 import os
@@ -14,6 +15,7 @@ import sys
 import time
 import timeit
 import tokenize
+import traceback
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -128,7 +130,8 @@ class CellShell:
         Args:
             command: as typed; `{name}` and `$name` are replaced by variables.
         """
-        sys.stdout.flush()
+        with contextlib.suppress(AttributeError, ValueError):  # code may have removed or closed it
+            sys.stdout.flush()
         variables()["_exit_code"] = subprocess.run(_expand(command), shell=True, check=False).returncode
 
     def getoutput(self, command: str) -> list[str]:
@@ -146,6 +149,19 @@ class CellShell:
             text=True,
         )
         return done.stdout.splitlines()
+
+    def showtraceback(self, *args: Any, **kwargs: Any) -> None:
+        """Show the error that is handled, on stderr.
+
+        Args:
+            args: as IPython's shell takes them.
+            kwargs: likewise.
+        """
+        shell = probes.find_shell()
+        if shell is None:
+            traceback.print_exc()
+        else:
+            shell.showtraceback(*args, **kwargs)
 
     def run_line_magic(self, name: str, line: str, *_: Any, **__: Any) -> Any:
         """Run `%name line`.

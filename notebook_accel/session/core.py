@@ -16,7 +16,7 @@ from ..config.argument_checks import check_environment
 from ..config.launch_options import Returns, StartMethod
 from ..errors import RunStoppedError, SessionError
 from ..launch import preflight, registry
-from ..launch.checks.problems import check_seconds, raise_all
+from ..launch.checks.problems import check_owner, check_seconds, raise_all
 from ..launch.durations import format_duration
 from ..launch.engines.base import Engine
 from ..launch.request import LaunchRequest
@@ -374,6 +374,7 @@ class Session:
         Raises:
             ValueError, TypeError: `grace` is not a number of seconds.
         """
+        check_owner(self._pid, "session", SessionError)
         check_seconds(grace=grace)
         call = None if self.is_over else self._workers.current
         if call is not None:
@@ -387,6 +388,7 @@ class Session:
             LaunchError: the new workers cannot start.
         """
         __tracebackhide__ = True
+        check_owner(self._pid, "session", SessionError)
         if self.is_over:
             raise SessionError("the session is closed: make a new one")
         self._workers.close()
@@ -463,8 +465,7 @@ class Session:
     def _check_usable(self) -> None:
         __tracebackhide__ = True
         workers = self._workers
-        if os.getpid() != self._pid:
-            raise SessionError("the session belongs to the process that made it, of which this one is a copy")
+        check_owner(self._pid, "session", SessionError)
         if workers.is_over:
             raise SessionError("the session is closed: make a new one")
         if causes := workers.broken or "; ".join(workers.describe_ends()):

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from .. import detect, runtime
+from .. import detect, notices, runtime
 from ..comm import torch_dist
 from ..environ import get
 from ..errors import WorkerExitedError
@@ -41,6 +41,7 @@ from ..launch.worker.stacks import StackWatch
 from ..stopping import StopPoint
 from ..stream import capture, displays
 from ..stream.emit import Emitter
+from ..takeover import finder
 from . import cells, connections
 
 MAIN: Final = "__main__"
@@ -88,6 +89,7 @@ class Service:
         self._current: int | None = None
         self._began_ns = 0
         self._interrupted = 0
+        self._keeps_accelerate = False
         self._module = _MainModule()
         self._module.__dict__["__builtins__"] = builtins
 
@@ -134,6 +136,7 @@ class Service:
         __tracebackhide__ = True
         emitter = self._emitter
         self._stop_point.reset()
+        self._output.restore()
         outcome: Result | Failure
         try:
             self._began_ns = time.time_ns()
@@ -161,6 +164,8 @@ class Service:
     def _run_call(self, order: CallOrder) -> Result:
         __tracebackhide__ = True
         cell_sources.install(order.sources)
+        if order.as_accelerate:
+            self._take_over()
         if self._interrupted >= order.call:
             raise KeyboardInterrupt
         signal.signal(signal.SIGINT, self._on_interrupt)  # the last call may have replaced it
@@ -178,6 +183,20 @@ class Service:
         pickled = pack_value(value if order.sends_value else None)
         emitter = self._emitter
         return Result(rank=emitter.rank, time=emitter.now(), value=pickled.data, buffers=pickled.buffers)
+
+    def _take_over(self) -> None:
+        """Do what a cell did in the notebook, maybe after the session had started; say once where it is too late."""
+        if finder.is_installed() or self._keeps_accelerate:
+            return
+        try:
+            finder.take_over_accelerate()
+        except RuntimeError:
+            self._keeps_accelerate = True
+            place = getattr(sys.modules.get("accelerate"), "__file__", None)
+            notices.tell(
+                f"this worker had imported accelerate from {place} before take_over_accelerate() was called, and keeps "
+                "it: `%session restart` or session.restart() starts workers that take over"
+            )
 
 
 def serve(events: socket.socket, emitter: Emitter, output: capture.Capture, stop_point: StopPoint) -> None:

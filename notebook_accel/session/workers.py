@@ -30,6 +30,7 @@ from ..launch.transfer.pickled import Pickled
 from ..launch.transfer.unpicklable import pack_call, unpack_value
 from ..stream.record import RunRecord
 from ..stream.sinks import Sink
+from ..takeover import finder
 from . import service
 from .call import Call
 
@@ -299,6 +300,7 @@ class Workers:
                 work=pickle.PickleBuffer(pickled.data),
                 buffers=pickled.buffers,
                 sends_value=rank in sending,
+                as_accelerate=finder.is_installed(),
                 sources=new,
             )
             self._group.tell(order)

@@ -10,7 +10,8 @@ import io
 import os
 import sys
 import time
-from typing import TextIO
+from collections.abc import Mapping
+from typing import Any, Final, TextIO
 
 from ..events import Stream
 from . import bars, displays
@@ -22,6 +23,7 @@ from .wire import PipeEnd
 _PUSH_SECONDS = 0.2
 _READ_SECONDS = 2.0  # that a worker waits at most for a notebook that stands still
 _LAST_SECONDS = 10.0
+_DESCRIPTORS: Final[Mapping[str, int]] = {"stdout": 1, "stderr": 2}
 
 
 class Capture:
@@ -41,13 +43,23 @@ class Capture:
         self._pumps: list[Pump] = []
         self._connect("stdout", 1, stdout)
         self._connect("stderr", 2, stderr)
-        _replace_streams(_text_stream(1), _text_stream(2))
+        self._streams = {"stdout": _text_stream(1), "stderr": _text_stream(2)}
+        _replace_streams(self._streams["stdout"], self._streams["stderr"])
 
     def install(self) -> None:
         """Send displays, figures and tqdm's bars as events; make `input` fail with a reason."""
         displays.install(self._emitter, self.flush)
         bars.install(self._emitter)
         builtins.input = getpass.getpass = _no_input
+
+    def restore(self) -> None:
+        """Give Python its streams again where code has closed or removed them: else nothing is shown any more."""
+        for name, fd in _DESCRIPTORS.items():
+            if _is_lost(self._streams[name]):
+                self._streams[name] = _text_stream(fd)
+            for place in (name, f"__{name}__"):
+                if _is_lost(getattr(sys, place, None)):
+                    setattr(sys, place, self._streams[name])
 
     def flush(self) -> None:
         """Write out Python's buffers, and wait until the notebook has read everything, up to 2 s.
@@ -104,9 +116,9 @@ def flush_pipes() -> None:
 
 
 def _flush_python() -> None:
-    for stream in (sys.stdout, sys.stderr):
+    for name in _DESCRIPTORS:
         with contextlib.suppress(Exception):
-            stream.flush()
+            getattr(sys, name).flush()
 
 
 def _flush_c() -> None:
@@ -119,6 +131,13 @@ def _wait_until_read(*fds: int) -> None:
     deadline = time.monotonic() + _READ_SECONDS
     while any(map(count_unread_bytes, fds)) and time.monotonic() < deadline:
         time.sleep(0.001)
+
+
+def _is_lost(stream: Any) -> bool:
+    try:
+        return stream is None or bool(getattr(stream, "closed", False))
+    except ValueError:  # its buffer was detached
+        return True
 
 
 def _text_stream(fd: int) -> TextIO:

@@ -1,10 +1,12 @@
-"""In a worker: turns `display()` and matplotlib's figures into display events."""
+"""In a worker: turns `display()` and matplotlib's figures into display events, and IPython's tracebacks into output."""
 
 from __future__ import annotations
 
+import ast
 import builtins
 import contextlib
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -29,10 +31,10 @@ def install(emitter: Emitter, flush: Callable[[], None]) -> None:
     publisher = _publisher(emitter, flush)
     if InteractiveShell.initialized():
         shell = InteractiveShell.instance()
-        shell.display_pub = publisher
+        _redirect(shell, publisher, flush)
         shell.config.pop("IPKernelApp", None)  # a library that sees it uses widgets
     else:
-        _worker_shell(publisher)
+        _worker_shell(publisher, flush)
     _forget_figures()
 
 
@@ -42,6 +44,45 @@ def flush_figures() -> None:
     if inline is not None:
         with contextlib.suppress(Exception):
             inline.show(True)
+
+
+def _redirect(shell: Any, publisher: Any, flush: Callable[[], None]) -> None:
+    """Let a forked shell show all that it shows as output of this worker: the sockets of the kernel end at the fork."""
+
+    def show_traceback(kind: object, error: object, lines: list[str]) -> None:
+        _write_error("\n".join(lines), flush)
+
+    def publish(data: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
+        publisher.publish(data, metadata)
+
+    def do_nothing() -> None:
+        pass
+
+    shell.display_pub = publisher
+    shell._showtraceback = show_traceback  # what kernels, too, override
+    hook = shell.displayhook  # it shows the values of `run_cell`
+    hook.start_displayhook = hook.write_output_prompt = hook.finish_displayhook = do_nothing
+    hook.write_format_data = publish
+
+
+def _write_error(text: str, flush: Callable[[], None]) -> None:
+    flush()
+    print(text, file=sys.stderr, flush=True)
+
+
+def _format_error(error: BaseException) -> str:
+    """Return a traceback that begins in the user's code, as a kernel shows it."""
+    with contextlib.suppress(Exception):  # of the error's own code
+        if hasattr(error, "_render_traceback_"):
+            return "\n".join(error._render_traceback_())
+    trace = error.__traceback__
+    while trace is not None and _is_of_shell(trace.tb_frame.f_globals.get("__name__")):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+
+
+def _is_of_shell(module: Any) -> bool:
+    return str(module).startswith("IPython.") or module == __name__
 
 
 def _forget_figures() -> None:
@@ -86,9 +127,9 @@ def _publisher(emitter: Emitter, flush: Callable[[], None]) -> Any:
     return EventPublisher()  # type: ignore[no-untyped-call]
 
 
-def _worker_shell(publisher: Any) -> None:
-    """Make a shell that formats and publishes displays, without history, magics and hooks."""
-    from IPython.core.interactiveshell import InteractiveShell
+def _worker_shell(publisher: Any, flush: Callable[[], None]) -> None:
+    """Make a shell that formats and publishes displays and shows errors, without history, magics and hooks."""
+    from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
     from traitlets.config.configurable import SingletonConfigurable
 
     class WorkerShell(InteractiveShell):
@@ -104,8 +145,39 @@ def _worker_shell(publisher: Any) -> None:
             self.display_pub = publisher
             self.user_ns = {}
 
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"the shell of a worker that is no fork of the kernel has no {name!r}: it shows displays and "
+                "tracebacks, and runs plain code"
+            )
+
+        def showtraceback(self, exc_tuple: Any = None, *args: object, **kwargs: object) -> None:
+            """Write the traceback of an error, by default of the one that is handled, to stderr."""
+            error = (exc_tuple or sys.exc_info())[1]
+            _write_error("No traceback available to show." if error is None else _format_error(error), flush)
+
+        def run_cell(self, raw_cell: str, *args: object, **kwargs: object) -> Any:
+            """Run plain code, without magics and history; show its last value, or its error."""
+            result = ExecutionResult(None)
+            try:
+                result.result = _run_plain(raw_cell, self.user_ns)
+                if result.result is not None:
+                    publisher.publish(*self.display_formatter.format(result.result))
+            except Exception as error:
+                result.error_in_exec = error
+                self.showtraceback()
+            return result
+
     shell = WorkerShell.instance()
     from IPython.display import display
 
     builtins.display = display  # type: ignore[attr-defined]
     builtins.get_ipython = lambda: shell  # type: ignore[attr-defined]
+
+
+def _run_plain(source: str, namespace: dict[str, Any]) -> Any:
+    """Run code; return the value of its last expression."""
+    tree: Any = compile(source, "<cell>", "exec", ast.PyCF_ONLY_AST)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "<cell>", "exec"), namespace)
+    return None if last is None else eval(compile(ast.Expression(last.value), "<cell>", "eval"), namespace)

@@ -277,6 +277,15 @@ class RunRecord:
                 rows.setdefault(key, {"step": point.step, "time": point.time})[name] = point.value
         return [rows[key] for key in sorted(rows, key=lambda key: key[0])]
 
+    def table(self) -> Any:
+        """Return the rows as a pandas DataFrame if pandas is installed, else as they are."""
+        rows = self.rows()
+        try:
+            import pandas  # type: ignore[import-untyped, unused-ignore]
+        except ImportError:
+            return rows
+        return pandas.DataFrame(rows)
+
     @property
     def end(self) -> int:
         """The position after the last event."""

@@ -39,6 +39,22 @@ def numbers_in(values: Mapping[str, Any]) -> dict[str, float]:
     return {name: number for name, number in found.items() if number is not None}
 
 
+def read_step(step: Any) -> int | None:
+    """Return the number of a step.
+
+    Args:
+        step: a number, or a tensor or array of one element; None where the values belong to no step.
+
+    Raises:
+        TypeError, ValueError: it is no number of a step.
+    """
+    try:
+        return None if step is None else int(_item(step))
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"step={step!r}: a whole number is needed") from None
+
+
 def plain(value: Any) -> Any:
     """Return a value in the types of YAML: None, bool, int, float, str, list, dict.
 

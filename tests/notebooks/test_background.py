@@ -67,6 +67,33 @@ def test_it_returns_at_once_and_gives_its_value_later(kernel: Kernel) -> None:
     )
 
 
+@pytest.mark.once
+def test_workers_have_a_copy_of_a_run_that_they_cannot_wait_for_or_stop(kernel: Kernel) -> None:
+    kernel.run(LONG).ok()
+    cell = kernel.run("""
+        import asyncio
+        from notebook_accel import LaunchError
+        ended = notebook_launcher(os.getpid, num_processes=1, block=False)
+        ended.wait()
+        run = notebook_launcher(long, num_processes=2, block=False)
+        async def wait(): await run
+        def tell():
+            told = set()
+            for call in (run.stop, run.result, run.wait, lambda: asyncio.run(wait()), lambda: run.wait(1.0)):
+                try:
+                    call()
+                except LaunchError as error:
+                    told.add(str(error))
+            return told, ended.wait(), ended.result() > 0
+        told = notebook_launcher(tell, num_processes=2, start_method="fork")
+        print(run.status)
+        run.stop()
+        print(told)
+    """).ok()
+    sentence = "the run belongs to the process that made it, of which this one is a copy"
+    assert cell.lines[-2:] == ["running", repr(({sentence}, True, True))]
+
+
 def test_what_it_runs_is_taken_as_it_is_at_the_call(kernel: Kernel) -> None:
     kernel.run("""
         word, here = "before", os.getcwd()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.notebooks.kernel import METHODS, METHODS_ONCE, Kernel
@@ -190,6 +192,39 @@ def test_nothing_comes_after_the_cell(kernel: Kernel) -> None:
         """
     ).ok()
     assert kernel.late_output(0.5) == []
+
+
+@pytest.mark.parametrize("method", METHODS_ONCE)
+def test_errors_that_ipython_shows_are_output_of_the_rank(kernel: Kernel, method: str) -> None:
+    """A shell shows errors of `__repr__` itself, and the value is returned."""
+    cell = kernel.run(
+        f"""
+        class Odd:
+            def __repr__(self): raise ValueError("from repr")
+            def _repr_html_(self): raise TypeError("from html")
+        def show():
+            from IPython.display import display
+            display(Odd())
+            shell = get_ipython()
+            try: 1 / 0
+            except ZeroDivisionError: shell.showtraceback()
+            shell.run_cell("undefined_name")
+            shell.run_cell("1 +")
+            shell.run_cell("six = 6; six")
+            return 4 + shell.run_cell("six").result
+        notebook_launcher(show, num_processes=2, start_method={method!r})
+        """
+    ).ok()
+    told = re.sub(r"\x1b\[[0-9;]*m", "", cell.stderr)
+    errors = ["ValueError: from repr", "TypeError: from html", "ZeroDivisionError: division by zero"]
+    errors += ["NameError: name 'undefined_name' is not defined", "SyntaxError: invalid syntax"]
+    for error in errors:
+        assert [told.count(f"[{rank}] {error}") for rank in (0, 1)] == [1, 1], told
+    of_others = [] if method == "fork" else ["IPython/core"]  # old kernels show their own frames
+    for strange in ("AttributeError", "Unexpected", "stream/displays", *of_others):
+        assert strange not in told + cell.stdout
+    assert cell.value == "10"
+    assert [shown["text/plain"] for shown in cell.displays if "text/plain" in shown].count("6") == 4
 
 
 def test_input_says_why_it_cannot_ask(kernel: Kernel) -> None:

@@ -63,6 +63,25 @@ def test_the_session_of_the_magics_pushes_and_pulls(magics: Kernel) -> None:
     assert magics.run("current_session().pull('mine', rank='all')").ok().value == "[[0], [1]]"
 
 
+def test_an_error_of_a_repr_is_output_of_the_rank(magics: Kernel) -> None:
+    cell = magics.run(
+        "%%distributed\nclass Odd:\n    def __repr__(self): raise ValueError('from repr')\nOdd()"
+    ).ok()
+    told = re.sub(r"\x1b\[[0-9;]*m", "", cell.stderr)
+    assert "[0] ValueError: from repr\n" in told and "[1] ValueError: from repr\n" in told
+    cell = magics.run("%%rank 0\ntry: 1 / 0\nexcept ZeroDivisionError: get_ipython().showtraceback()").ok()
+    assert "division by zero" in cell.stderr
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("loss", ["sys.{} = None", "sys.{}.close()", "del sys.{}", "sys.{}.detach()"])
+def test_a_cell_has_its_output_again_after_one_that_lost_it(magics: Kernel, loss: str) -> None:
+    lose = "\n".join(loss.format(name) for name in ("stdout", "stderr"))
+    magics.run(f"%%rank 0\nimport sys\n{lose}\n!echo a command is of the cell").ok()
+    cell = magics.run("%%rank 0\nprint('told', file=sys.stderr)\nprint('said')\n1 + 1").ok()
+    assert cell.lines == ["[0] said", "[0] Out: 2"] and cell.stderr == "[0] told\n"
+
+
 def test_rich_values_are_displays(magics: Kernel) -> None:
     cell = magics.run("%%rank 1\nfrom IPython.display import HTML\nHTML('<i>one</i>')").ok()
     assert cell.lines == ["[1] Out:"]

@@ -1,7 +1,8 @@
-"""Raises all problems of a call as one exception, and checks numbers of seconds."""
+"""Raises all problems of a call as one exception; checks numbers of seconds, and whose process it is."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
@@ -30,6 +31,22 @@ def raise_all(problems: Sequence[Exception], caller: str) -> None:
         message = f"{caller}: {len(texts)} problems\n" + "\n".join(f"  - {text}" for text in texts)
     all_types = all(isinstance(problem, TypeError) for problem in problems)
     raise TypeError(message) if all_types else ValueError(message)
+
+
+def check_owner(pid: int, what: str, kind: type[Exception]) -> None:
+    """Check that this process made something. A forked copy has none of the threads that make it go on.
+
+    Args:
+        pid: of the process that made it.
+        what: what it is.
+        kind: of the error.
+
+    Raises:
+        Exception: of this kind: another process made it.
+    """
+    __tracebackhide__ = True
+    if os.getpid() != pid:
+        raise kind(f"the {what} belongs to the process that made it, of which this one is a copy")
 
 
 def check_seconds(least: float = 0.0, /, **seconds: Any) -> None:

@@ -245,6 +245,22 @@ def names() -> list[str]:
     return sorted({*BUILT_IN, *(entry.name for entry in metadata.entry_points(group=GROUP))})
 
 
+def check_name(name: str) -> None:
+    """Check that an engine has a name, without importing the engine.
+
+    Args:
+        name: as the user gave it.
+
+    Raises:
+        ValueError: no engine has this name.
+    """
+    if name not in names():
+        known = [AUTO, *names()]
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"engine={name!r}: choose among {', '.join(map(repr, known))}{hint}")
+
+
 def find(name: str) -> Engine:
     """Return an engine by its name.
 
@@ -258,12 +274,8 @@ def find(name: str) -> Engine:
         module, _, attribute = BUILT_IN[name].partition(":")
         make: Callable[[], Engine] = getattr(importlib.import_module(f".{module}", __package__), attribute)
         return make()
+    check_name(name)
     offered = {entry.name: entry for entry in metadata.entry_points(group=GROUP)}
-    if name not in offered:
-        known = [AUTO, *names()]
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"engine={name!r}: choose among {', '.join(map(repr, known))}{hint}")
     try:
         engine = offered[name].load()()
     except Exception as error:

@@ -17,6 +17,7 @@ from notebook_accel.cli import flags
 from notebook_accel.cli.launch import launch
 from notebook_accel.config.option import as_text
 from notebook_accel.config.schema import LaunchConfig
+from notebook_accel.launch.engines import base
 from notebook_accel.launch.script import Script
 from tests.unit import launching
 from tests.unit.launching import TWO, dry, plan_of, refused, rows
@@ -188,6 +189,20 @@ def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> No
         "--multi_gpu and --use_fsdp exclude each other: give one of them",
         "num_processes 'two' is no whole number",
         "mixed_precision 'bf17' is none of no, fp16, bf16, fp8",
+        "trian.py does not exist, did you mean train.py?",
+    ]
+    unknown = f"engine='elastik': choose among {', '.join(map(repr, ['auto', *base.names()]))}"
+    words = ("--num_processes=-1", "--engine=elastik", "--mixed_precision=fp32", "train.py")
+    assert refused(capsys, *words) == [
+        f"{unknown}; did you mean 'elastic'?",
+        "num_processes -1 is less than 1",
+        "mixed_precision 'fp32' is none of no, fp16, bf16, fp8",
+    ]
+    words = ("--engine=elastik", "--num_machines=2", "--tpu_cluster", "trian.py")
+    assert refused(capsys, *words) == [
+        "tpu_use_cluster: TPU pods are not supported",
+        f"{unknown}; did you mean 'elastic'?",
+        "num_machines 2 needs main_process_ip: the address of the node of rank 0",
         "trian.py does not exist, did you mean train.py?",
     ]
 

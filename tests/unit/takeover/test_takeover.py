@@ -115,3 +115,43 @@ def test_a_worker_that_has_accelerate_already_says_who_imported_it(tmp_path: Pat
     done = try_run(code, cwd=tmp_path)
     assert done.returncode != 0 and "accelerate was imported already" in done.stderr
     assert f"by library ({tmp_path / 'library.py'})" in done.stderr
+
+
+EARLIER_SESSION = """
+import sys
+from notebook_accel import Session, notebook_launcher, take_over_accelerate
+
+def import_it():
+    import accelerate, subprocess
+    code = "import accelerate; print(accelerate.__file__)"
+    below = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    return [place.strip().endswith("takeover/paths.py") for place in (accelerate.__file__, below)]
+
+def pass_by():
+    pass
+
+if __name__ == "__main__":
+    method = sys.argv[1]
+    with Session(2, start_method=method) as session:
+        session.execute("import accelerate", ranks=1)
+        take_over_accelerate()
+        print(session.run(import_it, returns="all"))
+        session.run(pass_by)
+        session.restart()
+        print(session.run(import_it, returns="all"))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_session_that_was_started_before_takes_over(method: str, tmp_path: Path) -> None:
+    (tmp_path / "accelerate.py").write_text("")
+    (tmp_path / "sessions.py").write_text(EARLIER_SESSION)
+    code = f"import sys; sys.argv[1:] = [{method!r}]\nimport runpy; runpy.run_path('sessions.py', run_name='__main__')"
+    done = try_run(code, cwd=tmp_path)
+    # a child process of the worker that keeps the other one has its variables
+    assert done.stdout.splitlines() == [str([[True, True], [False, False]]), str([[True, True]] * 2)], done
+    assert done.stderr.count("had imported accelerate from") == 1
+    sentence = (
+        f"[1] notebook_accel: this worker had imported accelerate from {tmp_path / 'accelerate.py'} before"
+    )
+    assert sentence in done.stderr and "`%session restart`" in done.stderr

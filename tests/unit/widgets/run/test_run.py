@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from tqdm import std
 
 from notebook_accel import notebook_launcher, print_metrics
@@ -463,6 +464,18 @@ def test_metrics_are_printed_and_recorded(capsys: pytest.CaptureFixture[str]) ->
     assert "step 10: val/loss 0.1235, note fine\naccuracy 0.9\n" in capsys.readouterr().out
     with pytest.raises(TypeError, match="by name"):
         print_metrics(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("step", ["x", float("inf"), [1, 2], torch.ones(2)], ids=str)
+def test_a_wrong_step_is_named(step: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"^step=.*: a whole number is needed$"):
+        print_metrics(step=step, loss=1)
+
+
+def test_a_step_may_be_a_tensor_or_a_text_of_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (torch.tensor([3]), "3", 3.0):
+        print_metrics(step=step, loss=1.0)  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "step 3: loss 1\n" * 3
 
 
 def test_other_ranks_print_no_metrics(
