@@ -206,7 +206,7 @@ def is_interrupted() -> bool:
 
 
 def take_interrupt() -> bool:
-    """Return whether the user has interrupted a block of `delay_interrupt`, and forget it: for who obeys in another way."""
+    """Return whether the user has interrupted a block of `delay_interrupt`, and forget it: the caller obeys it."""
     handler = _find_delayed()
     if handler is None or not handler.was_called:
         return False
