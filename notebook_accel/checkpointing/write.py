@@ -42,11 +42,9 @@ class File:
 
     def write(self, where: Path) -> str:
         """Write the file, durably, and return its checksums for the manifest."""
-        path = where / self.name
-        with rawio.name_file(path):
-            if self.texts is None:
-                return pickled.write(path, self.content, cached=self.cached)
-            return weights.write(path, self.content, self.texts)
+        if self.texts is None:
+            return pickled.write(where / self.name, self.content, cached=self.cached)
+        return weights.write(where / self.name, self.content, self.texts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
