@@ -42,6 +42,7 @@ def save_fsdp_model(
 
     Raises:
         NotImplementedError: `use_dcp` is False.
+        CheckpointError: on all ranks, where one cannot write its part of a sharded folder.
     """
     trained_only = adapter_only and _is_peft_model(accelerator, model)
     options = _make_options(fsdp_plugin, use_dcp, ignore_frozen_params=trained_only)
@@ -117,6 +118,7 @@ def save_fsdp_optimizer(
 
     Raises:
         NotImplementedError: `use_dcp` is False.
+        CheckpointError: see `save_fsdp_model`.
     """
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
