@@ -205,6 +205,15 @@ def is_interrupted() -> bool:
     return isinstance(handler, _DelayedInterrupt) and handler.was_called
 
 
+def take_interrupt() -> bool:
+    """Return whether the user has interrupted a block of `delay_interrupt`, and forget it: the caller obeys it."""
+    handler = _find_delayed()
+    if handler is None or not handler.was_called:
+        return False
+    handler.was_called = False
+    return True
+
+
 def _find_delayed() -> _DelayedInterrupt | None:
     """Return what delays interrupts of this thread; None where they come at once, or never."""
     if threading.current_thread() is not threading.main_thread():

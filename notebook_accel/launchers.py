@@ -221,6 +221,10 @@ def runs() -> list[Run]:
 
     A notebook shows the list as a table, and the metrics of all its runs in common charts; also a part of the list, as
     `runs()[-2:]`.
+
+    An ended run in the list has its status, failure, lines and metrics. A value of over 1 MB goes with your last
+    reference to its Run: keep what `notebook_launcher(..., block=False)` returned, or the Run from this list, until
+    `result()` has given the value. Launches that block give their values to their cells alone.
     """
     from .launch import registry
     from .widgets.run.comparison import RunList

@@ -45,12 +45,13 @@ def write(obj: Any, f: Any, safe_serialization: bool = False) -> None:
         return
     part = path.with_name(f"{path.name}.part")
     try:
-        if safe_serialization:
-            tensors, dropped = weights.without_ties(obj)
-            weights.write(part, tensors, dropped)
-            _warn_of_ties(dropped)
-        else:
-            pickled.write(part, obj)
+        with rawio.name_file(path):
+            if safe_serialization:
+                tensors, dropped = weights.without_ties(obj)
+                weights.write(part, tensors, dropped)
+                _warn_of_ties(dropped)
+            else:
+                pickled.write(part, obj)
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)

@@ -306,6 +306,21 @@ def create(
         file.flush()
 
 
+@contextmanager
+def name_file(path: Path) -> Iterator[None]:
+    """Let an OSError of a write say which file was written: the system tells that of one that cannot be opened only.
+
+    Args:
+        path: the file, by the name that the user knows.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
 class Output(io.RawIOBase):
     """A new file that a thread writes, so that a disk writes while the next bytes are made; see `create`.
 
@@ -340,6 +355,7 @@ class Output(io.RawIOBase):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
+        cause = self._error
         if error is not None:
             self._error = error  # nothing more is written
         self._full.put((self._block, self._filled))
@@ -350,6 +366,8 @@ class Output(io.RawIOBase):
         self._run()
         if error is None:
             self._raise()
+        elif isinstance(cause, OSError) and isinstance(error, RuntimeError):
+            raise cause from None  # torch's zip writer raises its own error once a write has failed
 
     def close(self) -> None:
         """Let the thread end; garbage collection does so too, where an interrupt comes before the end of the block."""

@@ -6,7 +6,8 @@ The folders and the names in them are Accelerate's. A run of any number of proce
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,13 +47,7 @@ class Shards(CollectiveFolder):
         self._group = group
 
     def write(self, where: Path) -> list[Path]:
-        from torch.distributed import checkpoint as dcp
-
-        writer = dcp.FileSystemWriter(where / self._name)
-        try:
-            dcp.save(self._state, storage_writer=writer, process_group=self._group)
-        except dcp.CheckpointException as error:  # is no Exception
-            raise CheckpointError(f"{where / self._name} was not written: {_failures(error)}") from error
+        save(self._state, where / self._name, self._group)
         rank = torch.distributed.get_rank(self._group) if torch.distributed.is_initialized() else 0
         own = sorted((where / self._name).glob(f"__{rank}_*"))
         return [*own, where / self._name / _METADATA] if rank == 0 else own
@@ -60,6 +55,46 @@ class Shards(CollectiveFolder):
     def snapshot(self, copies: Copies) -> Shards:
         group = self._background()  # a collective: before what may fail on one rank
         return Shards(self._name, _copy_tree(self._state, copies), self._background, group)
+
+
+def save(state: dict[str, Any], folder: Path, group: Any = None) -> None:
+    """Write a folder by torch.distributed.checkpoint; all ranks call it.
+
+    Args:
+        state: nested dicts of tensors, each rank its part, and of plain values.
+        folder: what to write.
+        group: of all ranks; None for the default one.
+
+    Raises:
+        CheckpointError: on all ranks, with the same text, where one cannot write its part.
+    """
+    from torch.distributed import checkpoint as dcp
+
+    class Writer(dcp.FileSystemWriter):
+        """Raises what the system said: torch's zip writer hides it in an error that loses it on its way to a rank."""
+
+        def write_data(self, plan: Any, planner: Any) -> Any:
+            with _raise_cause():
+                return super().write_data(plan, planner)
+
+    try:
+        dcp.save(state, storage_writer=Writer(folder), process_group=group)
+    except dcp.CheckpointException as error:  # is no Exception
+        raise CheckpointError(f"{folder} was not written: {_failures(error)}") from error
+
+
+@contextmanager
+def _raise_cause() -> Iterator[None]:
+    """Raise the OSError by which another error came to be, in its place."""
+    try:
+        yield
+    except RuntimeError as error:
+        cause = error.__context__
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__context__
+        if cause is None:
+            raise
+        raise cause from None
 
 
 def _copy_tree(tree: Any, copies: Copies) -> Any:
@@ -383,7 +418,13 @@ def _read(folder: Path, target: dict[str, Any], reader: Any = None) -> None:
 
 
 def _failures(error: Any) -> str:
-    return "; ".join(f"rank {rank}: {failure[0]!r}" for rank, failure in error.failures.items())
+    """Return what failed on which ranks, each text once."""
+    whose: dict[str, list[str]] = {}
+    for rank, (failure, _) in error.failures.items():
+        text = str(failure)
+        text = repr(failure) if "\n" in text else f"{type(failure).__name__}: {text}"
+        whose.setdefault(text, []).append(f"rank {rank}")
+    return "; ".join(f"{', '.join(ranks)}: {text}" for text, ranks in whose.items())
 
 
 def _compare(folder: Path, wanted: set[str], stored: set[str], whose: str) -> None:

@@ -97,15 +97,17 @@ def save_weights(
         staging.mkdir(parents=True)
         files = _choose_names(folder, whole, len(shards))
         for name, shard in zip(files, shards, strict=True):
-            if safe_serialization:
-                texts = {gone: kept for gone, kept in dropped.items() if kept in shard}
-                weights.write(staging / name, shard, texts)
-            else:
-                pickled.write(staging / name, shard)
+            texts = {gone: kept for gone, kept in dropped.items() if kept in shard}
+            with rawio.name_file(folder / name):
+                if safe_serialization:
+                    weights.write(staging / name, shard, texts)
+                else:
+                    pickled.write(staging / name, shard)
         if len(shards) > 1:
             files.append(f"{whole}.index.json")
-            (staging / files[-1]).write_text(_index(files[:-1], shards), encoding="utf-8")
-            rawio.sync(staging / files[-1])
+            with rawio.name_file(folder / files[-1]):
+                (staging / files[-1]).write_text(_index(files[:-1], shards), encoding="utf-8")
+                rawio.sync(staging / files[-1])
         check(staging)
         for name in files[:-1]:
             os.replace(staging / name, folder / name)

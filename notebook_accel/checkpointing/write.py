@@ -81,7 +81,7 @@ class ErrorBarrier(ABC):
         """
 
     def require_success(self, stage: str, error: str | None, what: str) -> None:
-        """Raise CheckpointError on all ranks if one of them has an error.
+        """Raise CheckpointError on all ranks if one of them has an error. A text that all have is told without ranks.
 
         Args:
             stage: the name of the barrier.
@@ -89,7 +89,14 @@ class ErrorBarrier(ABC):
             what: the start of the message.
         """
         errors = self.exchange(stage, error)
-        found = [f"rank {rank}: {text}" for rank, text in enumerate(errors) if text is not None]
+        whose: dict[str, list[str]] = {}
+        for rank, text in enumerate(errors):
+            if text is not None:
+                whose.setdefault(text, []).append(f"rank {rank}")
+        found = [
+            text if 1 < len(ranks) == len(errors) else f"{', '.join(ranks)}: {text}"
+            for text, ranks in whose.items()
+        ]
         if found:
             raise CheckpointError(f"{what}: {'; '.join(found)}")
 
@@ -275,6 +282,8 @@ def _attempt(action: Callable[[], object]) -> str | None:
     """Return what went wrong as text, for all ranks to raise; None where nothing did."""
     try:
         action()
+    except CheckpointError as error:
+        return str(error)  # a sentence
     except Exception as error:  # of any kind: the other ranks learn of it, and all raise
         return f"{type(error).__name__}: {error}"
     return None

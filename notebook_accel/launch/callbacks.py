@@ -1,7 +1,10 @@
-"""Calls functions of the user's at the end of a run."""
+"""The end of a run calls functions of the user's, and wakes who awaits it."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
 from collections.abc import Callable, Sequence
 
 from .. import interrupts
@@ -34,3 +37,24 @@ def call_back(callbacks: Sequence[Callable[[], None]], run: object) -> None:
             interrupt = error if isinstance(error, KeyboardInterrupt) else interrupt
     if interrupt is not None:
         raise interrupt
+
+
+async def wait_in_loop(
+    ended: threading.Event, when_ended: Callable[[Callable[[], None]], None], look_seconds: float
+) -> None:
+    """Wait for the end of a run in an event loop.
+
+    Args:
+        ended: is set at the end.
+        when_ended: takes a function to be called then, in any thread.
+        look_seconds: how often the loop wakes up: ipykernel's sees an interrupt only then.
+    """
+    woken = asyncio.get_running_loop().create_future()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
+            woken.get_loop().call_soon_threadsafe(woken.set_result, None)
+
+    when_ended(wake)
+    while not (woken.done() or ended.is_set()):
+        await asyncio.wait([woken], timeout=look_seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ _DESCRIPTORS_OF_ALL: Final = 24
 """How many descriptors the start of a run takes at most: for each worker, and for the store and what waits."""
 _KEPT: Final = 8
 _LAST_SECONDS: Final = 2.0
+_CHANGING: Final = threading.Lock()
+"""For changes of the list of runs: a run that ends changes it in its own thread."""
 
 
 def open_run(job: Job, engine: Engine, sinks: Sequence[MakeSink], start: Start | None = None) -> Run:
@@ -83,7 +86,7 @@ def require_descriptors(workers: int) -> None:
 
 def runs() -> list[Run]:
     """Return the runs of this process, oldest first: all that still run, and the last ones that have ended."""
-    return list(runtime.runs())
+    return [run.whole for run in list(runtime.runs())]
 
 
 def add_session(session: Any) -> None:
@@ -159,13 +162,23 @@ def _add(run: Run) -> None:
     atexit.register(
         _end_all
     )  # again at each run: it has to run before the exit handlers of imported libraries
-    known.append(run)
-    if len(known) > _KEPT:
-        ended = [old for old in known if old.is_over]
-        for old in ended[: max(0, len(ended) - _KEPT)]:
-            known.remove(old)
+    with _CHANGING:
+        known.append(run)
+        if len(known) > _KEPT:
+            ended = [old for old in known if old.is_over]
+            for old in ended[: max(0, len(ended) - _KEPT)]:
+                known.remove(old)
     if run.job.background:
+        run.when_ended(lambda: _drop_value(run))
         _handle_idle_interrupts()
+
+
+def _drop_value(run: Run) -> None:
+    """Let a large value go with the last reference to its run that is not ours."""
+    with _CHANGING:
+        known = runtime.runs()
+        if run in known:
+            known[known.index(run)] = run.without_value()
 
 
 def _end_all() -> None:

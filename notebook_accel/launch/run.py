@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import copy
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal
 
@@ -17,12 +19,12 @@ from ..errors import LaunchError, RunLeftError, RunStoppedError
 from ..events import Event, Failure
 from ..stream.record import RunRecord
 from ..stream.sinks import Sink, close_sink
-from .callbacks import call_back
+from .callbacks import call_back, wait_in_loop
 from .checks.problems import check_owner, check_seconds
 from .durations import Start, format_duration
 from .engines.base import Engine, Outcome
 from .job import Job
-from .run_errors import build_error
+from .run_errors import build_error, build_value_error, find_first_failure
 from .supervise.control import Control
 from .transfer import failures
 
@@ -35,6 +37,7 @@ GRACE: Final = 30.0
 """Seconds that workers have to return after they were asked to stop."""
 _INTERRUPT_GRACE: Final = 0.0
 _SHOWN_LINES: Final = 20
+_LARGE: Final = 1_000_000  # bytes
 _LOOK_SECONDS: Final = 0.2  # a wait without a timeout can hide an interrupt
 
 
@@ -68,7 +71,8 @@ class Run:
         self._engine = engine
         self._control = Control()
         self._outcome: Outcome | None = None
-        self._was_popped = False
+        self._size, self._was_popped = 0, False  # of its value
+        self._whole: weakref.ref[Run] | None = None
         self._error: BaseException | None = None
         self._traceback: TracebackType | None = None
         self._seconds: float | None = None  # in all
@@ -116,8 +120,10 @@ class Run:
         __tracebackhide__ = True
         self._executor = threading.get_ident()
         try:
-            self._outcome = self._engine.run(self.job, self.record, self._deliver, self._control)
-            self.record.forget_values()
+            # what an engine leaves for the garbage collector is not to keep this run and its value
+            deliver = partial(_deliver_to, weakref.ref(self))
+            self._outcome = self._engine.run(self.job, self.record, deliver, self._control)
+            self._size = self.record.forget_values()
             if self._outcome.is_bad:
                 self._error = self._build_error(self._outcome)
         except BaseException as error:
@@ -241,10 +247,7 @@ class Run:
     @property
     def first_failure(self) -> Failure | None:
         """How the rank ended that failed first, on whichever node; None where none failed."""
-        outcome = self._outcome
-        if outcome is None or outcome.hang or outcome.error or not (outcome.cause or outcome.failures):
-            return None
-        return outcome.cause or failures.find_first(outcome.failures)
+        return None if self._outcome is None else find_first_failure(self._outcome)
 
     @property
     def failed_node(self) -> str:
@@ -343,7 +346,7 @@ class Run:
             WorkerError: the rank that failed first ended without an exception, by a signal for example.
             RunStoppedError: the run was stopped before its workers returned.
             TimeoutError: the run has not ended within `timeout` seconds. It goes on.
-            LaunchError: the launch itself has returned the value already, and the run does not keep it.
+            LaunchError: the launch itself has returned the value, or nobody held the Run of a large one.
         """
         __tracebackhide__ = True
         if not self.wait(timeout):
@@ -352,14 +355,8 @@ class Run:
             raise self._error.with_traceback(self._traceback)  # without the frames of earlier calls
         assert self._outcome is not None
         if self._was_popped:
-            raise LaunchError(
-                f"{self!r} gave its value to the cell that launched it, and has not kept it: "
-                "write value = notebook_launcher(...)"
-            )
-        values = self._outcome.values
-        if self.job.returns == "all":
-            return [values.get(rank) for rank in sorted(values)]
-        return values[min(values)] if self.job.returns == "first" else None
+            raise build_value_error(self, self.job.background)
+        return self._outcome.choose_value(self.job.returns)
 
     def pop_result(self) -> Any:
         """Return what `result` returns, and forget it: a value may be large, and `runs()` keeps runs that have ended.
@@ -372,6 +369,22 @@ class Run:
         assert self._outcome is not None
         self._outcome, self._was_popped = replace(self._outcome, values={}), True
         return value
+
+    @property
+    def whole(self) -> Run:
+        """The object of this run that has its value, as long as somebody holds it; else this one."""
+        return (self._whole and self._whole()) or self
+
+    def without_value(self) -> Run:
+        """Return the run as `runs()` keeps it once it has ended: without its value, if that is large."""
+        if self._outcome is None or self._size <= _LARGE:
+            return self
+        kept = copy.copy(self)
+        kept._outcome, kept._was_popped = replace(self._outcome, values={}), True
+        kept._whole = weakref.ref(self)
+        for sink in self._sinks:
+            sink.follow(kept)
+        return kept
 
     def forget_variables(self) -> None:
         """Drop the variables in the traceback of its failure: a model or a batch may be among them."""
@@ -474,17 +487,8 @@ class Run:
 
     async def _wait_async(self) -> Any:
         __tracebackhide__ = True
-        ended = asyncio.get_running_loop().create_future()
-
-        def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
-                ended.get_loop().call_soon_threadsafe(ended.set_result, None)
-
-        self.when_ended(wake)
         try:
-            # ipykernel's event loop sees an interrupt only when it wakes up
-            while not (ended.done() or self.is_over):
-                await asyncio.wait([ended], timeout=_LOOK_SECONDS)
+            await wait_in_loop(self._ended, self.when_ended, _LOOK_SECONDS)
         except BaseException:
             self.break_off()
             raise
@@ -497,3 +501,8 @@ class Run:
             for sink in self._sinks:
                 sink.note("\n".join(self._notes))
         return error
+
+
+def _deliver_to(run: weakref.ref[Run], events: Sequence[Event]) -> None:
+    if (found := run()) is not None:
+        found._deliver(events)

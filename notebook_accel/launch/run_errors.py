@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import HangError, RunStoppedError
+from ..errors import HangError, LaunchError, RunStoppedError
 from ..events import Failure
 from ..stream.record import RunRecord
 from .durations import Start, format_duration
@@ -37,6 +37,35 @@ def build_error(
     for note in notes:
         failures.add_note(error, note)
     return error, notes
+
+
+def find_first_failure(outcome: Outcome) -> Failure | None:
+    """Return how the rank ended that failed first, on whichever node; None where none failed.
+
+    Args:
+        outcome: how the run ended.
+    """
+    if outcome.hang or outcome.error or not (outcome.cause or outcome.failures):
+        return None
+    return outcome.cause or failures.find_first(outcome.failures)
+
+
+def build_value_error(run: object, was_background: bool) -> LaunchError:
+    """Return the exception of a run whose value is asked for and was not kept.
+
+    Args:
+        run: has ended well.
+        was_background: whether its launch returned the run, not the value.
+    """
+    if was_background:
+        return LaunchError(
+            f"{run!r} has not kept its value, of over 1 MB, because nothing held the Run: write run = "
+            "notebook_launcher(..., block=False), and keep `run` until run.result() has given the value"
+        )
+    return LaunchError(
+        f"{run!r} gave its value to the cell that launched it, and has not kept it: "
+        "write value = notebook_launcher(...)"
+    )
 
 
 def _describe_ranks(cause: Failure, outcome: Outcome, start: Start) -> list[str]:

@@ -31,6 +31,7 @@ from ..stream.sinks import Sink
 _INTERRUPT_SECONDS: Final = 0.3  # from the interrupt to the end of connections; enough for Python code
 _RELEASE_SECONDS: Final = 15.0  # a rank that is killed takes the session's state along
 _ANSWER_SECONDS: Final = 10.0  # whose function never asks says so at once
+_LAST_STAGE: Final = 3  # 1: to be interrupted, 2: to be released, 3: to be killed
 _LOOKS: Final = 4  # in each hang_timeout
 
 
@@ -158,6 +159,13 @@ class Call:
         if self._stage <= 1:
             self._stage, self._next = 1, min(self._next, time.monotonic() + grace)
 
+    def kill_unfinished(self) -> None:
+        """Kill the ranks that have not ended the call: whoever waits for them waits no longer."""
+        self.interrupted |= self.unfinished
+        for rank in self.unfinished:
+            self.kill(rank)
+        self._stage, self._next = _LAST_STAGE, float("inf")
+
     def stop(self, grace: float) -> None:
         """Stop the call: ranks that ask whether to stop do so at the same question, others are interrupted.
 
@@ -182,11 +190,9 @@ class Call:
             pids = list(self.pids.values())
             for rank in unfinished:
                 self.tell(self._make_release(rank, stamp, pids))
-            self._stage, self._next = 3, now + _RELEASE_SECONDS
+            self._stage, self._next = _LAST_STAGE, now + _RELEASE_SECONDS
         else:
-            for rank in unfinished:
-                self.kill(rank)
-            self._next = float("inf")
+            self.kill_unfinished()
 
     def _make_release(self, rank: int, stamp: float, pids: Sequence[int]) -> ReleaseOrder:
         return ReleaseOrder(rank=rank, time=stamp, call=self.number, pids=pids, addresses=self.addresses)

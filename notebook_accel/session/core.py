@@ -305,9 +305,7 @@ class Session:
         if not isinstance(error, KeyboardInterrupt):
             sink = TextSink("none")  # the sink of the call failed
         with interrupts.delay_interrupt():
-            call.bring_back(0.0)
-            while call.unfinished:
-                workers.show(call, sink)
+            workers.bring_back(call, sink)
             for note in self._finish_call(call, sink):
                 sink.note(note)
             sink.close()

@@ -40,6 +40,7 @@ _MAX_WAITING: Final = 20_000
 """Events and lines that are not shown yet; with more of them the workers have to wait."""
 _LEAVE_SECONDS: Final = 1.0
 _RENEW_SECONDS: Final = 30.0
+_AGAIN_SECONDS: Final = 0.5  # what comes sooner is the same interrupt, sent twice
 
 
 class Workers:
@@ -345,6 +346,23 @@ class Workers:
                 f"{self.broken}: session.restart() starts new workers, without their variables"
             )
         call.advance(sink)
+
+    def bring_back(self, call: Call, sink: Sink) -> None:
+        """End a call on all ranks at once, and wait for that; whoever interrupts again does not wait, ranks are killed.
+
+        Args:
+            call: the call that runs.
+            sink: shows what comes meanwhile.
+
+        Raises:
+            SessionError: what `show` raises.
+        """
+        began = time.monotonic()
+        call.bring_back(0.0)
+        while call.unfinished:
+            self.show(call, sink)
+            if interrupts.take_interrupt() and time.monotonic() - began > _AGAIN_SECONDS:
+                call.kill_unfinished()
 
     def end(self, call: Call) -> None:
         """Finish a call, so that the next one can begin.

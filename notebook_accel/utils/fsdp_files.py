@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..accelerator import Accelerator
-from ..checkpointing import plain
+from ..checkpointing import plain, sharded
 from ..fsdp import FullyShardedDataParallelPlugin
 from .constants import FSDP_MODEL_NAME, OPTIMIZER_NAME
 from .modeling import is_peft_model
@@ -42,6 +42,7 @@ def save_fsdp_model(
 
     Raises:
         NotImplementedError: `use_dcp` is False.
+        CheckpointError: on all ranks, where one cannot write its part of a sharded folder.
     """
     trained_only = adapter_only and _is_peft_model(accelerator, model)
     options = _make_options(fsdp_plugin, use_dcp, ignore_frozen_params=trained_only)
@@ -117,6 +118,7 @@ def save_fsdp_optimizer(
 
     Raises:
         NotImplementedError: `use_dcp` is False.
+        CheckpointError: see `save_fsdp_model`.
     """
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
@@ -222,10 +224,8 @@ def _write(
     accelerator.wait_for_everyone()  # who looks for the folder first, as Trainer does, finds the same on all ranks
     where.mkdir(parents=True, exist_ok=True)
     if plugin.saves_shards:
-        from torch.distributed import checkpoint
-
         (where / folder).mkdir(exist_ok=True)
-        checkpoint.save({what: state}, storage_writer=checkpoint.FileSystemWriter(where / folder))
+        sharded.save({what: state}, where / folder)
     elif accelerator.is_main_process:  # the others, on each node, have nothing of it
         plain.write(state, where / name)
 

@@ -384,6 +384,29 @@ def test_an_interrupt_of_stop_ends_workers_that_take_their_time(kernel: Kernel) 
     assert kernel.run("run.wait(60), run.status").value == "(True, 'stopped')"
 
 
+@pytest.mark.parametrize("view", ["widget", "text", "none"])
+def test_large_values_of_ended_runs_go_with_them_and_the_list_goes_on(kernel: Kernel, view: str) -> None:
+    kernel.run(
+        f"""
+        import gc, weakref
+        from notebook_accel import runs
+        gc.disable()
+        options = {{"num_processes": 2, "block": False, "view": "{view}"}}
+        large = notebook_launcher(lambda: print("said") or torch.zeros(500_000), **options)
+        value = weakref.ref(large.result())
+        assert large.wait() and runs()[-1] is large
+        small = notebook_launcher(lambda: 5, **options)
+        assert small.result() == 5 and value() is not None
+        del large, small
+        """
+    ).ok()
+    ended = "(value() is None, runs()[-1].result(), runs()[-2].status, runs()[-2].lines(0))"
+    assert kernel.run(ended).ok().value == "(True, 5, 'done', ['said'])"
+    cell = kernel.run("gc.enable(); runs()[-2].show(); runs()[-2].result()")
+    assert cell.error is not None and cell.error[0] == "LaunchError" and "keep `run` until" in cell.error[1]
+    assert len(cell.displays) == 1 and "done" in str(cell.displays)
+
+
 HELD = """
 import glob, gc, tempfile, threading
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 
 import IPython
 import pytest
@@ -208,6 +209,34 @@ def test_an_interrupt_stops_the_cell_not_the_session(magics: Kernel) -> None:
             "[0] Out: 0",
             "[1] Out: 1",
         ]
+
+
+@pytest.mark.may_leak("children", reason="the new workers of the session that the module shares")
+def test_who_interrupts_again_does_not_wait_for_code_that_swallows_interrupts(magics: Kernel) -> None:
+    def interrupt_twice() -> None:
+        magics.interrupt()
+        time.sleep(1.5)
+        magics.interrupt()
+
+    cell = magics.run(
+        """\
+        %%distributed
+        print(' go')
+        while True:
+            try:
+                time.sleep(100)
+            except KeyboardInterrupt:
+                pass
+        """,
+        during=interrupt_twice,
+    )
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+    assert "stopped on all ranks, and rank 0, rank 1 with it: session.restart()" in cell.error[1]
+    assert cell.seconds < 30  # alone it would take `_RELEASE_SECONDS`
+    magics.run("%session restart").ok()
+    magics.run(
+        "%%distributed\nimport os, time, torch, torch.distributed as dist\nrank = dist.get_rank()"
+    ).ok()
 
 
 @pytest.mark.may_leak("children", reason="the new workers of the session that the module shares")

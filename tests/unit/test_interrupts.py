@@ -164,6 +164,15 @@ def test_what_was_obeyed_does_not_come_again() -> None:
             time.sleep(0.01)
 
 
+def test_what_was_taken_does_not_come_again() -> None:
+    assert not interrupts.take_interrupt()  # nothing delays it
+    with interrupts.delay_interrupt():
+        assert not interrupts.take_interrupt()
+        signal.raise_signal(signal.SIGINT)
+        assert interrupts.take_interrupt()
+        assert not interrupts.take_interrupt()
+
+
 def test_one_that_is_late_at_the_end_of_a_block_leaves_the_handler_of_before() -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), interrupts.delay_interrupt(0.0):

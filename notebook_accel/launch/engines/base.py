@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ... import devices
-from ...config.launch_options import StartMethod
+from ...config.launch_options import Returns, StartMethod
 from ...events import Failure, Phase
 from ...stream.record import RunRecord
 from ..job import Job
@@ -72,6 +72,16 @@ class Outcome:
     def is_bad(self) -> bool:
         """Whether the run failed, hung or was stopped: it has no values to return."""
         return bool(self.failures or self.was_stopped or self.hang or self.cause or self.error)
+
+    def choose_value(self, returns: Returns) -> Any:
+        """Return the value of the run.
+
+        Args:
+            returns: the argument of the launch.
+        """
+        if returns == "all":
+            return [self.values.get(rank) for rank in sorted(self.values)]
+        return self.values[min(self.values)] if returns == "first" else None
 
 
 class Engine(ABC):

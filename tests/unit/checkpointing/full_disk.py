@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from notebook_accel import Accelerator, CheckpointError
+from notebook_accel import Accelerator, CheckpointError, FullyShardedDataParallelPlugin, notebook_launcher
 from tests.unit.checkpoints import values
 
 MOUNT = ["mount", "-t", "tmpfs", "-o", "size=6m", "none"]
@@ -25,6 +25,18 @@ def train(accelerator: Accelerator, model: Any, optimizer: Any, scheduler: Any) 
     accelerator.backward(model(torch.ones(1, WIDTH)).sum())
     optimizer.step()
     scheduler.step()
+
+
+def save_shards(where: Path) -> str:
+    """Return the error by which two ranks cannot write their parts."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP")
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    accelerator.prepare(torch.nn.Linear(2 * WIDTH, 2 * WIDTH))
+    try:
+        accelerator.save_state(where)
+    except CheckpointError as error:
+        return str(error)
+    return ""
 
 
 def main(where: Path) -> dict[str, Any]:
@@ -45,11 +57,30 @@ def main(where: Path) -> dict[str, Any]:
             except CheckpointError as error:
                 errors.append(str(error))
     left = sorted(os.listdir(where))
+    whole = torch.nn.Linear(2 * WIDTH, 2 * WIDTH)  # 5.8 MB
+    named = {}
+    for name, save in {
+        "weights/model.safetensors": lambda: accelerator.save_model(whole, where / "weights"),
+        "weights/pytorch_model.bin": lambda: accelerator.save_model(whole, where / "weights", "10GB", False),
+        "object.bin": lambda: accelerator.save(whole.state_dict(), where / "object.bin"),
+        "object.safetensors": lambda: accelerator.save(
+            whole.state_dict(), where / "object.safetensors", safe_serialization=True
+        ),
+    }.items():
+        try:
+            save()
+        except OSError as error:
+            named[name] = str(error)
+    (sharded,) = set(
+        notebook_launcher(save_shards, (where / "sharded",), num_processes=2, returns="all", view="none")
+    )
     accelerator.load_state(kept)
     (kept / "optimizer.bin").unlink()  # room for another
     accelerator.save_state(kept)
     return {
         "errors": errors,
+        "named": named,
+        "sharded": sharded,
         "left": left,
         "same": values(*parts) == wanted,
         "then": sorted(os.listdir(where)),

@@ -47,3 +47,10 @@ def test_a_fork_writes_also_where_a_thread_was_writing(tmp_path: Path) -> None:
         slow.go.set()
         thread.join()
     assert pickled.read(tmp_path / "forked") == {"one": 1}
+
+
+@pytest.mark.parametrize("size", [10, 20_000_000])
+def test_a_full_disk_is_told_as_the_system_says_it(size: int) -> None:
+    """Not as torch's zip writer says it, which finds a wrong position in the file."""
+    with pytest.raises(OSError, match="No space left on device"):
+        pickled.write(Path("/dev/full"), torch.ones(size))

@@ -90,6 +90,12 @@ def test_a_full_small_disk(tmp_path: Path) -> None:
     assert len(answer["errors"]) == 4
     for text in answer["errors"]:
         assert "No space left on device" in text and "what was there before is untouched" in text
+    assert len(answer["named"]) == 4
+    for name, text in answer["named"].items():
+        assert text == f"[Errno 28] No space left on device: '{tmp_path / name}'"
+    said = answer["sharded"]
+    assert said.count("No space left on device") == said.count("was not written: rank") == 1, said
+    assert "inline_container" not in said and said.count("CheckpointError") == 0
 
 
 @pytest.mark.parametrize("kind", ["copies", "sharded"])

@@ -72,6 +72,24 @@ def test_a_value_belongs_to_the_cell_that_launched_it() -> None:
         runtime.runs().clear()
 
 
+def test_a_large_value_goes_with_the_last_reference_to_its_run_and_a_small_one_stays() -> None:
+    view = Following()
+    try:
+        for size in (10, 2_000_000):
+            run = registry.open_run(job(1), ReturningLarge(size), [lambda run: view])
+            run.execute()
+            assert registry.runs()[-1] is run and len(run.result().content) == size
+            value = weakref.ref(run.result())
+            del run
+            assert (value() is None) == (size > 10), "at once, without a collection of cycles"
+        small, large = registry.runs()
+        assert len(small.result().content) == 10 and large.status == "done" and view.shown is large
+        with pytest.raises(LaunchError, match=r"has not kept its value, of over 1 MB.*keep `run` until"):
+            large.result()
+    finally:
+        runtime.runs().clear()
+
+
 class Large:
     """An argument that takes much memory."""
 
@@ -184,6 +202,39 @@ class Returning(InProcessEngine):
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         deliver([Result(rank=0, time=0.0, value=b"pickled")])
         return Outcome(values={0: 5})
+
+
+class Content:
+    """A value; weak references to it are possible."""
+
+    def __init__(self, size: int) -> None:
+        self.content = bytes(size)
+
+
+class ReturningLarge(Returning):
+    """Returns a value as workers do: pickled, of which the record knows the size."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
+        deliver([Result(rank=0, time=0.0, value=b"", buffers=[bytearray(self.size)])])
+        return Outcome(values={0: Content(self.size)})
+
+
+class Following(Sink):
+    """Holds the run that it shows, as views do."""
+
+    shown: Run
+
+    def show(self, events: object) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+    def follow(self, run: Run) -> None:
+        self.shown = run
 
 
 def test_the_second_run_takes_what_the_first_left(four_gpus: None) -> None:

@@ -62,6 +62,17 @@ def test_who_asks_again_to_end_a_call_does_not_shorten_what_ranks_have_for_it(
     assert not recorded.killed
 
 
+def test_ranks_that_are_killed_before_their_time_get_no_other_order() -> None:
+    recorded = RecordingCall()
+    recorded.end(0)
+    recorded.call.bring_back(0.0)
+    recorded.call.kill_unfinished()
+    recorded.call.advance(TextSink("none"))
+    recorded.call.bring_back(0.0)
+    recorded.call.advance(TextSink("none"))
+    assert recorded.killed == [1] and recorded.call.interrupted == {1} and not recorded.orders
+
+
 def test_a_late_end_of_another_call_is_not_this_ones() -> None:
     recorded = RecordingCall()
     recorded.end(0, number=3)

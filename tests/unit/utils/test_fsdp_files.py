@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from notebook_accel import Accelerator, FullyShardedDataParallelPlugin
+from notebook_accel import Accelerator, CheckpointError, FullyShardedDataParallelPlugin
 from notebook_accel.utils import fsdp_files
+from tests.unit.checkpoints import small_files
 from tests.unit.multiprocess import run_ranks
 
 
@@ -90,6 +91,19 @@ def test_training_goes_on_from_the_files(tmp_path: Path) -> None:
         assert shards_frozen == (True, ["pytorch_model_fsdp_1"])
         assert whole == (False, True, ["optimizer.bin", "pytorch_model_fsdp.bin"])
         assert shards == (False, True, ["optimizer_0", "pytorch_model_fsdp_0"])
+
+
+def save_without_room(folder: str) -> str:
+    accelerator, model, _ = make("SHARDED_STATE_DICT", seed=1)
+    with small_files(100), pytest.raises(CheckpointError) as caught:
+        fsdp_files.save_fsdp_model(accelerator.state.fsdp_plugin, accelerator, model, folder)
+    return str(caught.value)
+
+
+def test_all_ranks_say_what_the_system_said_of_shards_that_cannot_be_written(tmp_path: Path) -> None:
+    first, second = run_ranks(save_without_room, str(tmp_path))
+    assert first == second
+    assert first.endswith("_0 was not written: rank 0, rank 1: OSError: [Errno 27] File too large"), first
 
 
 def test_files_for_one_number_of_processes_are_refused() -> None:
