@@ -10,7 +10,6 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal
 
@@ -22,7 +21,7 @@ from ..stream.sinks import Sink, close_sink
 from .callbacks import call_back, wait_in_loop
 from .checks.problems import check_owner, check_seconds
 from .durations import Start, format_duration
-from .engines.base import Engine, Outcome
+from .engines.base import Engine, Outcome, deliver_while_there
 from .job import Job
 from .run_errors import build_error, build_value_error, find_first_failure
 from .supervise.control import Control
@@ -76,13 +75,11 @@ class Run:
         self._error: BaseException | None = None
         self._traceback: TracebackType | None = None
         self._seconds: float | None = None  # in all
-        self._begun = threading.Event()
-        self._ended = threading.Event()
+        self._begun, self._ended = threading.Event(), threading.Event()
         self._executor: int | None = None
         self._notes: Sequence[str] = ()
         self._callbacks: list[Callable[[], None]] = []
-        self._lock = threading.Lock()
-        self._taking_up = threading.Lock()
+        self._lock, self._taking_up = threading.Lock(), threading.Lock()
         self._sink_makers = tuple(sinks)
         self._sinks: list[Sink] = []
 
@@ -121,7 +118,7 @@ class Run:
         self._executor = threading.get_ident()
         try:
             # what an engine leaves for the garbage collector is not to keep this run and its value
-            deliver = partial(_deliver_to, weakref.ref(self))
+            deliver = deliver_while_there(self._deliver)
             self._outcome = self._engine.run(self.job, self.record, deliver, self._control)
             self._size = self.record.forget_values()
             if self._outcome.is_bad:
@@ -501,8 +498,3 @@ class Run:
             for sink in self._sinks:
                 sink.note("\n".join(self._notes))
         return error
-
-
-def _deliver_to(run: weakref.ref[Run], events: Sequence[Event]) -> None:
-    if (found := run()) is not None:
-        found._deliver(events)

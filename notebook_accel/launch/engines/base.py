@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ... import devices
 from ...config.launch_options import Returns, StartMethod
-from ...events import Failure, Phase
+from ...events import Event, Failure, Phase
 from ...stream.record import RunRecord
 from ..job import Job
 from ..supervise import standby
@@ -82,6 +83,21 @@ class Outcome:
         if returns == "all":
             return [self.values.get(rank) for rank in sorted(self.values)]
         return self.values[min(self.values)] if returns == "first" else None
+
+
+def deliver_while_there(method: Deliver) -> Deliver:
+    """Return a function that passes events on to an object as long as it is there, and does not keep it.
+
+    Args:
+        method: of the object.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def deliver(events: Sequence[Event]) -> None:
+        if (found := reference()) is not None:
+            found(events)
+
+    return deliver
 
 
 class Engine(ABC):
