@@ -58,16 +58,19 @@ def as_line(check: Check, status: str | None = None) -> str:
 
 
 def run_checks() -> Iterable[Check]:
-    """Run one check after the other, and yield each result at once."""
+    """Run one check after the other, and yield its results at once."""
+    of_process = list(_run("this process", _process))  # before others count devices, which may start a driver
     for name, check in _CHECKS:
-        try:
-            yield from check(name)
-        except (OSError, psutil.Error) as error:
-            yield Check(name=name, status="warning", text=f"could not be checked: {error}")
-        except ValueError as error:  # a variable of the environment has no legal value
-            yield Check(
-                name=name, status="problem", text=str(error), remedy="unset it or set it to a legal one"
-            )
+        yield from of_process if check is _process else _run(name, check)
+
+
+def _run(name: str, check: Callable[[str], Iterable[Check]]) -> Iterable[Check]:
+    try:
+        yield from check(name)
+    except (OSError, psutil.Error) as error:
+        yield Check(name=name, status="warning", text=f"could not be checked: {error}")
+    except ValueError as error:  # a variable of the environment has no legal value
+        yield Check(name=name, status="problem", text=str(error), remedy="unset it or set it to a legal one")
 
 
 def _place(name: str) -> Iterable[Check]:
@@ -470,7 +473,6 @@ def _size(number: int) -> str:
 
 
 _CHECKS: Final[tuple[tuple[str, Callable[[str], Iterable[Check]]], ...]] = (
-    ("this process", _process),  # before others count devices, which may start a driver
     ("place", _place),
     ("launch", _launch),
     ("ports", _ports),
@@ -483,6 +485,7 @@ _CHECKS: Final[tuple[tuple[str, Callable[[str], Iterable[Check]]], ...]] = (
     ("torch_xla", _torch_xla),
     ("accelerate", _accelerate),
     ("network", _network),
+    ("this process", _process),
     ("default config", _default_config),
     ("leftovers", _leftovers),
     ("torchao", _torchao),

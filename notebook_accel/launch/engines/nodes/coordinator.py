@@ -103,7 +103,7 @@ class Coordinator:
         self._outcomes: list[NodeOutcome] = []
         self._value: Message | None = None
         self._value_from: _Peer | None = None
-        self._is_over = False
+        self._is_over = self._has_heard_host = False
         self._settling: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
@@ -117,6 +117,11 @@ class Coordinator:
     def is_empty(self) -> bool:
         """Whether no node of the run is connected any more; before all are there, whether nobody is."""
         return not any(peer in self._peers for peer in self._members or self._peers)
+
+    @property
+    def has_heard_host(self) -> bool:
+        """Whether the node of this process has come and left: all that it said is heard, and was passed on."""
+        return self._has_heard_host
 
     def close(self) -> None:
         """End all connections."""
@@ -197,6 +202,7 @@ class Coordinator:
         finally:
             self._guests.pop(task, None)
             self._note_gone(peer)
+            self._has_heard_host |= peer.is_host
             writer.close()
             del self._connections[task]
 

@@ -41,6 +41,7 @@ _OWN_SECONDS: Final = 60.0  # to connect to what this process itself has opened
 _NAMED: Final = 8  # nodes that a message names
 _VERDICT_SECONDS: Final = 10.0
 _LEAVE_SECONDS: Final = 5.0
+_HEARD_SECONDS: Final = 10.0  # in which a thread of this process reads what another one has said
 _STOP_SECONDS: Final = 30.0
 
 
@@ -436,6 +437,9 @@ class FixedNodes(NodeRendezvous):
             connection.close()
         coordinator, self._coordinator = self._coordinator, None
         if coordinator is not None:
+            heard_by = time.monotonic() + (_HEARD_SECONDS if connection is not None else 0)
+            while not coordinator.has_heard_host and time.monotonic() < heard_by:
+                time.sleep(_LOOK_SECONDS / 25)  # else the others would not learn how this node has ended
             try:
                 deadline = time.monotonic() + (_LEAVE_SECONDS if self._verdict is None else math.inf)
                 while not coordinator.is_empty and time.monotonic() < deadline:

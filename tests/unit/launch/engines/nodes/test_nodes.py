@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import pickle
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 
 import pytest
 from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
+from notebook_accel.errors import LaunchError
 from notebook_accel.launch.engines.nodes import elastic, stores
 from notebook_accel.launch.engines.nodes.dynamic import Backend
 from notebook_accel.launch.engines.nodes.elastic import ElasticNodes
 from notebook_accel.launch.engines.nodes.fixed import FixedNodes
 from notebook_accel.launch.job import Job, Rendezvous
+from notebook_accel.launch.supervise.control import StopAsked
+from notebook_accel.stream.record import RunRecord
 from tests.unit.clock import PATIENCE_S
 from tests.unit.jobs import make_job
 from tests.unit.multiprocess import free_port
@@ -94,6 +99,39 @@ def test_a_node_that_is_enough_begins_however_short_it_waits_for_others(
         assert nodes.next_rendezvous().world_size == 1
     finally:
         nodes.shutdown()
+
+
+def test_a_stop_of_the_node_that_holds_the_store_reaches_the_others_on_a_busy_machine(port: int) -> None:
+    nodes = [FixedNodes(job(place(port=port, num_nodes=3, node_rank=rank))) for rank in range(2)]
+    said: list[str] = []
+
+    def stop_where_one_is_there() -> None:
+        if any("waits for node 2 (" in text for text in said):
+            raise StopAsked
+
+    def tell(text: str) -> None:
+        said.append(text)
+        coordinator = nodes[0]._coordinator
+        assert coordinator is not None and coordinator._loop is not None
+        # meanwhile this node says that it was stopped, and leaves
+        coordinator._loop.call_soon_threadsafe(time.sleep, 1.0)
+
+    nodes[0].tell, nodes[0].check = tell, stop_where_one_is_there
+
+    def lead() -> None:
+        try:
+            nodes[0].conclude(nodes[0].next_rendezvous, RunRecord())  # type: ignore[arg-type]
+        finally:
+            nodes[0].shutdown()
+
+    with ThreadPoolExecutor(2) as pool:
+        leading = pool.submit(lead)
+        joining = pool.submit(nodes[1].next_rendezvous)
+        with pytest.raises(LaunchError, match="was stopped, which holds the run together"):
+            joining.result(2 * PATIENCE_S)
+        nodes[1].shutdown()
+        with pytest.raises(StopAsked):
+            leading.result(PATIENCE_S)
 
 
 def test_of_many_missing_nodes_some_are_named() -> None:
