@@ -32,13 +32,9 @@ def count() -> int | None:
     """
     import torch
 
-    is_started = torch.cuda.is_initialized() or _is_open()
-    if (
-        sys.platform != "linux"
-        or probes.find_kernel_shell() is None
-        or is_started
-        or sys.gettrace() is not None
-    ):
+    if sys.platform != "linux" or probes.find_kernel_shell() is None or sys.gettrace() is not None:
+        return None
+    if torch.cuda.is_initialized() or _is_open():
         return None
     try:
         return _count_in_copy(environ.get("CUDA_VISIBLE_DEVICES"))

@@ -23,8 +23,18 @@ _DESCRIPTORS_OF_ALL: Final = 24
 """How many descriptors the start of a run takes at most: for each worker, and for the store and what waits."""
 _KEPT: Final = 8
 _LAST_SECONDS: Final = 2.0
-_CHANGING: Final = threading.Lock()
-"""For changes of the list of runs: a run that ends changes it in its own thread."""
+_CHANGING: Final = threading.RLock()
+"""For changes of the list of runs: a run that ends changes it in its own thread. What is dropped may launch itself."""
+
+
+def _begin_anew() -> None:
+    """In a fork: another thread of the notebook may have held the lock."""
+    if hasattr(_CHANGING, "_at_fork_reinit"):
+        _CHANGING._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 def open_run(job: Job, engine: Engine, sinks: Sequence[MakeSink], start: Start | None = None) -> Run:

@@ -79,9 +79,9 @@ class Doubled(torch.Tensor):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_classes_of_libraries_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classes_of_libraries_stay() -> None:
     tensor = Doubled(torch.ones(PART))
-    sent = Staging(torch.device("cpu")).send(tensor)
+    sent = Staging(CPU).send(tensor)
     assert type(sent) is Doubled and torch.equal(sent.held, tensor.held)
 
 

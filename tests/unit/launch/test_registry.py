@@ -7,8 +7,10 @@ import atexit
 import dataclasses
 import gc
 import os
+import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +30,7 @@ from notebook_accel.session import service
 from notebook_accel.stream.record import RunRecord
 from notebook_accel.stream.sinks import Sink
 from notebook_accel.widgets.run.picture import make_picture
+from tests.unit.clock import PATIENCE_S
 from tests.unit.jobs import make_job
 
 
@@ -202,6 +205,25 @@ class Returning(InProcessEngine):
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         deliver([Result(rank=0, time=0.0, value=b"pickled")])
         return Outcome(values={0: 5})
+
+
+def test_a_finalizer_may_launch_and_a_fork_may_come_while_the_list_changes() -> None:
+    def launch_inside() -> None:  # as a finalizer does that Python runs there
+        with registry._CHANGING:
+            registry.open_run(job(1), Returning(), []).execute()
+
+    thread = threading.Thread(target=launch_inside, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    runtime.runs().clear()
+    assert not thread.is_alive()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(registry._CHANGING.acquire).result()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if registry._CHANGING.acquire(timeout=PATIENCE_S) else 1)
+        pool.submit(registry._CHANGING.release).result()
+        assert os.waitpid(pid, 0)[1] == 0
 
 
 class Content:
