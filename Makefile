@@ -156,41 +156,44 @@ NUM_LANES = $(if $(CAN_BE_APART),$(shell $(BASE_PYTHON) -c 'import os; print(os.
 LANES := test-unit test-nodes test-notebooks test-colab test-libraries test-contract test-xla test-docs lint
 # A lane whose environment is still being made would begin last, after shorter ones.
 ENVIRONMENTS = $(addsuffix /stamp,$(VENV)/kernels $(COLAB) $(LIBRARIES) $(DOCS) $(if $(HAS_XLA),$(XLA))) $(VENV)/iproute2.stamp
+REPORTS := build/reports
+REPORT = --junitxml=$(REPORTS)/$@.xml
 test:
+	rm -rf $(REPORTS)
 	-$(MAKE) --keep-going --jobs=$(NUM_LANES) --output-sync=target $(ENVIRONMENTS)
 	lanes=0; $(MAKE) --keep-going --jobs=$(NUM_LANES) --output-sync=target $(LANES) || lanes=$$?; \
-	$(MAKE) test-ray && exit $$lanes
+	$(MAKE) test-ray || lanes=$$?; $(BASE_PYTHON) -m tests.failures $(REPORTS); exit $$lanes
 
 UNIT := tests/differential tests/structure tests/unit
 test-unit: $(VENV)/dev.stamp
-	$(IF_APART) $(PY) -m pytest $(UNIT) --durations=10
+	$(IF_APART) $(PY) -m pytest $(UNIT) --durations=10 $(REPORT)
 
 test-notebooks: $(VENV)/dev.stamp
-	$(IF_APART) $(PY) -m pytest tests/notebooks --durations=10
+	$(IF_APART) $(PY) -m pytest tests/notebooks --durations=10 $(REPORT)
 
 # All that is not a lane of its own.
 RAY := tests/nodes/test_ray.py
 ELSEWHERE := $(UNIT) $(RAY) $(addprefix tests/,benchmarks contract docs gpu libraries notebooks xla)
 test-nodes: $(VENV)/dev.stamp $(VENV)/kernels/stamp $(VENV)/chromium.stamp $(VENV)/iproute2.stamp
-	$(IF_APART) $(PY) -m pytest tests $(ELSEWHERE:%=--ignore=%) --durations=10
+	$(IF_APART) $(PY) -m pytest tests $(ELSEWHERE:%=--ignore=%) --durations=10 $(REPORT)
 
 # On a busy machine Ray gives up a cluster that starts, so these begin when all else is over.
 test-ray: $(VENV)/dev.stamp $(VENV)/iproute2.stamp
-	$(IF_APART) $(PY) -m pytest $(RAY) --durations=10
+	$(IF_APART) $(PY) -m pytest $(RAY) --durations=10 $(REPORT)
 
 test-contract: $(VENV)/dev.stamp $(VENV)/iproute2.stamp
-	$(IF_APART) $(PY) -m pytest tests/contract --durations=10
+	$(IF_APART) $(PY) -m pytest tests/contract --durations=10 $(REPORT)
 
 # What the notebook packages have no part in is tested once, by test-notebooks.
 test-colab: $(COLAB)/stamp
 	@if [ ! -e $(COLAB)/stamp ]; then echo "== there is no Python as Colab has it: the tests with it are left out"; exit; fi; \
-	$(IF_APART) $(COLAB)/bin/python -m pytest tests/notebooks -m "not once" --durations=10
+	$(IF_APART) $(COLAB)/bin/python -m pytest tests/notebooks -m "not once" --durations=10 $(REPORT)
 
 test-libraries: $(LIBRARIES)/stamp
-	$(IF_APART) $(LIBRARIES)/bin/python -m pytest tests/libraries --durations=10
+	$(IF_APART) $(LIBRARIES)/bin/python -m pytest tests/libraries --durations=10 $(REPORT)
 
 test-docs: $(DOCS)/stamp
-	$(IF_APART) $(DOCS)/bin/python -m pytest tests/docs --durations=3
+	$(IF_APART) $(DOCS)/bin/python -m pytest tests/docs --durations=3 $(REPORT)
 
 # Takes a quarter of an hour.
 test-libraries-before: $(BEFORE)/stamp
@@ -198,7 +201,7 @@ test-libraries-before: $(BEFORE)/stamp
 
 HAS_XLA := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 test-xla: $(if $(HAS_XLA),$(XLA)/stamp)
-	$(if $(HAS_XLA),$(IF_APART) $(XLA)/bin/python -m pytest tests/xla tests/contract -k xla --durations=5,@echo "== torch_xla is for Linux on x86_64: its tests are left out")
+	$(if $(HAS_XLA),$(IF_APART) $(XLA)/bin/python -m pytest tests/xla tests/contract -k xla --durations=5 $(REPORT),@echo "== torch_xla is for Linux on x86_64: its tests are left out")
 
 # A GPU machine brings its own torch, so PYTHON is used as it is and nothing is installed into it.
 test-gpu: $(if $(PYTHON),,$(VENV)/dev.stamp)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -165,8 +166,12 @@ def test_a_kernel_outside_the_cluster(tmp_path_factory: pytest.TempPathFactory, 
         other.kill()
         raise InterruptedError
 
+    logs = Path(kernel.run("ray._private.worker._global_node.get_logs_dir_path()").ok().value.strip("'"))
     try:
-        assert other.run(launch("    return os.environ['RANK']"), timeout=PATIENCE).ok().value == "['0', '1']"
+        cell = other.run(launch("    return os.environ['RANK']"), timeout=PATIENCE)
+        servers = [file.read_text()[-1500:] for file in sorted(logs.glob("ray_client_server_*.err"))]
+        assert cell.error is None, (cell.traceback[-1500:], *servers)
+        assert cell.value == "['0', '1']"
         source = """
     open(f"pid_{os.getpid()}_{os.getppid()}", "w").close()
     while len([name for name in os.listdir() if name.startswith("pid_")]) < 2: time.sleep(0.05)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.notebooks.conftest import IMPORTS
-from tests.notebooks.kernel import Kernel, wait_until
+from tests.notebooks.kernel import SLEEP, Kernel, wait_until
 
 pytestmark = pytest.mark.notebook
 SECONDS = 60.0  # in which all workers, and all that they have started, are gone
@@ -149,7 +149,7 @@ def test_an_interrupt(kernel: Kernel, tmp_path: Path, name: str) -> None:
         assert cell.error is not None and cell.error[0] in ("KeyboardInterrupt", "CancelledError")
     else:
         started.extend(working(kernel, tmp_path))
-        other = kernel.run("print('go', flush=True)\ntime.sleep(30)", during=kernel.interrupt)
+        other = kernel.run(SLEEP, during=kernel.interrupt)
         assert other.error is not None and other.error[0] == "KeyboardInterrupt"
         assert kernel.run("'next cell'").ok().value == "'next cell'"
         assert alive(started) == started, "an interrupt of another cell leaves them alone"

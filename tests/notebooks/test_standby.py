@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.notebooks.kernel import Kernel
+from tests.notebooks.kernel import SLEEP, Kernel
 
 pytestmark = pytest.mark.notebook
 
@@ -127,7 +127,7 @@ def test_it_ends_with_a_kernel_that_is_killed(kernel: Kernel, use: str) -> None:
 def test_an_interrupt_of_the_kernel_is_none_for_it(kernel: Kernel) -> None:
     pid, _, _ = find(kernel)
     kernel.run(USE).ok()
-    cell = kernel.run("print('go'); time.sleep(60)", during=kernel.interrupt)
+    cell = kernel.run(SLEEP, during=kernel.interrupt)
     assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
     again = kernel.run(RANKS, timeout=120).ok()
     assert COPIED in again.stdout and again.value == "['0', '1']"

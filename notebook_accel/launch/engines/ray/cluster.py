@@ -18,7 +18,11 @@ PLACEMENTS: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _NAMESPACE: Final = "notebook_accel at "
 """What Ray calls connections of ours, before their address: it is how they are told from the user's own."""
 _LOCAL: Final = "local"
-_SLOW_SERVER: Final = ("Proxy failed to Connect to backend", "psutil.ZombieProcess")
+_SLOW_SERVER: Final = (
+    "Proxy failed to Connect to backend",
+    "Starting Ray client server failed",
+    "psutil.ZombieProcess",
+)
 """What Ray's client says where the process that is to serve it was too slow, or ended as it started."""
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _SHOWN_NODES: Final = 6

@@ -47,6 +47,7 @@ def test_a_folder_that_the_user_named_is_not_looked_for(monkeypatch: pytest.Monk
     [
         ("Proxy failed to Connect to backend! Check logs", 2),
         ("psutil.ZombieProcess: PID still exists but it's a zombie (pid=7)", 2),
+        ("RuntimeError: Starting Ray client server failed. See ray_client_server_23000.err", 2),
         ("connection refused", 1),
     ],
 )
