@@ -117,7 +117,7 @@ class SlurmCluster:
         self._daemons["ctld"] = self._spawn("slurmctld", "-D", *config)
         for node in NODES:
             self.start_node(node)
-        _wait(lambda: self.run("sinfo", "-h", "-o", "%t %D").split() == ["idle", "2"])
+        _wait(lambda: self.run("sinfo", "-h", "-o", "%t %D", may_fail=True).split() == ["idle", "2"])
 
     def start_node(self, node: str) -> None:
         """Start the daemon of a node."""
@@ -145,10 +145,11 @@ class SlurmCluster:
             [path, *words], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
         )
 
-    def run(self, *words: str) -> str:
-        """Return what a command of SLURM writes; empty where it fails."""
+    def run(self, *words: str, may_fail: bool = False) -> str:
+        """Return what a command of SLURM writes; AssertionError with its words where it fails and may not."""
         environment = {**os.environ, **self.environment}
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        assert may_fail or done.returncode == 0, (words, done.returncode, done.stderr)
         return done.stdout
 
     def jobs(self) -> list[str]:
@@ -158,7 +159,7 @@ class SlurmCluster:
     def end_jobs(self) -> None:
         """Cancel all jobs, and wait for their end."""
         if jobs := self.jobs():
-            self.run("scancel", *jobs)
+            self.run("scancel", *jobs, may_fail=True)  # one may have just ended
         assert wait_until(lambda: not self.jobs(), 60)
 
     def requeue(self) -> None:
@@ -173,7 +174,8 @@ class SlurmCluster:
         sites leave two minutes between the two.
         """
         (job,) = self.jobs()
-        assert wait_until(lambda: self.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "PENDING", 60)
+        state = ("squeue", "-h", "-j", job, "-o", "%T")
+        assert wait_until(lambda: self.run(*state, may_fail=True).strip() == "PENDING", 60)
         assert wait_until(lambda: not _list_steps(job), 60)
         time.sleep(2)  # in the second in which a start was ended, nodes refuse the next one as revoked too
         self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
