@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from .... import environ
+from .... import environ, interrupts
 from ....errors import LaunchError
 from ....trust import secret
 from ..remote.client import Client, Wanted, make_script
@@ -149,17 +149,19 @@ def ask(
     Raises:
         LaunchError: it has failed, or does not answer. The text is the command's own.
     """
-    with subprocess.Popen(
-        words,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        errors="replace",  # folders and comments may have any bytes
-        env=make_environment(),
-        start_new_session=True,
-    ) as process:
+    with interrupts.block_interrupt_in_children():
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",  # folders and comments may have any bytes
+            env=make_environment(),
+            start_new_session=True,
+        )
+    with process:
         deadline = time.monotonic() + seconds
         given: str | None = text
         while True:
@@ -247,14 +249,15 @@ def find_missing() -> str:
 
 def start_watcher(job_id: str) -> subprocess.Popen[bytes]:
     """Start a process that cancels a job when its input ends: with this process, however that ends."""
-    return subprocess.Popen(
-        ["sh", "-c", 'read _; exec scancel "$0"', job_id],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=make_environment(),
-        start_new_session=True,
-    )
+    with interrupts.block_interrupt_in_children():
+        return subprocess.Popen(
+            ["sh", "-c", 'read _; exec scancel "$0"', job_id],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=make_environment(),
+            start_new_session=True,
+        )
 
 
 def kill_watcher(watcher: subprocess.Popen[bytes]) -> None:

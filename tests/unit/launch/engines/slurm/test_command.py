@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -15,6 +17,25 @@ LINE = (
     "JobId=3 JobName=a job JobState=PENDING Reason=Resources Dependency=(null) Requeue=1 Restarts=2 TimeLimit=01:00:00 "
     "SubmitTime=2026-11-23T21:37:00 StartTime=2026-11-23T22:34:48 EndTime=2026-11-23T23:34:48 NodeList=(null)"
 )
+
+INTERRUPTED = """
+import os, signal, threading
+from notebook_accel.launch.engines.slurm import command
+
+signal.signal(signal.SIGINT, lambda *_: None)
+is_over = threading.Event()
+
+def interrupt():
+    while not is_over.wait(0.0005):
+        os.killpg(0, signal.SIGINT)
+
+threading.Thread(target=interrupt).start()
+try:
+    for _ in range(100):
+        command.ask(["true"], lambda: None)
+finally:
+    is_over.set()
+"""
 
 
 def test_a_step_takes_nothing_from_the_job_that_the_notebook_runs_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,3 +84,15 @@ def test_commands_are_asked() -> None:
     assert command.ask(["cat"], lambda: None, "text") == "text"
     with pytest.raises(command.LaunchError, match="wrong"):
         command.ask(["sh", "-c", "echo wrong >&2; exit 3"], lambda: None)
+
+
+def test_an_interrupt_of_the_process_group_ends_no_command() -> None:
+    """Front ends send it to the whole group, of which a process that starts still is."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
