@@ -93,6 +93,8 @@ class Environment:
         else:
             limits = ["--constraint", str(ROOT / self.row.constraints)] if self.row.constraints else []
             self._pip("install", *limits, *self.row.beside, "--editable", own)
+        if self.row.instead:
+            self._pip("install", "--no-deps", *self.row.instead)
         self._stamp.write_text(wanted, encoding="utf-8")
 
     def _install_torch(self, torch_xla: str | None) -> None:

@@ -27,6 +27,7 @@ class Row:
         lowest: whether each package is the oldest that the bounds allow.
         extras: of this package.
         beside: what else the tests need. It is installed after it was seen that the package replaces nothing.
+        instead: versions that take the place of others at the end, whatever asks for those.
         tests: folders and files for pytest.
     """
 
@@ -38,6 +39,7 @@ class Row:
     lowest: bool = False
     extras: tuple[str, ...] = ("test",)
     beside: tuple[str, ...] = ("accelerate==1.15.0", "transformers>=5")
+    instead: tuple[str, ...] = ()
     tests: tuple[str, ...] = (*_UNIT, *_LAUNCHES)
 
 
@@ -66,8 +68,9 @@ ROWS: Final = (
         python="3.10",
         torch="2.8.0",
         lowest=True,
-        # of setuptools the last that takes the lowest packaging: torch's compiler imports it
-        beside=("accelerate==1.15.0", "setuptools==76.1.0"),
+        beside=("accelerate==1.15.0",),
+        # the last that takes the lowest packaging: torch's compiler imports it, and what is built is tested elsewhere
+        instead=("setuptools==76.1.0",),
     ),
 )
 
