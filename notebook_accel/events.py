@@ -478,6 +478,11 @@ def encode(event: Event) -> list[Buffer]:
     return [head, *buffers]
 
 
+def as_bytes(part: Buffer) -> memoryview:
+    """Return the bytes of a buffer of any shape, which are not copied."""
+    return pickle.PickleBuffer(part).raw()  # a memoryview can cast no shape with a zero
+
+
 def decode(parts: Sequence[Buffer]) -> Event:
     """Return the event of some bytes; unpickling is safe only for bytes of our own workers.
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..events import Buffer, Event, Failure, decode, encode
+from ..events import Event, Failure, as_bytes, decode, encode
 
 
 class PipeEnd(Protocol):
@@ -35,16 +35,11 @@ def frame(event: Event) -> list[memoryview]:
     Returns:
         A header with the number of parts and the length of each, then the parts, which are not copied.
     """
-    parts = [_raw(part) for part in encode(event)]
+    parts = [as_bytes(part) for part in encode(event)]
     header = bytearray(_COUNT.pack(len(parts)))
     for part in parts:
         header += _LENGTH.pack(part.nbytes)
     return [memoryview(header), *parts]
-
-
-def _raw(part: Buffer) -> memoryview:
-    view = part if isinstance(part, memoryview) else memoryview(part)
-    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
 class FrameError(ConnectionError):

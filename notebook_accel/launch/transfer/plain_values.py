@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ...errors import ShipError
-from ...events import Buffer
+from ...events import Buffer, as_bytes
 from ...trust.plain import MalformedError
 from ...trust.secret import HOW
 
@@ -69,7 +69,7 @@ def unpack_plain(parts: Sequence[Buffer]) -> Any:
     """
     try:
         tree = json.loads(bytes(parts[0]))
-        return _read(tree, [memoryview(part).cast("B") for part in parts[1:]])
+        return _read(tree, [as_bytes(part) for part in parts[1:]])
     except (
         ValueError,
         TypeError,

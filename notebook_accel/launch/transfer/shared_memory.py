@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import pickle
 import sys
 import tempfile
 import uuid
@@ -18,7 +17,7 @@ from multiprocessing import reduction
 from typing import Any
 
 from ...errors import LaunchError
-from ...events import Buffer
+from ...events import Buffer, as_bytes
 from .pickled import Pickled
 
 _ALIGN = 64
@@ -40,7 +39,7 @@ class SharedPickle:
     """
 
     def __init__(self, pickled: Pickled) -> None:
-        views = [_view_bytes(part) for part in (pickled.data, *pickled.buffers)]
+        views = [as_bytes(part) for part in (pickled.data, *pickled.buffers)]
         self._spans: list[tuple[int, int]] = []
         position = 0
         for view in views:
@@ -192,11 +191,6 @@ def _write(fd: int, view: memoryview, position: int) -> None:
     written = 0
     while written < view.nbytes:
         written += os.pwrite(fd, view[written : written + _CHUNK], position + written)
-
-
-def _view_bytes(part: Buffer) -> memoryview:
-    view = part.raw() if isinstance(part, pickle.PickleBuffer) else memoryview(part)
-    return view if view.format == "B" else view.cast("B")
 
 
 def _create_memory() -> int:

@@ -113,3 +113,14 @@ def test_headers_take_no_memory(chunks: list[bytes], count: int, lengths: list[i
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert peak < 1 << 20
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.empty((0, 10), np.float32), np.empty((3, 0), order="F"), np.ones((2, 3), order="F"), np.ones(())],
+)
+def test_arrays_of_any_shape_travel(array: np.ndarray[Any, Any]) -> None:
+    result = Result(rank=0, time=0.0, value=b"", buffers=[pickle.PickleBuffer(array)])
+    (received,) = FrameReader().feed(b"".join(frame(result)))
+    assert isinstance(received, Result)
+    assert bytes(received.buffers[0]) == array.tobytes("A")

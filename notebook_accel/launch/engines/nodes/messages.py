@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from ....events import Buffer
+from ....events import Buffer, as_bytes
 from ....trust import connecting, plain
 from ....trust.plain import MalformedError
 from ....trust.proof import REPLY_BYTES, Session
@@ -113,7 +113,7 @@ def encode(message: Message, session: Session | None) -> list[memoryview]:
     """
     value = plain.encode(_TYPES[message.kind], message.value, proven=session is not None)
     first = f'["{message.kind}", {value}]'.encode()
-    views = [memoryview(part).cast("B") for part in (first, *message.parts)]
+    views = [as_bytes(part) for part in (first, *message.parts)]
     head = _HEAD.pack(len(views)) + b"".join(_SIZE.pack(view.nbytes) for view in views)
     pieces = [memoryview(head), *views]
     return pieces if session is None else [*pieces, memoryview(session.outgoing.make_tag(pieces))]

@@ -9,6 +9,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,6 +65,13 @@ def test_messages_arrive_with_and_without_a_secret() -> None:
                 *message[:2],
                 list(message[2]),
             )
+
+
+def test_parts_of_any_shape_arrive() -> None:
+    sent = Message(
+        "value", (1.5, ""), [pickle.PickleBuffer(np.empty((0, 3))), pickle.PickleBuffer(np.ones((2, 2)))]
+    )
+    assert [len(part) for part in parse(join(sent)).parts] == [0, 32]
 
 
 def test_a_frame_that_was_changed_or_recorded_is_refused() -> None:
