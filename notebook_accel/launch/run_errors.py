@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ..errors import HangError, LaunchError, RunStoppedError
 from ..events import Failure
 from ..stream.record import RunRecord
 from .durations import Start, format_duration
 from .engines.base import Outcome
 from .transfer import failures
+
+_MOST_RETURNED: Final = 8
 
 
 def build_error(
@@ -34,6 +38,8 @@ def build_error(
     else:
         error = failures.make_exit_error(cause, record.find_last_words(cause.rank))
     notes = _describe_ranks(cause, outcome, start)
+    if failures.is_lost_peer(cause):
+        notes += _describe_returned(cause, record, start)
     for note in notes:
         failures.add_note(error, note)
     return error, notes
@@ -66,6 +72,16 @@ def build_value_error(run: object, was_background: bool) -> LaunchError:
         f"{run!r} gave its value to the cell that launched it, and has not kept it: "
         "write value = notebook_launcher(...)"
     )
+
+
+def _describe_returned(cause: Failure, record: RunRecord, start: Start) -> list[str]:
+    """Return a line for each rank whose function was over when another rank still waited for it."""
+    ends = {rank: result.time for rank, result in record.results.items() if result.time <= cause.time}
+    return [
+        f"rank {rank} took no part any more: its function had returned, or called sys.exit(), after "
+        f"{format_duration(max(0.0, ends[rank] - start.wall))}"
+        for rank in sorted(ends.keys() - {cause.rank})[:_MOST_RETURNED]
+    ]
 
 
 def _describe_ranks(cause: Failure, outcome: Outcome, start: Start) -> list[str]:

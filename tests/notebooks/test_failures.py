@@ -115,6 +115,27 @@ def test_the_first_failure_by_time_is_the_cause(kernel: Kernel) -> None:
     assert raised - failed < 120, "gloo itself waits for half an hour"
 
 
+def test_ranks_that_returned_while_another_waits_for_them_are_named(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        import sys
+        def leave_early():
+            dist.init_process_group("gloo")
+            if dist.get_rank() == 1:
+                sys.exit()
+            if dist.get_rank() == 0:
+                dist.barrier()
+        notebook_launcher(leave_early, num_processes=3)
+        """
+    )
+    assert cell.error is not None and cell.error[0] == "RuntimeError"
+    for rank in (1, 2):
+        assert (
+            f"rank {rank} took no part any more: its function had returned, or called sys.exit(), after"
+            in cell.told
+        )
+
+
 @pytest.mark.parametrize("method", METHODS_ONCE)
 def test_a_hang_in_a_collective_does_not_delay_the_error(kernel: Kernel, method: str) -> None:
     cell = kernel.run(
