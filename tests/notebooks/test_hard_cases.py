@@ -409,7 +409,9 @@ def test_workers_keep_no_port_of_the_kernels(kernel: Kernel) -> None:
         ports = {port for name, port in get_connection_info(unpack=True).items() if name.endswith("_port")}
 
         def count_ports():
-            listening = [each for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN]
+            own = psutil.Process()
+            connections = own.net_connections() if hasattr(own, "net_connections") else own.connections()
+            listening = [each for each in connections if each.status == psutil.CONN_LISTEN]
             found = {each.laddr.port for each in listening}
             return len(found & ports), mine.getsockname()[1] in found
 
