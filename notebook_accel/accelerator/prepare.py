@@ -22,8 +22,11 @@ from ..scheduler import AcceleratedScheduler
 from ..strategies.base import Bundle
 from .base import Shared
 from .kinds import check_placement, require_model, require_optimizer, require_scheduler, require_trained
+from .pickling import count_processes
 
 _MARK = "_is_accelerate_prepared"
+_SIZE = "_prepared_for_processes"
+"""Of what was prepared: the number of processes of the run."""
 
 
 class PreparePart(Shared):
@@ -41,7 +44,9 @@ class PreparePart(Shared):
             The prepared objects as a tuple; a single one as itself.
 
         Raises:
-            ValueError: `device_placement` has another length, or a model is spread over devices.
+            ValueError: `device_placement` has another length, a model is spread over devices, or an optimizer, data
+                loader or scheduler was prepared in a run of another number of processes. Such a model is prepared
+                anew.
             TypeError: `device_placement` is no list of True, False and None.
             AttributeError: the state of the accelerator was reset.
         """
@@ -64,6 +69,8 @@ class PreparePart(Shared):
         for index, item in enumerate(results):
             if isinstance(item, LRScheduler):
                 results[index] = self.prepare_scheduler(item)
+            elif isinstance(item, AcceleratedScheduler):
+                self._refuse_other_run(item)
         return results[0] if len(results) == 1 else tuple(results)
 
     def prepare_model(
@@ -104,6 +111,7 @@ class PreparePart(Shared):
         """
         place = self.device_placement if device_placement is None else device_placement
         if isinstance(optimizer, AcceleratedOptimizer):
+            self._refuse_other_run(optimizer)
             _remember(self._optimizers, optimizer)
             return optimizer
         require_optimizer(optimizer)
@@ -116,7 +124,7 @@ class PreparePart(Shared):
             runtime=self._runtime,
             hooks=self._strategy if self._strategy.wraps_steps else None,
         )
-        setattr(prepared, _MARK, True)
+        self._mark(prepared)
         self._optimizers.append(prepared)
         return prepared
 
@@ -139,6 +147,7 @@ class PreparePart(Shared):
             TypeError: it is no loader.
         """
         if getattr(data_loader, _MARK, False):
+            self._refuse_other_run(data_loader)
             _remember(self._dataloaders, data_loader)
             return data_loader
         place = self.device_placement if device_placement is None else device_placement
@@ -159,7 +168,7 @@ class PreparePart(Shared):
             torch_device_mesh=self._strategy.mesh,
             runtime=self._runtime,
         )
-        setattr(prepared, _MARK, True)
+        self._mark(prepared)
         self._dataloaders.append(prepared)
         return prepared
 
@@ -174,6 +183,7 @@ class PreparePart(Shared):
             TypeError: it is no scheduler.
         """
         if isinstance(scheduler, AcceleratedScheduler):
+            self._refuse_other_run(scheduler)
             _remember(self._schedulers, scheduler)
             return scheduler
         require_scheduler(scheduler)
@@ -191,7 +201,7 @@ class PreparePart(Shared):
             num_shares=self._strategy.num_shares,
             runtime=self._runtime,
         )
-        setattr(prepared, _MARK, True)
+        self._mark(prepared)
         self._schedulers.append(prepared)
         return prepared
 
@@ -303,6 +313,8 @@ class PreparePart(Shared):
             if index in ready:
                 continue
             if isinstance(item, torch.nn.Module):
+                if self._is_of_other_run(item):
+                    results[index] = item = self._strip(item)
                 if getattr(item, _MARK, False):
                     _remember(self._models, item)
                 else:
@@ -334,7 +346,7 @@ class PreparePart(Shared):
         # a strategy may have added what belongs to an optimizer that came alone
         for index, strategic in itertools.zip_longest(models, bundle.models):
             model = self._strategy.compile(strategic, self._dynamo)
-            setattr(model, _MARK, True)
+            self._mark(model)
             _remember(self._models, model)
             if index is not None:
                 results[index] = model
@@ -345,6 +357,30 @@ class PreparePart(Shared):
                 _remember(self._schedulers, scheduler)
                 if index is not None:
                     results[index] = scheduler
+
+    def _mark(self, prepared: Any) -> None:
+        setattr(prepared, _MARK, True)
+        setattr(prepared, _SIZE, self._runtime.topology.world_size)
+
+    def _is_of_other_run(self, item: Any) -> bool:
+        """Whether an object was prepared for another number of processes, in the notebook for example."""
+        return getattr(item, _SIZE, None) not in (None, self._runtime.topology.world_size)
+
+    def _refuse_other_run(self, item: Any) -> None:
+        if self._is_of_other_run(item):
+            kind = type(getattr(item, "optimizer", getattr(item, "scheduler", item))).__name__
+            raise ValueError(
+                f"this {kind} was prepared in a run of {count_processes(getattr(item, _SIZE))}, and this run has "
+                f"{self._runtime.topology.world_size}: give the function what was not prepared, and prepare it "
+                "there"
+            )
+
+    def _strip(self, model: torch.nn.Module) -> Any:
+        """Return a model without what a run of another number of processes has added, to be prepared anew."""
+        bare = self._strategy.unwrap(model, False, False)
+        for name in (_MARK, _SIZE):
+            bare.__dict__.pop(name, None)
+        return bare
 
     def _hand_over(self) -> None:
         """Give the handlers to the strategy and the precision, which a copy of this accelerator has too."""

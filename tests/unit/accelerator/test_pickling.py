@@ -170,6 +170,32 @@ def test_on_two_processes() -> None:
     assert first == second
 
 
+def ranks_prepare_again(pickled: bytes) -> tuple[str, list[Any]]:
+    model, optimizer, loader, scheduler = pickle.loads(pickled)
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    for item, kind in ((optimizer, "SGD"), (loader, "DataLoaderShard"), (scheduler, "StepLR")):
+        with pytest.raises(
+            ValueError, match=f"this {kind} was prepared in a run of 1 process, and this run has 2"
+        ):
+            accelerator.prepare(item)
+    model = accelerator.prepare(model)
+    assert accelerator.prepare(model) is model
+    accelerator.backward(model(torch.full((1, 2), 1.0 + accelerator.process_index)).sum())
+    bare = accelerator.unwrap_model(model)
+    return type(model).__name__, [bare.weight.grad.tolist(), str(model(torch.ones(1, 2)).dtype)]
+
+
+@pytest.mark.usefixtures("clean_runtime")
+def test_what_was_prepared_for_one_process_is_not_taken_as_prepared_by_two() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(list(range(6)), batch_size=2)
+    prepared = accelerator.prepare(model, optimizer, loader, torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    ends = run_ranks(ranks_prepare_again, pickle.dumps(prepared))
+    assert ends == [("DistributedDataParallel", [[[1.5, 1.5], [1.5, 1.5]], "torch.float32"])] * 2
+
+
 class Numbers:
     """A dataset that holds an accelerator, as those do that print in one process only."""
 
