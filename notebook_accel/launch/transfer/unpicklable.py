@@ -17,6 +17,8 @@ from .pickling import Names, pack, unpack
 _MAX_DEPTH = 12
 _DATA_PARALLEL = b"torch.nn.parallel.distributed"
 """The module of the class that `prepare` wraps models in, as a pickle names it; it needs a process group."""
+_STAYS = ("launch.run.Run", "session.core.Session")
+"""What belongs to the process that made it: classes of this package, by names that need no import."""
 
 
 def pack_call(
@@ -115,6 +117,12 @@ def _find_part(
 ) -> tuple[str, Any, Exception]:
     """Return path, object and error of the deepest part that fails to pickle."""
     seen.add(id(obj))
+    if _name_type(obj).partition(".")[2] in _STAYS:
+        return (
+            path,
+            obj,
+            TypeError("it belongs to the process that made it; give the function what it needs of it"),
+        )
     if depth < _MAX_DEPTH:
         for step, child in _list_children(obj):
             if id(child) in seen:

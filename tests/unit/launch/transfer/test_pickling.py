@@ -17,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from notebook_accel import notebook_launcher
 from notebook_accel.errors import LaunchError, ShipError
 from notebook_accel.launch.transfer.pickling import pack, unpack
 from notebook_accel.launch.transfer.shared_memory import SharedPickle
@@ -152,6 +153,15 @@ def test_the_part_that_does_not_pickle_is_named_with_its_path(make: Callable[[An
         pack_job(function, args, "f")
     assert str(caught.value).startswith(path + " cannot be sent")
     assert isinstance(caught.value, TypeError)
+
+
+def test_a_run_is_named_and_not_what_is_in_it() -> None:
+    run = notebook_launcher(len, ((),), num_processes=1, block=False)
+    run.wait()
+    with pytest.raises(
+        ShipError, match=r"variable value cannot be sent.*\.Run object .*belongs to the process"
+    ):
+        pack_job(_function_closing_over(run), (), "f")
 
 
 def test_a_cycle_ends_the_search() -> None:
