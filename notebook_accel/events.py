@@ -166,6 +166,15 @@ class Pulse(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Save(Event):
+    """A rank writes a checkpoint, `name`, in the background; until `is_over`, `folders` are what there is of it."""
+
+    name: str
+    folders: Sequence[str]
+    is_over: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Held(Event):
     """A rank waits to learn where to stop.
 
