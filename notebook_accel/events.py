@@ -166,6 +166,15 @@ class Pulse(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Save(Event):
+    """A rank writes a checkpoint, `name`, in the background; until `is_over`, `folders` are what there is of it."""
+
+    name: str
+    folders: Sequence[str]
+    is_over: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Held(Event):
     """A rank waits to learn where to stop.
 
@@ -468,11 +477,7 @@ class StackReport(Event):
 
 
 def encode(event: Event) -> list[Buffer]:
-    """Return an event as bytes: its pickle, then its out-of-band buffers, which are not copied.
-
-    Args:
-        event: any.
-    """
+    """Return an event as bytes: its pickle, then its out-of-band buffers, which are not copied."""
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(event, protocol=5, buffer_callback=buffers.append)
     return [head, *buffers]
@@ -484,11 +489,7 @@ def as_bytes(part: Buffer) -> memoryview:
 
 
 def decode(parts: Sequence[Buffer]) -> Event:
-    """Return the event of some bytes; unpickling is safe only for bytes of our own workers.
-
-    Args:
-        parts: what `encode` returned.
-    """
+    """Return the event of what `encode` returned; unpickling is safe only for bytes of our own workers."""
     event = pickle.loads(parts[0], buffers=parts[1:])
     if not isinstance(event, Event):
         raise TypeError(f"a {type(event).__name__} is no event")

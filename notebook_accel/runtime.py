@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -337,6 +337,9 @@ class Reporter(Protocol):
 
     def flush(self) -> None:
         """Wait until the notebook has the output of this process, but not for long."""
+
+    def note_save(self, name: str, folders: Sequence[str], is_over: bool) -> None:
+        """Report that a checkpoint is being written in the background, in these folders; or that this is over."""
 
     def should_stop(self) -> bool:
         """Return whether the run is to stop. All ranks of a node get True at the same call."""

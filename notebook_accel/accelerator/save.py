@@ -127,7 +127,8 @@ class SavePart(Shared):
             output_dir: the folder; with automatic naming it is `project_dir/checkpoints/checkpoint_N` instead.
             safe_serialization: weights as safetensors; False uses torch.save.
             async_save: copy all tensors, return, and write in a thread. The next save or load, `end_training` and
-                the end of the process wait for it; its error is raised there. All processes need to see the folder.
+                the end of the process wait for it; its error is raised there. After an exception the launcher leaves it
+                30 seconds; where it has to be dropped, the cell says so. All processes need to see the folder.
             save_model_func_kwargs: arguments of DeepSpeed's `save_checkpoint`; not supported, each is an error.
 
         Returns:
@@ -145,7 +146,31 @@ class SavePart(Shared):
         topology = self._runtime.topology
         barrier: write.ErrorBarrier = checkpointing.write.CollectiveErrorBarrier(self._runtime.comm)
         token = self._runtime.comm.broadcast_object(uuid.uuid4().hex[:8])
-        checkpointing.write.start(target, topology, barrier, token, in_background=async_save)
+        with checkpointing.write.remove_if_interrupted(target, topology):
+            checkpointing.write.start(target, topology, barrier, token, in_background=async_save)
+            files, folders = self._collect(target, safe_serialization)
+            if async_save:
+                files, folders = self._snapshot(files, folders, target)
+            plan = checkpointing.write.Plan(
+                target=target,
+                files=files,
+                folders=folders,
+                topology=topology,
+                facts={**self._describe_spread(), "step": self.step},
+                keep=keep,
+            )
+            if not async_save:
+                checkpointing.write.finish(plan, barrier)
+        if async_save:
+            self._write_in_background(plan, token)
+        self._warn_of_gradients()  # last: other ranks would wait for one on which a warning is an error
+        vars(self.project_configuration)["iteration"] += 1  # without the checks for users' values
+        return target
+
+    def _collect(
+        self, target: Path, safe_serialization: bool
+    ) -> tuple[list[write.File], list[CollectiveFolder]]:
+        """Return what this rank writes, once all ranks have found what they write."""
         error = None
         files: list[write.File] = []
         folders: list[CollectiveFolder] = []
@@ -154,23 +179,7 @@ class SavePart(Shared):
         except Exception as found:  # the other ranks wait for the outcome
             error = found
         self._require_all(error, target)
-        if async_save:
-            files, folders = self._snapshot(files, folders, target)
-        plan = checkpointing.write.Plan(
-            target=target,
-            files=files,
-            folders=folders,
-            topology=topology,
-            facts={**self._describe_spread(), "step": self.step},
-            keep=keep,
-        )
-        if async_save:
-            self._write_in_background(plan, token)
-        else:
-            checkpointing.write.finish(plan, barrier)
-        self._warn_of_gradients()  # last: other ranks would wait for one on which a warning is an error
-        vars(self.project_configuration)["iteration"] += 1  # without the checks for users' values
-        return target
+        return files, folders
 
     def _describe_spread(self) -> dict[str, int]:
         """Return over how many processes, and over how many shares of the data, this run is spread."""
@@ -209,7 +218,8 @@ class SavePart(Shared):
         barrier = checkpointing.background.FileErrorBarrier(
             place, plan.topology.rank, plan.topology.world_size
         )
-        self._writer.start(lambda: checkpointing.write.finish(plan, barrier), plan.target.name)
+        folders = [checkpointing.folder.staging(plan.target), place]
+        self._writer.start(lambda: checkpointing.write.finish(plan, barrier), plan.target, folders)
 
     def _require_all(self, error: Exception | None, target: Path) -> None:
         """Raise this rank's error, or tell of another rank's, with nothing left of the new checkpoint."""

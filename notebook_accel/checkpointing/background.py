@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from .. import runtime
 from ..errors import CheckpointError
 from ..notices import tell
 from .copies import Copies
@@ -53,26 +54,35 @@ class BackgroundWriter:
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()
 
-    def start(self, work: Callable[[], None], what: str) -> None:
-        """Run `work` in a thread, which the interpreter waits for before it ends.
+    def start(self, work: Callable[[], None], target: Path, folders: Sequence[Path]) -> None:
+        """Run `work` in a thread, which the interpreter waits for before it ends, and the launcher for a while.
 
         Args:
             work: writes the checkpoint.
-            what: the checkpoint's name, for the thread's.
+            target: the checkpoint's folder.
+            folders: what there is of it until it is whole.
 
         Raises:
             CheckpointError: the checkpoint before this one could not be written.
         """
         self.wait()
 
+        reporter = runtime.reporter()
+
+        def note(is_over: bool) -> None:
+            if reporter is not None:
+                reporter.note_save(str(target), list(map(str, folders)), is_over)
+
         def run() -> None:
             try:
                 work()
             except BaseException as error:  # raised by the next wait
                 self._error = error
+            note(is_over=True)
 
+        note(is_over=False)
         atexit.register(self._at_exit)
-        self._thread = threading.Thread(target=run, name=f"checkpoint {what}", daemon=False)
+        self._thread = threading.Thread(target=run, name=f"checkpoint {target.name}", daemon=False)
         self._thread.start()
 
     def wait(self) -> None:

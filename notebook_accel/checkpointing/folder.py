@@ -71,6 +71,13 @@ def recover(target: Path) -> None:
             return
 
 
+def remove_unfinished(target: Path) -> None:
+    """Remove what a save has left that did not come to its end; the checkpoint before it, or its own, is whole then."""
+    recover(target)
+    remove(staging(target))
+    remove(previous(target))
+
+
 def prepare(target: Path, token: str | None = None) -> None:
     """Make an empty folder to write the checkpoint in.
 
@@ -78,9 +85,7 @@ def prepare(target: Path, token: str | None = None) -> None:
         target: the checkpoint's folder.
         token: of this save alone, the same on all ranks: leaves a mark for `is_prepared` in it.
     """
-    recover(target)
-    remove(staging(target))
-    remove(previous(target))
+    remove_unfinished(target)
     for left in target.parent.glob(f"{glob.escape(target.name)}.meeting-*"):  # by processes that were killed
         shutil.rmtree(left, ignore_errors=True)
     staging(target).mkdir(parents=True)

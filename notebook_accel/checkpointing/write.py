@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -229,6 +230,26 @@ def start(
     barrier.require_success("start-nodes", error, what)
     if topology.local_rank == 0:
         folder.unmark(target, token)
+
+
+@contextlib.contextmanager
+def remove_if_interrupted(target: Path, topology: Topology) -> Iterator[None]:
+    """Leave nothing of a save that is interrupted in this block, or whose ranks lose each other.
+
+    After a CheckpointError nothing is to be done: all ranks raise it, and have removed what there was.
+
+    Args:
+        target: the checkpoint's folder.
+        topology: the place of this rank; the first one of a node removes the folder, while others may still write.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except BaseException:
+        if topology.local_rank == 0:
+            _attempt(lambda: folder.remove_unfinished(target))
+        raise
 
 
 def finish(plan: Plan, barrier: ErrorBarrier) -> None:

@@ -392,8 +392,8 @@ class Run:
         """Stop the run and wait until its workers have ended.
 
         If the workers use `accelerator.should_stop`, all ranks get True at the same call of it. Then they have `grace`
-        seconds to save and return, and what they return is the result. Other workers are ended at once, first by
-        SIGTERM, then by SIGKILL. For a run that has ended this does nothing. One that was left is taken up again.
+        seconds to save and return, and what they return is the result. A checkpoint in the background has them too.
+        Other workers are ended at once, by SIGTERM, then by SIGKILL. A run that was left is taken up again.
 
         Args:
             grace: seconds that workers have to return.

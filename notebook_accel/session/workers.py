@@ -12,9 +12,21 @@ from typing import Any, Final
 
 from torch.distributed import TCPStore
 
-from .. import interrupts
+from .. import interrupts, notices
 from ..errors import SessionError
-from ..events import CallEnd, CallOrder, Event, Failure, Held, LeaveOrder, Lines, Order, Phase, StackReport
+from ..events import (
+    CallEnd,
+    CallOrder,
+    Event,
+    Failure,
+    Held,
+    LeaveOrder,
+    Lines,
+    Notice,
+    Order,
+    Phase,
+    StackReport,
+)
 from ..launch import signals
 from ..launch.engines.base import Engine
 from ..launch.engines.local import make_environments
@@ -23,7 +35,7 @@ from ..launch.job import Job
 from ..launch.supervise import hang_report
 from ..launch.supervise.control import Control
 from ..launch.supervise.local_group import LocalWorkerGroup
-from ..launch.supervise.worker_group import Attempt, WorkerGroup
+from ..launch.supervise.worker_group import SAVE_SECONDS, Attempt, WorkerGroup
 from ..launch.transfer import cell_sources, failures
 from ..launch.transfer.parent_state import ParentState
 from ..launch.transfer.pickled import Pickled
@@ -142,8 +154,8 @@ class Workers:
     def close(self) -> None:
         """End the workers and wait until they have ended.
 
-        Workers that are not in a call have a second to exit. The others are killed. In a forked copy of the process
-        that started them nothing happens.
+        Workers that are not in a call have a second to exit, more where they write a checkpoint in the background. The
+        others are killed. In a forked copy of the process that started them nothing happens.
         """
         if os.getpid() != self._owner:
             return
@@ -156,7 +168,7 @@ class Workers:
             if self.started and self._call is None and not self.dead and not self.broken:
                 for rank in self.pids:
                     self._group.tell(LeaveOrder(rank=rank, time=time.time()))
-                self._reader.join(_LEAVE_SECONDS)
+                self._let_leave()
             self._leaving.set()
             if self.started:
                 self._reader.join()
@@ -165,6 +177,15 @@ class Workers:
             self._store = None
             with self._changed:
                 self._changed.notify_all()
+
+    def _let_leave(self) -> None:
+        """Give the workers time to exit: more where they still write a checkpoint, unless the user interrupts."""
+        began = time.monotonic()
+        end = began + _LEAVE_SECONDS
+        while self._reader.is_alive() and (now := time.monotonic()) < end:
+            if self._group.is_saving and now < began + SAVE_SECONDS and not interrupts.is_interrupted():
+                end = now + _LEAVE_SECONDS
+            self._reader.join(_LOOK_SECONDS)
 
     # -- events
 
@@ -200,6 +221,8 @@ class Workers:
             self.record.apply(event)
         if self._call is not None:
             self._call.take(event)
+        elif isinstance(event, Notice):
+            notices.tell(event.text)
         elif isinstance(event, Lines):
             self.late_lines += len(event.texts)
 

@@ -21,6 +21,7 @@ from ..events import (
     Progress,
     Pulse,
     Result,
+    Save,
     Stream,
     Unfinished,
 )
@@ -56,6 +57,7 @@ class RunRecord:
         results: the returned values by rank, still pickled.
         passed: how far each rank came in bars that are forgotten.
         pulses: how far each rank has come.
+        saves: the checkpoint that each rank writes in the background, or wrote last.
         held: for each rank that is to stop, how often it had asked whether to.
         notice: the last message of the launcher itself, empty if there was none.
         unfinished: what each rank has written since its last line, by (rank, stream).
@@ -73,6 +75,7 @@ class RunRecord:
     results: dict[int, Result] = field(default_factory=dict, init=False)
     passed: dict[int, float] = field(default_factory=dict, init=False)
     pulses: dict[int, Pulse] = field(default_factory=dict, init=False)
+    saves: dict[int, Save] = field(default_factory=dict, init=False)
     held: dict[int, int] = field(default_factory=dict, init=False)
     notice: str = field(default="", init=False)
     line_counts: dict[int, int] = field(default_factory=dict, init=False)
@@ -133,6 +136,9 @@ class RunRecord:
             return
         if isinstance(event, Held):
             self.held[event.rank] = event.questions
+            return
+        if isinstance(event, Save):
+            self.saves[event.rank] = event
             return
         if isinstance(event, Pulse):
             self._pulse(event)
@@ -251,6 +257,7 @@ class RunRecord:
             self.passed.clear()
             self.pulses.clear()
             self._paces.clear()
+            self.saves.clear()
             self.held.clear()
             self.notice = ""
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from ... import environ, interrupts, runtime
@@ -89,6 +89,9 @@ class CellReporter:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
+
+    def note_save(self, name: str, folders: Sequence[str], is_over: bool) -> None:
+        """Do nothing: this process stays, and so does its thread that writes the checkpoint."""
 
     def should_stop(self) -> bool:
         """Return whether somebody asked the run to stop."""

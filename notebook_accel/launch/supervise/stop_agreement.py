@@ -33,13 +33,14 @@ class StopAgreement:
         self._held_since: float | None = None
         self._is_agreed = False
 
-    def is_due(self, running: Iterable[int]) -> bool:
+    def is_due(self, running: Iterable[int], *, is_saving: bool = False) -> bool:
         """Return whether the ranks have to be ended from outside; comes several times a second.
 
-        That is so where they had their time, or where one of them never asks.
+        That is so where they had their time, or where one of them never asks and no checkpoint is being written.
 
         Args:
             running: ranks that have not ended.
+            is_saving: whether they write a checkpoint in the background, for which they have their time too.
         """
         if not self._control.stop_is_asked:
             return False
@@ -58,8 +59,8 @@ class StopAgreement:
             last = max(questions.values()) + 1
             for rank in ranks:
                 self._tell(StopOrder(rank=rank, time=time.time(), question=last))
-        if self._is_agreed and not all(questions[rank] for rank in ranks):
-            return True
-        return waited > (
-            self._control.grace if self._is_agreed else min(_ANSWER_SECONDS, self._control.grace)
-        )
+        if waited > self._control.grace or is_saving:
+            return waited > self._control.grace
+        if self._is_agreed:
+            return not all(questions[rank] for rank in ranks)
+        return waited > _ANSWER_SECONDS

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import shutil
 import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Generic, Literal, TypeVar
 
 from ... import interrupts
-from ...events import Ended, Event, Failure, Order, SignalOrder
+from ...events import Ended, Event, Failure, Notice, Order, SignalOrder
 from ...stream.record import RunRecord
 from .. import signals
 from ..job import Job
@@ -24,11 +25,14 @@ from .stop_agreement import StopAgreement
 GroupState = Literal["running", "done", "failed", "stopped", "hung"]
 """How an attempt stands; `stopped` and `hung` say that its workers have to be ended."""
 
+SAVE_SECONDS: Final = 30.0
+"""How long a checkpoint that is being written in the background is waited for, after a failure for example."""
 _LOOK_SECONDS: Final = 0.1
 _END_LOOK_SECONDS: Final = 0.02  # between two looks at workers that are being ended
 _LEAST_KILL_SECONDS: Final = 2.0  # that killed workers have also where the user interrupts the wait for them
 _LAST_WORDS_SECONDS: Final = 0.1
 _SETTLE_SECONDS: Final = 1.0
+_TELL_SECONDS: Final = 1.0  # that this may take before it is told
 _PEER_END_SECONDS: Final = 3.0  # until the end of a rank is noticed whose peers have lost it
 
 
@@ -203,6 +207,17 @@ class WorkerGroup(ABC, Generic[MemberT]):
         """Return the members that have not ended."""
         return [member for member in self._members if not member.has_ended]
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether workers write a checkpoint in the background that can still become whole: none has left it."""
+        saves = self._record.saves
+        begun = {save.folders for save in saves.values() if not save.is_over}
+        left = [saves.get(member.rank) for member in self._members if member.has_ended]
+        return self.is_running and any(
+            all(save is not None and save.is_over and save.folders == folders for save in left)
+            for folders in begun
+        )
+
     # -- watching
 
     def watch(self, timeout: float = math.inf) -> GroupState:
@@ -222,7 +237,8 @@ class WorkerGroup(ABC, Generic[MemberT]):
                 return "failed"
             if not self.is_running:
                 return "done"
-            if self._agreement.is_due(member.rank for member in self.list_running()):
+            running = [member.rank for member in self.list_running()]
+            if self._agreement.is_due(running, is_saving=self.is_saving):
                 return "stopped"
             if self._look_for_hang():
                 return "hung"
@@ -329,12 +345,58 @@ class WorkerGroup(ABC, Generic[MemberT]):
     def settle(self) -> None:
         """End the workers after a failure; those that end by themselves right now are heard first.
 
-        A rank that has only lost its connection to another one tells of an end that this process does not see yet.
+        A rank that has only lost its connection to another one tells of an end that this process does not see yet. A
+        checkpoint that they write in the background is finished first, for that has to be done by all of them.
         """
         began = time.monotonic()
         while self.is_running and time.monotonic() - began < self._find_settle_seconds():
             self.poll(_LAST_WORDS_SECONDS / 5)
+        self._finish_saves()
         self.stop(_SETTLE_SECONDS, signal.SIGTERM)
+
+    def _finish_saves(self) -> None:
+        """Wait for a checkpoint that is being written, unless the user interrupts, or wants to stop sooner."""
+        began, is_told = time.monotonic(), False
+        while self.is_saving:
+            waited = time.monotonic() - began
+            grace = self._control.grace if self._control.stop_is_asked else SAVE_SECONDS
+            if waited >= min(grace, SAVE_SECONDS) or interrupts.take_interrupt():
+                return
+            if waited >= _TELL_SECONDS and not is_told:
+                is_told = True
+                self._tell_of_saves(f"is still being saved in the background: that has {SAVE_SECONDS:g} s")
+            self.poll(_END_LOOK_SECONDS)
+        self._hear_last_words(_SETTLE_SECONDS)
+
+    def _hear_last_words(self, seconds: float) -> None:
+        """Wait for ranks whose function is over: those that have written a checkpoint end now, and say how it went."""
+        saves, began = self._record.saves, time.monotonic()
+        while time.monotonic() - began < seconds and any(
+            member.rank in saves and self._delivery.has_outcome(member.rank) for member in self.list_running()
+        ):
+            self.poll(_END_LOOK_SECONDS)
+
+    def _tell_of_saves(self, what: str) -> None:
+        """Say something in the cell of each checkpoint that is being written."""
+        names = {save.name for save in self._record.saves.values() if not save.is_over}
+        for name in sorted(names):
+            notice = Notice(rank=-1, time=time.time(), text=f"checkpoint {name} {what}")
+            self._delivery.deliver([notice])
+
+    def _drop_saves(self) -> None:
+        """Tell of checkpoints that nobody writes any more, and remove what there is of them where it is known to be."""
+        dropped = [save for save in self._record.saves.values() if not save.is_over]
+        if not dropped:
+            return
+        self._tell_of_saves(
+            "was still being saved in the background when its ranks ended, and is dropped: what was there before is "
+            "untouched"
+        )
+        is_here = self._job.rendezvous.num_nodes == 1 and not self.addresses
+        if is_here and not self.is_running:  # else others may write, or have other disks
+            for path in {path for save in dropped for path in save.folders}:
+                shutil.rmtree(path, ignore_errors=True)
+        self._delivery.deliver([replace(save, is_over=True) for save in dropped])
 
     def _find_settle_seconds(self) -> float:
         found = self._record.failures
@@ -355,6 +417,7 @@ class WorkerGroup(ABC, Generic[MemberT]):
         self._signal_and_wait(signals.KILL, self.kill_seconds, may_be_interrupted=True)
         for member in self.list_running():
             self.abandon(member)
+        self._drop_saves()
 
     def _signal_and_wait(self, signum: int, seconds: float, *, may_be_interrupted: bool = False) -> None:
         for member in self.list_running():

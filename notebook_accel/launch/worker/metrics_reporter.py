@@ -1,10 +1,10 @@
-"""In a worker: sends metrics to the notebook, and answers whether to stop."""
+"""In a worker: sends metrics to the notebook, notes checkpoints, and answers whether to stop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from ...events import Metric
+from ...events import Metric, Save
 from ...stopping import StopPoint
 from ...stream.emit import Emitter
 
@@ -36,6 +36,18 @@ class WorkerReporter:
     def flush(self) -> None:
         """Return when the notebook has this worker's output, or after a moment."""
         self._flush()
+
+    def note_save(self, name: str, folders: Sequence[str], is_over: bool) -> None:
+        """Report that a checkpoint is being written in the background; or that this is over, well or not.
+
+        Args:
+            name: the checkpoint's path.
+            folders: what there is of it until it is whole.
+            is_over: whether nothing is written any more.
+        """
+        emitter = self._emitter
+        save = Save(rank=emitter.rank, time=emitter.now(), name=name, folders=tuple(folders), is_over=is_over)
+        emitter.emit(save)
 
     def should_stop(self) -> bool:
         """Return whether the ranks of this node are to stop here."""

@@ -25,9 +25,9 @@ class Ranks:
         self.control = Control()
         self.agreement = StopAgreement(self.told.append, self.record, self.control)
 
-    def is_due(self, after: float = 0.0) -> bool:
+    def is_due(self, after: float = 0.0, *, is_saving: bool = False) -> bool:
         self.clock.now += after
-        return self.agreement.is_due([0, 1])
+        return self.agreement.is_due([0, 1], is_saving=is_saving)
 
     def hold(self, rank: int, questions: int) -> None:
         self.record.apply(Held(rank=rank, time=self.clock.now, questions=questions))
@@ -56,6 +56,16 @@ def test_ranks_that_stand_still_are_waited_for_a_while(ranks: Ranks) -> None:
     ranks.hold(1, 5)
     assert not ranks.is_due(9.9), "rank 0 may stand still"
     assert ranks.is_due(0.2)
+
+
+def test_ranks_that_write_a_checkpoint_have_their_time_for_it(ranks: Ranks) -> None:
+    ranks.control.stop(GRACE)
+    assert not ranks.is_due(is_saving=True)
+    assert not ranks.is_due(GRACE - 1.0, is_saving=True), "rank 0 may stand still"
+    ranks.hold(1, 5)
+    ranks.hold(0, 0)
+    assert not ranks.is_due(is_saving=True) and ranks.is_due()
+    assert ranks.is_due(2.0, is_saving=True)
 
 
 def test_ranks_that_ask_stop_at_the_same_question_and_have_their_time(ranks: Ranks) -> None:

@@ -20,6 +20,7 @@ from notebook_accel.events import (
     Phase,
     RaisedError,
     Result,
+    Save,
     SignalOrder,
     StackOrder,
     StackReport,
@@ -101,6 +102,10 @@ def failure(rank: int) -> Failure:
     return Failure(rank=rank, time=time.time(), pid=100 + rank, error=error)
 
 
+def saving(rank: int, *, is_over: bool = False) -> Save:
+    return Save(rank=rank, time=time.time(), name="/kept", folders=(), is_over=is_over)
+
+
 @pytest.fixture
 def group() -> ScriptedGroup:
     group = ScriptedGroup()
@@ -158,6 +163,52 @@ def test_who_lost_a_peer_is_no_cause_while_the_peers_own_end_may_come(
     assert group.watch() == "failed"
     group.settle()
     assert [each.rank for each in group.record.failures] == [0, 1] and not group.stopped_ranks
+
+
+def test_after_a_failure_a_checkpoint_is_finished_first(
+    group: ScriptedGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_group, "SAVE_SECONDS", 3600.0)
+    monkeypatch.setattr(worker_group, "_TELL_SECONDS", 0.0)
+    monkeypatch.setattr(worker_group, "_SETTLE_SECONDS", 60.0)
+    receive, looks = group.receive, itertools.count()
+    steps = {
+        100: [saving(1)],  # it was late
+        150: [saving(0, is_over=True)],
+        200: [saving(1, is_over=True)],
+        250: [ended(0, 1)],
+    }
+
+    def receive_late(timeout: float) -> Sequence[Event]:
+        assert not group.signals_sent or not steps, "it is ended too early"
+        group.say(*steps.pop(next(looks), ()))
+        return receive(timeout)
+
+    group.say(saving(0), failure(0))
+    assert group.watch() == "failed"
+    monkeypatch.setattr(group, "receive", receive_late)
+    monkeypatch.setattr(group, "_answer", lambda order: [ended(order.rank, -15)])
+    group.settle()
+    assert group.signals_sent == [(1, signal.SIGTERM)]
+    assert group.record.notice == "checkpoint /kept is still being saved in the background: that has 3600 s"
+
+
+@pytest.mark.parametrize("because", ["interrupt", "stop", "time", "loss"])
+def test_a_checkpoint_that_cannot_be_finished_is_dropped(
+    group: ScriptedGroup, monkeypatch: pytest.MonkeyPatch, because: str
+) -> None:
+    monkeypatch.setattr(worker_group, "SAVE_SECONDS", 0.0 if because == "time" else 3600.0)
+    monkeypatch.setattr(worker_group, "_SETTLE_SECONDS", 0.02)
+    monkeypatch.setattr(worker_group.interrupts, "take_interrupt", lambda: because == "interrupt")
+    group.say(saving(0), saving(1), failure(0))
+    if because == "loss":
+        group.say(ended(0, 1))
+    assert group.watch() == "failed"
+    if because == "stop":
+        group.control.stop(0.0)
+    group.settle()
+    assert not group.is_running and group.record.notice.startswith("checkpoint /kept was still being saved")
+    assert all(save.is_over for save in group.record.saves.values())
 
 
 def test_who_ends_after_the_signal_is_not_killed() -> None:
