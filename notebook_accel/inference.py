@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from . import detect, devices, nested
 from .comm import ops
 from .runtime import Runtime
+from .takeover.names import complete_names
 
 
 def prepare_pippy(
@@ -345,3 +346,6 @@ def _restore_forwards(model: nn.Module, names: list[str]) -> Iterator[None]:
             vars(module).pop("forward", None)
             if forward is not None:
                 vars(module)["forward"] = forward
+
+
+complete_names(__name__)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from . import environ
 from .launch.checks import cuda_use
+from .takeover.names import complete_names
 
 if TYPE_CHECKING:  # the first launch imports what launches need: workers and scripts do not need it
     from .config.launch import Source
@@ -302,3 +303,6 @@ def _open(job: Job, engine: Engine, start: Start | None = None) -> Any:
             return run.call()
         run.start()
     return run
+
+
+complete_names(__name__)

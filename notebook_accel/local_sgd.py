@@ -15,6 +15,7 @@ from .accelerator import Accelerator
 from .accelerator.arguments import check_steps
 from .accelerator.kinds import require_model
 from .combinations import refuse
+from .takeover.names import complete_names
 
 
 class LocalSGD:
@@ -78,3 +79,6 @@ class LocalSGD:
         own = [parameter.data for parameter in self.model.parameters()]
         for tensor, mean in zip(own, self.accelerator.reduce(own, reduction="mean"), strict=True):
             tensor.copy_(mean)
+
+
+complete_names(__name__)

@@ -7,6 +7,7 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from . import environ, runtime
+from .takeover.names import complete_names
 
 if TYPE_CHECKING:
     _Adapter = logging.LoggerAdapter[logging.Logger]
@@ -132,3 +133,6 @@ def _flush() -> None:
     reporter = runtime.reporter()
     if reporter is not None:
         reporter.flush()
+
+
+complete_names(__name__)

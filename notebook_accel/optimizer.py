@@ -13,6 +13,7 @@ from .combinations import refuse
 from .gradient_state import GradientState
 from .runtime import Runtime
 from .state import AcceleratorState
+from .takeover.names import complete_names
 
 
 class StepHooks(Protocol):
@@ -253,3 +254,6 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         """Replace parameters in all groups."""
         for group in self.optimizer.param_groups:
             group["params"][:] = [parameters_map.get(parameter, parameter) for parameter in group["params"]]
+
+
+complete_names(__name__)

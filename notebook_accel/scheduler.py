@@ -10,6 +10,7 @@ import torch
 from . import runtime as process
 from .gradient_state import GradientState
 from .runtime import Runtime
+from .takeover.names import complete_names
 
 
 class AcceleratedScheduler:
@@ -110,3 +111,6 @@ class AcceleratedScheduler:
             state_dict: what `state_dict` returned.
         """
         self.scheduler.load_state_dict(state_dict)
+
+
+complete_names(__name__)

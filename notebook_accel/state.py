@@ -16,6 +16,7 @@ from .comm import torch_dist
 from .gradient_state import GradientState as GradientState
 from .processes import run_if, split_between_processes, take_turns
 from .runtime import Runtime
+from .takeover.names import complete_names
 from .topology import pretend
 
 
@@ -456,3 +457,6 @@ class AcceleratorState(PartialState):
         if plugins is None:
             raise ValueError("DeepSpeed is not in use: give Accelerator a deepspeed_plugin")
         return plugins
+
+
+complete_names(__name__)

@@ -1,6 +1,7 @@
 """Inference with models that are larger than a device: parts on several devices, on the CPU and on the disk."""
 
 from ..hooks import attach_layerwise_casting_hooks
+from ..takeover.names import complete_names
 from .device_map import infer_auto_device_map
 from .dispatch import dispatch_model, load_checkpoint_and_dispatch
 from .init import init_empty_weights, init_on_device
@@ -19,3 +20,6 @@ __all__ = [
     "load_checkpoint_and_dispatch",
     "load_checkpoint_in_model",
 ]
+
+
+complete_names(__name__)

@@ -6,6 +6,8 @@ Its modules are attributes, each imported when it is asked for: a run that saves
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ..takeover.names import complete_names
+
 if TYPE_CHECKING:
     from . import background, folder, names, parts, plain, read, sharded, shards, write
 
@@ -17,3 +19,6 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+complete_names(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from shutil import which
+from shutil import which as which
 from typing import Any, Final
 
 from .. import devices, probes

@@ -1,5 +1,6 @@
 """Hooks around a module's forward: they see and change its arguments, its output and where its weights are."""
 
+from ..takeover.names import complete_names
 from .align import AlignDevicesHook, align_module_device, has_offloaded_params
 from .attach import (
     attach_align_device_hook,
@@ -33,3 +34,6 @@ __all__ = [
     "remove_hook_from_module",
     "remove_hook_from_submodules",
 ]
+
+
+complete_names(__name__)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from .. import collector, environ
 from . import paths
+from .names import run_command
 
 VERSION: Final = "1.15.0"
 VARIABLE: Final = "NOTEBOOK_ACCEL_AS_ACCELERATE"
@@ -162,7 +163,7 @@ class Finder:
         vars(module)["__doc__"] = f"Accelerate's `{module.__name__}`, served by {_OURS}."
         vars(module)["__all__"] = paths.names_of(inner)
         if inner in paths.MAINS:
-            vars(module)["main"] = functools.partial(_run_command, *paths.MAINS[inner])
+            vars(module)["main"] = functools.partial(run_command, *paths.MAINS[inner])
         if not inner:
             vars(module)["__version__"] = VERSION
 
@@ -186,11 +187,6 @@ class Finder:
 
     def invalidate_caches(self) -> None:
         """Forget nothing, because nothing is kept."""
-
-
-def _run_command(*words: str) -> Any:
-    """Run the command of this package with these words and those of the command line."""
-    return importlib.import_module(f"{_OURS}.cli.main").main([*words, *sys.argv[1:]])
 
 
 def _replace(path: str, name: str, before: Any, after: Any) -> None:

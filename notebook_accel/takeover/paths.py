@@ -249,7 +249,7 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
     "utils.random": {"utils": "set_seed synchronize_rng_state synchronize_rng_states"},
     "utils.rich": {},
     "utils.torch_xla": {"utils": "install_xla"},
-    "utils.tqdm": {"utils.other": "tqdm"},
+    "utils.tqdm": {"utils.tqdm": "tqdm"},
     "utils.transformer_engine": {
         "utils": "apply_fp8_autowrap contextual_fp8_autocast convert_model has_transformer_engine_layers",
     },

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import torch
 
+from ..takeover.names import complete_names
+
 SCALER_NAME: Final = "scaler.pt"
 MODEL_NAME: Final = "pytorch_model"
 SAFE_MODEL_NAME: Final = "model"
@@ -84,3 +86,6 @@ BETA_TP_AVAILABLE_PYTORCH_VERSION: Final = "2.3.0"
 BETA_TP_AVAILABLE_TRANSFORMERS_VERSION: Final = "4.52.0"
 BETA_CP_AVAILABLE_PYTORCH_VERSION: Final = "2.6.0"
 BETA_SP_AVAILABLE_DEEPSPEED_VERSION: Final = "0.18.2"
+
+
+complete_names(__name__)

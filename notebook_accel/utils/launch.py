@@ -9,6 +9,7 @@ import torch
 
 from .. import environ
 from ..state import DistributedType
+from ..takeover.names import complete_names
 from .other import get_int_from_env
 
 
@@ -48,3 +49,6 @@ class PrepareForLaunch:
             environ.put({"LOCAL_RANK": str(index), "RANK": str(first + index)})
         environ.put({"FORK_LAUNCHED": "1"})
         self.launcher(*args)
+
+
+complete_names(__name__)

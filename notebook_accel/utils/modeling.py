@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -37,6 +38,12 @@ from ..hooks.tensors import (
     non_persistent_buffers,
     set_module_tensor_to_device,
 )
+from ..takeover.names import complete_names
+
+if TYPE_CHECKING:  # each is imported when it is asked for, by `complete_names`
+    from .amp import get_grad_scaler as get_grad_scaler
+    from .amp import get_mixed_precision_context_manager as get_mixed_precision_context_manager
+    from .constants import WEIGHTS_INDEX_NAME as WEIGHTS_INDEX_NAME
 
 __all__ = [
     "align_module_device",
@@ -140,3 +147,6 @@ def is_peft_model(model: nn.Module) -> bool:
 
     inner = getattr(model, "_orig_mod", model)
     return isinstance(inner, PeftModel)
+
+
+complete_names(__name__)

@@ -9,6 +9,7 @@ from ..big_modeling.offload import (
     save_offload_index,
 )
 from ..hooks.weights import PrefixedDataset
+from ..takeover.names import complete_names
 
 __all__ = [
     "OffloadedWeightsLoader",
@@ -19,3 +20,6 @@ __all__ = [
     "offload_weight",
     "save_offload_index",
 ]
+
+
+complete_names(__name__)

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import detect
 from ..comm import ops
-from ..nested import recursively_apply
+from ..nested import recursively_apply as recursively_apply
+from ..takeover.names import complete_names
+
+if TYPE_CHECKING:  # each is imported when it is asked for, by `complete_names`
+    from .. import errors, nested
+    from ..comm.ops import CannotPadNestedTensorWarning as CannotPadNestedTensorWarning
+    from ..nested import concatenate as concatenate
+    from ..nested import convert_to_fp32 as convert_to_fp32
+    from ..nested import find_batch_size as find_batch_size
+    from ..nested import honor_type as honor_type
+    from ..nested import ignorant_find_batch_size as ignorant_find_batch_size
+    from ..nested import is_namedtuple as is_namedtuple
+    from ..nested import listify as listify
+    from ..nested import send_to_device as send_to_device
+    from ..nested import slice_tensors as slice_tensors
+    from ..precision import convert_outputs_to_fp32 as convert_outputs_to_fp32
+    from .structure import TENSOR_INT_TO_DTYPE as TENSOR_INT_TO_DTYPE
+    from .structure import TENSOR_TYPE_TO_INT as TENSOR_TYPE_TO_INT
+    from .structure import GatheredParameters as GatheredParameters
+    from .structure import find_device as find_device
+    from .structure import get_data_structure as get_data_structure
+    from .structure import get_shape as get_shape
+    from .structure import initialize_tensors as initialize_tensors
+    from .structure import is_tensor_information as is_tensor_information
+    from .structure import is_torch_xpu_tensor as is_torch_xpu_tensor
+
+    DistributedOperationException = errors.CollectiveError
+    is_torch_tensor = nested.is_tensor
 
 
 def gather(tensor: Any) -> Any:
@@ -115,3 +142,6 @@ def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
 def wait_for_everyone() -> None:
     """Return once every process has come here."""
     detect.ensure().comm.barrier()
+
+
+complete_names(__name__)

@@ -6,7 +6,7 @@ import functools
 import socket
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -14,31 +14,22 @@ from torch import nn
 from .. import environ
 from ..choices import CustomDtype as CustomDtype
 from ..nested import send_to_device
-from ..state import PartialState
+from ..takeover.names import complete_names
 from .modeling import id_tensor_storage
 
+if TYPE_CHECKING:  # each is imported when it is asked for, by `complete_names`
+    from ..checkpointing.plain import load as load
+    from ..checkpointing.plain import save as save
+    from ..compilation import compile_regions as compile_regions
+    from ..compilation import has_compiled_regions as has_compiled_regions
+    from ..compilation import is_compiled_module as is_compiled_module
+    from ..strategies import base as strategy
+    from .modules import get_module_children_bottom_up as get_module_children_bottom_up
+    from .operations import wait_for_everyone as wait_for_everyone
+
+    extract_model_from_parallel = strategy.unwrap
+
 _USUAL_PORT: Final = 29500
-
-
-def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
-    """Return a progress bar of `tqdm.auto`, by default shown in the first process of each node only.
-
-    Args:
-        args: for tqdm.
-        main_process_only: False shows a bar in each process.
-        kwargs: for tqdm.
-
-    Raises:
-        ValueError: the first argument is a boolean, as in older versions.
-    """
-    from tqdm.auto import tqdm as bar
-
-    if args and isinstance(args[0], bool):
-        raise ValueError(f"tqdm({args[0]}, ...): name this argument, main_process_only={args[0]}")
-    disable = kwargs.pop("disable", False)
-    if main_process_only and not disable:
-        disable = PartialState().local_process_index != 0
-    return bar(*args, **kwargs, disable=disable)
 
 
 def get_module_class_from_name(module: nn.Module, name: str) -> type[nn.Module] | None:
@@ -256,3 +247,6 @@ def move_to_device(state: Any, device: torch.device | str) -> Any:
         device: where to move them.
     """
     return send_to_device(state, device)
+
+
+complete_names(__name__)

@@ -57,8 +57,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("widgets.run",),
     ("launchers", "session"),
     ("widgets",),
-    ("utils", "idle"),
-    ("cli",),
+    ("utils", "idle", "memory_utils", "parallelism_config"),
+    ("cli", "test_utils"),
+    ("commands",),
     ("", "__main__"),
 )
 # The modules and packages of each package, bottom to top; those of one row do not import each other. A "*" stands for
@@ -84,6 +85,8 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("background",),
     ),
     "cli": (("console", "flags", "progress", "questions", "refusal"), ("plan", "tee"), ("start",), ("*",)),
+    "commands": (("*",),),
+    "commands.config": (("*",),),
     "comm": (
         ("local_sockets", "packing"),
         ("base", "gathers"),
@@ -179,8 +182,9 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("ddp", "fsdp2", "xla"),
     ),
     "stream": (("lines", "readable", "wire"), ("emit", "inbox", "sinks"), ("*",), ("capture",)),
-    "takeover": (("paths", "startup", "tried"), ("finder",)),
+    "takeover": (("paths", "startup", "tried"), ("names",), ("finder",)),
     "takeover.startup": (("*",),),
+    "test_utils": (("*",),),
     "trust": (("plain", "proof"), ("*",)),
     "tracking": (("base", "values"), ("*",), ("choose",)),
     "utils": (("*",),),

@@ -124,7 +124,7 @@ def test_other_words_are_neither_true_nor_false(text: str) -> None:
 
 def test_bars_are_for_the_first_process_and_named_arguments() -> None:
     with pytest.raises(ValueError, match="main_process_only=True"):
-        other.tqdm(True, [1])
+        public.tqdm(True, [1])
 
 
 def test_a_config_is_read_under_accelerates_name(tmp_path: Path) -> None:

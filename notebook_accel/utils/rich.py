@@ -1,0 +1,5 @@
+"""The names that users import from `accelerate.utils.rich`; they are defined in other modules."""
+
+from ..takeover.names import complete_names
+
+complete_names(__name__)
