@@ -49,6 +49,39 @@ def keep_store_from_forks(store: Any) -> None:
     runtime.stores().add(store)
 
 
+class _ServerLine:
+    """What keeps multiprocessing's fork server running: our end of a pipe. The server ends when nobody has it."""
+
+    def filenos(self) -> list[int]:
+        server = _find_server()
+        return [] if server is None or server._forkserver_alive_fd is None else [server._forkserver_alive_fd]
+
+
+_SERVER_LINE = _ServerLine()
+
+
+def keep_server_from_forks() -> None:
+    """Let multiprocessing's fork server end with this process, although forks of it may live on."""
+    keep_from_forks(_SERVER_LINE)
+
+
+def leave_server() -> None:
+    """Give up the fork server of the notebook in its worker: it is to end with the notebook.
+
+    The worker can have a server of its own instead. It could not use the notebook's, which is no child of it.
+    """
+    server = _find_server()
+    if server is None:
+        return
+    if server._forkserver_alive_fd is not None:
+        _close(server._forkserver_alive_fd)
+    server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
+
+
+def _find_server() -> Any:
+    return getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+
+
 @functools.cache
 def _watch_forks() -> None:
     if hasattr(os, "register_at_fork"):  # not on Windows

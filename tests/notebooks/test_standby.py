@@ -343,3 +343,62 @@ def test_not_by_a_start_method_by_hand_and_not_where_it_is_switched_off(
         assert started.run("repr(describe())").ok().value == "'None'"
     finally:
         started.close()
+
+
+DETACH = """
+import psutil
+def detach():
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        time.sleep(600)
+        os._exit(0)
+    return pid
+def wait(): return os.getppid()
+"""
+FORK = "notebook_launcher({}, num_processes=2, returns='all')"
+LATER = "notebook_launcher({}, num_processes=2, returns='all', block=False).result()"
+SERVE = "notebook_launcher({}, num_processes=2, returns='all', start_method='forkserver')"
+DETACHED = {
+    "by a fork, beside what stands by": ("[None]", FORK.format("detach")),
+    "by a fork, after a run in the background": (LATER.format("wait"), FORK.format("detach")),
+    "by a fork, beside a fork server": (SERVE.format("wait"), FORK.format("detach")),
+    "by a fork of the copy": (LATER.format("wait"), LATER.format("detach")),
+    "by a fork of a fork server": (SERVE.format("wait"), SERVE.format("detach")),
+    "by the notebook": (LATER.format("wait"), "[detach()]"),
+}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("how", DETACHED)
+def test_it_ends_with_a_kernel_whose_detached_processes_go_on(kernel: Kernel, how: str) -> None:
+    """Such a process has what its rank had: it must not have what keeps a server running that is the kernel's."""
+    kernel.run(DETACH).ok()
+    standby = find(kernel)[0]
+    first, second = DETACHED[how]
+    servers, detached = eval(kernel.run(f"{first}, {second}", timeout=120).ok().value)
+    server = servers[0] or standby
+    try:
+        assert is_running(server)
+        kernel.kill()
+        wait_for(lambda: not is_running(server))
+        assert all(map(is_running, detached))
+    finally:
+        for pid in detached:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.once
+def test_a_forked_worker_can_have_a_fork_server_of_its_own(kernel: Kernel) -> None:
+    """The kernel's is no child of it, so that Python would not let it use that one."""
+    cell = kernel.run(
+        """
+        import multiprocessing, operator
+        def ask():
+            with multiprocessing.get_context("forkserver").Pool(1) as pool: return pool.apply(operator.add, (1, 2))
+        served = notebook_launcher(os.getpid, num_processes=2, start_method="forkserver")
+        notebook_launcher(ask, num_processes=2, start_method="fork")
+        """,
+        timeout=120,
+    ).ok()
+    assert cell.value == "3"

@@ -16,6 +16,7 @@ import psutil
 from ... import devices, interrupts, runtime
 from ...errors import LaunchError
 from ...stream.readable import wait_readable
+from .. import descriptors
 from ..checks import compiler_preload, xla_runtime
 from ..job import Job
 from ..worker.early import Nothing
@@ -45,6 +46,7 @@ def start(job: Job, check: Callable[[], None]) -> None:
     forkserver.set_forkserver_preload(_choose_modules(job, getattr(server, "_preload_modules", ())))
     usable = standby.find_usable(job.options)
     known = {server._forkserver_pid, usable and usable.pid}
+    descriptors.keep_server_from_forks()
     with explain_end(job, check):
         with interrupts.block_interrupt_in_children(), standby.serve_by(usable):
             forkserver.ensure_running()

@@ -120,6 +120,7 @@ def _become_worker(spec: WorkerSpec) -> None:
         lifeline.follow(spec.lifeline.fileno())
     if spec.forked:
         _forget_kernel()
+    descriptors.leave_server()
     _forget_finalizers()
     for signum in (signal.SIGTERM, *_list_terminal_signals()):
         signal.signal(signum, signal.SIG_DFL)
