@@ -10,9 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from ..launch import shared_memory
+from ..launch import shared_memory, socket_owners
 from ..launch.leftovers import find_semaphores, list_used
-from ..launch.supervise import socket_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ def find() -> list[Leftover]:
         return []
     sockets = [
         Leftover(path, f"sockets of process {owner}, which has ended")
-        for path, owner in socket_folder.list_abandoned().items()
+        for path, owner in socket_owners.list_abandoned().items()
     ]
     return [*sockets, *_find_tensors(), *_find_semaphores()]
 

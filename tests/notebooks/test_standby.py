@@ -402,3 +402,49 @@ def test_a_forked_worker_can_have_a_fork_server_of_its_own(kernel: Kernel) -> No
         timeout=120,
     ).ok()
     assert cell.value == "3"
+
+
+SHORT = "from multiprocessing import process; process.current_process()._config['tempdir']"
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("how", ["kill", "shut down"])
+@pytest.mark.parametrize(
+    "launch",
+    [RANKS, RANKS[:-1] + ", start_method='forkserver')"],
+    ids=["by what stands by", "by a fork server"],
+)
+def test_the_kernels_folder_of_sockets_goes_with_it(kernel: Kernel, launch: str, how: str) -> None:
+    kernel.run(USE).ok()
+    kernel.run(launch, timeout=120).ok()
+    folder = Path(eval(kernel.run(SHORT).ok().value))
+    assert (folder / "owner").exists()
+    if how == "shut down":
+        kernel.manager.shutdown_kernel(now=False)
+    else:
+        kernel.kill()
+    wait_for(lambda: not folder.exists())
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("before", ["", USE], ids=["beside what stands by", "of a fork server"])
+def test_the_workers_folder_goes_with_a_kernel_that_is_killed(
+    kernel: Kernel, before: str, tmp_path: Path
+) -> None:
+    kernel.run(before).ok()
+    kernel.run(
+        f"""
+        def tell():
+            from multiprocessing import process, util
+            with open({str(tmp_path)!r} + "/part" + os.environ["RANK"], "w") as file:
+                file.write(util.get_temp_dir())
+            os.rename(file.name, file.name.replace("part", "told"))
+            time.sleep(600)
+        run = notebook_launcher(tell, num_processes=2, block=False)
+        """
+    ).ok()
+    wait_for(lambda: len(list(tmp_path.glob("told*"))) == 2)
+    folders = {Path(path.read_text()) for path in tmp_path.glob("told*")}
+    assert all((folder / "owner").exists() for folder in folders)
+    kernel.kill()
+    wait_for(lambda: not any(folder.exists() for folder in folders))

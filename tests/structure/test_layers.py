@@ -126,7 +126,17 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "estimation": (("building", "sizes"), ("sources",)),
     "hooks": (("*",), ("align", "cpu"), ("attach",)),
     "launch": (
-        ("descriptors", "durations", "job", "main_module", "request", "shared_memory", "signals", "trackers"),
+        (
+            "descriptors",
+            "durations",
+            "job",
+            "main_module",
+            "request",
+            "shared_memory",
+            "signals",
+            "socket_owners",
+            "trackers",
+        ),
         ("callbacks", "leftovers", "script"),
         ("checks", "transfer"),
         ("worker",),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from ... import collector, runtime
+from .. import socket_owners
 
 _WARM: Final = "notebook_accel.launch.worker.warm"
 _SHELL: Final = "IPython.core.interactiveshell"
@@ -127,14 +128,14 @@ def stand_by(fd: int, with_ipython: bool) -> NoReturn:
         os.setsid()
         _lead_nowhere((0, 1, 2), (fd,))
         os.register_at_fork(after_in_child=functools.partial(change_name, change_name(NAME)))
+    notebook = socket_owners.find(os.getppid())
     for name in [_SHELL] * with_ipython + [_WARM]:
         _import(name)
     code = _wait(fd)
-    if not code:
-        os._exit(0)
     try:
         contextvars.Context().run(exec, code, vars(sys.modules["__main__"]))
     finally:
+        socket_owners.remove_folders_of(notebook)  # of one that was killed
         os._exit(0)
 
 

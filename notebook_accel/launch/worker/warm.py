@@ -12,6 +12,7 @@ import sys
 from typing import Final
 
 from ... import collector
+from .. import socket_owners
 from . import early
 
 _MODULES: Final = (
@@ -35,6 +36,9 @@ def _hear_interrupts(_: object) -> None:
 
 
 multiprocessing.util.register_after_fork(_hear_interrupts, _hear_interrupts)
+multiprocessing.util.Finalize(  # runs as a fork server ends: where its notebook was killed, nobody else does that
+    None, socket_owners.remove_folders_of, args=(socket_owners.find(os.getppid()),), exitpriority=-100
+)
 with collector.pause():
     for _name in _MODULES:
         importlib.import_module(_name)

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from notebook_accel.diagnosis import checks, leftovers, repairs
-from notebook_accel.launch import shared_memory
-from notebook_accel.launch.supervise import socket_folder
+from notebook_accel.launch import shared_memory, socket_owners
 from tests.structure.source import ROOT
 from tests.unit.clock import wait_until
 
@@ -51,7 +50,7 @@ def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for temporary files that is this test's, as is the one for shared memory."""
     folder = Path(tempfile.mkdtemp(dir=tmp_path.parent, prefix="t"))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setattr(socket_folder, "_OTHERS", ())
+    monkeypatch.setattr(socket_owners, "OTHERS", ())
     monkeypatch.setattr(shared_memory, "FOLDER", folder)
     return folder
 
@@ -112,7 +111,7 @@ def test_a_folder_stays_where_something_in_it_is_in_use_or_unknown(
         "",
         "pid",
         f"another boot {pid} {began}",
-        f"{here} {os.getpid()} {socket_folder._read_start(os.getpid())}",
+        f"{here} {os.getpid()} {socket_owners._read_state(os.getpid())[1]}",
     ):
         mark.write_text(text)
         assert leftovers.find() == [], text

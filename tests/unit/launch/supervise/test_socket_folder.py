@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from notebook_accel.errors import LaunchError
+from notebook_accel.launch import socket_owners
 from notebook_accel.launch.supervise import socket_folder
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="sockets have no paths there")
@@ -63,6 +64,6 @@ def test_a_path_with_room_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_no_folder_has_room_the_error_says_so(
     long_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(socket_folder, "_OTHERS", ("/nowhere",))
+    monkeypatch.setattr(socket_owners, "OTHERS", ("/nowhere",))
     with pytest.raises(LaunchError, match=r"TMPDIR is /.*: set TMPDIR to a folder whose path has \d+ bytes"):
         socket_folder.use_short_folder()
