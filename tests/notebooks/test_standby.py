@@ -346,13 +346,15 @@ def test_not_by_a_start_method_by_hand_and_not_where_it_is_switched_off(
 
 
 DETACH = """
-import psutil
 def detach():
+    heard, said = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.setsid()
+        os.write(said, b"x")
         time.sleep(600)
         os._exit(0)
+    os.read(heard, 1)  # before it has its session, it ends with its rank
     return pid
 def wait(): return os.getppid()
 """
