@@ -23,6 +23,7 @@ KEEPS = {"children": "connections, and what waits on the nodes, stay for the nex
 NODES = ("n1", "n2")
 _PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
 _START_SECONDS = 120.0
+_END_SECONDS = 180.0  # a node whose word of an end is lost is asked again after a minute or two
 _CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -160,7 +161,7 @@ class SlurmCluster:
         """Cancel all jobs, and wait for their end."""
         if jobs := self.jobs():
             self.run("scancel", *jobs, may_fail=True)  # one may have just ended
-        assert wait_until(lambda: not self.jobs(), 60)
+        assert wait_until(lambda: not self.jobs(), _END_SECONDS), self.run("scontrol", "show", "job")
 
     def requeue(self) -> None:
         """Let SLURM queue its only job again, without the two minutes that it would leave the nodes alone."""

@@ -134,10 +134,10 @@ def test_a_job_that_waits_says_why_and_an_interrupt_cancels_it(kernel: Kernel, i
     notice, status = ast.literal_eval(cell.value)
     assert re.match(r"Job \d+: PENDING \(Resources\), in the queue since .*, estimated start ", notice)
     assert status == "stopped"
-    assert wait_until(lambda: idle.jobs() == [other], 30)
+    assert wait_until(lambda: idle.jobs() == [other], PATIENCE)
     cell = kernel.run("print('go', flush=True) or launch(wait)", timeout=PATIENCE, during=kernel.interrupt)
     assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
-    assert wait_until(lambda: idle.jobs() == [other], 30)
+    assert wait_until(lambda: idle.jobs() == [other], PATIENCE)
 
 
 def test_an_interrupt_of_what_runs_cancels_the_job(
@@ -149,7 +149,7 @@ def test_an_interrupt_of_what_runs_cancels_the_job(
     assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
     assert len(read_pids(notes)) == 4
     assert_gone(read_pids(notes), since)
-    assert wait_until(lambda: not idle.jobs(), 30)
+    assert wait_until(lambda: not idle.jobs(), PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_python_that_is_missing_is_named_and_nothing_is_submitted_again(
         cell.error
     )
     assert idle.run("scontrol", "show", "jobs", "--oneliner").count("JobId=") <= before + 1
-    assert wait_until(lambda: not idle.jobs(), 30)
+    assert wait_until(lambda: not idle.jobs(), PATIENCE)
 
 
 def lose(kernel: Kernel, cluster: SlurmCluster, folder: Path, *words: str) -> tuple[Cell, list[int], float]:
@@ -357,7 +357,7 @@ def test_a_killed_kernel_ends_everything(idle: SlurmCluster, tmp_path: Path) -> 
         pids = read_pids(marker)
         assert len(pids) == 6
         assert_gone(pids, began)
-        assert wait_until(lambda: not idle.jobs(), 30)
+        assert wait_until(lambda: not idle.jobs(), PATIENCE)
     finally:
         other.close()
 
@@ -368,9 +368,9 @@ def test_nodes_that_nobody_uses_are_let_go(kernel: Kernel, idle: SlurmCluster) -
     # the last launch says how long
     cell = kernel.run("launch(os.getenv, 'SLURM_JOB_ID', slurm_keep=2)", timeout=PATIENCE).ok()
     assert cell.value == repr(job)
-    assert wait_until(lambda: not idle.jobs(), 60)
+    assert wait_until(lambda: not idle.jobs(), PATIENCE)
     kernel.run("launch(os.getpid, slurm_keep=0)", timeout=PATIENCE).ok()
-    assert wait_until(lambda: not idle.jobs(), 30)
+    assert wait_until(lambda: not idle.jobs(), PATIENCE)
 
 
 def test_a_session_on_two_nodes(kernel: Kernel, idle: SlurmCluster) -> None:
@@ -392,7 +392,7 @@ def test_a_session_by_the_magic(kernel: Kernel, idle: SlurmCluster) -> None:
     cell = kernel.run('%%distributed\nimport os\nprint(os.environ["SLURMD_NODENAME"])', timeout=PATIENCE).ok()
     assert sorted(cell.lines) == ["[0] n1", "[1] n2"]
     kernel.run("%session close").ok()
-    assert wait_until(lambda: not idle.jobs(), 30)
+    assert wait_until(lambda: not idle.jobs(), PATIENCE)
 
 
 def test_a_script_by_the_command_and_its_config(idle: SlurmCluster, tmp_path: Path) -> None:
@@ -415,7 +415,7 @@ def test_a_script_by_the_command_and_its_config(idle: SlurmCluster, tmp_path: Pa
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(4):
         assert f"rank {rank} of 4 on n{1 + rank // 2}" in done.stdout, done.stdout + done.stderr
-    assert wait_until(lambda: not idle.jobs(), 30)
+    assert wait_until(lambda: not idle.jobs(), PATIENCE)
     done = subprocess.run(
         [*command, "--slurm", "partition=nowhere", str(script)],
         env={**os.environ, **idle.environment},

@@ -84,7 +84,7 @@ def test_a_run_outlives_its_kernel(cluster: SlurmCluster, kernel: Kernel, tmp_pa
         said = [line for line in cell.lines if line.endswith(f"of rank {rank}")]
         assert said == [f"[{rank}] step {step} of rank {rank}" for step in range(4)]
     assert re.search(rf"Job {job}: train on 2 processes on 2 nodes, launched .* ago", cell.stdout)
-    assert wait_until(lambda: job not in cluster.jobs(), 30)
+    assert wait_until(lambda: job not in cluster.jobs(), PATIENCE)
     cell = kernel.run(
         "again = attach(block=False, view='none')  # the newest\n"
         "again.result(), again.status, [row['loss'] for row in list(again.record.rows())][-1], "
@@ -155,7 +155,7 @@ def test_an_interrupt_leaves_the_run_and_stop_asks_it_to_save(
     kernel.run(f"other = attach({job}, block=False, view='none')").ok()
     cell = kernel.run("left.stop(30)\nleft.result(), left.status, len(left.lines(1))", timeout=PATIENCE).ok()
     assert ast.literal_eval(cell.value) == ("stopped at 1", "stopped", 2)
-    assert wait_until(lambda: not idle.jobs(), 30)
+    assert wait_until(lambda: not idle.jobs(), PATIENCE)
     cell = kernel.run(f"other.wait(), other.status, attach({job}, view='none')", timeout=PATIENCE).ok()
     assert ast.literal_eval(cell.value) == (True, "stopped", "stopped at 1")
     assert "goes on without this notebook" not in cell.stdout + cell.stderr
@@ -391,7 +391,7 @@ def test_what_killed_the_process_of_a_job_is_named(
     cell = kernel.run("run.wait()\nrun.status, str(run.failure)", timeout=PATIENCE).ok()
     status, error = ast.literal_eval(cell.value)
     assert status == "failed" and "its own process was ended by SIGKILL" in error
-    assert wait_until(lambda: not idle.jobs(), 60)
+    assert wait_until(lambda: not idle.jobs(), PATIENCE)
 
 
 def test_a_stop_while_the_job_waits_cancels_it(kernel: Kernel, idle: SlurmCluster, tmp_path: Path) -> None:
@@ -439,7 +439,7 @@ def test_displays_and_files_of_output(kernel: Kernel, idle: SlurmCluster, tmp_pa
     assert "printed" in (tmp_path / "logs" / "rank_0.log").read_text(), "the job writes it"
     cell = kernel.run("launch(shows, log_dir='/proc/nope')", timeout=PATIENCE)
     assert cell.error is not None and cell.error[0] == "LaunchError" and "/proc/nope" in cell.error[1]
-    assert wait_until(lambda: not idle.jobs(), 30)
+    assert wait_until(lambda: not idle.jobs(), PATIENCE)
 
 
 def test_an_interrupt_while_sbatch_answers_loses_no_job(
@@ -450,7 +450,7 @@ def test_an_interrupt_while_sbatch_answers_loses_no_job(
     client.chmod(0o755)
 
     def interrupt() -> None:
-        assert wait_until(lambda: bool(idle.jobs()), 60)
+        assert wait_until(lambda: bool(idle.jobs()), PATIENCE)
         kernel.interrupt()
 
     code = f"print('go', flush=True)\nlaunch(train, {str(tmp_path)!r}, 4, num_nodes=1)"
@@ -489,10 +489,10 @@ def test_a_dry_launch_is_not_left(kernel: Kernel, idle: SlurmCluster) -> None:
     (other,) = idle.jobs()
 
     def interrupt() -> None:
-        assert wait_until(lambda: len(idle.jobs()) == 2, 60)
+        assert wait_until(lambda: len(idle.jobs()) == 2, PATIENCE)
         kernel.interrupt()
 
     code = "print('go', flush=True)\nlaunch(train, '', 4, environment={'ACCELERATE_DEBUG_MODE': 'true'})"
     cell = kernel.run(code, timeout=PATIENCE, during=interrupt)
     assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
-    assert wait_until(lambda: idle.jobs() == [other], 60)
+    assert wait_until(lambda: idle.jobs() == [other], PATIENCE)
