@@ -77,11 +77,13 @@ def build_value_error(run: object, was_background: bool) -> LaunchError:
 def _describe_returned(cause: Failure, record: RunRecord, start: Start) -> list[str]:
     """Return a line for each rank whose function was over when another rank still waited for it."""
     ends = {rank: result.time for rank, result in record.results.items() if result.time <= cause.time}
-    return [
+    ranks = sorted(ends.keys() - {cause.rank})
+    lines = [
         f"rank {rank} took no part any more: its function had returned, or called sys.exit(), after "
         f"{format_duration(max(0.0, ends[rank] - start.wall))}"
-        for rank in sorted(ends.keys() - {cause.rank})[:_MOST_RETURNED]
+        for rank in ranks[:_MOST_RETURNED]
     ]
+    return lines + [f"and so for {len(ranks) - len(lines)} more ranks"] * (len(ranks) > len(lines))
 
 
 def _describe_ranks(cause: Failure, outcome: Outcome, start: Start) -> list[str]:

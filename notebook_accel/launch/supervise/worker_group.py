@@ -212,6 +212,8 @@ class WorkerGroup(ABC, Generic[MemberT]):
         """Whether workers write a checkpoint in the background that can still become whole: none has left it."""
         saves = self._record.saves
         begun = {save.folders for save in saves.values() if not save.is_over}
+        if not begun:  # as at nearly each look, of which there are many
+            return False
         left = [saves.get(member.rank) for member in self._members if member.has_ended]
         return self.is_running and any(
             all(save is not None and save.is_over and save.folders == folders for save in left)
@@ -237,7 +239,7 @@ class WorkerGroup(ABC, Generic[MemberT]):
                 return "failed"
             if not self.is_running:
                 return "done"
-            running = [member.rank for member in self.list_running()]
+            running = (member.rank for member in self.list_running())
             if self._agreement.is_due(running, is_saving=self.is_saving):
                 return "stopped"
             if self._look_for_hang():
