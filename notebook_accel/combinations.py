@@ -213,6 +213,12 @@ TABLE: Final[Mapping[str, Combination]] = {
         reason="torch's context parallel has no attention for CPUs",
         instead="Run it on GPUs",
     ),
+    "cp, recurrent": Combination(
+        what="cp_size above 1",
+        beside="layers with a state that goes from token to token",
+        reason="each process would begin that state anew in its part of a sequence, which no loss shows",
+        instead="Leave cp_size out, and use FSDP",
+    ),
     "cp, windows": Combination(
         what="cp_size above 1",
         beside="layers that see less than all earlier tokens",

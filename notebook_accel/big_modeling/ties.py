@@ -36,6 +36,39 @@ def find_tied_parameters(model: nn.Module, **kwargs: Any) -> list[list[str]]:
     return [sorted(group) for group in names.values() if len(group) > 1]
 
 
+def get_module_size_with_ties(
+    tied_params: Sequence[str],
+    module_size: int,
+    module_sizes: Mapping[str, int],
+    modules_to_treat: Sequence[tuple[str, nn.Module]],
+) -> tuple[int, list[str], list[nn.Module]]:
+    """Return how large a module is together with those that share its parameters, which have to be where it is.
+
+    Args:
+        tied_params: names of its parameters elsewhere, each in another one of `modules_to_treat`.
+        module_size: of the module alone, in bytes.
+        module_sizes: of `compute_module_sizes`.
+        modules_to_treat: modules by name.
+
+    Returns:
+        The bytes, in which shared ones count once, and the names and the modules that share, in the order of
+        `tied_params`.
+
+    Raises:
+        ValueError: none of the modules has a parameter of that name.
+    """
+    found = []
+    for tied in tied_params:
+        owner = next((item for item in modules_to_treat if is_within(tied, item[0])), None)
+        if owner is None:
+            raise ValueError(
+                f"no module of {[name for name, _ in modules_to_treat]} has the parameter {tied}"
+            )
+        found.append(owner)
+        module_size += module_sizes[owner[0]] - module_sizes[tied]
+    return module_size, [name for name, _ in found], [module for _, module in found]
+
+
 def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> None:
     """Make the names of each group one parameter again: the first that has values, else the first.
 

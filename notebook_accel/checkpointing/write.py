@@ -228,8 +228,20 @@ def start(
     is_first = topology.local_rank == 0 and not sees
     error = _attempt(lambda: folder.prepare(target, token)) if is_first else None
     barrier.require_success("start-nodes", error, what)
+    if blind:
+        _require_one_folder(target, topology, barrier, what)
     if topology.local_rank == 0:
         folder.unmark(target, token)
+
+
+def _require_one_folder(target: Path, topology: Topology, barrier: ErrorBarrier, what: str) -> None:
+    """Raise CheckpointError on all ranks where one has another folder than the first rank of its node."""
+    error = (
+        None if folder.staging(target).is_dir() else f"it saves to {target}, other ranks of its node do not"
+    )
+    if any(text is not None for text in barrier.exchange("one-folder", error)) and topology.local_rank == 0:
+        _attempt(lambda: folder.remove(folder.staging(target)))
+    barrier.require_success("one-folder-each-node", error, f"{what}: the ranks of a node save to one folder")
 
 
 @contextlib.contextmanager

@@ -17,7 +17,14 @@ from ..config.option import Option, as_text
 from ..config.schema import flat_values
 from ..launch.script import Script
 from ..takeover import finder
-from ..utils.cluster import ClusterConfig, default_config_file, load_config_from_file, raise_value_errors
+from ..utils.cluster import (
+    ClusterConfig,
+    SageMakerConfig,
+    default_config_file,
+    load_config_from_file,
+    raise_value_errors,
+)
+from ..utils.other import get_free_port
 from . import flags
 from .argument_parser import add_flag, make_parser
 from .launch import launch, run
@@ -90,7 +97,7 @@ def launch_command(args: argparse.Namespace) -> None:
 
 def validate_launch_command(
     args: argparse.Namespace,
-) -> tuple[argparse.Namespace, ClusterConfig | None, bool]:
+) -> tuple[argparse.Namespace, ClusterConfig | SageMakerConfig | None, bool]:
     """Fill in what the words of the command `launch` leave open, and check all of it, as a launch does.
 
     Args:
@@ -133,6 +140,27 @@ def prepare_simple_launcher_cmd_env(args: argparse.Namespace) -> tuple[list[str]
     return describe_command(_make_script(args)), finder.complete_variables(texts)
 
 
+def prepare_multi_gpu_env(args: argparse.Namespace) -> dict[str, str]:
+    """Return the environment of a launch by torchrun, and put into a namespace what torchrun's parser would have there.
+
+    Args:
+        args: what a parser of `launch_command_parser` read, or a part of it. It gets `nnodes`, `nproc_per_node`,
+            `node_rank`, `master_addr` and `master_port`, as texts; port 0 becomes a free one.
+
+    Raises:
+        ConfigValueError: lists everything that is wrong.
+    """
+    with raise_value_errors():
+        plan, _ = resolve(_list_flags(args), getattr(args, "config_file", None))
+    config = plan.config
+    nodes = config.num_machines
+    args.nnodes, args.node_rank = str(nodes), str(config.machine_rank)
+    args.nproc_per_node = str((config.num_processes or 1) // nodes)
+    args.master_addr = config.main_process_ip or "127.0.0.1"
+    args.master_port = str(config.main_process_port or get_free_port())
+    return finder.complete_variables({**environ.snapshot(), **plan.environment, **plan.derived})
+
+
 def _make_script(args: argparse.Namespace) -> Script:
     if args.module and args.no_python:
         raise click.UsageError("--module and --no_python exclude each other")
@@ -142,9 +170,9 @@ def _make_script(args: argparse.Namespace) -> Script:
 
 def _list_flags(args: argparse.Namespace) -> dict[str, Any]:
     """Return the flags as texts; see `plan.resolve`."""
-    values: dict[str, Any] = {name: getattr(args, name) for name in flags.PARADIGMS}
+    values: dict[str, Any] = {name: getattr(args, name, None) for name in flags.PARADIGMS}
     for option in flags.options():
-        value = getattr(args, _destination(option))
+        value: Any = getattr(args, _destination(option), None)
         is_several = option.kind is tuple and isinstance(value, (list, tuple))
         text = tuple(map(as_text, value)) if is_several else None if value is None else as_text(value)
         values[option.name.replace(".", "__")] = text

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, Final
 
-from ..utils.cluster import default_config_file, load_config_from_file
+from ..utils.cluster import ClusterConfig, default_config_file, load_config_from_file
 from .argument_parser import CONFIG_FILE, add_flag, make_parser
 
 _FOLDER: Final = "cd /usr/share"
@@ -60,9 +60,10 @@ def _describe_call(args: argparse.Namespace) -> list[str]:
     name, zone, file, commands = args.tpu_name, args.tpu_zone, args.command_file, args.command
     if args.config_file is not None or Path(default_config_file).is_file():
         config = load_config_from_file(args.config_file)
-        name, zone = name or config.tpu_name, zone or config.tpu_zone
-        if not (file or commands):
-            file, commands = config.command_file, config.commands
+        if isinstance(config, ClusterConfig):
+            name, zone = name or config.tpu_name, zone or config.tpu_zone
+            if not (file or commands):
+                file, commands = config.command_file, config.commands
     if not (file or commands):
         raise ValueError(
             "there is nothing to run: give --command or --command_file, or a config that has one"

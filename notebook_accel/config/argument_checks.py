@@ -17,6 +17,17 @@ _OF_ARGUMENTS: Final = frozenset({"backend", "endpoint", "run_id", "min_nodes", 
 _DURATIONS: Final = ("timeout", "join_timeout", "last_call_timeout", "keep_alive_interval")
 _LEAST_SILENCE: Final = 2.0
 OUTPUTS: Final = ("all", "first", "none")
+SET_BY_LAUNCHES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "FORK_LAUNCHED"), ""
+    ),
+    "WORLD_SIZE": "num_processes",
+    "GROUP_RANK": "node_rank",
+    "GROUP_WORLD_SIZE": "num_nodes",
+    "MASTER_ADDR": "master_addr",
+    "MASTER_PORT": "use_port",
+}
+"""Variables that each rank has from its launch, and the argument that decides what is in them."""
 
 
 Check: TypeAlias = Callable[[str, Any], Iterator[Exception]]
@@ -219,6 +230,16 @@ def check_environment(name: str, value: Any) -> Iterator[Exception]:
     for variable, text in value.items():
         if not variable or "=" in variable or "\0" in variable + text:
             yield ValueError(f"{name}={{{variable!r}: {text!r}}}: no system takes such a variable")
+        elif variable in SET_BY_LAUNCHES:
+            yield ValueError(f"{name}={{{variable!r}: {text!r}}}: {explain_set_by_launches(variable)}")
+
+
+def explain_set_by_launches(variable: str) -> str:
+    """Return why a variable of `SET_BY_LAUNCHES` cannot be chosen, and what can be."""
+    argument = SET_BY_LAUNCHES[variable]
+    return "a launch sets this variable for each rank" + (
+        f"; give {argument}= in its place" if argument else ""
+    )
 
 
 def check_num_nodes(name: str, value: Any) -> Iterator[Exception]:

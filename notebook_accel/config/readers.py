@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .argument_checks import find_template_error
+from .argument_checks import SET_BY_LAUNCHES, explain_set_by_launches, find_template_error
 from .option import as_text
 
 
@@ -31,6 +31,8 @@ def read_variables(value: Any) -> Any:
             raise ValueError(f"has {name!r}, which is no name of a variable")
         if not isinstance(text, (str, bool, int, float)) or "\0" in str(text):
             raise ValueError(f"has {text!r} for {name}, which is no text")
+        if name in SET_BY_LAUNCHES:
+            raise ValueError(f"has {name}: {explain_set_by_launches(name)}")
     return {name: text if isinstance(text, str) else as_text(text) for name, text in value.items()}
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from ..combinations import refuse
 from ..parallelism import ParallelismConfig
+
+_RECURRENT: Final = ("linear_attention", "mamba", "recurrent", "conv")
+"""Words in the `layer_types` of transformers' configs."""
 
 
 def use_causal_attention(model: torch.nn.Module) -> None:
@@ -23,16 +27,37 @@ def use_causal_attention(model: torch.nn.Module) -> None:
     Raises:
         ValueError: layers see less than all earlier tokens, so that their mask means more than causal.
     """
-    config: Any = getattr(model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    kinds = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
-    if getattr(config, "sliding_window", None) and not getattr(config, "layer_types", None):
-        kinds = ["sliding_attention"]
-    if kinds:
-        raise refuse("cp, windows", f"{type(model).__name__} has layers with {' and '.join(kinds)}")
+    refuse_recurrent_layers(model)
+    if kinds := sorted(_find_layer_kinds(model) - {"full_attention"}):
+        raise refuse("cp, windows", _describe_layers(model, kinds))
     for name, module in model.named_modules():
         if name.rpartition(".")[2] == "self_attn":
             module.register_forward_pre_hook(_leave_mask_out, with_kwargs=True)
+
+
+def refuse_recurrent_layers(model: torch.nn.Module) -> None:
+    """Check that no layer hands a state on from token to token: in each part of a sequence it would begin anew.
+
+    Args:
+        model: of transformers, whose config says what its layers are; nothing is known of others.
+
+    Raises:
+        ValueError: there are layers of linear attention, Mamba or the like.
+    """
+    kinds = sorted(kind for kind in _find_layer_kinds(model) if any(word in kind for word in _RECURRENT))
+    if kinds:
+        raise refuse("cp, recurrent", _describe_layers(model, kinds))
+
+
+def _find_layer_kinds(model: torch.nn.Module) -> set[str]:
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    kinds = set(getattr(config, "layer_types", None) or ())
+    return kinds or ({"sliding_attention"} if getattr(config, "sliding_window", None) else set())
+
+
+def _describe_layers(model: torch.nn.Module, kinds: Iterable[str]) -> str:
+    return f"{type(model).__name__} has layers with {' and '.join(kinds)}"
 
 
 def _leave_mask_out(

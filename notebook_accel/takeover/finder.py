@@ -168,8 +168,8 @@ class Finder:
             vars(module)["__version__"] = VERSION
 
     def get_code(self, fullname: str) -> Any:
-        """Return the code of a module that `python -m` runs: a command, or nothing."""
-        if fullname.partition(".")[2] not in paths.MAINS:
+        """Return the code of a module that `python -m` runs: what `main` does, or nothing."""
+        if not paths.has_main(fullname.partition(".")[2]):
             return compile("", paths.__file__, "exec")
         text = f"import sys\nfrom {fullname} import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
         return compile(text, paths.__file__, "exec")

@@ -32,6 +32,7 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
     "big_modeling": {
         "big_modeling": "attach_layerwise_casting_hooks cpu_offload cpu_offload_with_hook disk_offload dispatch_model "
         "init_empty_weights init_on_device load_checkpoint_and_dispatch",
+        "strategies.context_parallel": "_refuse_recurrent_layers_under_sequence_parallelism=refuse_recurrent_layers",
     },
     "checkpointing": {},
     "commands": {},
@@ -43,8 +44,9 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
     "commands.config.config": {"cli.config_parser": "config_command config_command_parser"},
     "commands.config.config_args": {
         "utils.registry": "cache_dir hf_cache_home",
-        "utils.cluster": "BaseConfig ClusterConfig default_config_file default_json_config_file=default_config_file "
-        "default_yaml_config_file=default_config_file load_config_from_file",
+        "utils.cluster": "BaseConfig ClusterConfig SageMakerConfig default_config_file "
+        "default_json_config_file=default_config_file default_yaml_config_file=default_config_file "
+        "load_config_from_file",
     },
     "commands.config.default": {
         "cli.config_parser": "default_command_parser default_config_command",
@@ -107,7 +109,12 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "utils.testing_models": "RegressionDataset RegressionModel",
         "utils.testing_programs": "DEFAULT_LAUNCH_COMMAND execute_subprocess_async get_torch_dist_unique_port "
         "path_in_accelerate_package pytest_xdist_worker_id",
+        "test_utils.scripts": "test_ops test_script test_sync",
     },
+    "test_utils.scripts": {"test_utils.scripts": "test_ops test_script test_sync"},
+    "test_utils.scripts.test_ops": {"test_utils.scripts.test_ops": "main"},
+    "test_utils.scripts.test_script": {"test_utils.scripts.test_script": "main"},
+    "test_utils.scripts.test_sync": {"test_utils.scripts.test_sync": "main"},
     "test_utils.testing": {
         "utils.testing": "are_the_same_tensors device_count get_backend get_launch_command memory_allocated_func "
         "require_aim require_bnb require_clearml require_comet_ml require_cpu require_cuda require_cuda_or_hpu "
@@ -205,7 +212,7 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "utils.launch": {
         "utils.launch": "PrepareForLaunch",
-        "cli.launch_parser": "prepare_simple_launcher_cmd_env",
+        "cli.launch_parser": "prepare_multi_gpu_env prepare_simple_launcher_cmd_env",
     },
     "utils.megatron_lm": {
         "utils": "AbstractTrainStep BertTrainStep GPTTrainStep MegatronLMDummyDataLoader MegatronLMDummyScheduler "
@@ -218,8 +225,9 @@ PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "utils.modeling": "align_module_device calculate_maximum_sizes check_device_map check_device_same "
         "check_tied_parameters_in_config check_tied_parameters_on_same_device clean_device_map compute_module_sizes "
         "compute_module_total_buffer_size convert_file_size_to_int dtype_byte_size find_tied_parameters "
-        "get_balanced_memory get_max_layer_size get_max_memory get_module_leaves get_non_persistent_buffers "
-        "get_state_dict_from_offload get_state_dict_offloaded_model has_offloaded_params id_tensor_storage "
+        "get_balanced_memory get_max_layer_size get_max_memory get_module_leaves get_module_size_with_ties "
+        "get_non_persistent_buffers get_state_dict_from_offload get_state_dict_offloaded_model "
+        "has_offloaded_params id_tensor_storage "
         "infer_auto_device_map is_peft_model load_checkpoint_in_model load_offloaded_weights load_state_dict "
         "named_module_tensors retie_parameters set_module_tensor_to_device",
         "utils": "get_grad_scaler get_mixed_precision_context_manager",
@@ -268,6 +276,11 @@ MAINS: Final[Mapping[str, tuple[str, ...]]] = {
     "commands.tpu": ("tpu-config",),
 }
 """The modules whose `main` is a command of Accelerate: the first words of ours that takes its place."""
+
+
+def has_main(path: str) -> bool:
+    """Return True for a module that is a program too."""
+    return path in MAINS or "main" in _read_row(path)
 
 
 def is_path(path: str) -> bool:

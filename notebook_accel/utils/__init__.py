@@ -265,6 +265,7 @@ if TYPE_CHECKING:  # each is imported when it is asked for, by `complete_names`
     )
 
     # of `cli`, a floor above
+    prepare_multi_gpu_env: Callable[[Any], dict[str, str]]
     prepare_simple_launcher_cmd_env: Callable[[Any], tuple[list[str], dict[str, str]]]
 
 __all__ = [
@@ -320,7 +321,8 @@ __all__ = [
     "load_offloaded_weight", "load_offloaded_weights", "load_state_dict", "merge_dicts", "merge_fsdp_weights",
     "model_has_dtensor", "named_module_tensors", "offload_state_dict", "offload_weight", "pad_across_processes",
     "pad_input_tensors", "parse_choice_from_env", "parse_flag_from_env", "patch_environment",
-    "prepare_simple_launcher_cmd_env", "purge_accelerate_environment", "recursive_getattr", "recursively_apply",
+    "prepare_multi_gpu_env", "prepare_simple_launcher_cmd_env", "purge_accelerate_environment", "recursive_getattr",
+    "recursively_apply",
     "reduce", "release_memory", "retie_parameters", "save", "save_fsdp_model", "save_fsdp_optimizer",
     "save_offload_index", "send_to_device", "set_module_tensor_to_device", "set_numa_affinity", "set_seed",
     "slice_tensors", "str_to_bool", "synchronize_rng_state", "synchronize_rng_states", "torchao_required", "tqdm",

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import yaml
 
-from ..choices import ComputeEnvironment
+from ..choices import ComputeEnvironment, SageMakerDistributedType
 from ..config import document, file
 from ..errors import ConfigError, ConfigValueError
 from ..state import DistributedType
@@ -40,14 +40,17 @@ class BaseConfig:
     """
 
     compute_environment: ComputeEnvironment
-    distributed_type: DistributedType
+    distributed_type: DistributedType | SageMakerDistributedType
     mixed_precision: str | None
     use_cpu: bool
     debug: bool
 
     def __post_init__(self) -> None:
         self.compute_environment = ComputeEnvironment(self.compute_environment)
-        self.distributed_type = DistributedType(self.distributed_type)
+        is_ours = self.compute_environment != ComputeEnvironment.AMAZON_SAGEMAKER
+        self.distributed_type = (DistributedType if is_ours else SageMakerDistributedType)(
+            self.distributed_type
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values that are not empty, as a file would hold them."""
@@ -170,11 +173,48 @@ class ClusterConfig(BaseConfig):
                 setattr(self, entry.name, {})
 
 
-def load_config_from_file(config_file: str | os.PathLike[str] | None = None) -> ClusterConfig:
+@dataclass
+class SageMakerConfig(BaseConfig):
+    """A config for Amazon SageMaker, to read, change and write: nothing of this package launches there.
+
+    Attributes:
+        ec2_instance_type: kind of the machines.
+        iam_role_name: role in whose name they run.
+        num_machines: how many there are.
+    """
+
+    ec2_instance_type: str
+    iam_role_name: str
+    image_uri: str | None = None
+    profile: str | None = None
+    region: str = "us-east-1"
+    num_machines: int = 1
+    gpu_ids: str = "all"
+    base_job_name: str = "accelerate-sagemaker-1"
+    pytorch_version: str = "1.10.2"
+    transformers_version: str = "4.17.0"
+    py_version: str = "py38"
+    sagemaker_inputs_file: str | None = None
+    sagemaker_metrics_file: str | None = None
+    additional_args: dict[str, Any] | None = None
+    dynamo_config: dict[str, Any] | None = None
+    enable_cpu_affinity: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.dynamo_config = self.dynamo_config or {}
+
+
+def load_config_from_file(
+    config_file: str | os.PathLike[str] | None = None,
+) -> ClusterConfig | SageMakerConfig:
     """Return the config in a file, after it was checked as for a launch; what only this package knows is left out.
 
     Args:
         config_file: by default the one that all tools look for.
+
+    Returns:
+        The config, of SageMaker where the file's `compute_environment` says so.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -183,12 +223,17 @@ def load_config_from_file(config_file: str | os.PathLike[str] | None = None) -> 
     path = _path(config_file)
     if not path.exists():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
-    with raise_value_errors():
-        checked = file.read(path).config
-    values = {"distributed_type": checked.distributed_type or DistributedType.NO, **read_values(path)}
-    values = ClusterConfig.process_config(values)
-    known = {entry.name for entry in dataclasses.fields(ClusterConfig)}
-    return ClusterConfig(**{name: value for name, value in values.items() if name in known})
+    kind: type[ClusterConfig | SageMakerConfig] = ClusterConfig
+    values: dict[str, Any] = {}
+    if _is_for_sagemaker(path):
+        kind = SageMakerConfig
+    else:
+        with raise_value_errors():
+            checked = file.read(path).config
+        values["distributed_type"] = checked.distributed_type or DistributedType.NO
+    values = kind.process_config(values | read_values(path))
+    known = {entry.name for entry in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in values.items() if name in known})
 
 
 @contextlib.contextmanager
@@ -208,6 +253,16 @@ def read_values(path: Path) -> dict[str, Any]:
     """
     values = dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     return values | {name: word for name, word in _NO.items() if values.get(name) is False}
+
+
+def _is_for_sagemaker(path: Path) -> bool:
+    """Return True if a file says so; one that is no YAML says nothing."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return False
+    name = values.get("compute_environment") if isinstance(values, dict) else None
+    return name == ComputeEnvironment.AMAZON_SAGEMAKER.value
 
 
 def _path(path: str | os.PathLike[str] | None) -> Path:

@@ -27,6 +27,7 @@ from ..big_modeling.ties import (
     check_tied_parameters_in_config,
     check_tied_parameters_on_same_device,
     find_tied_parameters,
+    get_module_size_with_ties,
     retie_parameters,
 )
 from ..hooks.align import align_module_device, has_offloaded_params
@@ -62,6 +63,7 @@ __all__ = [
     "get_max_layer_size",
     "get_max_memory",
     "get_module_leaves",
+    "get_module_size_with_ties",
     "get_non_persistent_buffers",
     "get_state_dict_from_offload",
     "get_state_dict_offloaded_model",

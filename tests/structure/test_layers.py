@@ -195,6 +195,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "takeover": (("paths", "startup", "tried"), ("names",), ("finder",)),
     "takeover.startup": (("*",),),
     "test_utils": (("*",),),
+    "test_utils.scripts": (("*",),),
     "trust": (("plain", "proof"), ("*",)),
     "tracking": (("base", "values"), ("*",), ("choose",)),
     "utils": (("*",),),

@@ -94,9 +94,9 @@ def prepared_by(**attributes: Any) -> Any:
     return made
 
 
-def window() -> None:
+def split_layers(**config: Any) -> None:
     model = torch.nn.Linear(1, 1)
-    model.config = SimpleNamespace(sliding_window=8)  # type: ignore[assignment]
+    model.config = SimpleNamespace(**config)  # type: ignore[assignment]
     context_parallel.use_causal_attention(model)
 
 
@@ -197,7 +197,8 @@ CASES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "sequence parallel": lambda patch: together(deepspeed={}, parallelism=ParallelismConfig(sp_size=2)),
     "cp, sp": lambda patch: ParallelismConfig(cp_size=2, sp_size=2),
     "cp, cpu": lambda patch: check(world=2, parallelism=ParallelismConfig(cp_size=2)),
-    "cp, windows": lambda patch: window(),
+    "cp, recurrent": lambda patch: split_layers(layer_types=["linear_attention"]),
+    "cp, windows": lambda patch: split_layers(sliding_window=8),
     "fp8 recipe, precision": lambda patch: check("bf16", recipe=True),
     "fp8, sharded": convert_sharded,
     "fp8, device": lambda patch: other_fp8_device(),

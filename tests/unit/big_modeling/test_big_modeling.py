@@ -408,6 +408,19 @@ def test_tensors_of_modules(tmp_path: Path) -> None:
     assert fresh.head.weight.unique().tolist() == [2.0]
 
 
+def test_modules_that_share_count_once() -> None:
+    model = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(12))
+    for layer in model:
+        layer.weight = model[0].weight
+    sizes = {f"{index}": 80 for index in range(12)} | {f"{index}.weight": 64 for index in range(12)}
+    modules = list(model.named_children())[1:]
+    found = utils.get_module_size_with_ties(["1.weight", "11.weight"], 80, sizes, modules)
+    assert found == (80 + 2 * 16, ["1", "11"], [model[1], model[11]])
+    assert utils.get_module_size_with_ties([], 80, sizes, modules) == (80, [], [])
+    with pytest.raises(ValueError, match=r"no module of \['1'.* has the parameter head"):
+        utils.get_module_size_with_ties(["head.weight"], 80, sizes, modules)
+
+
 def test_an_offloaded_model_that_is_loaded_whole_is_whole(tmp_path: Path) -> None:
     """Also where the file that it was offloaded from is another one by now."""
     torch.manual_seed(0)

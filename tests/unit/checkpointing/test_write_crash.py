@@ -199,6 +199,25 @@ def test_two_ranks_save_and_any_number_loads(tmp_path: Path, clean_runtime: None
     assert run_ranks(rank_loads, where, world_size=3)[2][1] == three[2][1]
 
 
+def rank_saves_apart(where: Path) -> Any:
+    accelerator, _ = build()
+    own = where / str(accelerator.process_index)
+    own.mkdir()
+    with pytest.raises(CheckpointError) as caught:
+        accelerator.save_state(own / "state")
+    return str(caught.value), list(own.iterdir())
+
+
+def test_ranks_that_save_to_folders_of_their_own_are_told(tmp_path: Path) -> None:
+    for rank, (said, left) in enumerate(run_ranks(rank_saves_apart, tmp_path)):
+        assert (
+            f"checkpoint {tmp_path / str(rank) / 'state'} cannot be written: the ranks of a node save to one"
+            in said
+        )
+        assert f"rank 1: it saves to {tmp_path / '1' / 'state'}, other ranks of its node do not" in said
+        assert left == []
+
+
 def rank_meets_accelerate(where: Path) -> Any:
     import accelerate
 

@@ -16,6 +16,7 @@ from notebook_accel.cli import launch_parser
 from notebook_accel.cli.launch_parser import (
     launch_command,
     launch_command_parser,
+    prepare_multi_gpu_env,
     prepare_simple_launcher_cmd_env,
     validate_launch_command,
 )
@@ -184,8 +185,39 @@ def test_how_one_process_starts(script: str) -> None:
         prepare_simple_launcher_cmd_env(args)
 
 
+def test_what_torchrun_is_told(script: str) -> None:
+    words = [
+        "--num_processes",
+        "8",
+        "--num_machines",
+        "2",
+        "--machine_rank",
+        "1",
+        "--main_process_ip",
+        "10.0.0.1",
+    ]
+    args = launch_command_parser().parse_args([*words, "--main_process_port", "29501", "--cpu", script])
+    variables = prepare_multi_gpu_env(args)
+    assert variables["ACCELERATE_USE_CPU"] == "true" and variables["PATH"]
+    told = (args.nnodes, args.node_rank, args.nproc_per_node, args.master_addr, args.master_port)
+    assert told == ("2", "1", "4", "10.0.0.1", "29501")
+
+
+def test_port_0_becomes_a_free_one() -> None:
+    args = argparse.Namespace(num_processes=1, main_process_port=0, mixed_precision="no")
+    prepare_multi_gpu_env(args)
+    assert args.master_port.isdigit() and args.master_port != "0"
+    assert (args.master_addr, args.nproc_per_node, args.nnodes, args.node_rank) == (
+        "127.0.0.1",
+        "1",
+        "1",
+        "0",
+    )
+
+
 @pytest.mark.parametrize(
-    "function", [launch_command, validate_launch_command, prepare_simple_launcher_cmd_env]
+    "function",
+    [launch_command, validate_launch_command, prepare_simple_launcher_cmd_env, prepare_multi_gpu_env],
 )
 def test_wrong_options_are_a_value_error(function: Any, script: str) -> None:
     args = launch_command_parser().parse_args(["--num_processes", "many", script])

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from notebook_accel.diagnosis import checks, leftovers, repairs
@@ -163,11 +164,14 @@ def test_what_a_killed_launch_leaves_is_found(temp: Path, tmp_path: Path) -> Non
     with subprocess.Popen(command, env=environment, start_new_session=True) as launcher:
         ready.read_text()  # until a worker has opened it
         assert leftovers.find() == []
-        launcher.send_signal(signal.SIGKILL)
+        launcher.send_signal(signal.SIGSTOP)  # it cannot tidy up while the others die
+        for process in psutil.Process(launcher.pid).children(
+            recursive=True
+        ):  # the fork server would, for some time
+            process.kill()
+        launcher.kill()
         launcher.wait()
-    wait_until(
-        lambda: len(leftovers.find()) == 2
-    )  # that of the fork server, and that of the workers, have ended
+    wait_until(lambda: len(leftovers.find()) == 2)  # that of the fork server, and that of the workers
     found = leftovers.find()
     assert {one.path for one in found} == set(temp.glob("pymp-*"))
     for one in found:

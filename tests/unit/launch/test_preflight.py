@@ -155,6 +155,12 @@ def _error(**changes: Any) -> Exception:
         ({"environment": {"A": 1}}, TypeError, "environment={'A': 1}: a dict is needed"),
         ({"environment": {"A=B": "1"}}, ValueError, "environment={'A=B': '1'}: no system takes"),
         ({"environment": {"A": "\0"}}, ValueError, "no system takes such a variable"),
+        (
+            {"environment": {"RANK": "1"}},
+            ValueError,
+            "{'RANK': '1'}: a launch sets this variable for each rank",
+        ),
+        ({"environment": {"WORLD_SIZE": "8"}}, ValueError, "give num_processes= in its place"),
         ({"log_dir": ""}, ValueError, "log_dir='': the path of a folder is needed"),
         ({"log_dir": "a\0b"}, ValueError, "the path of a folder is needed"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,3 +61,16 @@ def test_a_mask_that_means_more_is_refused() -> None:
     mistral = transformers.MistralConfig(**SIZES, sliding_window=4)
     with pytest.raises(ValueError, match="MistralForCausalLM has layers with sliding_attention"):
         use_causal_attention(transformers.MistralForCausalLM(mistral))
+
+
+@pytest.mark.parametrize("kind", ["linear_attention", "mamba", "hybrid_mamba", "conv"])
+def test_layers_with_a_state_are_refused(kind: str) -> None:
+    """Each process would begin the state anew in its part of a sequence, and no loss shows that."""
+    model = torch.nn.Linear(1, 1)
+    model.config = SimpleNamespace(layer_types=["full_attention", kind])  # type: ignore[assignment]
+    with pytest.raises(
+        ValueError, match=rf"Linear has layers with {kind}\): each process would begin that state anew"
+    ):
+        use_causal_attention(model)
+    model.config = SimpleNamespace(layer_types=["full_attention"])  # type: ignore[assignment]
+    use_causal_attention(model)

@@ -83,3 +83,14 @@ def test_wrong_files(tmp_path: Path) -> None:
         cluster.load_config_from_file(path)
     with pytest.raises(FileNotFoundError):
         cluster.load_config_from_file(tmp_path / "none.yaml")
+
+
+def test_a_file_for_sagemaker_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: DATA_PARALLEL\nec2_instance_type: ml.p3\niam_role_name: me\n"
+        "num_machines: 2\nmixed_precision: fp16\n"
+    )
+    ours = cluster.load_config_from_file(path)
+    theirs = reference.load_config_from_file(str(path))
+    assert isinstance(ours, cluster.SageMakerConfig) and vars(ours) == vars(theirs)
