@@ -373,6 +373,21 @@ def test_nodes_that_nobody_uses_are_let_go(kernel: Kernel, idle: SlurmCluster) -
     assert wait_until(lambda: not idle.jobs(), PATIENCE)
 
 
+@pytest.mark.parametrize("detach", [False, True])
+def test_nodes_are_not_kept_from_a_launch_that_waits(
+    kernel: Kernel, idle: SlurmCluster, detach: bool
+) -> None:
+    code = f"""
+        first = launch(time.sleep, 4, slurm={{"exclusive": True}}, slurm_keep=600, block=False, view="none")
+        while first.status != "running":
+            time.sleep(0.1)
+        second = launch(os.getenv, "SLURM_JOB_ID", detach={detach}, block=False, view="none")
+        first.result(), int(second.result())
+        """
+    cell = kernel.run(code, timeout=PATIENCE).ok()
+    assert cell.value.startswith("(None, ")
+
+
 def test_a_session_on_two_nodes(kernel: Kernel, idle: SlurmCluster) -> None:
     cell = kernel.run(
         """

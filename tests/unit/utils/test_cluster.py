@@ -88,8 +88,8 @@ def test_wrong_files(tmp_path: Path) -> None:
 def test_a_file_for_sagemaker_is_read(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(
-        "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: DATA_PARALLEL\nec2_instance_type: ml.p3\niam_role_name: me\n"
-        "num_machines: 2\nmixed_precision: fp16\n"
+        "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: DATA_PARALLEL\n"
+        "ec2_instance_type: ml.p3\niam_role_name: me\nnum_machines: 2\nmixed_precision: fp16\n"
     )
     ours = cluster.load_config_from_file(path)
     theirs = reference.load_config_from_file(str(path))

@@ -52,6 +52,7 @@ class Pool:
         self._resting: list[Link] = []
         self._all: list[Link] = []
         self._kept: list[tuple[Hashable, Kept]] = []
+        self._waiting: set[object] = set()
         self._beating: subprocess.Popen[bytes] | None = None
         self._heart: socket.socket | None = None
         descriptors.keep_from_forks(self)
@@ -143,14 +144,17 @@ class Pool:
         self._stop_beating()
 
     def keep(self, key: Hashable, kept: Kept) -> None:
-        """Hold what leads to hosts until `take_kept`, or until the pool is closed.
+        """Hold what leads to hosts until `take_kept`, or until the pool is closed; not where somebody waits for room.
 
         Args:
             key: what launches that can use it have alike.
-            kept: is closed with the connections.
+            kept: is closed with the connections, or at once.
         """
         with self._lock:
-            self._kept.append((key, kept))
+            if is_free := not self._waiting:
+                self._kept.append((key, kept))
+        if not is_free:
+            kept.close()
 
     def take_kept(self, key: Hashable) -> Kept | None:
         """Return what was kept with a key, None where nothing is."""
@@ -165,17 +169,24 @@ class Pool:
         """Return whether something is kept with a key."""
         return any(entry[0] == key for entry in list(self._kept))
 
-    def let_go(self, kind: type[Kept]) -> None:
-        """Close all that was kept and is of a kind: something else needs the room.
+    def make_room(self, who: object, kind: type[Kept]) -> None:
+        """Close all that was kept and is of a kind, and keep nothing more of it until `end_wait`: a launch needs room.
 
         Args:
-            kind: class of it.
+            who: waits for the room.
+            kind: class of what takes it.
         """
         with self._lock:
+            self._waiting.add(who)
             found = [entry for entry in self._kept if isinstance(entry[1], kind)]
             self._kept = [entry for entry in self._kept if entry not in found]
         for _, kept in found:
             kept.close()
+
+    def end_wait(self, who: object) -> None:
+        """Note that somebody has the room, or waits for it no longer; see `make_room`."""
+        with self._lock:
+            self._waiting.discard(who)
 
     def close(self) -> None:
         """Close all connections that no launch uses; in a fork they are not its own."""

@@ -190,6 +190,7 @@ class SlurmNodes(Lender):
             while True:
                 allocation = self._find(wait)
                 nodes = allocation.wait(wait)[: self._wish.num_nodes]
+                get_pool().end_wait(self)
                 client = SrunClient(
                     job_id=allocation.job_id, holder=allocation.holder, seconds=self.warm_seconds
                 )
@@ -234,7 +235,7 @@ class SlurmNodes(Lender):
                 return kept
             kept.close()
         # nodes that wait for the next launch could be those that this one waits for
-        get_pool().let_go(Allocation)
+        get_pool().make_room(self, Allocation)
         self._allocation = Allocation("", self._wish)
         return self._allocation
 
@@ -278,7 +279,8 @@ class SlurmNodes(Lender):
         self._is_stopped = True
 
     def give_back(self, *, is_stopped: bool) -> None:
-        """Cancel the job of a run that was stopped; else keep it for the next launch."""
+        """Cancel the job of a run that was stopped; else keep it for the next launch, if none waits for nodes now."""
+        get_pool().end_wait(self)
         allocation, self._allocation = self._allocation, None
         if allocation is None or not allocation.is_ours:
             return

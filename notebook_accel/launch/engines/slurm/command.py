@@ -103,7 +103,7 @@ class JobState:
         state: such as `PENDING`; `UNKNOWN` where SLURM does not know it any more.
         reason: why it waits or has ended; empty for none.
         start: when it begins or began, in seconds since the epoch; None where nobody knows.
-        end: when its time limit ends it; None where nobody knows.
+        end: when it has ended, or its time limit ends it; None where nobody knows.
         node_list: its nodes, as SLURM writes them.
         restarts: how often it was queued again.
         exit_code: of its own process, once it is over.
@@ -128,7 +128,7 @@ class JobState:
     @property
     def is_over(self) -> bool:
         """Whether the job will never run again."""
-        return self.state not in WAITING and self.state != RUNNING
+        return _is_over(self.state)
 
     def describe(self) -> str:
         """Return state and reason, such as `PENDING (Resources)`."""
@@ -202,6 +202,10 @@ def look(job_id: str, check: Callable[[], None]) -> JobState:
     return parse_job(job_id, text)
 
 
+def _is_over(state: str) -> bool:
+    return state not in WAITING and state != RUNNING
+
+
 def parse_job(job_id: str, text: str) -> JobState:
     """Return what a line of `scontrol show job --oneliner` says.
 
@@ -216,12 +220,14 @@ def parse_job(job_id: str, text: str) -> JobState:
     nodes = found.get("NodeList", "")
     restarts = found.get("Restarts", "0")
     code, _, signum = found.get("ExitCode", "").partition(":")
+    state = found.get("JobState", "UNKNOWN")
+    has_end = found.get("TimeLimit") != "UNLIMITED" or _is_over(state)
     return JobState(
         job_id=job_id,
-        state=found.get("JobState", "UNKNOWN"),
+        state=state,
         reason="" if reason in ("None", "(null)") else reason,
         start=_parse_time(found.get("StartTime", "")),
-        end=_parse_time(found.get("EndTime", "")) if found.get("TimeLimit") != "UNLIMITED" else None,
+        end=_parse_time(found.get("EndTime", "")) if has_end else None,
         node_list="" if nodes == "(null)" else nodes,
         restarts=int(restarts) if restarts.isdecimal() else 0,
         exit_code=code,

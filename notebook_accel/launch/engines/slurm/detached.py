@@ -21,6 +21,7 @@ from ...transfer import failures
 from ..attempts import make_outcome
 from ..base import Outcome
 from ..remote.client import NO_PACKAGE
+from ..remote.pool import get_pool
 from . import command, recording, submission
 from .command import JobState
 from .recording import Alive, Folder, Over, Reader, Work
@@ -97,6 +98,7 @@ class Watch:
         self._silent_since: float | None = None
         self._shown = ""
         self._heard = time.monotonic()
+        self._said = 0.0  # when the last event was, by the clock of its node
         self._is_up_to_date = False
         self._over: Over | None = None
         self._damage = ""
@@ -141,12 +143,16 @@ class Watch:
             self._damage = f"what job {self._job_id} has written in {self._folder.path} is damaged: {error}"
         self._over = next((event for event in events if isinstance(event, Over)), None)
         self._deliver([event for event in events if not isinstance(event, (Alive, Over))])
+        if self._over is not None and self._shown:  # what was shown last says that it goes on
+            self._say(Notice(rank=-1, time=self._over.time, text=f"Job {self._job_id} is over."))
         if self._over is not None or self._damage:
             raise _EndRead
         if self._reader.has_begun and not had_begun:
             self._next_look = time.monotonic()
+            get_pool().end_wait(self._record)  # which its launch began
         if events:
             self._heard = time.monotonic()
+            self._said = max(self._said, *(event.time for event in events))
         return bool(events)
 
     def _check(self) -> None:
@@ -203,14 +209,20 @@ class Watch:
             return self._make_lost_outcome()
         elif self._last == float("inf"):
             # once it is over, all of it is written; on another machine it may be seen later
-            self._last = time.monotonic() + (_LAST_SECONDS if self._reader.has_begun else 2.0)
+            is_fresh = self._reader.has_begun and self._has_just_ended()
+            self._last = time.monotonic() + (_LAST_SECONDS if is_fresh else 2.0)
             self._next_look = min(self._next_look, self._last)
             text = f"Job {self._job_id} is over: {self._state.describe()}."
-            text += " Its last words are waited for." if self._reader.has_begun else ""
+            text += " Its last words are waited for." if is_fresh else ""
             self._say(Notice(rank=-1, time=time.time(), text=text))
         if not self._state.is_over:
             self._show_state()
         return None
+
+    def _has_just_ended(self) -> bool:
+        """Return whether the job has ended a short time ago; SLURM does not know those any more that ended long ago."""
+        end = self._state.end
+        return self._state.state != "UNKNOWN" and (end is None or time.time() - end < _LAST_SECONDS)
 
     def _go_on_reading(self) -> None:
         """Show what comes while SLURM is asked: it may not answer for a minute."""
@@ -228,12 +240,14 @@ class Watch:
         how = f"{self._state.describe()}, estimated start {when}"
         if self._state.is_running:
             how = f"RUNNING on {self._state.node_list}, its ranks start"
-        text = f"Job {self._job_id}: {how}. It goes on without this notebook."
+        if has_begun:
+            how = f"RUNNING on {self._state.node_list}"
+        again = f": notebook_accel.attach({self._job_id}) shows it again" if has_begun else ""
+        text = f"Job {self._job_id}: {how}. It goes on without this notebook{again}."
         if not self._state.is_running:
             self._heard = time.monotonic()  # a job that waits says nothing
-        if has_begun:
-            is_silent = time.monotonic() - self._heard > _SILENT_SECONDS
-            text = self._describe_silence() if is_silent else describe_detached(self._job_id)
+        if has_begun and time.monotonic() - self._heard > _SILENT_SECONDS:
+            text = self._describe_silence()
         if text != self._shown:
             self._shown, now = text, time.time()
             name: PhaseName = "starting" if self._state.is_running else "queued"
@@ -263,7 +277,8 @@ class Watch:
         if (
             self._control.stop_is_asked or self._folder.read_stop() is not None
         ):  # here, or by another notebook
-            return Outcome(was_stopped=True, stopped=frozenset(self._record.phases) - {-1})
+            ranks = frozenset(self._record.phases) - {-1}
+            return Outcome(was_stopped=True, stopped=ranks, ended=self._find_end())
         if (
             self._state.state != "UNKNOWN"
         ):  # of another cluster with the same folder, its job may still need it
@@ -279,4 +294,10 @@ class Watch:
             text += "; on its first node no Python has this package: name one that has it, python='/opt/env/bin/python'"
         if said := [line for line in self._folder.read_log() if line.strip()]:
             text += "\n" + "\n".join(said)
-        return Outcome(error=LaunchError(text))
+        return Outcome(error=LaunchError(text), ended=self._find_end())
+
+    def _find_end(self) -> float | None:
+        """Return when a job ended that says nothing of it: SLURM knows, or it was soon after its last word."""
+        if self._state.state != "UNKNOWN" and self._state.end is not None:
+            return self._state.end
+        return self._said or None

@@ -111,12 +111,18 @@ class SlurmEngine(HostsEngine):
 
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         """Run the job to its end; one that is detached, in a job of SLURM that goes on without this process."""
-        asked = job.options.get("detach")
-        if not asked:
+        if not job.options.get("detach"):
             return super().run(job, record, deliver, control)
+        try:
+            return self._run_detached(job, record, deliver, control)
+        finally:
+            get_pool().end_wait(record)
+
+    def _run_detached(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
+        asked = job.options["detach"]
         what = describe_size(job.local_world_size, self._count_nodes(job.options))
         if asked is True:
-            job_id = self._submit(job, control)
+            job_id = self._submit(job, record, control)
             text, note = f"Launching {job.name} on {what} by SLURM.", detached.describe_detached(job_id)
         else:
             job_id, since = str(asked), time.time() - job.options[LAUNCHED]
@@ -127,13 +133,13 @@ class SlurmEngine(HostsEngine):
         deliver([Phase(rank=-1, time=now, name="starting", detail=text), *notes])
         return watch.run()
 
-    def _submit(self, job: Job, control: Control) -> str:
+    def _submit(self, job: Job, record: RunRecord, control: Control) -> str:
         """Submit a job that goes on without this process, and return its number."""
         if job.log_dir is not None:
             make_folder(job.log_dir)  # the job writes there: what is wrong is told now
         pickled, origin = self.take(job)
         # nodes that wait for the next launch could be those that this one waits for
-        get_pool().let_go(Allocation)
+        get_pool().make_room(record, Allocation)
         work = Work(pickled=pickled, origin=origin, wanted=self.describe_wanted())
         try:
             with interrupts.delay_interrupt():

@@ -56,11 +56,11 @@ def test_what_a_job_says() -> None:
     assert state.describe() == "PENDING (Resources)" and state.restarts == 2 and not state.node_list
     assert state.start == time.mktime((2026, 11, 23, 22, 34, 48, 0, 0, -1))
     assert not state.is_running and not state.is_over
-    over = parse_job(
-        "3",
-        "JobState=NODE_FAIL Reason=None StartTime=Unknown TimeLimit=UNLIMITED EndTime=2027-01-01T00:00:00",
-    )
-    assert over.describe() == "NODE_FAIL" and over.is_over and over.start is None and over.end is None
+    line = "JobState={} Reason=None StartTime=Unknown TimeLimit=UNLIMITED EndTime=2027-01-01T00:00:00"
+    over, running = parse_job("3", line.format("NODE_FAIL")), parse_job("3", line.format("RUNNING"))
+    assert over.describe() == "NODE_FAIL" and over.is_over and over.start is None
+    assert over.end == time.mktime((2027, 1, 1, 0, 0, 0, 0, 0, -1))
+    assert running.end is None, "nothing limits it"
     assert parse_job("3", "").state == "UNKNOWN"
 
 
