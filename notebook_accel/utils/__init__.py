@@ -322,11 +322,10 @@ __all__ = [
     "model_has_dtensor", "named_module_tensors", "offload_state_dict", "offload_weight", "pad_across_processes",
     "pad_input_tensors", "parse_choice_from_env", "parse_flag_from_env", "patch_environment",
     "prepare_multi_gpu_env", "prepare_simple_launcher_cmd_env", "purge_accelerate_environment", "recursive_getattr",
-    "recursively_apply",
-    "reduce", "release_memory", "retie_parameters", "save", "save_fsdp_model", "save_fsdp_optimizer",
-    "save_offload_index", "send_to_device", "set_module_tensor_to_device", "set_numa_affinity", "set_seed",
-    "slice_tensors", "str_to_bool", "synchronize_rng_state", "synchronize_rng_states", "torchao_required", "tqdm",
-    "wait_for_everyone", "write_basic_config",
+    "recursively_apply", "reduce", "release_memory", "retie_parameters", "save", "save_fsdp_model",
+    "save_fsdp_optimizer", "save_offload_index", "send_to_device", "set_module_tensor_to_device", "set_numa_affinity",
+    "set_seed", "slice_tensors", "str_to_bool", "synchronize_rng_state", "synchronize_rng_states", "torchao_required",
+    "tqdm", "wait_for_everyone", "write_basic_config",
 ]  # fmt: skip
 
 complete_names(__name__)

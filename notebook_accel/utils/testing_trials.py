@@ -32,7 +32,7 @@ def try_script() -> None:
 
     torch.manual_seed(accelerator.process_index)
     synchronize_rng_states(["torch"])
-    drawn = accelerator.gather(torch.rand(1, device=accelerator.device)).tolist()
+    drawn = accelerator.gather(torch.rand(1).to(accelerator.device)).tolist()  # by the CPU's generator
     _expect("random numbers after synchronize_rng_states", len(set(drawn)), 1)
 
     data = RegressionDataset(length=len(rows), seed=0)
@@ -110,7 +110,7 @@ def _train(data: Any, batch_size: int, accelerator: Accelerator | None = None) -
         else:
             accelerator.backward(loss)
         optimizer.step()
-    return [float(plain.a), float(plain.b)]
+    return [plain.a.item(), plain.b.item()]
 
 
 def _expect(what: str, found: Any, wanted: Any) -> None:
