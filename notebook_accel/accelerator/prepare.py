@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from .. import devices
+from ..caller import warn
 from ..combinations import refuse
 from ..compilation import DynamoBackend
 from ..data_loader.prepare import prepare_data_loader
@@ -117,6 +118,7 @@ class PreparePart(Shared):
         require_optimizer(optimizer)
         self._hand_over()
         self._strategy.follow(optimizer)
+        _warn_of_offloaded(optimizer)
         prepared = AcceleratedOptimizer(
             optimizer,
             device_placement=place,
@@ -398,6 +400,16 @@ class PreparePart(Shared):
     def _refuse_spread(self, model: torch.nn.Module) -> None:
         if self._runtime.topology.world_size > 1 and self.verify_device_map(model):
             raise refuse("device map, processes", f"{self._runtime.topology.world_size} processes")
+
+
+def _warn_of_offloaded(optimizer: Any) -> None:
+    weights = [weight for group in getattr(optimizer, "param_groups", ()) for weight in group["params"]]
+    count = sum(weight.is_meta and weight.requires_grad for weight in weights)
+    if count:
+        warn(
+            f"{count} of {len(weights)} weights of {type(optimizer).__name__} are offloaded, and an optimizer does not "
+            "reach them: they are not trained. Freeze them by requires_grad_(False), or keep them on a device"
+        )
 
 
 def _is_known(known: list[Any], item: Any) -> bool:

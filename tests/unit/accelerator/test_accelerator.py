@@ -6,6 +6,7 @@ import importlib
 import inspect
 import warnings
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_accel.accelerator import Accelerator
+from notebook_accel.big_modeling import dispatch_model
 from notebook_accel.data_loader import DataLoaderConfiguration
 from notebook_accel.handlers import (
     DistributedDataParallelKwargs,
@@ -468,3 +470,16 @@ def ranks_evened(split: bool) -> int:
 def test_the_loader_config_arrives() -> None:
     assert run_ranks(ranks_evened, True) == [4, 4]
     assert run_ranks(ranks_evened, False) == [2, 2]
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_offloaded_weights_that_no_optimizer_reaches_are_told(
+    tmp_path: Path, clean_runtime: None, trained: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)).requires_grad_(trained)
+    dispatch_model(model, {"0": "cpu", "1": "disk"}, main_device="cpu", offload_dir=tmp_path)
+    Accelerator(cpu=True).prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    told = [str(one.message) for one in recwarn if "are offloaded" in str(one.message)]
+    assert [text.partition(":")[0] for text in told] == (
+        ["2 of 4 weights of SGD are offloaded, and an optimizer does not reach them"] if trained else []
+    )
