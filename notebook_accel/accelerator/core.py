@@ -185,7 +185,7 @@ class Accelerator(
             parallelism_config=plugins.parallelism,
         )
         self.step = 0
-        self.trackers = []
+        self.trackers, self._unfinished = [], []
         self._models, self._optimizers, self._schedulers, self._dataloaders = [], [], [], []
         self._custom_objects = []
         # handles refer to them weakly, which a dict does not allow

@@ -19,12 +19,14 @@ class TrackPart(Shared):
     Attributes:
         project_configuration: says where trackers write to.
         log_with: the trackers asked for, by name or as given.
-        trackers: those of the run, from `init_trackers` to `end_training`; empty outside rank 0.
+        trackers: those of the run, since `init_trackers`; empty outside rank 0. `end_training` finishes them, and what
+            is logged after it goes to them too: whether it can still be taken is up to their libraries.
     """
 
     project_configuration: ProjectConfiguration
     log_with: list[str | GeneralTracker]
     trackers: list[GeneralTracker]
+    _unfinished: list[GeneralTracker]
 
     def init_trackers(
         self,
@@ -50,9 +52,11 @@ class TrackPart(Shared):
             return
         made = [self._make_tracker(entry, project_name, options) for entry in self.log_with]
         self._finish_trackers()
+        self.trackers.clear()
         for tracker in made:
             tracker.start()
             self.trackers.append(tracker)
+            self._unfinished.append(tracker)
         if config is not None:
             for tracker in self.trackers:
                 tracker.store_init_configuration(config)
@@ -86,6 +90,10 @@ class TrackPart(Shared):
             if found := numbers_in(values):
                 reporter.metrics(found, read_step(step))
         for tracker in self.trackers:
+            if not any(
+                tracker is other for other in self._unfinished
+            ):  # else what comes late would not be flushed
+                self._unfinished.append(tracker)
             tracker.log(dict(values), step=step, **options.get(tracker.name, {}))
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
@@ -147,10 +155,10 @@ class TrackPart(Shared):
         return {str(name): keywords for name, keywords in given.items()}
 
     def _finish_trackers(self) -> None:
-        """Finish all trackers, each of them even if one before it fails."""
-        while self.trackers:
+        """Finish all trackers that are not finished yet, each of them even if one before it fails."""
+        while self._unfinished:
             try:
-                self.trackers.pop(0).finish()
+                self._unfinished.pop(0).finish()
             except BaseException:
                 self._finish_trackers()
                 raise

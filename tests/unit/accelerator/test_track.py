@@ -105,13 +105,16 @@ def test_a_custom_tracker_from_start_to_end() -> None:
     assert accelerator.get_tracker("notebook", unwrap=True) is tracker.calls
     accelerator.end_training()
     accelerator.end_training()
-    accelerator.log({"late": 1})
     assert tracker.calls == [
         ("start",),
         ("config", {"lr": 1}),
         ("log", {"loss": 0.5}, 2, {"colour": "red"}),
         ("finish",),
     ]
+    accelerator.log({"late": 1})
+    assert accelerator.get_tracker("notebook") is tracker and accelerator.trackers == [tracker]
+    accelerator.end_training()
+    assert tracker.calls[4:] == [("log", {"late": 1}, None, {}), ("finish",)]
 
 
 def test_another_run_finishes_the_one_before() -> None:
@@ -130,7 +133,8 @@ def test_all_trackers_are_finished_even_if_one_fails() -> None:
     with pytest.raises(OSError, match="finish failed"):
         accelerator.end_training()
     assert [tracker.calls[-1] for tracker in trackers] == [("finish",)] * 2
-    assert accelerator.trackers == []
+    accelerator.end_training()
+    assert [tracker.calls.count(("finish",)) for tracker in trackers] == [1, 1]
 
 
 def test_a_tracker_that_fails_to_start_is_not_in_use() -> None:
