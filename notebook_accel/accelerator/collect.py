@@ -8,6 +8,8 @@ import torch
 
 from .. import nested
 from ..comm import ops
+from ..data_loader.base import outer_sampler
+from ..data_loader.samplers import sampler_chain
 from .base import Shared
 
 
@@ -52,7 +54,8 @@ class CollectPart(Shared):
         gathered = collect(self._strategy.data_comm, input_data)
         keep = self._count_unique_samples()
         if keep is None:
-            return gathered
+            ranks = self._count_new_ranks()
+            return gathered if ranks is None else self._keep_ranks(gathered, input_data, ranks, as_objects)
         if as_objects:
             has_samples = isinstance(gathered, (list, tuple)) or (
                 torch.is_tensor(gathered) and gathered.ndim > 0
@@ -70,6 +73,27 @@ class CollectPart(Shared):
         if latest.is_last and latest.remainder > 0:
             return latest.remainder
         return latest.num_unique
+
+    def _count_new_ranks(self) -> int | None:
+        """Return how many processes have a batch that is no repeat, None where all have."""
+        latest = self._runtime.gradient.latest
+        loader = latest.loader if latest is not None and latest.is_last else None
+        if loader is None:
+            return None
+        found = (getattr(part, "num_new", None) for part in sampler_chain(outer_sampler(loader)))
+        return next((number for number in found if number is not None), None)
+
+    def _keep_ranks(self, gathered: Any, own: Any, ranks: int, as_objects: bool) -> Any:
+        """Return what the first ranks gave: of tensors, all gave as much."""
+        comm = self._strategy.data_comm
+        if as_objects:
+            sizes = comm.all_gather_object(len(own) if hasattr(own, "__len__") else None)
+            return gathered if None in sizes else gathered[: sum(sizes[:ranks])]
+
+        def cut(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor[: len(tensor) // comm.world_size * ranks] if tensor.ndim else tensor
+
+        return nested.recursively_apply(cut, gathered)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Combine the tensors of all processes element by element; every process calls it.

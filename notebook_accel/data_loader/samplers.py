@@ -106,7 +106,8 @@ class BatchSamplerShard(_Over):
     all processes get as many batches of one size; without it the last ones may be short or missing. Where the
     batch sampler drops an incomplete batch, an incomplete round is dropped too.
 
-    Batches of varying size, from a batch sampler without `batch_size`, are handed out whole.
+    Batches of varying size, from a batch sampler without `batch_size`, are handed out whole. There the last round is
+    completed by whole batches, and `num_new` processes have one that is no repeat, None where all have.
 
     For torch's `BatchSampler` over a sequential or random sampler each process computes its own share; other
     samplers are iterated, and what belongs to others is skipped.
@@ -127,6 +128,7 @@ class BatchSamplerShard(_Over):
         self.num_processes = num_processes
         self.process_index = process_index
         self.split_batches = split_batches
+        self.num_new: int | None = None
         self._even_batches = _Setting(even_batches)
         if split_batches:
             check_split(self.batch_size, num_processes)
@@ -242,6 +244,7 @@ class BatchSamplerShard(_Over):
 
     def _walk_batches(self) -> Iterator[list[int]]:
         head: list[Any] = []
+        self.num_new = None
         for group in _chunks(self.batch_sampler, self.num_processes):
             head = head or group
             full = self.batch_size is None or len(group[-1]) == self.batch_size
@@ -250,6 +253,7 @@ class BatchSamplerShard(_Over):
             elif self.drop_last:
                 continue
             elif self.even_batches:
+                self.num_new = len(group) if self.batch_size is None else None
                 yield self._complete(group, head)
             elif self.process_index < len(group):
                 yield group[self.process_index]

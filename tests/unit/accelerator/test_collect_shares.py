@@ -59,3 +59,33 @@ def ranks_have_words() -> list[Any]:
 
 def test_a_process_may_have_no_objects() -> None:
     assert run_ranks(ranks_have_words) == [[["a", "b"], []]] * 2
+
+
+def ranks_see_batches_of_no_fixed_size(batches: list[list[int]], even: bool) -> list[Any]:
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=even))
+    sampled: Any = DataLoader(list(range(10)), batch_sampler=batches)  # type: ignore[arg-type]
+    single: Any = DataLoader(torch.arange(len(batches)), batch_size=None)  # type: ignore[arg-type]
+    found: list[Any] = []
+    for loader in (accelerator.prepare(sampled), accelerator.prepare(single)):
+        for _ in range(2):
+            tensors, objects, rounds = [], [], 0
+            for batch in loader:
+                rows = batch.reshape(-1)
+                tensors += accelerator.gather_for_metrics({"rows": rows, "scalar": rows.sum()})[
+                    "rows"
+                ].tolist()
+                objects += accelerator.gather_for_metrics(rows.tolist())
+                objects += accelerator.gather_for_metrics((rows,), use_gather_object=True)[:0]
+                rounds += 1
+            found.append((tensors, objects, rounds))
+    return found
+
+
+def test_batches_that_complete_a_round_do_not_count() -> None:
+    """They have no fixed size, so that rounds are completed by whole batches."""
+    for number in (5, 4, 3, 1):
+        batches = [[2 * index, 2 * index + 1] for index in range(number)]
+        rounds = -(-number // 3)
+        sampled, single = list(range(2 * number)), list(range(number))
+        for found in run_ranks(ranks_see_batches_of_no_fixed_size, batches, True, world_size=3):
+            assert found == [(sampled, sampled, rounds)] * 2 + [(single, single, rounds)] * 2, number
