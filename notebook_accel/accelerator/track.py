@@ -90,9 +90,8 @@ class TrackPart(Shared):
             if found := numbers_in(values):
                 reporter.metrics(found, read_step(step))
         for tracker in self.trackers:
-            if not any(
-                tracker is other for other in self._unfinished
-            ):  # else what comes late would not be flushed
+            # what comes after the end is to be finished too
+            if not any(tracker is other for other in self._unfinished):
                 self._unfinished.append(tracker)
             tracker.log(dict(values), step=step, **options.get(tracker.name, {}))
 

@@ -66,9 +66,9 @@ def test_the_last_words_of_a_job_that_has_just_ended_are_waited_for(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(detached, "_LAST_SECONDS", 3.0)
-    now = time.time()
-    outcome, notices = watch(JobState(job_id="7", state="FAILED", end=now), monkeypatch)
-    assert outcome.ended == now and time.time() - now > 2.5
+    began, end = time.monotonic(), time.time() + 3600  # still fresh where this process stands still for long
+    outcome, notices = watch(JobState(job_id="7", state="FAILED", end=end), monkeypatch)
+    assert outcome.ended == end and time.monotonic() - began > 2.5
     assert notices == ["Job 7 is over: FAILED. Its last words are waited for."]
 
 
