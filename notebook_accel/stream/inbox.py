@@ -58,9 +58,11 @@ class _Source:
 
     def count_reads(self) -> int:
         """Return how many calls of `receive` take all that is there now, and perhaps an end."""
+        if not self.is_open:
+            return 0
         if sys.platform == "win32":  # no other process has these sockets
             return sys.maxsize
-        return count_unread_bytes(self.end.fileno()) // _CHUNK + 1 if self.is_open else 0
+        return count_unread_bytes(self.end.fileno()) // _CHUNK + 1
 
     def take(self, data: bytes) -> list[Event]:
         if self.channel != "events":

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import elsewhere
 from tests.notebooks.kernel import Kernel, make_event_loop
 
 IMPORTS = """
@@ -19,6 +20,22 @@ torch.set_num_threads(1)  # tests say themselves when the kernel is to use OpenM
 
 
 os.environ.setdefault("PYDEVD_USE_FRAME_EVAL", "NO")  # what old kernels' managers set when they start one
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what the system does not have that kernels are to believe in."""
+    for item in items:
+        values = getattr(item, "callspec", None) and item.callspec.params.values()  # type: ignore[attr-defined]
+        if elsewhere.SYSTEM == "win32" and {"fork", "forkserver"} & {*filter(_is_text, values or ())}:
+            item.add_marker(pytest.mark.skip(reason="Windows starts processes by spawn alone"))
+        for mark in item.iter_markers("not_on"):
+            *systems, reason = mark.args
+            if elsewhere.SYSTEM in systems:
+                item.add_marker(pytest.mark.skip(reason=f"not on {elsewhere.SYSTEM}: {reason}"))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,7 +22,7 @@ import psutil
 import pytest
 from jupyter_client import BlockingKernelClient, KernelManager
 
-from tests import forker
+from tests import elsewhere, forker
 
 ROOT = Path(__file__).resolve().parents[2]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -134,7 +134,7 @@ class Kernel:
         unset = ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "ACCELERATE_DEBUG_MODE")
         self.folder = folder
         env = {name: value for name, value in os.environ.items() if name not in unset}
-        path = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
+        path = elsewhere.make_path(ROOT, env.get("PYTHONPATH", ""))
         env |= {"PYTHONPATH": path, "IPYTHONDIR": str(folder / "ipython")}
         env |= {"NOTEBOOK_ACCEL_VIEW": "text", **environment}
         self.manager = KernelManager(kernel_name="python3", transport=transport)
@@ -144,7 +144,7 @@ class Kernel:
             assert self.manager.kernel_spec is not None
             # the manager fills in this interpreter where the first word is a Python
             self.manager.kernel_spec.argv[:1] = [*prefix, sys.executable]
-        self.is_copy = is_copy
+        self.is_copy = is_copy and not elsewhere.SYSTEM
         with self._starting():
             self.manager.start_kernel(
                 env=env, cwd=str(folder), extra_arguments=["--HistoryManager.enabled=False"]

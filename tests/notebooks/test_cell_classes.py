@@ -65,7 +65,7 @@ def use(folder, pair):
     accelerator.load_state(f"{folder}/state")
     again = pickle.loads(pickle.dumps([Result, Slotted(0.5), double]))
     assert again == [Result, Slotted(0.5), double]
-    with multiprocessing.Pool(1) as pool:
+    with multiprocessing.get_context("fork").Pool(1) as pool:  # others would not have functions of cells
         doubled = pool.map(double, [1, 2])
     both = Both(0.25)
     both.extra, both.other = 1, 2

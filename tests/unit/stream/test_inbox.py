@@ -238,3 +238,19 @@ def test_a_flood_of_lines_has_no_unfinished_ones(rank: Rank, clock: Clock) -> No
     assert ("Line", "and its begend of a line") in describe(found)
     assert describe(rank.inbox.drain(0))[-1] == ("Line", "and its beg")
     assert describe(poll_for(rank, clock)) == []
+
+
+@pytest.mark.parametrize("system", ["linux", "win32"])
+def test_a_connection_that_was_read_to_its_end_is_not_read_again(
+    monkeypatch: pytest.MonkeyPatch, system: str
+) -> None:
+    inbox = Inbox()
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    inbox.add(0, {"events": ours})
+    Emitter(theirs, rank=0).emit(Pulse(rank=0, time=time.time()))
+    theirs.close()
+    monkeypatch.setattr(module.sys, "platform", system)
+    found = [*inbox.poll(5), *inbox.poll(5)]
+    assert [type(event) for event in [*found, *inbox.finish(0)]] == [Pulse]
+    inbox.close()
