@@ -414,6 +414,23 @@ def test_ranks_stop_at_the_same_step_and_outlive_a_kernel_that_stands_still(kern
     assert status == "running" and first == second > 0
 
 
+def test_asking_whether_to_stop_is_no_collective(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        from notebook_accel import Accelerator
+
+        def ask():
+            accelerator = Accelerator()
+            asked = [accelerator.should_stop for _ in range(3 if accelerator.is_main_process else 40)]
+            return len(asked), any(asked), int(accelerator.gather(torch.ones(1)).sum())
+
+        launch(ask, returns="all")
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    assert ast.literal_eval(cell.value) == [(3, False, 2), (40, False, 2)]
+
+
 def test_a_killed_kernel_ends_everything(hosts: SshHosts, tmp_path: Path) -> None:
     other = hosts.start_kernel(tmp_path)
     moments: list[float] = []
