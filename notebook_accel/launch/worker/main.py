@@ -36,7 +36,7 @@ from ..transfer import cell_sources, failures
 from ..transfer.random_states import RandomStates
 from ..transfer.shared_memory import SharedPickle
 from ..transfer.unpicklable import pack_value
-from . import lifeline
+from . import lifeline, spawned_children
 from .metrics_reporter import WorkerReporter
 from .order_listener import OrderListener
 
@@ -141,6 +141,7 @@ def _become_worker(spec: WorkerSpec) -> None:
         os.chdir(spec.directory)
     if spec.child_start_method is not None:
         multiprocessing.set_start_method(spec.child_start_method, force=True)
+    spawned_children.hand_down()
     capture.unused_stdin()
 
 
