@@ -1,7 +1,7 @@
 """In a worker: lets processes that it spawns have the classes and functions of cells, which no module can give them.
 
-A data loader's workers are such processes on macOS and Windows. Pickles name a class of a cell as one of `__main__`, where
-a spawned process has nothing; a fork has all that its parent has.
+A data loader's workers are such processes on macOS and Windows. Pickles name a class of a cell as one of `__main__`,
+where a spawned process has nothing; a fork has all that its parent has.
 """
 
 from __future__ import annotations
