@@ -56,6 +56,7 @@ class Run:
         job: what runs; once the run has ended, without the function and its arguments.
         record: all events of the run so far.
         started: when it was launched, in seconds since the epoch.
+        number: its number among the runs of this process, from 1; 0 if `runs()` does not list it.
         owner: id of the process that made it. In a copy of that process nobody can wait for the run or stop it.
     """
 
@@ -66,6 +67,7 @@ class Run:
         self.record = RunRecord()
         self._start = start or Start()
         self.started = self._start.wall
+        self.number = 0
         self.owner = os.getpid()
         self._engine = engine
         self._control = Control()

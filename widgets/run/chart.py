@@ -112,7 +112,7 @@ def make_panels(metrics: Mapping[str, Sequence[Point]], started: float, *, log: 
         if not (drawn := _choose_drawn(points, log)):
             continue
         together.setdefault(_SPLITS.sub("", name, count=1), {})[name] = drawn
-        colours[name] = COLOURS[len(colours) % len(COLOURS)]
+        colours[name] = choose_colour(len(colours))
         if len(colours) == MAX_SERIES:
             break
     return [
@@ -132,10 +132,21 @@ class Compared:
     Attributes:
         metrics: its points of each metric, oldest first.
         started: when it was launched, in seconds since the epoch.
+        colour: of its lines; empty for that of its place.
     """
 
     metrics: Mapping[str, Sequence[Point]]
     started: float
+    colour: str = ""
+
+
+def choose_colour(number: int) -> str:
+    """Return one of `COLOURS`, which repeat.
+
+    Args:
+        number: from 0.
+    """
+    return COLOURS[number % len(COLOURS)]
 
 
 def compare_panels(
@@ -152,7 +163,7 @@ def compare_panels(
         Panels of the first `MAX_SERIES` metrics that a run has at two places or more. The x axis is `step` if every
         point of a panel has one, else `seconds` since the launch of its run.
     """
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(runs)}
+    colours = {name: run.colour or choose_colour(number) for number, (name, run) in enumerate(runs.items())}
     panels = []
     for metric in dict.fromkeys(metric for run in runs.values() for metric in run.metrics):
         chosen = {name: _choose_drawn(run.metrics.get(metric, ()), log) for name, run in runs.items()}

@@ -7,12 +7,16 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from notebook_accel.stream.series import Point
 from notebook_accel.widgets.run import chart
 from notebook_accel.widgets.run.comparison import RunList, render_comparison
 
 
-def make_run(name: str, losses: list[float], status: str = "done", **metrics: list[float]) -> Any:
+def make_run(
+    name: str, losses: list[float], status: str = "done", number: int = 1, **metrics: list[float]
+) -> Any:
     series = {"loss": losses, **metrics}
     points = {
         key: [Point(step, 100.0 + step, value) for step, value in enumerate(values)]
@@ -25,6 +29,7 @@ def make_run(name: str, losses: list[float], status: str = "done", **metrics: li
         seconds=3.0,
         steps=0,
         status=status,
+        number=number,
         is_over=True,
     )
 
@@ -59,7 +64,8 @@ def test_without_steps_each_run_begins_at_its_own_launch() -> None:
 
 
 def test_the_page_has_a_row_for_each_run_and_needs_no_script() -> None:
-    runs = RunList([make_run("<train>", [3.0, 2.0], lr=[0.1, 0.2]), make_run("train", [4.0, 1.0], "failed")])
+    first = make_run("<train>", [3.0, 2.0], lr=[0.1, 0.2])
+    runs = RunList([first, make_run("train", [4.0, 1.0], "failed", number=2)])
     page = runs._repr_html_()
     assert "&lt;train&gt;" in page and "<script" not in page
     assert page.count("<tr>") == 3 and "✗ failed" in page
@@ -70,10 +76,21 @@ def test_the_page_has_a_row_for_each_run_and_needs_no_script() -> None:
 
 
 def test_a_part_of_the_list_is_compared_too_and_no_run_is_nothing() -> None:
-    runs = RunList([make_run("one", [3.0, 2.0]), make_run("two", [4.0, 1.0])])
+    runs = RunList([make_run("one", [3.0, 2.0]), make_run("two", [4.0, 1.0], number=2)])
     assert isinstance(runs[1:], RunList) and runs[1].job.name == "two"
     assert ">one<" not in runs[1:]._repr_html_() and ">two<" in runs[1:]._repr_html_()
     assert render_comparison([]) == "" and RunList()._repr_html_() is None
+
+
+def test_a_run_has_its_number_and_colour_in_any_part_of_the_list() -> None:
+    runs = RunList([make_run("train", [3.0, 2.0], number=number) for number in range(4, 13)])
+    for part in (runs, runs[-2:]):
+        page = render_comparison(part)
+        assert f'<span style="color:{chart.COLOURS[11 % 8]}">━</span> <b>12</b>' in page
+        assert chart.COLOURS[11 % 8] in read_svg(page)
+    assert runs.find(12) is runs[-1] and runs[-2:].find(11) is runs[-2]
+    with pytest.raises(ValueError, match="run 3 is not in the list: it has 4, 5, 6, 7, 8, 9, 10, 11, 12"):
+        runs.find(3)
 
 
 def test_a_metric_named_like_a_column_does_not_replace_it() -> None:
