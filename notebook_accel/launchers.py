@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the first launch imports what launches need: workers and sc
     from .launch.engines.base import Engine
     from .launch.job import Job
     from .launch.request import LaunchRequest
-    from .launch.run import MakeSink, Run
+    from .launch.run import MakeSink
     from .widgets.run.comparison import RunList
 
 P = ParamSpec("P")

@@ -13,6 +13,7 @@ from typing import Final
 from notebook_accel.stream.series import Point
 
 from .ansi import make_readable
+from .labels import format_long, format_short, measure
 from .scale import Scale, find_limits
 
 MAX_POINTS: Final = 500
@@ -21,9 +22,11 @@ WIDTH: Final = 640
 _GAP: Final = 16  # between two charts
 _HEIGHT: Final = 152
 _HEIGHT_ALONE: Final = 230
-_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 8, 24, 32
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 8, 24, 32
+_LABEL: Final = 62  # pixels of one below the x axis
 _LETTERS: Final = 6.5  # pixels of one, on the average
 _LEAST: Final = 6  # letters of a name that tell it from others
+_BESIDE: Final = 3  # letters that the colour of a line and blanks take
 _HUES: Final = (
     (31, 119, 220),
     (220, 90, 20),
@@ -274,9 +277,12 @@ def render_values(metrics: Mapping[str, Sequence[Point]], panels: Sequence[Panel
     """
     drawn = {name for panel in panels for name in panel.series}
     rest = {name: points for name, points in metrics.items() if name not in drawn}
+    shown = {
+        name: format_short(points[-1].value) for name, points in itertools.islice(rest.items(), MAX_SERIES)
+    }
     entries = [
-        f'<span style="margin-right:1.2em;white-space:nowrap">{html.escape(name)} <b>{points[-1].value:.4g}</b></span>'
-        for name, points in itertools.islice(rest.items(), MAX_SERIES)
+        f'<span style="margin-right:1.2em;white-space:nowrap">{html.escape(name)} <b>{value}</b></span>'
+        for name, value in shown.items()
     ]
     if len(rest) > MAX_SERIES:
         entries.append(f"<span>and {len(rest) - MAX_SERIES} more in <code>run.metrics</code></span>")
@@ -289,7 +295,9 @@ def describe_last_values(metrics: Mapping[str, Sequence[Point]]) -> str:
     Args:
         metrics: the points of each metric, oldest first.
     """
-    words = [f"{name} {points[-1].value:.4g}" for name, points in list(metrics.items())[:MAX_SERIES]]
+    words = [
+        f"{name} {format_short(points[-1].value)}" for name, points in list(metrics.items())[:MAX_SERIES]
+    ]
     steps = [points[-1].step for points in metrics.values() if points[-1].step is not None]
     return (f"step {max(steps)}: " if steps else "") + ", ".join(words)
 
@@ -304,19 +312,15 @@ def _render_panel(panel: Panel, width: int, height: int, log: bool, stops: int) 
     low, high = min(low for low, _ in limits), max(high for _, high in limits)
     across = _scale_across(panel, width)
     up = Scale(low, high, height - _BOTTOM, _TOP, log=log)
-    yield from _render_grid(across, up, width, height, panel.axis)
-    hidden = []
+    grid, notes = _render_grid(across, up, width, height, panel.axis)
+    yield grid
     for name, pairs in panel.series.items():
-        seen = list(_cut(pairs, low, high))
-        for piece in seen:
+        for piece in _cut(pairs, low, high):
             yield _render_line(panel.colours[name], [(across(x), up(y)) for x, y in piece])
-        hidden += [y for _, y in pairs if not low <= y <= high]
-    if hidden:
-        furthest = max(hidden, key=lambda y: max(low - y, y - high))
-        yield (
-            f'<text x="{width - _RIGHT - 4}" y="{_TOP + 10}" text-anchor="end" fill="currentColor" fill-opacity="0.7">'
-            f"began at {furthest:.4g}</text>"
-        )
+    if words := _describe_hidden(ys, low, high):
+        notes.append(words)
+    if notes:
+        yield f'<text x="{_LEFT}" y="{height - 4}" fill="currentColor">{", ".join(notes)}</text>'
     yield _render_title(panel, width)
     for left, right, words in _list_stops(panel, width, stops):
         yield (
@@ -325,50 +329,66 @@ def _render_panel(panel: Panel, width: int, height: int, log: bool, stops: int) 
         )
 
 
+def _describe_hidden(ys: Sequence[Sequence[float]], low: float, high: float) -> str:
+    """Return what the first values were, where they lie outside of the chart; empty where all are in it."""
+    begins = [values[0] for values in ys if not low <= values[0] <= high]
+    if begins:
+        return f"began at {' to '.join(dict.fromkeys(map(format_short, (min(begins), max(begins)))))}"
+    others = [value for values in ys for value in values if not low <= value <= high]
+    if not others:
+        return ""
+    return f"reached {format_short(max(others, key=lambda value: max(low - value, value - high)))} at first"
+
+
 def _render_title(panel: Panel, width: int) -> str:
-    """Return what stands above a chart; where its lines are many, less is said of them."""
+    """Return what stands above a chart. Where its lines are many or the title is long, both are shortened."""
     letters = int((width - _LEFT) / _LETTERS)
-    title = _shorten(panel.title, letters // 2)
-    values = {name: _format_value(panel.last[name]) for name in panel.series}
-    left = (letters - len(title)) // len(panel.series) - 4  # of each line, beside its colour and blanks
+    values = {name: format_short(panel.last[name]) for name in panel.series}
     longest = max(map(len, values.values()))
-    room = max(6 if not title else 0, left - longest)
-    words = [f'<tspan font-weight="600">{html.escape(title)}</tspan>'] if title else []
+    least_name = max(min(len(name), _LEAST) for name in panel.series)  # what has to be there of each
+    with_values = letters - len(panel.series) * (least_name + _BESIDE + 1 + longest)
+    has_values = with_values >= min(len(panel.title), 2 * _LEAST)
+    left = with_values if has_values else letters - len(panel.series) * (least_name + _BESIDE)
+    if left < min(len(panel.title), _LEAST):  # the table names them
+        return f'<text x="{_LEFT}" y="14" fill="currentColor">{_make_bold(_shorten(panel.title, letters // 2))}</text>'
+    title = _shorten(panel.title, left)
+    room = least_name + (left - len(title)) // len(panel.series)
+    words = [_make_bold(title)] if title else []
     for name, value in values.items():
+        value = f" {_make_bold(value)}" if has_values else ""
         colour = f'<tspan fill="{panel.colours[name]}">━</tspan>'
-        if room >= min(len(name), _LEAST):
-            words.append(
-                f'{colour} {html.escape(_shorten(name, room))} <tspan font-weight="600">{value}</tspan>'
-            )
-        elif left + 2 >= min(len(name), _LEAST):  # names without values
-            words.append(f"{colour} {html.escape(_shorten(name, left + 2))}")
+        words.append(f"{colour} {html.escape(_shorten(name, room))}{value}")
     return f'<text x="{_LEFT}" y="14" fill="currentColor">{"  ".join(words)}</text>'
 
 
-def _format_value(value: float) -> str:
-    return f"{value:.0f}" if 1e4 <= abs(value) < 1e6 else f"{value:.4g}"
+def _make_bold(text: str) -> str:
+    return f'<tspan font-weight="600">{html.escape(text)}</tspan>'
 
 
 def _shorten(text: str, room: int) -> str:
     return text if len(text) <= room else f"{text[: room - 1]}…"
 
 
-def _render_grid(across: Scale, up: Scale, width: int, height: int, axis: str) -> Iterator[str]:
+def _render_grid(across: Scale, up: Scale, width: int, height: int, axis: str) -> tuple[str, list[str]]:
+    """Return the axes with their labels, and what has to be said of them below the chart."""
     bottom, right = height - _BOTTOM, width - _RIGHT
-    for y, label in up.ticks(max(4, (bottom - _TOP) // 30)):
-        yield (
-            f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="currentColor" stroke-opacity="0.15" fill="none"/>'
-            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" fill="currentColor">{label}</text>'
-        )
-    for x, label in across.ticks(max(5, (right - _LEFT) // 80)):
-        yield (
+    rows = up.ticks(max(4, (bottom - _TOP) // 30), _LEFT - 8)
+    columns = across.ticks(max(5, (right - _LEFT) // 80), _LABEL)
+    parts = [
+        f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="currentColor" stroke-opacity="0.15" fill="none"/>'
+        f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" fill="currentColor">{label}</text>'
+        for y, label in rows.labels
+    ]
+    for x, label in columns.labels:
+        middle = min(x, width - measure(label) / 2)
+        parts.append(
             f'<path d="M{x:.1f} {bottom}v4" stroke="currentColor" fill="none"/>'
-            f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle" fill="currentColor">{label}</text>'
+            f'<text x="{middle:.1f}" y="{bottom + 16}" text-anchor="middle" fill="currentColor">{label}</text>'
         )
-    yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{right}" stroke="currentColor" fill="none"/>'
-    yield (
-        f'<text x="{right}" y="{height - 4}" text-anchor="end" fill="currentColor" fill-opacity="0.7">{axis}</text>'
-    )
+    parts.append(f'<path d="M{_LEFT} {_TOP}V{bottom}H{right}" stroke="currentColor" fill="none"/>')
+    name = f"{axis} from {columns.start}" if columns.start else axis
+    parts.append(f'<text x="{right}" y="{height - 4}" text-anchor="end" fill="currentColor">{name}</text>')
+    return "".join(parts), [f"from {rows.start}"] if rows.start else []
 
 
 def _cut(pairs: Sequence[XY], low: float, high: float) -> Iterator[list[XY]]:
@@ -417,8 +437,8 @@ def _list_stops(panel: Panel, width: int, most: int) -> Iterator[Stop]:
     edges = [float(_LEFT), *((left + right) / 2 for left, right in itertools.pairwise(places)), float(width)]
     ordered = {name: sorted(pairs) for name, pairs in panel.series.items()}  # a run may begin again
     for x, (left, right) in zip(chosen, itertools.pairwise(edges), strict=True):
-        words = "".join(f"\n{name} {_nearest(pairs, x):.6g}" for name, pairs in ordered.items())
-        yield left, right, f"{panel.axis} {x:.6g}{words}"
+        words = "".join(f"\n{name} {format_long(_nearest(pairs, x))}" for name, pairs in ordered.items())
+        yield left, right, f"{panel.axis} {format_long(x)}{words}"
 
 
 def _scale_across(panel: Panel, width: int) -> Scale:

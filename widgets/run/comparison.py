@@ -12,6 +12,7 @@ from notebook_accel.launch.durations import format_duration
 from notebook_accel.launch.run import Run
 
 from . import chart
+from .labels import format_short
 from .lines import WRONG
 from .page import embed_chart, find_steep
 from .table import CELL, SIGNS, join_table
@@ -85,7 +86,7 @@ def _render_table(runs: Sequence[Run], compared: dict[str, chart.Compared]) -> s
 
 
 def _render_row(run: Run, compared: chart.Compared, columns: Sequence[str]) -> str:
-    cells = {name: f"{points[-1].value:.4g}" for name, points in compared.metrics.items()} | {
+    cells = {name: format_short(points[-1].value) for name, points in compared.metrics.items()} | {
         "run": f'<span style="color:{compared.colour}">━</span> <b>{run.number}</b>',
         "function": html.escape(run.job.name),
         "processes": str(run.job.local_world_size),

@@ -120,7 +120,9 @@ def describe_place(rank: int, log_dir: str, number: int) -> str:
     files = "log_dir= keeps all in files"
     if not number:
         return files
-    return f"notebook_accel.runs().find({number}).lines({rank}) has all while this kernel keeps the run; {files}"
+    return (
+        f"notebook_accel.runs().find({number}).lines({rank}) has all while this kernel keeps the run; {files}"
+    )
 
 
 def describe_hidden_lines(rank: int, output: Output, log_dir: str = "", number: int = 0) -> str:

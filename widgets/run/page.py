@@ -22,6 +22,9 @@ _USAGE_POINTS: Final = 120  # of a line: a saved notebook has them all
 _LOG_RATIO: Final = (
     50.0  # a metric whose largest value is more than this times its smallest has a logarithmic chart
 )
+PICTURE_TEXT: Final = "#333333"
+PICTURE_GROUND: Final = "#ffffff"
+"""A picture knows nothing of the notebook's theme, and no text can be read well on a white and on a dark one."""
 
 
 # -- parts
@@ -233,7 +236,7 @@ def _render_boxes(picture: Picture) -> Iterator[str]:
         yield render_box(
             rank,
             picture.outputs[rank],
-            is_open=rank in (shown[:1] + [min(shown, default=rank)]),
+            is_open=rank in (*shown[:1], min(shown, default=rank)),
             status=f"{SIGNS[status]} {status}" if status in BAD else "",
             log_dir=picture.log_dir,
             number=picture.number,
@@ -273,10 +276,14 @@ def embed_chart(panels: Sequence[chart.Panel], words: str, *, log: bool = False)
         words: see `chart.render_svg`.
         log: whether the y axes are logarithmic.
     """
-    drawn = chart.render_svg(panels, words, log=log).replace(
-        "var(--jp-ui-font-color1,currentColor)", "#767676"
-    )
-    return _embed_svg(drawn, words, chart.render_areas(panels)) if drawn else ""
+    if not (drawn := chart.render_svg(panels, words, log=log)):
+        return ""
+    drawn = drawn.replace("var(--jp-ui-font-color1,currentColor)", PICTURE_TEXT)
+    head, mark, rest = drawn.partition(">")
+    drawn = f'{head}{mark}<rect width="100%" height="100%" fill="{PICTURE_GROUND}"/>{rest}'
+    image = _embed_svg(drawn, words, chart.render_areas(panels))
+    card = f"display:inline-block;max-width:100%;padding:6px;border-radius:4px;background:{PICTURE_GROUND}"
+    return f'<div style="{card}">{image}</div>'
 
 
 def render_text(picture: Picture, last: int = _PLAIN_LINES) -> str:

@@ -136,7 +136,9 @@ def test_of_too_much_the_first_and_the_last_lines_are_kept() -> None:
     assert "earlier lines" not in box
     assert "left out here: log_dir= keeps all in files …" in strip(lines.render_box(0, output, is_open=True))
     listed = strip(lines.render_box(0, output, is_open=True, number=7))
-    assert "notebook_accel.runs().find(7).lines(0) has all while this kernel keeps the run; log_dir=" in listed
+    assert (
+        "notebook_accel.runs().find(7).lines(0) has all while this kernel keeps the run; log_dir=" in listed
+    )
 
 
 def test_small_ranks_leave_their_room_to_others() -> None:

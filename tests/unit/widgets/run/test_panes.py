@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
-from notebook_accel.events import Line  # noqa: E402
-from notebook_accel.widgets.run import page  # noqa: E402
-from notebook_accel.widgets.run.panes import Chooser, Tabs, choose_panes  # noqa: E402
-from notebook_accel.widgets.run.picture import Output, Picture, RankState  # noqa: E402
+from notebook_accel.events import Line
+from notebook_accel.widgets.run import page
+from notebook_accel.widgets.run.panes import Chooser, Tabs, choose_panes
+from notebook_accel.widgets.run.picture import Output, Picture, RankState
 
 
 def make_picture(ranks: int, bad: Mapping[int, Any] | None = None, cause: int | None = None) -> Picture:
