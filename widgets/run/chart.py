@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import html
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,10 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 8, 24, 32
 _LABEL: Final = 62  # pixels of one below the x axis
 _LETTERS: Final = 6.5  # pixels of one, on the average
 _LEAST: Final = 6  # letters of a name that tell it from others
-_BESIDE: Final = 3  # letters that the colour of a line and blanks take
+_SHORTEST: Final = 4  # letters of a title that leaves room for others
+_BESIDE: Final = 4  # letters that the colour of a line and blanks take
+_COLOUR: Final = 1.7  # without blanks
+_BOLD: Final = 0.9  # as many letters of a title have room
 _HUES: Final = (
     (31, 119, 220),
     (220, 90, 20),
@@ -344,20 +348,20 @@ def _render_title(panel: Panel, width: int) -> str:
     """Return what stands above a chart. Where its lines are many or the title is long, both are shortened."""
     letters = int((width - _LEFT) / _LETTERS)
     values = {name: format_short(panel.last[name]) for name in panel.series}
-    longest = max(map(len, values.values()))
-    least_name = max(min(len(name), _LEAST) for name in panel.series)  # what has to be there of each
-    with_values = letters - len(panel.series) * (least_name + _BESIDE + 1 + longest)
-    has_values = with_values >= min(len(panel.title), 2 * _LEAST)
-    left = with_values if has_values else letters - len(panel.series) * (least_name + _BESIDE)
-    if left < min(len(panel.title), _LEAST):  # the table names them
+    names = sum(min(len(name), _LEAST) for name in panel.series)  # what has to be there of them
+    long = letters - math.ceil(names + sum(len(value) + _BESIDE for value in values.values()))
+    short = letters - math.ceil(names + _COLOUR * len(values))
+    has_values = long >= min(len(panel.title), 2 * _LEAST)
+    left = long if has_values else short
+    if left < min(len(panel.title), _SHORTEST):  # the table names them
         return f'<text x="{_LEFT}" y="14" fill="currentColor">{_make_bold(_shorten(panel.title, letters // 2))}</text>'
-    title = _shorten(panel.title, left)
-    room = least_name + (left - len(title)) // len(panel.series)
+    title = _shorten(panel.title, max(_SHORTEST, int(left * _BOLD)))
+    more = (left - len(title)) // len(values)
     words = [_make_bold(title)] if title else []
     for name, value in values.items():
-        value = f" {_make_bold(value)}" if has_values else ""
         colour = f'<tspan fill="{panel.colours[name]}">━</tspan>'
-        words.append(f"{colour} {html.escape(_shorten(name, room))}{value}")
+        shown = html.escape(_shorten(name, min(len(name), _LEAST) + more))
+        words.append(f"{colour} {shown} {_make_bold(value)}" if has_values else f"{colour}{shown}")
     return f'<text x="{_LEFT}" y="14" fill="currentColor">{"  ".join(words)}</text>'
 
 
