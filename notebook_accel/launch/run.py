@@ -43,8 +43,7 @@ _LOOK_SECONDS: Final = 0.2  # a wait without a timeout can hide an interrupt
 class Run:
     """One launch, while it runs and after it has ended.
 
-    `await run`, `run.wait()` and `run.result()` wait for the end. An interrupt of the cell during such a wait stops the
-    run.
+    `await run`, `run.wait()` and `run.result()` wait for the end. An interrupt of a cell that waits stops the run.
 
     Args:
         job: what to run.
@@ -67,8 +66,7 @@ class Run:
         self.record = RunRecord()
         self._start = start or Start()
         self.started = self._start.wall
-        self.number = 0
-        self.owner = os.getpid()
+        self.number, self.owner = 0, os.getpid()
         self._engine = engine
         self._control = Control()
         self._outcome: Outcome | None = None

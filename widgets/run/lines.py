@@ -158,7 +158,7 @@ def render_box(
     who = f"rank {rank} {status}".rstrip()
     title = f"Output of {who}: {output.total:,} line{'' if output.total == 1 else 's'}"
     if output.alike:
-        title += f", {output.alike:,} of them by all ranks and shown with the first"
+        title += f", {output.alike:,} of them by all ranks and shown with the first rank"
     if not (output.rows or output.head):
         return f"<div>{title}</div>" if output.total else ""
     note = describe_hidden_lines(rank, output, log_dir, number)

@@ -76,7 +76,7 @@ def test_what_all_ranks_have_written_alike_is_there_once() -> None:
         box = strip(lines.render_box(rank, kept.outputs[rank], is_open=False))
         assert (
             box
-            == f"Output of rank {rank}: 3 lines, 2 of them by all ranks and shown with the firstmine {rank}\n"
+            == f"Output of rank {rank}: 3 lines, 2 of them by all ranks and shown with the first rankmine {rank}\n"
         )
 
 
