@@ -16,7 +16,7 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 SYSTEM: Final = os.environ.get("NOTEBOOK_ACCEL_TEST_SYSTEM", "")
@@ -48,9 +48,7 @@ _NOT_ON_WINDOWS: Final = {
     "socket": "AF_UNIX CMSG_LEN CMSG_SPACE MSG_DONTWAIT MSG_NOSIGNAL SCM_RIGHTS SO_REUSEPORT recv_fds send_fds",
     "time": "CLOCK_MONOTONIC CLOCK_REALTIME clock_gettime tzset",
 }
-_NO_MODULES_OF_WINDOWS: Final = frozenset(
-    {"fcntl", "grp", "pty", "pwd", "readline", "resource", "termios", "tty"}
-)
+_NO_MODULES_OF_WINDOWS: Final = frozenset({"fcntl", "grp", "pty", "pwd", "readline", "resource", "termios", "tty"})
 
 
 class _StandIn(types.ModuleType):
@@ -115,9 +113,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         if fullname.partition(".")[0] != _PACKAGE:
             return None
         others: list[Any] = [finder for finder in sys.meta_path if finder is not self]
-        found = (
-            finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec")
-        )
+        found = (finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec"))
         spec: importlib.machinery.ModuleSpec | None = next((one for one in found if one is not None), None)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             assert spec.origin is not None
