@@ -172,6 +172,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("command", "holder"),
         ("submission",),
         ("allocation", "recording"),
+        ("naming",),
         ("detached",),
         ("engine",),
         ("driver",),

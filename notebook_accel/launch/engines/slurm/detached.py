@@ -22,7 +22,7 @@ from ..attempts import make_outcome
 from ..base import Outcome
 from ..remote.client import NO_PACKAGE
 from ..remote.pool import get_pool
-from . import command, recording, submission
+from . import command, naming, submission
 from .command import JobState
 from .recording import Alive, Folder, Over, Reader, Work
 from .submission import Wish
@@ -36,8 +36,8 @@ _OBEY_SECONDS: Final = 30.0
 _OUTAGE_SECONDS: Final = 900.0
 
 
-def submit(job: Job, work: Work, wish: Wish) -> str:
-    """Submit a job that runs without this process; return its number.
+def submit(job: Job, work: Work, wish: Wish) -> tuple[str, Folder]:
+    """Submit a job that runs without this process; return its number and the folder of its run.
 
     Args:
         job: what runs.
@@ -47,15 +47,15 @@ def submit(job: Job, work: Work, wish: Wish) -> str:
     Raises:
         LaunchError: SLURM refuses it.
     """
-    folder = Folder.make(job, work)
+    folder = Folder.make(job, work, naming.find_cluster())
     with interrupts.delay_interrupt():  # a job that nobody knows could not be found again
         try:
             job_id = submission.submit_run(wish, folder.path)
         except BaseException:
             folder.remove()
             raise
-        folder.name(job_id)
-    return job_id
+        naming.name(folder, job_id)
+    return job_id, folder
 
 
 def describe_left(job_id: str) -> str:
@@ -80,17 +80,17 @@ class Watch:
 
     Args:
         job_id: number of the job.
+        folder: of the run.
         record: of the run.
         deliver: takes events.
         control: says when the run is to stop, or is left.
-
-    Raises:
-        LaunchError: nothing is known of the job.
     """
 
-    def __init__(self, job_id: str, record: RunRecord, deliver: Deliver, control: Control) -> None:
+    def __init__(
+        self, job_id: str, folder: Folder, record: RunRecord, deliver: Deliver, control: Control
+    ) -> None:
         self._job_id = job_id
-        self._folder = recording.find(job_id)
+        self._folder = folder
         self._reader = Reader(self._folder)
         self._record, self._deliver, self._control = record, deliver, control
         self._state = JobState(job_id=job_id, state="PENDING")
