@@ -131,6 +131,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
             "durations",
             "job",
             "main_module",
+            "rank_names",
             "request",
             "shared_memory",
             "signals",
@@ -159,7 +160,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "launch.engines.ray": (("cluster",), ("*",), ("engine",)),
     "launch.engines.remote": (
-        ("beating", "client", "holding", "packets", "process"),
+        ("addressing", "beating", "client", "holding", "packets", "process"),
         ("forking", "rank_process"),
         ("messages", "relay"),
         ("link", "reaching"),

@@ -54,9 +54,10 @@ def name(folder: Folder, job_id: str) -> None:
     link, new = root / f"{job_id}{end}", root / f"{job_id}-{secrets.token_hex(4)}"
     new.symlink_to(folder.path.name)
     os.replace(new, link)
-    if folder.read_submission() is None and (state := _look(job_id)) is not None:
-        if state.submitted is not None and not state.restarts:  # a job that is queued again gets another time
-            folder.note_submission(state.submitted)
+    state = None if folder.read_submission() is not None else _look(job_id)
+    # a job that is queued again gets another time
+    if state is not None and state.submitted is not None and not state.restarts:
+        folder.note_submission(state.submitted)
 
 
 def find(job_id: str, cluster: str) -> Folder:
