@@ -84,7 +84,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("read", "sharded", "write"),
         ("background",),
     ),
-    "cli": (("console", "flags", "progress", "questions", "refusal"), ("plan", "tee"), ("start",), ("*",)),
+    "cli": (("console", "flags", "places", "progress", "questions", "refusal"), ("plan", "tee"), ("start",), ("*",)),
     "commands": (("*",),),
     "commands.config": (("*",),),
     "comm": (
