@@ -102,7 +102,7 @@ def test_eight_ranks_on_two_hosts(kernel: Kernel) -> None:
     assert nodes == {**dict.fromkeys(range(5), "node1"), **dict.fromkeys(range(5, 8), "root@node2")}
     places = [[rank, 5, 0, 2, 8] for rank in range(5)] + [[rank, 3, 1, 2, 8] for rank in range(3)]
     assert values == [(list(range(8)), place, "eth0") for place in places]
-    assert "Launching seen on 8 processes by ssh: node1 (5), root@node2 (3)." in cell.stdout
+    assert "Launching seen on 8 processes by ssh: node1 (5), root@node2 (3)" in cell.stdout
     assert "Welcome" not in cell.stdout + cell.stderr
 
 

@@ -78,6 +78,11 @@ class Alive(Event):
     """The job's process can write; told where there was nothing else to write for some time."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Left(Event):
+    """SLURM ends the job, and nothing follows of this start of it; SLURM says how it ended, or starts it again."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """What the job runs.
@@ -260,7 +265,7 @@ def _describe_format() -> dict[str, str]:
     told = [each for each in vars(event_classes).values() if isinstance(each, type)]
     fields = sorted(
         f"{each.__name__}({', '.join(field.name for field in dataclasses.fields(each))})"
-        for each in (*told, Over, Alive, Job)
+        for each in (*told, Over, Alive, Left, Job)
         if dataclasses.is_dataclass(each)
     )
     return {
@@ -343,6 +348,7 @@ class Writer:
     def leave(self) -> None:
         """Write what is there, without an end of the run: the job may start again, or SLURM says how it ended."""
         self._flush_changing()
+        self._add(Left(rank=-1, time=time.time()))
         self._send()
         self._sync()
         os.close(self._file)

@@ -70,6 +70,18 @@ def test_the_last_words_of_a_job_that_has_just_ended_are_waited_for(
     assert notices == ["Job 7 is over: FAILED. Its last words are waited for."]
 
 
+def test_a_job_that_said_that_it_is_ended_has_no_last_words(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(folder.find_events(0))
+    writer.write([LINE])
+    writer.leave()
+    monkeypatch.setattr(detached, "_LAST_SECONDS", 1000.0)
+    end = time.time() + 3600  # still fresh where this process stands still for long
+    outcome, notices = watch(JobState(job_id="7", state="CANCELLED", end=end), folder, monkeypatch)
+    assert "job 7 has ended: CANCELLED" in str(outcome.error) and notices == ["Job 7 is over: CANCELLED."]
+
+
 def test_a_run_that_was_seen_going_on_is_said_to_be_over(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
