@@ -210,7 +210,7 @@ def test_an_error_has_the_lines_of_the_cell_of_another_kernel(
         other.close()
     assert cell.error == ("KeyError", "'key'")
     assert 'wrong["key"]  # the line' in cell.traceback
-    assert re.search(r"rank 1 \(process \d+\) raised this after \d+\.\d s", cell.told)
+    assert re.search(r"rank 1 \(on n2, process \d+\) raised this after \d+\.\d s", cell.told)
     assert "rank 0 was stopped by the launcher" in cell.told
 
 

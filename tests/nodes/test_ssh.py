@@ -259,7 +259,7 @@ def test_a_cut_link_ends_what_ran_behind_it(kernel: Kernel, hosts: SshHosts, tmp
     try:
         cell, pids, since = lose(kernel, tmp_path, lambda: hosts.network.cut(2, up=False))
         assert cell.error is not None and cell.error[0] == "WorkerError"
-        assert re.search(r"rank 1 \(process \d+\) is lost: host node2: ", cell.error[1])
+        assert re.search(r"rank 1 \(on node2, process \d+\) is lost: host node2: ", cell.error[1])
         assert_gone(pids, since)
     finally:
         hosts.network.cut(2, up=True)
