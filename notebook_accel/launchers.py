@@ -47,7 +47,9 @@ def _apply_config(launcher: Callable[P, T]) -> Callable[P, T]:
         if has_config:
             from .config import launch as by_config
 
-            found = by_config.arguments(by_config.find_config(bound.arguments.pop("config")), bound.arguments)
+            found = by_config.arguments_beside(
+                by_config.find_config(bound.arguments.pop("config")), bound.arguments
+            )
             bound.arguments.update(found.values)
             environment = bound.arguments.get("environment") or {}
             bound.arguments["environment"] = {**found.environment, **environment}

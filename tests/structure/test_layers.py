@@ -84,7 +84,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("read", "sharded", "write"),
         ("background",),
     ),
-    "cli": (("console", "flags", "progress", "questions", "refusal"), ("plan", "tee"), ("start",), ("*",)),
+    "cli": (("console", "flags", "places", "progress", "questions", "refusal"), ("plan", "tee"), ("start",), ("*",)),
     "commands": (("*",),),
     "commands.config": (("*",),),
     "comm": (
@@ -131,6 +131,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
             "durations",
             "job",
             "main_module",
+            "rank_names",
             "request",
             "shared_memory",
             "signals",
@@ -159,7 +160,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "launch.engines.ray": (("cluster",), ("*",), ("engine",)),
     "launch.engines.remote": (
-        ("beating", "client", "holding", "packets", "process"),
+        ("addressing", "beating", "client", "holding", "packets", "process"),
         ("forking", "rank_process"),
         ("messages", "relay"),
         ("link", "reaching"),
@@ -172,6 +173,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("command", "holder"),
         ("submission",),
         ("allocation", "recording"),
+        ("naming",),
         ("detached",),
         ("engine",),
         ("driver",),

@@ -8,9 +8,9 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from .... import interrupts
 from ....errors import LaunchError
@@ -27,12 +27,12 @@ from ....events import (
     RaisedError,
 )
 from ....topology import Topology
-from ...checks import addresses
 from ...leftovers import LONGEST_SECONDS
 from ...supervise.worker_group import Attempt, Member, WorkerGroup
 from ...transfer.pickled import Pickled
 from ...worker.environment import list_rank_variables
 from ..attempts import Wait
+from .addressing import choose_addresses, list_needed, list_peers
 from .client import WARM_SECONDS
 from .link import Link
 from .messages import (
@@ -365,6 +365,7 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
             return replace(
                 event,
                 moment=moment,
+                node=self.find_node(event.rank),
                 error=_add_host(event.error, event.rank, f"{link.client.host_noun} {link.host}"),
             )
         if isinstance(event, Pulse) and not is_here:
@@ -372,6 +373,13 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
         if isinstance(event, Phase) and event.pid is not None and not is_here:
             return replace(event, pid=None)
         return event
+
+    def find_node(self, rank: int) -> str:
+        """Return the host of a rank; none is needed where the only one is this machine."""
+        host = next((link for link, ranks in self._ranks.items() if rank in ranks), None)
+        if host is None or (len(self._ranks) == 1 and host.facts.get("machine") == self._machine):
+            return ""
+        return host.host
 
     def note_ends(self) -> None:
         """Note which ranks are lost: the connection to their host has ended before it said how they did."""
@@ -384,7 +392,12 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
                 member.has_ended = True
                 lost = self.explain_loss(member)
                 failure = Failure(
-                    rank=member.rank, time=time.time(), pid=member.pid, lost=lost, moment=time.monotonic()
+                    rank=member.rank,
+                    time=time.time(),
+                    pid=member.pid,
+                    lost=lost,
+                    moment=time.monotonic(),
+                    node=self.find_node(member.rank),
                 )
                 self._delivery.report(failure)
 
@@ -437,53 +450,6 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
         self._members.clear()
         if self._plan.ends_with_group:
             self._plan.lender.give_back(is_stopped=False)
-
-
-def list_needed(node: int, count: int, *, store_only: bool) -> list[int]:
-    """Return the hosts to which one has to be able to connect: the first, and the next one, so that each is tried.
-
-    Args:
-        node: the host.
-        count: number of hosts.
-        store_only: ranks may use another network than that of the store, as NCCL does: only the first is needed.
-    """
-    others = [0] if store_only else [0, (node + 1) % count]
-    return [other for other in dict.fromkeys(others) if other != node]
-
-
-def choose_addresses(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the address of each host by which the others reach it.
-
-    Args:
-        facts: what each host says of itself.
-
-    Returns:
-        The loopback address, where there is one host or all are this machine; else the address by which
-        the host is reached. Empty where that is a loopback address: the host has to be asked for one
-        that the others reach.
-    """
-    reached = [str(fact.get("address", "")) for fact in facts]
-    machines = {fact.get("machine") for fact in facts}
-    if len(facts) == 1 or (len(machines) == 1 and all(map(addresses.is_loopback, reached))):
-        return ["127.0.0.1"] * len(facts)
-    return ["" if addresses.is_loopback(address) else address for address in reached]
-
-
-def list_peers(facts: Sequence[Mapping[str, Any]], node: int) -> list[str]:
-    """Return addresses of the other hosts, the likeliest first: those by which they are reached.
-
-    Args:
-        facts: what each host says of itself.
-        node: the host that needs a way to the others.
-    """
-    others = [fact for fact in facts if fact is not facts[node]]
-    reached = [str(fact.get("address", "")) for fact in others]
-    known = [address for address in reached if address and not addresses.is_loopback(address)]
-    own = facts[node].get(
-        "addresses", ()
-    )  # such as those of a bridge of containers, which many machines have alike
-    more = [str(each) for fact in others for each in fact.get("addresses", ()) if each not in own]
-    return list(dict.fromkeys([*known, *more]))
 
 
 def _add_host(error: RaisedError | None, rank: int, host: str) -> RaisedError | None:

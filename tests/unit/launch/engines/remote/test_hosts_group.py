@@ -1,43 +1,51 @@
-"""By which addresses ranks on hosts reach each other, and what an error of theirs says."""
+"""What is told of ranks on hosts: the host of a process, and of what is missing there."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from notebook_accel.events import RaisedError
+import pytest
+
+from notebook_accel.events import CallEnd, Failure, RaisedError
 from notebook_accel.launch.engines.remote import hosts_group
-from notebook_accel.launch.engines.remote.hosts_group import choose_addresses, list_needed, list_peers
+from notebook_accel.launch.engines.remote.hosts_group import HostsWorkerGroup
+from notebook_accel.launch.transfer import failures
 
 
-def fact(address: str, machine: str, *own: str) -> dict[str, Any]:
-    return {"address": address, "machine": machine, "addresses": list(own)}
+class Client:
+    host_noun = "host"
 
 
-def test_ranks_meet_where_ssh_reaches_their_hosts() -> None:
-    one, two = fact("10.0.0.1", "a", "10.0.0.1"), fact("10.0.0.2", "b", "10.0.0.2")
-    assert choose_addresses([one, two]) == ["10.0.0.1", "10.0.0.2"]
-    assert choose_addresses([one]) == ["127.0.0.1"], "one host needs no network"
+class FakeLink:
+    """A connection to a host, as far as events of it are told."""
+
+    client = Client
+
+    def __init__(self, host: str, machine: str) -> None:
+        self.host, self.facts = host, {"machine": machine}
 
 
-def test_hosts_that_are_this_machine() -> None:
-    here = fact("127.0.0.1", "a", "fe80::9", "10.0.0.9")
-    assert choose_addresses([here, here]) == ["127.0.0.1"] * 2
-    assert choose_addresses([here, fact("10.0.0.2", "b")]) == ["", "10.0.0.2"], (
-        "it has to say which others reach"
-    )
+def make_group(*links: FakeLink) -> Any:
+    """Return a group with two ranks on each host, on the machine `here`."""
+    group: Any = HostsWorkerGroup.__new__(HostsWorkerGroup)
+    group._machine = "here"
+    group._ranks = {link: range(2 * number, 2 * number + 2) for number, link in enumerate(links)}
+    return group
 
 
-def test_whom_a_host_looks_for_a_way_to() -> None:
-    here = fact("127.0.0.1", "a", "172.17.0.1", "10.0.0.9")
-    two, three = fact("10.0.0.2", "b", "172.17.0.1", "10.0.0.2"), fact("::1", "c", "172.17.0.1", "10.0.0.3")
-    assert list_peers([here, two, three], 0) == ["10.0.0.2", "10.0.0.3"], "the bridge of containers is no way"
-    assert list_peers([here, two, three], 2) == ["10.0.0.2", "10.0.0.9"]
-
-
-def test_each_host_is_tried_by_another_one() -> None:
-    assert [list_needed(node, 4, store_only=False) for node in range(4)] == [[1], [0, 2], [0, 3], [0]]
-    assert [list_needed(node, 2, store_only=False) for node in range(2)] == [[1], [0]]
-    assert [list_needed(node, 3, store_only=True) for node in range(3)] == [[], [0], [0]]
+@pytest.mark.parametrize(
+    ("machines", "node"), [(["a", "b"], "gpu1"), (["here", "here"], "gpu1"), (["a"], "gpu0"), (["here"], "")]
+)
+def test_a_process_is_told_with_its_host(machines: list[str], node: str) -> None:
+    links = [FakeLink(f"gpu{number}", machine) for number, machine in enumerate(machines)]
+    rank = 2 * len(machines) - 1
+    group = make_group(*links)
+    failure = Failure(rank=rank, time=1.0, pid=7, exitcode=-9)
+    call = CallEnd(rank=rank, time=1.0, call=1, outcome=failure, positions=None)
+    told = [group._adapt(failure, links[-1]), group._adapt(call, links[-1]).outcome]
+    who = f"rank {rank} ({f'on {node}, ' if node else ''}process 7)"
+    for each in told:
+        assert failures.describe_failure(cast(Failure, each)).startswith(f"{who} was ended by SIGKILL")
 
 
 def test_what_is_missing_is_told_with_its_host() -> None:
