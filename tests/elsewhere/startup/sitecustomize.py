@@ -1,8 +1,8 @@
 """Makes this package believe that it runs on macOS or Windows, and takes away what it would not find there.
 
 Python imports this as it starts, where the folder is on the path. `NOTEBOOK_ACCEL_TEST_SYSTEM` names the system,
-`darwin` or `win32`. Only modules of this package are changed, as they are loaded. The libraries under them stay those of
-Linux, and work, but that processes start by `spawn` where nobody says how. What cannot be shown that way: files that
+`darwin` or `win32`. Only modules of this package are changed, as they are loaded. The libraries under them stay those
+of Linux, and work, but that processes start by `spawn` where nobody says how. What cannot be shown that way: files that
 cannot be renamed while they are open, other separators in paths, a console's Ctrl+C.
 """
 
