@@ -18,7 +18,7 @@ from ..transfer.pickling import Names, pack
 
 def hand_down() -> None:
     """Let what a process is started with bring along the classes and functions of `__main__` that it names."""
-    ForkingPickler.reducer_override = _reduce  # type: ignore[attr-defined]
+    ForkingPickler.reducer_override = _reduce  # type: ignore[assignment,method-assign]
 
 
 def _reduce(pickler: ForkingPickler, obj: Any) -> Any:
