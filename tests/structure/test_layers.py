@@ -159,6 +159,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "launch.engines.ray": (("cluster",), ("*",), ("engine",)),
     "launch.engines.remote": (
+        ("transport",),
         ("beating", "client", "holding", "packets", "process"),
         ("forking", "rank_process"),
         ("messages", "relay"),
